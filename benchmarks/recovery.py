@@ -1,0 +1,220 @@
+"""Time lost to a SIGKILL, and what fault tolerance costs while nothing happens: torchrun against regrow.
+
+    python benchmarks/recovery.py            # about 10 minutes
+    python benchmarks/recovery.py --quick    # at most 4 minutes
+    python benchmarks/recovery.py --soak 50  # fifty kills in a row, with a standby
+
+One model of 25 million parameters with AdamW (300 MB of state), four ranks with a thread each, on one machine in one
+run. *Time lost* is the time from a SIGKILL until the first step beyond the last committed one is committed on every
+rank, minus a median step. Sides: torchrun with a checkpoint on local disk every 10 steps; regrow with a standby that
+has built and rehearsed; regrow that forks a worker when one is lost. The overhead is measured between two jobs that
+train in turns, one paused while the other runs, without any checkpoint.
+
+Exits with 1 when a kill was not recovered.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from contest import Job, JobStuck, Kill, lost_seconds, redone_steps, strike
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+WORLD = 4
+ENDLESS = 1_000_000
+CHECKPOINT_EVERY = 10
+BLOCK = 12
+"""Steps of one side before the other has its turn; the first is left out."""
+START_DEADLINE = 120.0
+
+
+@dataclass
+class Result:
+    """What the kills of one side cost."""
+
+    side: str
+    kills: list[Kill] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+    redone: int = 0
+    step: float = 0.0
+    stuck: str = ""
+
+    @property
+    def not_recovered(self) -> int:
+        """Kills after which the job did not come back; a job that never got so far counts as one."""
+        return sum(not kill.recovered for kill in self.kills) + bool(self.stuck)
+
+
+def torchrun(folder: Path, name: str, *, checkpoint_every: int) -> Job:
+    """Plain DDP under torchrun."""
+    records = folder / name
+    records.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
+    command += ["--max-restarts=1000", str(HERE / "ddp_torchrun.py"), f"--steps={ENDLESS}", f"--dir={records}"]
+    command += [f"--checkpoint-every={checkpoint_every}"]
+    # Without this variable torchrun's restarts hang or die now and then: it would lose more than it has to.
+    environment = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return Job(name, command, records=records, log=folder / f"{name}.log", world=WORLD, environment=environment)
+
+
+def regrow(folder: Path, name: str, *, standbys: int) -> Job:
+    """DDP under regrow."""
+    command = [sys.executable, "-m", "regrow", "run", "--standalone", f"--nproc-per-node={WORLD}"]
+    command += [f"--standby={standbys}", "--warmth=built", "--max-faults=1000", f"--job={name}", "--quiet"]
+    command += [str(HERE / "ddp_regrow.py"), f"--steps={ENDLESS}"]
+    environment = {"OMP_NUM_THREADS": "1", "REGROW_HOME": str(folder)}
+    records = folder / "jobs" / name
+    return Job(name, command, records=records, log=folder / f"{name}.log", world=WORLD, environment=environment)
+
+
+def measure_kills(job: Job, *, kills: int, seed: int, standbys: int) -> Result:
+    """Start a job, kill it again and again, and add up."""
+    result = Result(job.name)
+    print(f"{job.name}: {kills} kills", flush=True)
+    try:
+        with job:
+            job.wait(lambda: job.world_step >= 3, deadline=START_DEADLINE, what="fourth step")
+            warm = _warm(job, standbys)
+            result.kills = strike(job, random.Random(seed), kills=kills, warm=warm)
+    except JobStuck as stuck:
+        result.stuck = str(stuck)
+        print(f"  {stuck}", flush=True)
+    for kill in result.kills:
+        lost = lost_seconds(job.ledger, kill)
+        if kill.recovered and lost is not None:
+            result.lost.append(lost)
+            result.redone += redone_steps(job.ledger, kill)
+    result.step = job.ledger.step_median or 0.0
+    return result
+
+
+def _warm(job: Job, standbys: int) -> Callable[[], bool]:
+    return lambda: len(job.scene.warm_standbys) >= standbys
+
+
+def measure_overhead(folder: Path, *, pairs: int) -> list[tuple[float, float]]:
+    """Median step of plain DDP under torchrun and of DDP under regrow, for each pair of turns. Raises `JobStuck`."""
+    with ExitStack() as stack:
+        plain = stack.enter_context(torchrun(folder, "torchrun-plain", checkpoint_every=0))
+        plain.wait(lambda: plain.world_step >= 5, deadline=START_DEADLINE, what="sixth step")
+        plain.pause()
+        ours = stack.enter_context(regrow(folder, "regrow-plain", standbys=1))
+        ours.wait(lambda: ours.world_step >= 5, deadline=START_DEADLINE, what="sixth step")
+        ours.wait(_warm(ours, 1), deadline=START_DEADLINE, what="standby")
+        ours.pause()
+        steps: list[tuple[float, float]] = []
+        for number in range(pairs):
+            first, second = (plain, ours) if number % 2 == 0 else (ours, plain)
+            times = {first.name: _turn(first), second.name: _turn(second)}
+            steps.append((times[plain.name], times[ours.name]))
+            print(f"  pair {number + 1} of {pairs}: {steps[-1][0]:.3f} s and {steps[-1][1]:.3f} s", flush=True)
+        return steps
+
+
+def _turn(job: Job) -> float:
+    """Let a paused job run for some steps; the median time between two commits of the whole world."""
+    start = time.monotonic()
+    job.go_on()
+    job.wait_steps(BLOCK)
+    job.pause()
+    commits = [at for _, at in job.ledger.world_commits() if at > start]
+    return median(after - before for before, after in pairwise(commits))
+
+
+def show(results: list[Result], overhead: list[tuple[float, float]], console: Console) -> None:
+    """Print what was measured."""
+    table = Table(title=f"SIGKILL of one of {WORLD} ranks: time lost in seconds")
+    for column in ("side", "kills", "not recovered", "min", "median", "max", "steps redone", "median step"):
+        table.add_column(column, justify="left" if column == "side" else "right")
+    for result in results:
+        lost = [f"{pick(result.lost):.2f}" for pick in (min, median, max)] if result.lost else ["–"] * 3
+        counts = [str(len(result.kills)), str(result.not_recovered)]
+        table.add_row(result.side, *counts, *lost, str(result.redone), f"{result.step:.3f}")
+    console.print(table)
+    by_side = {result.side: median(result.lost) for result in results if result.lost}
+    if base := by_side.get("torchrun"):
+        for side, typical in by_side.items():
+            if side != "torchrun" and typical > 0:
+                console.print(f"{side}: {base / typical:.0f} times less than torchrun", highlight=False)
+    if overhead:
+        plain, ours = (median(column) for column in zip(*overhead, strict=True))
+        ratios = [100 * (b / a - 1) for a, b in overhead]
+        console.print(
+            f"steady state, {len(overhead)} pairs: {plain:.3f} s a step under torchrun, {ours:.3f} s under regrow; "
+            f"overhead {median(ratios):+.1f} % (from {min(ratios):+.1f} to {max(ratios):+.1f} %)",
+            highlight=False,
+        )
+
+
+def figures(results: list[Result], overhead: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
+    """The numbers for `--json`; what could not be measured is absent."""
+    names = {"regrow-standby": "lost_standby_s", "regrow-fork": "lost_fork_s", "torchrun": "lost_torchrun_s"}
+    for result in results:
+        if result.lost:
+            yield names[result.side], median(result.lost)
+    yield "steps_redone", float(sum(result.redone for result in results if result.side != "torchrun"))
+    if overhead:
+        yield "overhead_percent", median(100 * (ours / plain - 1) for plain, ours in overhead)
+    yield "not_recovered", float(sum(result.not_recovered for result in results))
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=7, help="a side")
+    parser.add_argument("--pairs", type=int, default=8, help="turns of each side for the overhead")
+    parser.add_argument("--quick", action="store_true", help="3 to 5 kills a side, 4 pairs")
+    parser.add_argument("--soak", type=int, default=0, metavar="N", help="only N kills in a row, with a standby")
+    parser.add_argument("--seed", type=int, default=0, help="of ranks and moments")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser.parse_args()
+
+
+def run(args: argparse.Namespace, folder: Path) -> tuple[list[Result], list[tuple[float, float]]]:
+    """Measure what the command line asks for."""
+    kills = dict.fromkeys(("torchrun", "standby", "fork"), args.kills)
+    if args.quick:
+        kills = {"torchrun": 3, "standby": 5, "fork": 4}
+    if args.soak:
+        job = regrow(folder, "regrow-standby", standbys=1)
+        return [measure_kills(job, kills=args.soak, seed=args.seed, standbys=1)], []
+    sides = [
+        (torchrun(folder, "torchrun", checkpoint_every=CHECKPOINT_EVERY), kills["torchrun"], 0),
+        (regrow(folder, "regrow-standby", standbys=1), kills["standby"], 1),
+        (regrow(folder, "regrow-fork", standbys=0), kills["fork"], 0),
+    ]
+    results = [measure_kills(job, kills=count, seed=args.seed, standbys=standbys) for job, count, standbys in sides]
+    print("steady state, in alternating turns", flush=True)
+    return results, measure_overhead(folder, pairs=4 if args.quick else args.pairs)
+
+
+def main() -> int:
+    """Measure, print, write; returns the exit code."""
+    args = parse()
+    folder = Path(tempfile.mkdtemp(prefix="regrow-recovery-"))
+    results, overhead = run(args, folder)
+    show(results, overhead, Console())
+    numbers = dict(figures(results, overhead))
+    if args.json:
+        args.json.write_text(json.dumps({"figures": numbers}, indent=2) + "\n", encoding="utf-8")
+    if numbers["not_recovered"]:
+        print(f"records and output are kept in {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""regrow: training that runs straight through failures.
+
+`init` joins the job (or trains alone), `Session.protect` names what must survive, `Session.steps` runs the steps.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regrow.core.errors import RegrowError
+    from regrow.train.session import Session, init
+    from regrow.train.step import Step
+
+__version__ = "0.1.0"
+__all__ = ["RegrowError", "Session", "Step", "__version__", "init"]
+
+_HOMES = {
+    "init": "regrow.train.session",
+    "Session": "regrow.train.session",
+    "Step": "regrow.train.step",
+    "RegrowError": "regrow.core.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: the coordinator, the agent and the command line import this package without torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regrow' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

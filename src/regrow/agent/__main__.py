@@ -1,0 +1,39 @@
+"""`python -m regrow.agent`: reads its configuration as JSON from standard input and serves one node."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+
+from regrow.agent.node import Agent
+from regrow.agent.processes import adopt_orphans, die_with_parent
+from regrow.core.config import AgentConfig
+from regrow.core.errors import RegrowError
+
+
+def main() -> int:
+    """Run the agent; its exit code."""
+    parent = os.getppid()
+    die_with_parent(signal.SIGTERM)
+    adopt_orphans()
+    logging.basicConfig(level=logging.WARNING, format="regrow agent: %(message)s", stream=sys.stderr)
+    try:
+        config = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentConfig)
+    except msgspec.MsgspecError as error:
+        sys.stderr.write(f"regrow agent: no configuration on standard input: {error}\n")
+        return 2
+    if os.getppid() != parent:
+        return 1
+    sys.setswitchinterval(0.0005)  # the output thread hands the interpreter back soon when a worker dies
+    try:
+        return asyncio.run(Agent(config).run())
+    except RegrowError as error:
+        sys.stderr.write(f"regrow agent: {error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

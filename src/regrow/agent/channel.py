@@ -1,0 +1,118 @@
+"""The agent's end of the channel to a worker: frames over a stream socket, without ever blocking the event loop."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+
+from regrow.core.errors import ProtocolError
+from regrow.core.messages import WorkerFact, WorkerOrder
+from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+
+_LENGTH = struct.Struct(">I")
+_READ_BYTES = 256 << 10
+_UNSENT_LIMIT = 16 << 20
+
+
+class WorkerChannel:
+    """Facts up, orders down.
+
+    Args:
+        sock: this end of the socket pair.
+        on_fact: called for every fact, in order.
+        on_garbage: called once if the worker says something that is no fact; the channel is read no more.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        on_fact: Callable[[WorkerFact], None],
+        on_garbage: Callable[[ProtocolError], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._on_fact = on_fact
+        self._on_garbage = on_garbage
+        self._codec: FrameCodec[WorkerFact] = FrameCodec(WorkerFact)
+        self._received = bytearray()
+        self._unsent = bytearray()
+        self._reading = False
+        self._writing = False
+
+    def open(self) -> None:
+        """Start to read. Until then what the worker says waits in the socket."""
+        asyncio.get_running_loop().add_reader(self._sock, self.drain)
+        self._reading = True
+
+    def drain(self) -> None:
+        """Read all that has arrived. Of a dead process, that is all it ever said."""
+        while self._reading:
+            try:
+                part = self._sock.recv(_READ_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                part = b""
+            if not part:
+                self._stop_reading()
+            self._received += part
+            try:
+                self._take_frames()
+            except ProtocolError as error:
+                self._stop_reading()
+                self._on_garbage(error)
+            if len(part) < _READ_BYTES:
+                break
+
+    def _take_frames(self) -> None:
+        start = 0
+        received = self._received
+        while len(received) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(received, start)
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes was announced; the most is {MAX_FRAME_BYTES}")
+            end = start + _LENGTH.size + length
+            if len(received) < end:
+                break
+            body = bytes(received[start + _LENGTH.size : end])
+            start = end
+            self._on_fact(self._codec.decode(body))
+        del received[:start]
+
+    def send(self, order: WorkerOrder) -> None:
+        """Send an order; what the socket does not take now follows when the worker reads. Raises `ProtocolError`."""
+        self._unsent += self._codec.frame(order)
+        if len(self._unsent) > _UNSENT_LIMIT:
+            raise ProtocolError(f"{len(self._unsent)} bytes of orders were not read by their worker")
+        if not self._writing:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._sock.send(self._unsent)
+                del self._unsent[:sent]
+        except BlockingIOError:
+            if not self._writing:
+                asyncio.get_running_loop().add_writer(self._sock, self._flush)
+                self._writing = True
+            return
+        except OSError:  # the worker closed its end: its exit, or its silence, is seen elsewhere
+            self._unsent.clear()
+        if self._writing:
+            asyncio.get_running_loop().remove_writer(self._sock)
+            self._writing = False
+
+    def _stop_reading(self) -> None:
+        if self._reading:
+            asyncio.get_running_loop().remove_reader(self._sock)
+            self._reading = False
+
+    def close(self) -> None:
+        """Close this end; the worker's `orders` end."""
+        self._stop_reading()
+        if self._writing:
+            asyncio.get_running_loop().remove_writer(self._sock)
+            self._writing = False
+        self._sock.close()

@@ -1,0 +1,153 @@
+"""What runs in a freshly forked worker: it becomes a process like any other, then runs the script."""
+
+import contextlib
+import faulthandler
+import importlib.machinery
+import io
+import os
+import runpy
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regrow.agent.link import AgentGone, WorkerLink, placed
+from regrow.agent.processes import die_with_parent
+from regrow.agent.report import report
+from regrow.core.board import Reading
+from regrow.core.config import Script, WorkerEnv
+from regrow.core.errors import RegrowError
+from regrow.core.ids import NO_STATE, Seconds, StepNo
+from regrow.core.messages import ReleaseWorker, Role, StartScript, Warmth, WorkerFailed, WorkerReady
+
+if TYPE_CHECKING:
+    from regrow.agent.zygote import WorkerSeed
+
+_ADOPTION_S: Seconds = 10.0
+_LOST_AGENT = 1
+
+
+def run_worker(seed: "WorkerSeed") -> None:
+    """Run a worker from its fork to the end of its script. Leaves by `SystemExit` or by returning, as a script does."""
+    _await_adoption(seed)
+    env = _become_a_process(seed)
+    link = WorkerLink.current()
+    if link is None:
+        raise RegrowError("a worker was forked without its channel", hint="this is a fault of regrow; please report it")
+    if env.role is Role.STANDBY and env.warmth is Warmth.IMPORTS:
+        _await_start(link)
+    try:
+        _run_script(seed.request.script)
+    except (SystemExit, KeyboardInterrupt):
+        raise  # Python itself knows what these mean
+    except BaseException as error:  # noqa: BLE001 - whatever a script raises ends it, and is told
+        _report_failure(link, error)
+        raise SystemExit(1) from None
+
+
+def _await_adoption(seed: "WorkerSeed") -> None:
+    """Wait until the agent is the parent; end if it has gone."""
+    deadline = time.monotonic() + _ADOPTION_S
+    while os.getppid() == seed.middle and time.monotonic() < deadline:
+        os.sched_yield()
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != seed.agent:
+        os._exit(_LOST_AGENT)
+
+
+def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
+    """Shed what belongs to the zygote: signals, standard streams, environment, random state."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):  # some real-time signals belong to the C library
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    channel, board, output, errors = seed.descriptors
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    os.close(output)
+    os.close(errors)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+    env = placed(seed.request.env, channel=channel, board=board)
+    os.set_inheritable(channel, True)
+    os.set_inheritable(board, True)
+    os.environ.clear()
+    os.environ.update(seed.inherited | seed.request.variables | env.variables())
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # else all workers share the zygote's state; Python's own generator sees to it itself
+    return env
+
+
+def _await_start(link: WorkerLink) -> None:
+    """An `imports` standby: wait to be told which rank to be."""
+    link.send(WorkerReady(link.env.worker, NO_STATE, "", ""))
+    for order in link.orders():
+        match order:
+            case StartScript(rank=rank, local_rank=local_rank, generation=generation):
+                env = placed(link.env, role=Role.JOINER, rank=rank, local_rank=local_rank, generation=generation)
+                link.take_place(env)
+                os.environ.update(
+                    env.variables() | {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "ROLE_RANK": str(rank)}
+                )
+                return
+            case ReleaseWorker():
+                raise SystemExit(0)
+            case _:
+                continue  # nothing else concerns a worker that has neither groups nor state
+    os._exit(_LOST_AGENT)
+
+
+def _run_script(script: Script) -> None:
+    sys.argv = [script.target, *script.args]
+    if script.binary:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        os.execvp(script.target, sys.argv)
+    elif script.module:
+        sys.path.insert(0, os.getcwd())
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+    elif Path(script.target).is_dir() or script.target.endswith((".zip", ".pyz")):
+        runpy.run_path(script.target, run_name="__main__")
+    else:
+        _run_file(script.target)
+
+
+def _run_file(target: str) -> None:
+    # Not `runpy.run_path`: that takes the module `__main__` away when the script ends, while its threads, exit
+    # handlers and the loaders that it spawns may still look for it.
+    path = os.path.abspath(target)
+    with io.open_code(path) as file:
+        source = file.read()
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __file__=path,
+        __cached__=None,
+        __builtins__=sys.modules["builtins"],
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+        __annotations__={},
+    )
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    sys.modules["__main__"] = main
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _report_failure(link: WorkerLink, error: BaseException) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the script may have closed its own standard output
+        sys.stdout.flush()
+    if sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(type(error), error, error.__traceback__)
+    try:
+        link.send(WorkerFailed(link.env.worker, report(error), _step(link.board.read())))
+    except AgentGone as gone:
+        sys.stderr.write(f"{gone}\n{report(error).traceback}")
+
+
+def _step(reading: Reading) -> StepNo:
+    return StepNo(reading.step) if reading.beats else NO_STATE

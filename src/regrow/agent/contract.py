@@ -1,0 +1,123 @@
+"""The environment that torchrun promises to a script, as this agent keeps it."""
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from regrow.core.config import AgentConfig, Script, WorkerEnv
+from regrow.core.ids import Generation
+from regrow.core.messages import SpawnWorker
+
+_THREADS = "OMP_NUM_THREADS"
+
+
+class MasterPorts:
+    """A port for `env://` in each generation, the same for all of its workers.
+
+    Args:
+        config: a fixed `master_port` is used as it is; only a job of one node may leave the choice to its agent.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._fixed = config.master_port
+        self._bind = config.bind
+        self._ports: dict[Generation, int] = {}
+
+    def of(self, generation: Generation) -> int:
+        """The generation's port, free at the time of the first call."""
+        if self._fixed:
+            return self._fixed
+        if generation not in self._ports:
+            for old in [known for known in self._ports if known < generation - 8]:
+                del self._ports[old]
+            self._ports[generation] = _free_port(self._bind)
+        return self._ports[generation]
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def master_address(config: AgentConfig) -> str:
+    """Where rank 0 listens: on the coordinator's node, which is the first of the job."""
+    if config.facts.nodes == 1:
+        return config.bind if config.bind not in ("0.0.0.0", "::", "") else "127.0.0.1"
+    return urlsplit(config.coordinator).hostname or config.advertise
+
+
+def script_variables(
+    order: SpawnWorker, config: AgentConfig, *, port: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of the contract for one worker; `inherited` is the user's environment, which it adds to."""
+    facts = config.facts
+    variables = {
+        "RANK": str(order.rank),
+        "LOCAL_RANK": str(order.local_rank),
+        "WORLD_SIZE": str(order.world),
+        "LOCAL_WORLD_SIZE": str(facts.nproc),
+        "GROUP_RANK": str(config.node_rank),
+        "GROUP_WORLD_SIZE": str(facts.nodes),
+        "ROLE_RANK": str(order.rank),
+        "ROLE_WORLD_SIZE": str(order.world),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": master_address(config),
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": facts.job,
+        "TORCHELASTIC_RESTART_COUNT": str(order.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(facts.max_faults if facts.max_restarts is None else facts.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if one_thread_each(config, inherited):
+        variables[_THREADS] = "1"
+    return variables
+
+
+def one_thread_each(config: AgentConfig, inherited: Mapping[str, str]) -> bool:
+    """Whether workers get one thread each, as under torchrun: several on a node and no wish of the user's."""
+    return config.facts.nproc > 1 and _THREADS not in inherited
+
+
+def worker_script(script: Script, local_rank: int) -> Script:
+    """The script with torchrun's macro `${local_rank}` filled in."""
+    args = [argument.replace("${local_rank}", str(local_rank)) for argument in script.args]
+    return Script(target=script.target, args=args, module=script.module, binary=script.binary)
+
+
+def path_entry(script: Script) -> str | None:
+    """What `python` would put first into `sys.path` for this script."""
+    if script.binary:
+        return None
+    return os.getcwd() if script.module else str(Path(script.target).resolve().parent)
+
+
+def worker_env(order: SpawnWorker, config: AgentConfig) -> WorkerEnv:
+    """What the worker is told of its place; the descriptors are filled in where they arrive."""
+    return WorkerEnv(
+        job=config.facts.job,
+        worker=order.worker,
+        node=config.node,
+        role=order.role,
+        rank=order.rank,
+        local_rank=order.local_rank,
+        world=order.world,
+        generation=order.generation,
+        store=order.store,
+        token=config.token,
+        channel=-1,
+        board=-1,
+        socket_dir=config.socket_dir,
+        bind=config.bind,
+        advertise=config.advertise,
+        warmth=config.facts.warmth,
+        nodes=config.facts.nodes,
+        resume=order.resume,
+        checkpoint_dir=config.checkpoint_dir,
+        checkpoint_every=config.checkpoint_every,
+        faults=order.faults,
+    )

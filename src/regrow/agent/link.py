@@ -1,0 +1,109 @@
+"""The worker's end of the channel to its agent."""
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from typing import ClassVar
+
+import msgspec
+
+from regrow.core.board import Board
+from regrow.core.config import WorkerEnv
+from regrow.core.errors import RegrowError
+from regrow.core.messages import WorkerFact, WorkerOrder
+from regrow.core.wire import BlockingChannel, FrameCodec
+
+
+class AgentGone(RegrowError):
+    """The agent has closed the channel: this process has no one left to work for and should end."""
+
+
+class WorkerLink:
+    """What a worker has from its agent: its description, the progress page, and the channel.
+
+    Args:
+        env: what the agent told this worker.
+        sock: the connected channel; the link owns it.
+        board: the progress page.
+    """
+
+    _current: ClassVar["WorkerLink | None"] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, env: WorkerEnv, sock: socket.socket, board: Board) -> None:
+        self.env = env
+        self.board = board
+        self._pid = os.getpid()
+        self._gone = False
+        codec: FrameCodec[WorkerOrder] = FrameCodec(WorkerOrder)
+        self._channel = BlockingChannel(sock, codec)
+        self._orders = self._until_gone()
+
+    @classmethod
+    def current(cls) -> "WorkerLink | None":
+        """The link of this process; None in one that no agent started (a plain script, a loader, a subprocess)."""
+        with cls._lock:
+            link = cls._current
+            if link is not None:
+                return link if link._pid == os.getpid() else None
+            env = WorkerEnv.read()
+            if env is None or not _descriptors_are_ours(env):
+                return None
+            cls._current = cls(env, socket.socket(fileno=env.channel), Board.attach(env.board))
+            return cls._current
+
+    @property
+    def gone(self) -> bool:
+        """Whether the agent has closed the channel."""
+        return self._gone
+
+    def take_place(self, env: WorkerEnv) -> None:
+        """Be a different rank, or play a different role, from now on."""
+        self.env = env
+
+    def send(self, fact: WorkerFact) -> None:
+        """Tell the agent, from any thread. Raises `AgentGone`."""
+        try:
+            self._channel.send(fact)
+        except OSError as error:
+            self._gone = True
+            raise AgentGone(
+                f"worker {self.env.worker} cannot tell its agent of {type(fact).__name__}: {error}",
+                hint="the agent of this node has ended; this worker should end too",
+            ) from error
+
+    def orders(self) -> Iterator[WorkerOrder]:
+        """Orders as they come, blocking; ends when the agent has gone. Every call goes on where the last stopped.
+
+        To be used by one thread at a time.
+        """
+        return self._orders
+
+    def _until_gone(self) -> Iterator[WorkerOrder]:
+        try:
+            yield from self._channel.messages()
+        except OSError as error:
+            raise AgentGone(f"the channel of worker {self.env.worker} broke: {error}") from error
+        finally:
+            self._gone = True
+
+    def close(self) -> None:
+        """Close both ends; a blocked `orders` ends."""
+        self._channel.close()
+        self.board.close()
+
+
+def placed(env: WorkerEnv, **changes: object) -> WorkerEnv:
+    """The same worker with some of its description changed."""
+    return msgspec.structs.replace(env, **changes)
+
+
+def _descriptors_are_ours(env: WorkerEnv) -> bool:
+    # A subprocess of a worker inherits the variable, not the descriptors: those numbers are someone else's there.
+    try:
+        is_socket = stat.S_ISSOCK(os.fstat(env.channel).st_mode)
+        return is_socket and "regrow-board" in os.readlink(f"/proc/self/fd/{env.board}")
+    except OSError:
+        return False

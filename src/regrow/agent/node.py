@@ -1,0 +1,350 @@
+"""The agent: carries out the coordinator's orders on this node and tells it what happens here."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regrow.agent.contract import (
+    MasterPorts,
+    one_thread_each,
+    path_entry,
+    script_variables,
+    worker_env,
+    worker_script,
+)
+from regrow.agent.fencing import end_children, kill_sessions, sweep_orphans
+from regrow.agent.ledger import Ledger, StepsFile
+from regrow.agent.output import OutputPump
+from regrow.agent.requests import SpawnRequest
+from regrow.agent.store import StoreServer
+from regrow.agent.uplink import Uplink
+from regrow.agent.watch import Watcher
+from regrow.agent.workers import Worker
+from regrow.agent.zygote_client import ZygoteClient
+from regrow.core.config import AgentConfig, inherited_environment
+from regrow.core.errors import ProtocolError
+from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
+from regrow.core.messages import (
+    AgentOrder,
+    ArmFault,
+    ErrorReport,
+    FaultFired,
+    FaultHow,
+    FaultStage,
+    FenceWorker,
+    FormGeneration,
+    NodeJoined,
+    NodeProgress,
+    NodeStopped,
+    SpawnWorker,
+    StartScript,
+    StopNode,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerFact,
+    WorkerFailed,
+    WorkerStaged,
+    WorkerStarted,
+)
+
+_WATCH_S: Seconds = 0.25
+_PROGRESS_S: Seconds = 0.2
+_FLUSH_S: Seconds = 0.2
+_SIGNAL_GRACE_S: Seconds = 1.0
+_END_S: Seconds = 5.0
+_BURY_S: Seconds = 0.01
+"""Looking through all processes waits until the news of the death is out."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STRIKES = {FaultHow.SIGKILL: signal.SIGKILL, FaultHow.SIGSTOP: signal.SIGSTOP}
+_log = logging.getLogger("regrow.agent")
+
+
+class _Ending(NamedTuple):
+    """Why and how the agent ends. `ordered`: the coordinator waits for `NodeStopped`."""
+
+    code: int
+    grace: Seconds
+    reason: str
+    ordered: bool = False
+
+
+class Agent:
+    """One node of a job.
+
+    Args:
+        config: all there is to know.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._inherited = inherited_environment()
+        self._workers: dict[WorkerId, Worker] = {}
+        self._dead_leaders: set[int] = set()
+        self._ports = MasterPorts(config)
+        self._output = OutputPump(Path(config.log_dir), forward=config.forward_output)
+        self._steps = StepsFile(Path(config.job_dir) / f"steps.{config.node}.jsonl")
+        self._ledger = Ledger(self._steps)
+        self._watcher = Watcher(config.hang_timeout)
+        self._store = StoreServer(config)
+        self._uplink = Uplink(config)
+        self._zygote = ZygoteClient(
+            self,
+            preload=config.preload,
+            path_entry=path_entry(config.script),
+            one_thread=one_thread_each(config, self._inherited),
+            guarded=lambda: [worker.pid for worker in self._workers.values() if worker.pid is not None],
+        )
+        self._commits: dict[WorkerId, WorkerCommitted] = {}
+        self._progress_at: Instant = 0.0
+        self._ending: asyncio.Future[_Ending] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Serve until the job ends, this node is stopped, or the coordinator is lost. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        self._ending = loop.create_future()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._end, _Ending(128 + number, _SIGNAL_GRACE_S, f"signal {number}"))
+        loop.set_exception_handler(self._callback_failed)
+        loop.add_signal_handler(signal.SIGCHLD, self._sweep)
+        self._output.start()
+        self._zygote.start()
+        try:
+            async with self._store, self._uplink:
+                self._uplink.send(
+                    NodeJoined(
+                        node=self._config.node,
+                        host=self._config.advertise,
+                        slots=self._config.facts.nproc,
+                        store=self._store.address,
+                        pid=os.getpid(),
+                    )
+                )
+                self._start_task(self._obey_all())
+                self._start_task(self._watch())
+                self._start_task(self._flush())
+                ending = await self._ending
+                await self._stop(ending)
+                if ending.ordered:
+                    self._uplink.send(NodeStopped(self._config.node))
+        finally:
+            await self._clean_up()
+        return ending.code
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(f"task {task.get_name()}", error)
+
+    def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._fail(context["message"], context.get("exception"))
+
+    def _fail(self, place: str, error: BaseException | None) -> None:
+        _log.error("the agent of node %s fails: %s", self._config.node, place, exc_info=error)
+        self._end(_Ending(70, 0.0, f"{place}: {error!r}"))
+
+    def _end(self, ending: _Ending) -> None:
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(ending)
+
+    # --- orders --------------------------------------------------------------------------------------------------
+
+    async def _obey_all(self) -> None:
+        reason = "the connection to the coordinator was lost"
+        try:
+            async for order in self._uplink.orders():
+                self._obey(order)
+        except ProtocolError as error:
+            reason = str(error)
+        self._end(_Ending(1, 0.0, reason))
+
+    def _obey(self, order: AgentOrder) -> None:
+        match order:
+            case SpawnWorker():
+                self._spawn(order)
+                return
+            case StopNode(reason=reason, grace=grace):
+                self._end(_Ending(0, grace, reason, ordered=True))
+                return
+        worker = self._workers.get(order.worker)
+        if worker is None:
+            _log.debug("%s is for worker %s, which has ended", type(order).__name__, order.worker)
+            return
+        match order:
+            case FenceWorker():
+                self._start_task(self._fence(worker, order))
+            case ArmFault(fault=fault) if fault.stage is FaultStage.NOW and fault.how in _STRIKES:
+                self._uplink.send(FaultFired(worker.id, fault.fault, worker.step, time.monotonic()))
+                worker.strike(_STRIKES[fault.how])
+            case FormGeneration():
+                self._store.generation_formed(order.generation)
+                self._ledger.formed(order.generation, order.step)
+                self._output.place(worker.id, order.rank)
+                worker.order(order)
+            case StartScript():
+                self._output.place(worker.id, order.rank)
+                worker.order(order)
+            case _:
+                worker.order(order)
+
+    def _spawn(self, order: SpawnWorker) -> None:
+        if self._ending is None or self._ending.done() or order.worker in self._workers:
+            _log.warning("worker %s is not spawned: it exists, or this node ends", order.worker)
+            return
+        config = self._config
+        worker = Worker(order, on_fact=self._worker_said)
+        self._workers[worker.id] = worker
+        theirs, ours = worker.descriptors()
+        self._output.add(worker.id, worker.rank if worker.shown else None, ours)
+        variables = script_variables(order, config, port=self._ports.of(order.generation), inherited=self._inherited)
+        script = worker_script(config.script, order.local_rank)
+        self._zygote.spawn(SpawnRequest(worker_env(order, config), script, variables), theirs)
+
+    async def _fence(self, worker: Worker, order: FenceWorker) -> None:
+        worker.doomed = True
+        if order.dump_stacks:
+            self._output.hush(worker.id)
+            self._output.head(worker.id, f"worker {worker.id} is fenced: {order.reason}; its stacks")
+            await worker.dump_stacks()
+        worker.kill()
+
+    # --- what becomes of workers ---------------------------------------------------------------------------------
+
+    def worker_spawned(self, worker: WorkerId, pid: int) -> None:
+        """The zygote forked it."""
+        found = self._workers[worker]
+        self._dead_leaders.discard(pid)
+        self._output.head(worker, f"worker {worker}, rank {found.rank}, generation {found.generation}, pid {pid}")
+        self._uplink.send(WorkerStarted(worker, pid))
+        found.started(pid, self._worker_ended)
+        self._sweep()
+
+    def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
+        """No process came of it: for the coordinator, one that ended at once."""
+        self._output.keep(worker, error.traceback)
+        self._uplink.send(WorkerFailed(worker, error, NO_STATE))
+        self._spawn_given_up(self._workers[worker])
+
+    def _spawn_given_up(self, worker: Worker) -> None:
+        del self._workers[worker.id]
+        worker.close()
+        self._output.finish(worker.id)
+        self._uplink.send(WorkerExited(worker.id, 1, time.monotonic()))
+
+    def _worker_ended(self, worker: Worker) -> None:
+        code, at = worker.reap()
+        self._uplink.send(WorkerExited(worker.id, code, at))
+        del self._workers[worker.id]
+        self._ledger.died(worker.staged, worker.committed, worker.rank, at)
+        self._output.head(worker.id, f"worker {worker.id} ended with code {code}")
+        self._output.finish(worker.id)
+        if worker.pid is not None:
+            self._dead_leaders.add(worker.pid)
+            asyncio.get_running_loop().call_later(_BURY_S, self._bury, worker.pid)
+
+    def _bury(self, pid: int) -> None:
+        """End what a dead worker left outside its process group."""
+        kill_sessions([pid])
+        self._sweep()
+        self._zygote.forget(pid)
+
+    def _sweep(self) -> None:
+        if self._zygote.busy:
+            return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
+        kept = {worker.pid for worker in self._workers.values() if worker.pid is not None}
+        if self._zygote.pid is not None:
+            kept.add(self._zygote.pid)
+        sweep_orphans(kept, self._dead_leaders)
+
+    def _worker_said(self, worker: Worker, fact: WorkerFact) -> None:
+        match fact:
+            case WorkerStaged():
+                pass  # kept with the worker: it counts only if the step commits without it
+            case WorkerCommitted():
+                self._ledger.committed(fact, worker.rank)
+                self._watcher.step_took(fact.seconds)
+                if worker.announced != fact.generation:
+                    worker.announced = fact.generation
+                    self._uplink.send(fact)
+                else:
+                    self._commits[worker.id] = fact
+            case WorkerFailed(error=error):
+                self._output.keep(worker.id, error.traceback)
+                self._uplink.send(fact)
+            case _:
+                self._uplink.send(fact)
+
+    # --- what is done at intervals -------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            now = time.monotonic()
+            alive = {worker.id: worker for worker in self._workers.values() if worker.pid and not worker.doomed}
+            sights = self._watcher.look({name: worker.board.read() for name, worker in alive.items()}, now)
+            sights = [
+                sight._replace(stopped=now - sight.since > self._watcher.bound and alive[sight.worker].stopped)
+                for sight in sights
+            ]
+            for fact in self._watcher.news(sights, now):
+                self._uplink.send(fact)
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(min(_FLUSH_S, _PROGRESS_S))
+            self._steps.flush()
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        if self._commits:
+            self._uplink.send(NodeProgress(self._config.node, list(self._commits.values())))
+            self._commits.clear()
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    async def _stop(self, ending: _Ending) -> None:
+        """End all workers: ask, wait `grace`, kill. Their exits are told."""
+        if not ending.ordered:
+            _log.warning("node %s ends: %s", self._config.node, ending.reason)
+        for worker in self._workers.values():
+            if ending.grace > 0:
+                worker.signal(signal.SIGTERM)
+                worker.signal(signal.SIGCONT)
+        await self._wait_empty(ending.grace)
+        for worker in list(self._workers.values()):
+            worker.kill()
+        await self._zygote.close()
+        for worker in [worker for worker in self._workers.values() if worker.pid is None]:
+            self._spawn_given_up(worker)
+        await self._wait_empty(_END_S)
+        self._tell_progress()
+
+    async def _wait_empty(self, within: Seconds) -> None:
+        deadline = time.monotonic() + within
+        while self._workers and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+
+    async def _clean_up(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            await self._zygote.close()
+        left = end_children(within=_END_S)
+        if left:
+            _log.error("these processes could not be ended: %s", left)
+        self._steps.flush()
+        self._output.close(within=2.0)
+        # Its maker, the launcher, does the same, unless it was killed.
+        shutil.rmtree(self._config.socket_dir, ignore_errors=True)

@@ -1,0 +1,252 @@
+"""What workers print: kept as it is in a file for each rank, and shown line by line with the rank in front.
+
+A thread of its own does it. When the terminal stops taking text, this thread stops with it, the pipes fill, and the
+workers wait in their prints as they would with a terminal of their own; the agent's event loop never waits.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from regrow.core.ids import Rank, Seconds, WorkerId
+
+_READ_BYTES = 64 << 10
+_LINE_LIMIT = 16 << 20
+_log = logging.getLogger("regrow.agent")
+
+
+class _Stream(NamedTuple):
+    """One of a worker's two pipes, and the unfinished line that came out of it."""
+
+    source: int
+    target: int
+    partial: bytearray
+    voice: "_Voice"
+
+
+class _Voice:
+    """A worker as far as its output goes. `rank`: None for a standby, which is not shown."""
+
+    def __init__(self, folder: Path, worker: WorkerId, rank: Rank | None) -> None:
+        self._folder = folder
+        self.worker = worker
+        self.rank = rank
+        self.hushed = False
+        self.streams: list[_Stream] = []
+        self._file: int | None = None
+
+    @property
+    def prefix(self) -> bytes | None:
+        """What stands in front of each line shown; None when nothing is to be shown."""
+        return None if self.rank is None or self.hushed else f"[rank {self.rank}] ".encode()
+
+    def keep(self, text: bytes) -> None:
+        """Append to the worker's file."""
+        if self._file is None:
+            name = f"standby-{self.worker}.log" if self.rank is None else f"rank{self.rank}.log"
+            self._file = os.open(self._folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        while text:
+            text = text[os.write(self._file, text) :]
+
+    def close(self) -> None:
+        """Close the worker's file; `keep` opens it, or that of another rank, again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class OutputPump:
+    """Reads every worker's output until the worker is finished.
+
+    Args:
+        folder: where the files go.
+        forward: whether to show it too.
+        shown: descriptors of standard output and standard error, to show it on.
+    """
+
+    def __init__(self, folder: Path, *, forward: bool, shown: tuple[int, int] = (1, 2)) -> None:
+        self._folder = folder
+        self._forward = forward
+        self._shown = shown
+        self._voices: dict[WorkerId, _Voice] = {}
+        self._selector = selectors.DefaultSelector()
+        self._todo: deque[Callable[[], None]] = deque()
+        self._placements: deque[tuple[WorkerId, Rank]] = deque()
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="regrow-output", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._thread.start()
+
+    def add(self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int]) -> None:
+        """A worker's standard output and standard error, which belong to the pump from now on."""
+        self._do(lambda: self._add(worker, rank, pipes))
+
+    def head(self, worker: WorkerId, text: str) -> None:
+        """Write a line of ours into the worker's file, where something begins."""
+        line = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {text} ===\n".encode()
+        self._do(lambda: self._keep(worker, line))
+
+    def keep(self, worker: WorkerId, text: str) -> None:
+        """Write into the worker's file without showing it."""
+        self._do(lambda: self._keep(worker, text.encode(errors="backslashreplace")))
+
+    def place(self, worker: WorkerId, rank: Rank) -> None:
+        """The worker has this rank from now on. What it writes after it was told counts for the rank."""
+        self._placements.append((worker, rank))
+        self._do(self._place_all)
+
+    def hush(self, worker: WorkerId) -> None:
+        """Show nothing of this worker from now on: what comes (its stacks) is for the file."""
+        self._do(lambda: self._hush(worker))
+
+    def finish(self, worker: WorkerId) -> None:
+        """The worker has ended: take what is left in its pipes and close them."""
+        self._do(lambda: self._finish(worker))
+
+    def close(self, *, within: Seconds) -> None:
+        """Finish all and end the thread; text that nobody takes in that time is given up."""
+        self._do(self._close)
+        self._thread.join(within)
+        if self._thread.is_alive():
+            _log.warning("output of workers was given up: nobody reads it")
+
+    def _do(self, action: Callable[[], None]) -> None:
+        self._todo.append(action)
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread as well
+            os.write(self._wake_writer, b"!")
+
+    # --- from here on, in the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            for key, _ in self._selector.select():
+                if isinstance(key.data, _Stream):
+                    self._read(key.data)
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_reader, 4096)
+            while self._todo:
+                self._todo.popleft()()
+        self._selector.close()
+
+    def _add(self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int]) -> None:
+        voice = _Voice(self._folder, worker, rank)
+        self._voices[worker] = voice
+        for source, target in zip(pipes, self._shown, strict=True):
+            os.set_blocking(source, False)
+            stream = _Stream(source, target, bytearray(), voice)
+            voice.streams.append(stream)
+            self._selector.register(source, selectors.EVENT_READ, stream)
+
+    def _keep(self, worker: WorkerId, text: bytes) -> None:
+        if (voice := self._voices.get(worker)) is not None:
+            self._write_file(voice, text)
+
+    def _place_all(self) -> None:
+        while self._placements:
+            self._place(*self._placements.popleft())
+
+    def _place(self, worker: WorkerId, rank: Rank) -> None:
+        voice = self._voices.get(worker)
+        if voice is None or voice.rank == rank:
+            return
+        line = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} worker {worker} takes rank {rank} ===\n".encode()
+        self._write_file(voice, line)
+        voice.close()
+        voice.rank = rank
+        self._write_file(voice, line)
+
+    def _hush(self, worker: WorkerId) -> None:
+        if (voice := self._voices.get(worker)) is not None:
+            voice.hushed = True
+
+    def _finish(self, worker: WorkerId) -> None:
+        voice = self._voices.pop(worker, None)
+        if voice is None:
+            return
+        for stream in list(voice.streams):
+            while self._read(stream):
+                pass
+            self._end(stream)
+        voice.close()
+
+    def _close(self) -> None:
+        for worker in list(self._voices):
+            self._finish(worker)
+        self._closing = True
+
+    def _read(self, stream: _Stream) -> bool:
+        """Take one part; whether there may be more."""
+        if stream not in stream.voice.streams:
+            return False
+        try:
+            part = os.read(stream.source, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            _log.warning("output of worker %s is lost: %s", stream.voice.worker, error)
+            part = b""
+        if not part:
+            self._end(stream)
+            return False
+        self._place_all()  # after the reading: a worker that was told of its rank meanwhile may have written this
+        self._write_file(stream.voice, part)
+        self._show(stream, part)
+        return True
+
+    def _end(self, stream: _Stream) -> None:
+        if stream not in stream.voice.streams:
+            return
+        stream.voice.streams.remove(stream)
+        self._selector.unregister(stream.source)
+        os.close(stream.source)
+        if stream.partial:
+            self._show(stream, b"\n")
+
+    def _write_file(self, voice: _Voice, text: bytes) -> None:
+        try:
+            voice.keep(text)
+        except OSError as error:
+            _log.warning("cannot keep the output of worker %s: %s", voice.worker, error)
+
+    def _show(self, stream: _Stream, part: bytes) -> None:
+        prefix = stream.voice.prefix
+        if not self._forward or prefix is None:
+            stream.partial.clear()
+            return
+        end = part.rfind(b"\n") + 1
+        if end == 0 and len(stream.partial) + len(part) < _LINE_LIMIT:
+            stream.partial.extend(part)
+            return
+        if end == 0:
+            end, part = len(part) + 1, part + b"\n"
+        text = bytes(stream.partial) + part[:end]
+        stream.partial[:] = part[end:]
+        self._write_out(stream.target, b"".join(prefix + line + b"\n" for line in text[:-1].split(b"\n")))
+
+    def _write_out(self, target: int, text: bytes) -> None:
+        view = memoryview(text)
+        while view:
+            try:
+                view = view[os.write(target, view) :]
+            except BlockingIOError:
+                select.select([], [target], [], 1.0)
+            except OSError as error:
+                self._forward = False
+                _log.warning("nobody takes the output of workers any more (%s); it is still kept in files", error)
+                return

@@ -1,0 +1,75 @@
+"""What the kernel knows of processes: who is whose child, in which session, in which state. Linux only."""
+
+import ctypes
+import os
+from typing import NamedTuple
+
+from regrow.core.errors import RegrowError
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ProcessStat(NamedTuple):
+    """One line of `/proc/<pid>/stat`. `state`: one letter, T is stopped, Z is gone but not reaped."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise RegrowError(f"prctl({option}, {value}) failed: {os.strerror(number)}", hint="regrow needs Linux")
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Let the kernel send this signal to the calling process when its parent ends; 0 takes the wish back.
+
+    Only a parent that ends after this call counts: compare `os.getppid()` afterwards.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def stat_of(pid: int) -> ProcessStat | None:
+    """The state of a process, None when there is none of this number."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()
+    return ProcessStat(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+
+
+def all_processes() -> list[ProcessStat]:
+    """Every process that this one can see."""
+    found = (stat_of(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [stat for stat in found if stat is not None]
+
+
+def own_children() -> list[int]:
+    """The direct children of the calling process, adopted ones and zombies too."""
+    children: list[int] = []
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", "rb") as file:
+                children.extend(int(pid) for pid in file.read().split())
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended
+        return [stat.pid for stat in all_processes() if stat.parent == os.getpid()]
+    return children
+
+
+def threads() -> int:
+    """How many threads the calling process has, those of libraries too."""
+    return len(os.listdir("/proc/self/task"))

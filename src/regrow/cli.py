@@ -1,0 +1,262 @@
+"""The command tree: parses words, calls one function, prints the result. What a command needs is imported in it."""
+
+import os
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from regrow.core.config import jobs_home, runtime_home, state_home
+from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
+from regrow.core.messages import FaultHow, FaultStage, Warmth
+from regrow.launch import torchrun
+
+if TYPE_CHECKING:
+    from regrow.launch.folder import JobEntry
+    from regrow.launch.job import Surroundings
+    from regrow.launch.remote import CoordinatorClient
+
+USAGE, RUN_AGAIN, INTERNAL_ERROR = 2, 75, 70
+
+_AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": torchrun.spelled_out}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code, and shows no stack of ours.
+
+    0: done. 1: the script's own error. 2: usage. 75: run me again. 70: a defect of regrow.
+    """
+    try:
+        code = commands.main(args=None if argv is None else list(argv), prog_name="regrow", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return USAGE
+    except click.UsageError as error:
+        place = f" ({error.ctx.command_path} --help lists what there is)" if error.ctx is not None else ""
+        return _fail(f"{error.format_message().rstrip('.')}{place}", USAGE)
+    except click.ClickException as error:
+        return _fail(error.format_message(), USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", RUN_AGAIN)
+    except RegrowError as error:
+        return _fail(str(error), RUN_AGAIN if isinstance(error, DeadlineExceeded) else USAGE)
+    except BrokenPipeError:
+        # Whoever read the output (`| head`) has gone; the interpreter must not fail on flushing it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - a user is shown a sentence, the stack goes to a file
+        return _fail(_defect(error), INTERNAL_ERROR)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(text: str, code: int) -> int:
+    click.echo(f"regrow: {text}", err=True)
+    return code
+
+
+def _defect(error: Exception) -> str:
+    """Keep the stack in a file; the sentence that says where."""
+    stack = "".join(traceback.format_exception(error))
+    path = state_home() / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    what = f"a defect of regrow: {type(error).__name__}: {error}"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(stack, encoding="utf-8")
+    except OSError as failure:
+        return f"{what}; its trace could not be written to {path}: {failure.strerror or failure}"
+    return f"{what}; please report it with {path}"
+
+
+def _version() -> str:
+    try:
+        return version("regrow")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="regrow")
+def commands() -> None:
+    """Training that goes straight on when workers are lost."""
+
+
+# --- run ---------------------------------------------------------------------------------------------------------
+
+
+@commands.command(context_settings=_AS_GIVEN, no_args_is_help=False)
+@torchrun.options
+@click.option("--standby", type=int, default=0, metavar="N", help="Warm workers a node that wait to take a lost place.")
+@click.option("--warmth", default=str(Warmth.IMPORTS), metavar="|".join(Warmth), help="How far standbys go ahead.")
+@click.option("--max-faults", type=int, default=100, metavar="N", help="Most faults within --window.  [100]")
+@click.option("--window", default="1h", metavar="TIME", help="See --max-faults.  [1h]")
+@click.option("--checkpoint-dir", default="", metavar="DIR", help="Where durable checkpoints go; none without it.")
+@click.option("--checkpoint-every", default="10min", metavar="TIME", help="Time between them.  [10min]")
+@click.option("--resume", is_flag=True, help="Start from the newest durable checkpoint.")
+@click.option("--hang-timeout", default="", metavar="TIME", help="Most time without progress.  [10 longest steps, 30s]")
+@click.option("--preload", multiple=True, metavar="MODULE", help="Import it before workers are forked; repeatable.")
+@click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only.")
+@click.option("--token-file", default="", metavar="FILE", help="The secret of a job of several nodes; or REGROW_TOKEN.")
+@click.option("--fault-plan", default="", metavar="FILE", help="Faults on demand, in TOML.")
+@click.option("--job", default="", metavar="NAME", help="The job's name.")
+@click.option("--quiet", is_flag=True, help="Say only what went wrong.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run(context: click.Context, /, **words: Any) -> int:
+    """Train: run SCRIPT in several workers that survive one another.
+
+    Takes torchrun's flags, with - or _. Everything after SCRIPT belongs to the script.
+    """
+    from regrow.launch.job import RunFlags, make_plan, world_of
+    from regrow.launch.joining import join
+    from regrow.launch.local import run as run_local
+    from regrow.launch.plan import load_faults
+    from regrow.launch.script import check_script
+
+    fault_plan, token_file = words.pop("fault_plan"), words.pop("token_file")
+    words |= {"args": list(words["args"]), "preload": list(words["preload"])}
+    flags = RunFlags(**words, without_meaning=torchrun.ignored(context))
+    around = _surroundings(token_file)
+    faults = load_faults(Path(fault_plan), world=world_of(flags, around)) if fault_plan else []
+    plan = make_plan(flags, around, faults)
+    check_script(plan.script, plan.preload)
+    return run_local(plan) if plan.node_rank == 0 else join(plan)
+
+
+def _surroundings(token_file: str) -> "Surroundings":
+    from regrow.launch.job import Surroundings
+
+    return Surroundings(
+        cpus=os.cpu_count() or 1,
+        gpus=_count_gpus(),
+        stamp=f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+        jobs_home=jobs_home(),
+        socket_home=runtime_home(),
+        token=_read_token(token_file),
+    )
+
+
+def _count_gpus() -> int:
+    """GPUs that CUDA would show, without loading it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    known = Path("/proc/driver/nvidia/gpus")
+    return len(list(known.iterdir())) if known.is_dir() else 0
+
+
+def _read_token(token_file: str) -> str:
+    if not token_file:
+        return os.environ.get("REGROW_TOKEN", "").strip()
+    try:
+        token = Path(token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {token_file} cannot be read: {error}") from error
+    if not token:
+        raise UsageError(f"--token-file {token_file} is empty", hint="put a long random text in it")
+    return token
+
+
+# --- jobs that run -----------------------------------------------------------------------------------------------
+
+
+def _client(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
+    from regrow.launch.folder import find_job
+    from regrow.launch.remote import CoordinatorClient
+
+    entry = find_job(jobs_home(), job)
+    return entry, CoordinatorClient(entry.address, entry.token)
+
+
+@commands.command()
+@click.argument("job", required=False)
+@click.option("--rank", type=int, required=True, help="Whom it strikes.")
+@click.option("--how", type=click.Choice([str(how) for how in FaultHow]), default=str(FaultHow.SIGKILL))
+@click.option("--at", type=click.Choice([str(stage) for stage in FaultStage]), default=str(FaultStage.NOW))
+@click.option("--step", type=click.IntRange(min=0), help="In this step; without it, in the next one.")
+def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> None:
+    """Let one worker of JOB fail, to see that the job goes on. JOB may be left out when one is running."""
+    from regrow.core.ids import Rank, StepNo
+    from regrow.core.messages import FaultSpec
+
+    entry, client = _client(job)
+    fault = FaultSpec(
+        fault=f"asked-{secrets.token_hex(4)}",
+        rank=Rank(rank),
+        how=FaultHow(how),
+        stage=FaultStage(at),
+        step=None if step is None else StepNo(step),
+    )
+    client.kill(fault)
+    when = (
+        "" if at == FaultStage.NOW and step is None else f" at {at}" + (f" of step {step}" if step is not None else "")
+    )
+    click.echo(f"job {entry.job}: rank {rank} will suffer {how}{when}")
+
+
+@commands.command()
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(job: str | None, as_json: bool) -> None:
+    """Show who is in JOB and how far it is."""
+    import msgspec
+
+    from regrow.launch.listing import status_lines
+
+    _, client = _client(job)
+    view = client.status()
+    if as_json:
+        click.echo(msgspec.json.encode(view).decode())
+        return
+    for line in status_lines(view):
+        click.echo(line)
+
+
+@commands.command()
+def jobs() -> None:
+    """List jobs, the newest last."""
+    from regrow.launch.folder import list_jobs
+    from regrow.launch.listing import job_lines
+
+    for line in job_lines(list_jobs(jobs_home())):
+        click.echo(line)
+
+
+@commands.command()
+@click.argument("job", required=False)
+def stop(job: str | None) -> None:
+    """Ask JOB to end; it then exits with 75."""
+    entry, client = _client(job)
+    client.stop("asked to by regrow stop")
+    click.echo(f"job {entry.job} is stopping")
+
+
+@commands.command()
+@click.argument("job", required=False)
+@click.option("--rank", type=click.IntRange(min=0), required=True, help="Whose output.")
+def logs(job: str | None, rank: int) -> None:
+    """Print what the workers of one rank of JOB have written, one after the other; for ended jobs too."""
+    from regrow.launch.folder import find_job
+    from regrow.launch.listing import print_logs
+
+    entry = find_job(jobs_home(), job, running=False)
+    print_logs(entry, rank, sys.stdout.buffer)
+
+
+@commands.command()
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps to train.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the model, the data and the faults.")
+@click.option("--plain", is_flag=True, help="Lines instead of the live view.")
+def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: bool) -> int:
+    """Train a small GPT, kill three of its four workers, and compare with the undisturbed run."""
+    from regrow.launch.demo import run_demo
+
+    given: dict[str, Any] = {"steps": steps, "seed": seed}
+    return int(run_demo(json_path=json_path, plain=plain, **{k: v for k, v in given.items() if v is not None}))

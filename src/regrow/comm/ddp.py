@@ -1,0 +1,51 @@
+"""What must be the same on all ranks about DistributedDataParallel: which gradients are reduced together.
+
+DDP lays its buckets out anew after a process's first iteration, and the layout decides the order of summation. A newcomer
+that still has the first layout would hang or corrupt the others, so every worker settles it before its first real step.
+"""
+
+from collections.abc import Iterable
+
+from torch.nn.parallel import DistributedDataParallel
+
+
+def replicas(objects: Iterable[object]) -> list[DistributedDataParallel]:
+    """Those of these objects that DDP wraps."""
+    return [item for item in objects if isinstance(item, DistributedDataParallel)]
+
+
+def reset_unfinished(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
+    """After a step that was given up: make ready for the next one; returns whose reducer had to be reset.
+
+    A backward pass that ended inside DDP's own hooks leaves its reducer waiting for the rest, and the next forward would
+    raise. A reset reducer lays its buckets out anew after one whole backward pass: call `settle_buckets` before the
+    forwards that follow.
+    """
+    reset = []
+    for module in modules:
+        try:
+            module.reducer._check_reducer_finalized()
+        except RuntimeError:
+            module.reducer._reset_state()
+            reset.append(module)
+    return reset
+
+
+def settle_buckets(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
+    """After one whole backward pass: give the buckets their final layout now, not in the next forward.
+
+    To be called where collectives are answered locally: torch would synchronize the layout with all ranks, of which the
+    others settled theirs long ago. Returns those that have had no whole backward pass yet, to be settled later.
+    """
+    return [module for module in modules if not module.reducer._rebuild_buckets()]
+
+
+def buckets(modules: Iterable[DistributedDataParallel]) -> str:
+    """The layout as text, to be compared between workers."""
+    layouts = []
+    for module in modules:
+        if module.logger is not None:
+            module.logger.set_runtime_stats_and_log()  # else the figures are those of the last sampled iteration
+        data = module._get_ddp_logging_data()
+        layouts.append(f"{data.get('rebuilt_bucket_sizes', '')}|{data.get('rebuilt_per_bucket_param_indices', '')}")
+    return ";".join(layouts)

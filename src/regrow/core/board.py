@@ -1,0 +1,89 @@
+"""A page of shared memory in which a worker shows its progress, readable when the worker is stuck or dead.
+
+One writer (the worker), one reader (its agent). The page is an anonymous memory file passed by descriptor, so it has
+no name to leave behind.
+"""
+
+import mmap
+import os
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+_LAYOUT = struct.Struct("<QqQqI")
+BOARD_BYTES = mmap.PAGESIZE
+
+
+class Phase(IntEnum):
+    """What a worker is doing, as far as its agent needs to know."""
+
+    BUILDING = 0
+    OUTSIDE = 1
+    DATA = 2
+    COMPUTING = 3
+    UPDATING = 4
+    RECOVERING = 5
+    WAITING = 6
+
+
+class Reading(NamedTuple):
+    """One look at a board. `beats` grows with every sign of progress, `calls` with every collective of the step."""
+
+    beats: int
+    step: int
+    calls: int
+    generation: int
+    phase: Phase
+
+
+class Board:
+    """The page itself. Open one end with `create` (agent) and the other with `attach` (worker)."""
+
+    def __init__(self, page: mmap.mmap) -> None:
+        self._page = page
+        self._beats = 0
+        self._calls = 0
+        self._step = -1
+        self._generation = 0
+        self._phase = Phase.BUILDING
+
+    @classmethod
+    def create(cls) -> tuple["Board", int]:
+        """A new page and the descriptor to hand to the worker; the caller closes the descriptor."""
+        descriptor = os.memfd_create("regrow-board", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, BOARD_BYTES)
+        return cls(mmap.mmap(descriptor, BOARD_BYTES)), descriptor
+
+    @classmethod
+    def attach(cls, descriptor: int) -> "Board":
+        """The page behind a descriptor that an agent handed over."""
+        return cls(mmap.mmap(descriptor, BOARD_BYTES))
+
+    def enter(self, phase: Phase, *, step: int | None = None, generation: int | None = None) -> None:
+        """Show a new phase."""
+        self._phase = phase
+        if generation is not None:
+            self._generation = generation
+        if step is not None and step != self._step:
+            self._step = step
+            self._calls = 0
+        self._beats += 1
+        self._write()
+
+    def call(self) -> None:
+        """Show that one more collective was issued."""
+        self._calls += 1
+        self._beats += 1
+        self._write()
+
+    def _write(self) -> None:
+        _LAYOUT.pack_into(self._page, 0, self._beats, self._step, self._calls, self._generation, self._phase)
+
+    def read(self) -> Reading:
+        """What the page shows now."""
+        beats, step, calls, generation, phase = _LAYOUT.unpack_from(self._page, 0)
+        return Reading(beats, step, calls, generation, Phase(phase))
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._page.close()

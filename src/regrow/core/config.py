@@ -1,0 +1,160 @@
+"""What a process of a job is told when it starts, and the one place that reads the environment."""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import Generation, JobId, NodeId, Rank, Seconds, WorkerId
+from regrow.core.messages import FaultSpec, JobFacts, Role, Warmth
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
+_UNITS = {None: 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(text: str) -> Seconds:
+    """Seconds in a text such as `90`, `500ms`, `10min`, `1h`. Raises `UsageError`."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a duration", hint="write for example 90s, 10min or 1h")
+    return float(match.group(1)) * _UNITS[match.group(2)]
+
+
+def state_home() -> Path:
+    """Where jobs keep their records: `$REGROW_HOME`, else `$XDG_STATE_HOME/regrow`, else `~/.local/state/regrow`."""
+    if home := os.environ.get("REGROW_HOME"):
+        return Path(home)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "regrow"
+
+
+def inherited_environment() -> dict[str, str]:
+    """The environment that this process was started in, as it stands now; for handing on to workers."""
+    return dict(os.environ)
+
+
+def jobs_home() -> Path:
+    """The folder with one folder a job."""
+    return state_home() / "jobs"
+
+
+def runtime_home() -> Path:
+    """Where a job's private socket folder is made: `$XDG_RUNTIME_DIR` if it can be used, else the temporary folder."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK | os.X_OK):
+        return Path(runtime)
+    return Path(tempfile.gettempdir())
+
+
+class Script(msgspec.Struct, frozen=True):
+    """What the workers run: a file, or a module when `module` is set; `binary`: an executable (`--no-python`)."""
+
+    target: str
+    args: list[str]
+    module: bool = False
+    binary: bool = False
+
+
+class AgentConfig(msgspec.Struct, frozen=True):
+    """All that an agent is told; it reads this as JSON from standard input, so that the token shows in no listing."""
+
+    facts: JobFacts
+    node: NodeId
+    node_rank: int
+    coordinator: str
+    """URL of the coordinator, `http://host:port`."""
+    token: str
+    script: Script
+    job_dir: str
+    """Records and logs of the job; outlives it."""
+    log_dir: str
+    """Per-rank output files: `rank<R>.<worker>.log`."""
+    socket_dir: str
+    """Private folder (0700) for unix sockets; removed at the end."""
+    bind: str = "127.0.0.1"
+    advertise: str = "127.0.0.1"
+    """The host name under which other nodes reach this one."""
+    master_port: int = 0
+    preload: list[str] = []
+    forward_output: bool = True
+    """Whether workers' output is also written, prefixed by rank, to this process's standard output and error."""
+    checkpoint_dir: str | None = None
+    checkpoint_every: Seconds = 600.0
+    hang_timeout: Seconds | None = None
+    """None: adaptive, ten times the longest recent step but at least 30 s."""
+    lease: Seconds = 10.0
+
+
+class WorkerEnv(msgspec.Struct, frozen=True):
+    """What a worker is told by its agent, through environment variables `REGROW_*`."""
+
+    job: JobId
+    worker: WorkerId
+    node: NodeId
+    role: Role
+    rank: Rank
+    local_rank: int
+    world: int
+    generation: Generation
+    store: str
+    token: str
+    channel: int
+    """Descriptor of the stream socket to the agent."""
+    board: int
+    """Descriptor of the progress page."""
+    socket_dir: str
+    bind: str
+    advertise: str
+    warmth: Warmth
+    nodes: int = 1
+    resume: bool = False
+    checkpoint_dir: str | None = None
+    checkpoint_every: Seconds = 600.0
+    faults: list[FaultSpec] = []
+
+    VARIABLE = "REGROW_WORKER_ENV"
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables that carry this to the worker."""
+        return {self.VARIABLE: msgspec.json.encode(self).decode(), "REGROW_JOB": self.job}
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> "WorkerEnv | None":
+        """What this process was told; None where no agent started it."""
+        text = (os.environ if environ is None else environ).get(cls.VARIABLE)
+        if text is None:
+            return None
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise UsageError(
+                f"{cls.VARIABLE} is not what this version of regrow writes: {error}",
+                hint="unset it, or start the script with the regrow that set it",
+            ) from error
+
+
+class TorchrunEnv(msgspec.Struct, frozen=True):
+    """The part of torchrun's environment contract that a script started by torchrun sees."""
+
+    rank: int
+    local_rank: int
+    world: int
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> "TorchrunEnv | None":
+        """None where the variables are absent: the script runs alone."""
+        env = os.environ if environ is None else environ
+        if "RANK" not in env or "WORLD_SIZE" not in env:
+            return None
+        try:
+            return cls(int(env["RANK"]), int(env.get("LOCAL_RANK", "0")), int(env["WORLD_SIZE"]))
+        except ValueError as error:
+            raise UsageError(f"RANK, LOCAL_RANK or WORLD_SIZE is not a number: {error}") from error
+
+
+def publish_rank(rank: int, local_rank: int) -> None:
+    """Show this process's new place in torchrun's variables, for code that reads them late."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), ROLE_RANK=str(rank))

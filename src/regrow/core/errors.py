@@ -1,0 +1,43 @@
+"""The one error tree. Every error names cause, place and cure."""
+
+
+class RegrowError(Exception):
+    """Base of all errors that regrow raises on purpose.
+
+    Args:
+        cause: what went wrong, and where.
+        hint: what the reader can do about it.
+    """
+
+    def __init__(self, cause: str, *, hint: str = "") -> None:
+        super().__init__(f"{cause} ({hint})" if hint else cause)
+        self.cause = cause
+        self.hint = hint
+
+
+class UsageError(RegrowError):
+    """The command line, the environment or an API call is wrong; nothing was started or changed."""
+
+
+class ProtocolError(RegrowError):
+    """A peer sent something that this version does not understand, or the wrong token."""
+
+
+class DeadlineExceeded(RegrowError):
+    """A wait reached its deadline."""
+
+
+class GenerationHalted(RegrowError):
+    """The membership under this call was given up; the step will run again. Absorbed by `with step`."""
+
+
+class StateError(RegrowError):
+    """Protected state cannot be named, encoded, or does not fit between two workers."""
+
+
+class HydrationError(RegrowError):
+    """State could not be received from the living peers."""
+
+
+class CheckpointError(RegrowError):
+    """A durable checkpoint is missing, torn, or does not fit."""

@@ -1,0 +1,17 @@
+"""Names of things. Ids are types, never parsed strings."""
+
+from typing import NewType
+
+JobId = NewType("JobId", str)
+NodeId = NewType("NodeId", str)
+WorkerId = NewType("WorkerId", str)
+Rank = NewType("Rank", int)
+Generation = NewType("Generation", int)
+StepNo = NewType("StepNo", int)
+
+Seconds = float
+Instant = float
+"""Seconds on the monotonic clock; comparable between processes of one machine."""
+
+NO_STATE = StepNo(-1)
+"""`state_at` of a worker that holds no usable state: a newcomer, or a torn update."""

@@ -1,0 +1,98 @@
+"""Length-prefixed msgpack frames: how two processes of a job speak. Nothing is ever unpickled."""
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from regrow.core.errors import ProtocolError
+
+_LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 64 << 20
+
+Incoming = TypeVar("Incoming")
+
+
+class FrameCodec(Generic[Incoming]):
+    """Encodes any message and decodes those of one union type.
+
+    Args:
+        incoming: the union of message types that may arrive.
+    """
+
+    def __init__(self, incoming: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)  # type: ignore[arg-type]
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def frame(self, message: msgspec.Struct) -> bytes:
+        """One message with its length in front."""
+        body = self._encoder.encode(message)
+        if len(body) > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
+        return _LENGTH.pack(len(body)) + body
+
+    def decode(self, body: bytes | bytearray | memoryview) -> Incoming:
+        """The message in a frame's body. Raises `ProtocolError` on anything else."""
+        try:
+            return self._decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"not a message of this protocol: {error}") from error
+
+    async def read(self, reader: asyncio.StreamReader) -> Incoming | None:
+        """The next message, or None when the peer has closed."""
+        try:
+            head = await reader.readexactly(_LENGTH.size)
+            (length,) = _LENGTH.unpack(head)
+            _check_length(length)
+            return self.decode(await reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length} bytes was announced; the most is {MAX_FRAME_BYTES}")
+
+
+class BlockingChannel(Generic[Incoming]):
+    """Frames over a connected stream socket, for a process without an event loop.
+
+    `send` may be called from any thread; `messages` from one.
+    """
+
+    def __init__(self, sock: socket.socket, codec: FrameCodec[Incoming]) -> None:
+        self._sock = sock
+        self._codec = codec
+        self._sending = threading.Lock()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send one message. Raises `OSError` when the peer has gone."""
+        frame = self._codec.frame(message)
+        with self._sending:
+            self._sock.sendall(frame)
+
+    def messages(self) -> Iterator[Incoming]:
+        """Messages until the peer closes."""
+        with self._sock.makefile("rb") as stream:
+            while True:
+                head = stream.read(_LENGTH.size)
+                if len(head) < _LENGTH.size:
+                    return
+                (length,) = _LENGTH.unpack(head)
+                _check_length(length)
+                body = stream.read(length)
+                if len(body) < length:
+                    return
+                yield self._codec.decode(body)
+
+    def close(self) -> None:
+        """Close the socket; a blocked `messages` ends."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()

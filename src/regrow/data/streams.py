@@ -1,0 +1,182 @@
+"""Batches of a callable, a sequence or any other iterable."""
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from regrow.core.errors import UsageError
+from regrow.data.kept import Giving
+from regrow.data.mapstyle import end_workers
+from regrow.data.sampling import tell_place
+from regrow.data.seeding import Draw, seed_everything
+
+
+class CallableSource:
+    """Batches of a function of the step; called again for a step that runs again."""
+
+    giving = Giving.FRESH
+
+    def __init__(self, function: Callable[[int], Any], *, seed: int) -> None:
+        self._function = function
+        self._seed = seed
+
+    def seek(self, step: int, rank: int, world: int) -> None:
+        """There is nothing to make ready."""
+
+    def fetch(self, step: int, rank: int, world: int) -> Any:
+        """The batch of `step`; its random numbers depend on the seed, the step and the rank."""
+        seed_everything(Draw.STREAM, self._seed, step, rank)
+        return self._function(step)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class SequenceSource:
+    """Batches that lie in a list or another sequence; started over at its end."""
+
+    giving = Giving.STORED
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        if len(batches) == 0:
+            raise UsageError("the sequence of batches given to session.steps is empty", hint="put batches in it")
+        self._batches = batches
+
+    def seek(self, step: int, rank: int, world: int) -> None:
+        """There is nothing to make ready."""
+
+    def fetch(self, step: int, rank: int, world: int) -> Any:
+        """The batch of `step`."""
+        return self._batches[step % len(self._batches)]
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class IterableSource:
+    """Batches of any other iterable, which by contract is a function of the step.
+
+    It is iterated, told the epoch where it has `set_epoch`, and started over at its end. Who starts at step n skips
+    the batches before it: all of them, or those of one epoch where it has a `len()`. What it draws from the global
+    random generators depends on the seed, the step and the rank. An iterator or generator can be gone through only
+    once: its end before the last step is an error.
+    """
+
+    def __init__(self, iterable: Any, *, seed: int) -> None:
+        self._iterable = iterable
+        self._seed = seed
+        self._iterator: Iterator[Any] | None = None
+        self._once = isinstance(iterable, Iterator)
+        self.giving = Giving.ONCE if self._once else Giving.STORED
+        self._epoch = 0
+        self._in_epoch = 0
+        self._next = 0
+        self._place = (0, 1)
+        self._failed: Exception | None = None
+
+    def seek(self, step: int, rank: int, world: int) -> None:
+        """Skips nothing yet; a rank or world that has changed starts an iterable over at the next `fetch`."""
+        if (rank, world) != self._place and not self._once:
+            self._rewind()
+        self._place = (rank, world)
+
+    def fetch(self, step: int, rank: int, world: int) -> Any:
+        """The batch of `step`. Raises `UsageError` where there is none, or no longer any."""
+        self.seek(step, rank, world)
+        if step < self._next:
+            if self._once:
+                raise UsageError(
+                    f"step {step} runs again, but its batch came from {self._name()}, which gives each batch once",
+                    hint="give session.steps a DataLoader, a callable fn(step), or what can be iterated twice",
+                )
+            self._rewind()
+        if self._iterator is None and not self._once:
+            self._jump(step)
+        while self._next < step:
+            self._take(step)
+        return self._take(step)
+
+    def close(self) -> None:
+        """Ends what the iterator holds: loader workers, or a generator's `finally`."""
+        iterator, self._iterator = self._iterator, None
+        end_workers(iterator)
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+    def _rewind(self) -> None:
+        self.close()
+        self._epoch = self._in_epoch = self._next = 0
+
+    def _jump(self, step: int) -> None:
+        length = self._length()
+        if length and step >= self._next + length:
+            self._epoch = step // length
+            self._next = self._epoch * length
+
+    def _take(self, wanted: int) -> Any:
+        while True:
+            if self._iterator is None:
+                self._open()
+            # Before each batch, so that a generator that draws gives the same to who skipped up to here.
+            seed_everything(Draw.STREAM, self._seed, self._next, self._place[0])
+            try:
+                batch = next(self._iterator)  # type: ignore[arg-type]
+            except StopIteration:
+                self._end_of_epoch(wanted)
+                continue
+            except Exception as error:
+                if self._once:
+                    self._failed = error
+                else:
+                    self._rewind()
+                raise
+            self._next += 1
+            self._in_epoch += 1
+            self._failed = None
+            return batch
+
+    def _open(self) -> None:
+        if not self._once:
+            for part in self._parts():
+                tell_place(part, *self._place)
+                if hasattr(part, "set_epoch"):
+                    part.set_epoch(self._epoch)
+            seed_everything(Draw.STREAM, self._seed, self._epoch)
+        self._iterator = iter(self._iterable)
+        self._in_epoch = 0
+
+    def _end_of_epoch(self, wanted: int) -> None:
+        if self._failed is not None:
+            # A generator is at its end once it has raised; what it raised is the cause.
+            raise self._failed
+        if self._once:
+            raise UsageError(
+                f"{self._name()} given to session.steps ended after {self._next} batches, before step {wanted}",
+                hint="make it endless, lower `until`, or give what can be iterated twice, such as a DataLoader",
+            )
+        if self._in_epoch == 0:
+            raise UsageError(f"{self._name()} given to session.steps has no batches", hint="look where it gets them")
+        length = self._length()
+        if length and self._in_epoch != length:
+            raise UsageError(
+                f"{self._name()} has a len() of {length}, but gave {self._in_epoch} batches in epoch {self._epoch}",
+                hint="correct its __len__: a worker that joins at a later step counts epochs by it",
+            )
+        self.close()
+        self._epoch += 1
+
+    def _length(self) -> int | None:
+        # The len() of a DataLoader over an IterableDataset is an estimate.
+        estimate = isinstance(self._iterable, DataLoader) and isinstance(self._iterable.dataset, IterableDataset)
+        return len(self._iterable) if isinstance(self._iterable, Sized) and not estimate else None
+
+    def _parts(self) -> list[Any]:
+        parts = [self._iterable]
+        if isinstance(self._iterable, DataLoader):
+            parts += [self._iterable.dataset, self._iterable.sampler, self._iterable.batch_sampler]
+        return [part for part in parts if part is not None]
+
+    def _name(self) -> str:
+        return f"the {type(self._iterable).__name__}"

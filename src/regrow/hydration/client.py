@@ -1,0 +1,336 @@
+"""The receiver's side: state from all healthy holders at once, each sending a different part."""
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from regrow.core.errors import (
+    DeadlineExceeded,
+    GenerationHalted,
+    HydrationError,
+    ProtocolError,
+    RegrowError,
+)
+from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.hydration.inventory import Inventory, StateSink
+from regrow.hydration.memory import Incoming, Landing
+from regrow.hydration.messages import (
+    DIGEST_BYTES,
+    STALL,
+    AskState,
+    SendSpans,
+    StateRefused,
+    allow,
+    checksum,
+    hang_up,
+    read_frame,
+    receive_into,
+    receiver_side,
+)
+from regrow.hydration.plan import CHUNK_BYTES, Chunk, Span, chunked, deal, whole
+
+_GRACE: Seconds = 1.0
+"""How long to wait for further holders once one has answered."""
+_READS_OF_A_BAD_CHUNK = 3
+_CANCELLED = -1
+
+
+class HydrationReport(msgspec.Struct, frozen=True):
+    """What came, and from how many. `lost`: holders that dropped out on the way, with the reason."""
+
+    bytes: int
+    seconds: Seconds
+    holders: int
+    lost: list[str] = []
+
+
+def receive(
+    sink: StateSink,
+    *,
+    step: StepNo,
+    generation: Generation,
+    token: str,
+    endpoints: Sequence[str],
+    deadline: Instant,
+) -> HydrationReport:
+    """`Hydration(...).run()` for callers that never cancel."""
+    return Hydration(sink, step=step, generation=generation, token=token, endpoints=endpoints, deadline=deadline).run()
+
+
+@dataclass(eq=False)
+class _Peer:
+    """One holder and the connection to it."""
+
+    endpoint: str
+    sock: socket.socket
+    inventory: Inventory | None = None
+    missing: list[Span] = field(default_factory=list)
+    """What it was asked for and did not bring."""
+    failure: str = ""
+    spoiled: bool = False
+
+
+class Hydration:
+    """One reception of `state@step`. `run` in one thread, once; `cancel` from any other.
+
+    Args:
+        sink: whose state is to be filled. When `run` fails after `prepare`, it is torn.
+        step: the step that the holders' state must stand at.
+        generation: the generation in which this happens.
+        token: the job's secret.
+        endpoints: where the holders listen; the first that answers also gives the Python state.
+        deadline: on the monotonic clock; a holder that moves nothing for 5 s is given up before.
+    """
+
+    def __init__(
+        self,
+        sink: StateSink,
+        *,
+        step: StepNo,
+        generation: Generation,
+        token: str,
+        endpoints: Sequence[str],
+        deadline: Instant,
+    ) -> None:
+        self._sink = sink
+        self._step = step
+        self._generation = generation
+        self._token = token
+        self._endpoints = list(dict.fromkeys(endpoints))
+        self._deadline = deadline
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._over = False
+        self._open: set[socket.socket] = set()
+        self._finished: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lost: list[str] = []
+
+    def cancel(self) -> None:
+        """End `run` within milliseconds; it raises `GenerationHalted`."""
+        with self._lock:
+            self._cancelled = True
+            for sock in self._open:
+                hang_up(sock)
+            self._finished.put(_CANCELLED)
+
+    def run(self) -> HydrationReport:
+        """Receive everything.
+
+        Raises:
+            HydrationError: no holder could give it, or not in time.
+            StateError: what the holders have does not fit this worker.
+            GenerationHalted: `cancel` was called.
+        """
+        started = time.monotonic()
+        try:
+            peers = self._meet()
+            inventory = peers[0].inventory
+            if inventory is None:
+                raise HydrationError(f"{peers[0].endpoint} offered no inventory")
+            incoming = Incoming(self._sink.prepare(inventory))
+            self._fill(incoming, peers, whole(inventory.entries))
+            incoming.settle()
+            self._sink.finish()
+            seconds = time.monotonic() - started
+            return HydrationReport(inventory.nbytes, seconds, len(peers), self._lost)
+        except RegrowError as error:
+            if self._cancelled:
+                raise GenerationHalted("the reception of state was cancelled") from error
+            raise
+        finally:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            self._over = True
+        self._keep(())
+
+    def _keep(self, peers: Sequence["_Peer"]) -> None:
+        """Hang up on everybody else."""
+        kept = {peer.sock for peer in peers}
+        with self._lock:
+            others = self._open - kept
+            self._open &= kept
+        for sock in others:
+            hang_up(sock)
+            sock.close()
+
+    def _register(self, sock: socket.socket) -> socket.socket:
+        """Let `cancel` and the end find this socket."""
+        with self._lock:
+            if self._over or self._cancelled:
+                sock.close()
+                raise GenerationHalted("the reception of state was cancelled")
+            self._open.add(sock)
+        return sock
+
+    # --- finding the holders ---
+
+    def _meet(self) -> list[_Peer]:
+        """All holders that answer and agree, in the order of the endpoints."""
+        answers = self._in_threads([partial(self._call, endpoint) for endpoint in self._endpoints], grace=_GRACE)
+        peers: list[_Peer] = []
+        for endpoint, answer in zip(self._endpoints, answers, strict=True):
+            if isinstance(answer, _Peer):
+                peers.append(answer)
+            else:
+                self._lost.append(f"{endpoint}: {_reason(answer)}")
+        self._check()
+        if not peers:
+            why = "; ".join(self._lost) or "there is none"
+            raise HydrationError(f"none of {len(self._endpoints)} holders gave state@{self._step}: {why}")
+        agreed = [peer for peer in peers if _entries(peer) == _entries(peers[0])]
+        self._lost += [f"{peer.endpoint}: holds other tensors" for peer in peers if peer not in agreed]
+        self._keep(agreed)
+        return agreed
+
+    def _call(self, endpoint: str) -> _Peer:
+        sock = self._connect(endpoint)
+        self._check()
+        patience = self._deadline - time.monotonic()
+        sock.sendall(receiver_side.frame(AskState(self._token, self._generation, self._step, patience)))
+        allow(sock, self._deadline, stall=patience)
+        body = read_frame(sock)
+        if body is None:
+            raise EOFError("it hung up at once: another job's token, or it is closing")
+        answer = receiver_side.decode(body)
+        if isinstance(answer, StateRefused):
+            raise HydrationError(answer.reason)
+        return _Peer(endpoint, sock, answer.inventory)
+
+    def _connect(self, endpoint: str) -> socket.socket:
+        kind, _, place = endpoint.partition(":")
+        if kind == "unix":
+            sock = self._register(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            allow(sock, self._deadline)
+            sock.connect(place)
+            return sock
+        host, _, port = place.rpartition(":")
+        if kind != "tcp" or not port.isdecimal():
+            raise ProtocolError(f"{endpoint!r} is no endpoint of a holder")
+        family, type_, proto, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        sock = self._register(socket.socket(family, type_, proto))
+        allow(sock, self._deadline)
+        sock.connect(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    # --- moving the bytes ---
+
+    def _fill(self, incoming: Incoming, peers: list[_Peer], pending: list[Span]) -> None:
+        """Rounds: deal what is missing to who is left, until nothing is missing."""
+        spoiled_rounds = 0
+        while pending:
+            self._check()
+            by_endpoint = {peer.endpoint: peer for peer in peers}
+            for peer in peers:
+                peer.missing = []
+            for part in deal(pending, list(by_endpoint)):
+                by_endpoint[part.holder].missing.append(part.span)
+            tasks = [partial(self._fetch, peer, incoming) for peer in peers]
+            for outcome in self._in_threads(tasks):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            pending = [span for peer in peers for span in peer.missing]
+            self._lost += [f"{peer.endpoint}: {peer.failure}" for peer in peers if peer.failure]
+            spoiled_rounds += any(peer.spoiled for peer in peers)
+            alive = [peer for peer in peers if not peer.failure]
+            # Who sent a bad chunk is asked again only when nobody else is left.
+            peers = [peer for peer in alive if not peer.spoiled] or alive
+            if pending and (not peers or spoiled_rounds >= _READS_OF_A_BAD_CHUNK):
+                self._check()
+                left = sum(span.length for span in pending)
+                raise HydrationError(f"{left} bytes of state@{self._step} could not be had: {'; '.join(self._lost)}")
+
+    def _fetch(self, peer: _Peer, incoming: Incoming) -> None:
+        spans = peer.missing
+        chunks = chunked(spans)
+        bad: list[Chunk] = []
+        done = 0
+        peer.spoiled = False
+        try:
+            allow(peer.sock, self._deadline)
+            if chunks:
+                peer.sock.sendall(receiver_side.frame(SendSpans(spans, CHUNK_BYTES)))
+            landing = Landing(incoming, CHUNK_BYTES)
+            digest = bytearray(DIGEST_BYTES)
+            for chunk in chunks:
+                room = landing.room(chunk)
+                allow(peer.sock, self._deadline)
+                receive_into(peer.sock, room)
+                receive_into(peer.sock, memoryview(digest))
+                if checksum(room) == digest:
+                    landing.land(chunk)
+                else:
+                    bad.append(chunk)
+                done += 1
+        except (OSError, EOFError, DeadlineExceeded) as error:
+            peer.failure = _reason(error)
+        if bad:
+            peer.spoiled = True
+            self._lost.append(f"{peer.endpoint}: {len(bad)} chunks did not match their checksum")
+        peer.missing = [span for chunk in (*bad, *chunks[done:]) for span in chunk]
+
+    # --- threads ---
+
+    def _check(self) -> None:
+        if self._cancelled:
+            raise GenerationHalted("the reception of state was cancelled")
+        if time.monotonic() >= self._deadline:
+            raise HydrationError(
+                f"state@{self._step} did not arrive in time: {'; '.join(self._lost) or 'no holder was done'}"
+            )
+
+    def _in_threads(self, tasks: Sequence[Callable[[], object]], *, grace: Seconds | None = None) -> list[object]:
+        """What each task returned or raised, in order.
+
+        With `grace`, tasks that still run so long after the first success are left behind, and all of them when
+        cancelled; without it every task is waited for, for it writes into tensors.
+        """
+        results: list[object] = [DeadlineExceeded("no answer in time")] * len(tasks)
+        # A queue of this call's own: tasks that an earlier call left behind must not speak here.
+        finished: queue.SimpleQueue[int] = queue.SimpleQueue()
+        with self._lock:
+            self._finished = finished
+            if self._cancelled:
+                finished.put(_CANCELLED)
+
+        def work(at: int) -> None:
+            try:
+                results[at] = tasks[at]()
+            except Exception as error:  # noqa: BLE001 - handed to the caller of run()
+                results[at] = error
+            finished.put(at)
+
+        for at in range(len(tasks)):
+            threading.Thread(target=work, args=(at,), name="regrow-hydrate-from", daemon=True).start()
+        # The tasks hold the deadline themselves; the second on top is for their last words.
+        until = self._deadline + 1.0
+        running = set(range(len(tasks)))
+        while running:
+            try:
+                at = finished.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if at == _CANCELLED and grace is not None:
+                break
+            running.discard(at)
+            if grace is not None and at >= 0 and not isinstance(results[at], BaseException):
+                until = min(until, time.monotonic() + grace)
+        return list(results)
+
+
+def _entries(peer: _Peer) -> object:
+    return peer.inventory.entries if peer.inventory is not None else None
+
+
+def _reason(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it sent nothing for {STALL:.0f} s"
+    return str(error) or type(error).__name__

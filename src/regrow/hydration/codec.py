@@ -1,0 +1,203 @@
+"""Small Python state to bytes and back: exact types, exact float bits, no pickle.
+
+msgpack carries None, bool, int of 64 bits, float, str, bytes, list and dict with text keys as they are; every other
+type is a msgpack extension whose payload is msgpack again. Tensors are not carried: each becomes a reference to a named
+tensor that travels apart.
+"""
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
+from typing import cast
+
+import msgspec
+import numpy as np
+import torch
+
+from regrow.core.errors import StateError
+
+Lift = Callable[[str, torch.Tensor], str]
+"""Called with the path of a tensor inside the state; says under which name the tensor travels."""
+Resolve = Callable[[str], object]
+"""Called with a travelled tensor's name; says what stands in its place."""
+
+_BIG_INT, _COMPLEX, _TUPLE, _SET, _FROZENSET, _PAIRS, _ORDERED, _COUNTER = range(1, 9)
+_NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR = range(9, 16)
+_DEEPEST = 64
+_encoder = msgspec.msgpack.Encoder()
+
+
+class TensorRef(msgspec.Struct, frozen=True):
+    """What stands in decoded state for a tensor, when no resolver was given."""
+
+    name: str
+
+
+def encode(value: object, *, path: str = "", lift: Lift | None = None, canonical: bool = False) -> bytes:
+    """State as bytes.
+
+    Args:
+        value: the state: nested containers of plain values.
+        path: what the state is called, for names of tensors and for error messages.
+        lift: names the tensors inside; without it a tensor is an error.
+        canonical: sort dictionaries, so that equal state gives equal bytes whatever the order of insertion.
+
+    Raises:
+        StateError: a value is of a type that cannot be carried; names its path.
+    """
+    return _encoder.encode(_Packer(lift, canonical).pack(value, path, 0))
+
+
+def decode(data: bytes, *, resolve: Resolve = TensorRef) -> object:
+    """State from bytes of `encode`. Raises `StateError` on anything else."""
+
+    def hook(code: int, payload: memoryview) -> object:
+        return _unpack(code, payload, decoder, resolve)
+
+    decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(ext_hook=hook)
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise StateError(f"the Python state that was received does not decode: {error}") from error
+
+
+class _Packer:
+    """One walk over one state."""
+
+    def __init__(self, lift: Lift | None, canonical: bool) -> None:
+        self._lift = lift
+        self._canonical = canonical
+
+    def pack(self, value: object, path: str, depth: int) -> object:
+        """The value in terms that msgpack knows."""
+        kind = type(value)
+        if value is None or kind is bool or kind is float or kind is bytes:
+            return value
+        if depth > _DEEPEST:
+            raise StateError(f"{path} nests deeper than {_DEEPEST} levels", hint="does it contain itself?")
+        if kind is str or kind is int:
+            return _plain(value, path)
+        if kind is list:
+            return self._items(cast(list[object], value), path, depth)
+        if kind is dict or kind is defaultdict:
+            return self._dict(value, path, depth)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        return msgspec.msgpack.Ext(*self._extension(value, path, depth))
+
+    def _items(self, values: Iterable[object], path: str, depth: int) -> list[object]:
+        return [self.pack(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(values)]
+
+    def _dict(self, value: object, path: str, depth: int) -> object:
+        items = cast(dict[object, object], value)
+        if not all(type(key) is str for key in items):
+            return msgspec.msgpack.Ext(_PAIRS, self._pairs(items, path, depth))
+        texts = sorted(cast(dict[str, object], items)) if self._canonical else cast(dict[str, object], items)
+        return {_plain(key, path): self.pack(items[key], _join(path, key), depth + 1) for key in texts}
+
+    def _pairs(self, items: dict[object, object], path: str, depth: int) -> bytes:
+        pairs: list[tuple[bytes, object]] = []
+        for key, item in items.items():
+            packed = self.pack(key, f"{path} key {key!r}", depth + 1)
+            pairs.append((_encoder.encode(packed), self.pack(item, _join(path, key), depth + 1)))
+        if self._canonical:
+            pairs.sort(key=lambda pair: pair[0])
+        return _encoder.encode([part for key, item in pairs for part in (msgspec.Raw(key), item)])
+
+    def _tensor(self, value: torch.Tensor, path: str) -> msgspec.msgpack.Ext:
+        if self._lift is None:
+            raise StateError(f"{path} is a tensor, where only plain values can be")
+        return msgspec.msgpack.Ext(_TENSOR, self._lift(path, value).encode())
+
+    def _extension(self, value: object, path: str, depth: int) -> tuple[int, bytes]:
+        kind = type(value)
+        if kind is tuple:
+            return _TUPLE, _encoder.encode(self._items(cast(tuple[object, ...], value), path, depth))
+        if kind is set or kind is frozenset:
+            members = sorted(_encoder.encode(item) for item in self._items(cast(set[object], value), path, depth))
+            code = _SET if kind is set else _FROZENSET
+            return code, _encoder.encode([msgspec.Raw(member) for member in members])
+        if kind is OrderedDict or kind is Counter:
+            code = _ORDERED if kind is OrderedDict else _COUNTER
+            return code, self._pairs(cast(dict[object, object], value), path, depth)
+        if isinstance(value, complex) and kind is complex:
+            return _COMPLEX, _encoder.encode([value.real, value.imag])
+        if isinstance(value, torch.dtype):
+            return _DTYPE, dtype_name(value).encode()
+        if isinstance(value, torch.device):
+            return _DEVICE, str(value).encode()
+        if isinstance(value, torch.Size):
+            return _SIZE, _encoder.encode(list(value))
+        if isinstance(value, bytearray) and kind is bytearray:
+            return _BYTEARRAY, bytes(value)
+        if isinstance(value, np.generic | np.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
+            code = _NUMPY_SCALAR if isinstance(value, np.generic) else _NUMPY_ARRAY
+            return code, _encoder.encode([value.dtype.str, list(value.shape), value.tobytes()])
+        raise StateError(
+            f"{path or 'the state'}: {kind.__name__} cannot be protected",
+            hint="leave it out of state_dict(), or keep it as numbers, text, lists, dicts or tensors",
+        )
+
+
+def _plain(value: object, path: str) -> object:
+    if type(value) is int:
+        if -(1 << 63) <= value < 1 << 64:
+            return value
+        return msgspec.msgpack.Ext(_BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+    try:
+        str(value).encode()
+    except UnicodeEncodeError as error:
+        raise StateError(f"{path} holds text that is not Unicode: {error}") from error
+    return value
+
+
+def _join(path: str, key: object) -> str:
+    if type(key) is str:
+        return f"{path}.{key}" if path else key
+    return f"{path}[{key!r}]"
+
+
+def _unpack(code: int, payload: memoryview, decoder: msgspec.msgpack.Decoder[object], resolve: Resolve) -> object:
+    if code == _BIG_INT:
+        return int.from_bytes(payload, "big", signed=True)
+    if code == _TENSOR:
+        return resolve(str(payload, "utf-8"))
+    if code == _DTYPE:
+        return dtype_of(str(payload, "utf-8"))
+    if code == _DEVICE:
+        return torch.device(str(payload, "utf-8"))
+    if code == _BYTEARRAY:
+        return bytearray(payload)
+    items = decoder.decode(payload)
+    if not isinstance(items, list):
+        raise ValueError(f"extension {code} holds no list")
+    if code in (_PAIRS, _ORDERED, _COUNTER):
+        pairs = dict(zip(items[::2], items[1::2], strict=True))
+        return OrderedDict(pairs) if code == _ORDERED else Counter(pairs) if code == _COUNTER else pairs
+    if code in (_NUMPY_SCALAR, _NUMPY_ARRAY):
+        kind, shape, raw = items
+        array = np.frombuffer(raw, dtype=np.dtype(kind)).reshape(shape)
+        return array[()] if code == _NUMPY_SCALAR else array.copy()
+    if code == _COMPLEX:
+        return complex(*items)
+    makers: dict[int, Callable[[list[object]], object]] = {
+        _TUPLE: tuple,
+        _SET: set,
+        _FROZENSET: frozenset,
+        _SIZE: torch.Size,  # type: ignore[dict-item]
+    }
+    if code not in makers:
+        raise ValueError(f"unknown extension {code}")
+    return makers[code](items)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """`torch.float32` for `float32`. Raises `StateError` when this torch has no such dtype."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise StateError(f"{name!r} is no dtype of this torch {torch.__version__}", hint="run one version everywhere")
+    return dtype

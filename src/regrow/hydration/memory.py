@@ -1,0 +1,125 @@
+"""The bytes of tensors: in place where a tensor is contiguous in the processor's memory, staged where it is not.
+
+The order of bytes is that of the contiguous tensor, whatever the strides on either side.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from regrow.hydration.plan import Chunk
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as its bytes, on its device, without a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _in_place(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and _straight(tensor)
+
+
+def _straight(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _stage(size: int, device: torch.device | None) -> torch.Tensor:
+    # Pinned memory lets an accelerator copy without a second staging buffer of its driver's.
+    return torch.empty(size, dtype=torch.uint8, pin_memory=device is not None and device.type == "cuda")
+
+
+class Outgoing:
+    """Reads chunks out of tensors, for one connection.
+
+    Args:
+        tensor: finds a tensor by name.
+        size: the most bytes in a chunk.
+    """
+
+    def __init__(self, tensor: Callable[[str], torch.Tensor], size: int) -> None:
+        self._tensor = tensor
+        self._size = size
+        self._stage: torch.Tensor | None = None
+        self._view: tuple[str, torch.Tensor, bool] | None = None
+
+    def read(self, chunk: Chunk) -> memoryview:
+        """The chunk's bytes; valid until the next call."""
+        if len(chunk) == 1:
+            name, offset, length = chunk[0]
+            flat, direct = self._flat(name)
+            if direct:
+                return flat[offset : offset + length].numpy().data
+        at = 0
+        stage = self._staging(self._flat(chunk[0].name)[0].device)
+        for name, offset, length in chunk:
+            stage[at : at + length].copy_(self._flat(name)[0][offset : offset + length])
+            at += length
+        return stage[:at].numpy().data
+
+    def _flat(self, name: str) -> tuple[torch.Tensor, bool]:
+        if self._view is None or self._view[0] != name:
+            tensor = self._tensor(name)
+            straight = tensor if _straight(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
+            self._view = (name, _flat(straight), straight.device.type == "cpu")
+        return self._view[1], self._view[2]
+
+    def _staging(self, device: torch.device) -> torch.Tensor:
+        if self._stage is None:
+            self._stage = _stage(self._size, device)
+        return self._stage
+
+
+class Incoming:
+    """Where arriving bytes land. One for a whole hydration; `Landing` is one connection's part of it.
+
+    Args:
+        targets: the tensors to fill.
+    """
+
+    def __init__(self, targets: dict[str, torch.Tensor]) -> None:
+        self._crooked = {name: tensor for name, tensor in targets.items() if not _straight(tensor)}
+        self._straightened = {
+            name: torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            for name, tensor in self._crooked.items()
+        }
+        self._flat = {name: _flat(self._straightened.get(name, tensor)) for name, tensor in targets.items()}
+
+    def flat(self, name: str) -> torch.Tensor:
+        """The bytes to write for a name, on their device."""
+        return self._flat[name]
+
+    def settle(self) -> None:
+        """All has arrived: move what could not be received in place."""
+        with torch.no_grad():
+            for name, tensor in self._crooked.items():
+                tensor.copy_(self._straightened[name])
+
+
+class Landing:
+    """Writes chunks of one connection into the tensors of an `Incoming`."""
+
+    def __init__(self, incoming: Incoming, size: int) -> None:
+        self._incoming = incoming
+        self._size = size
+        self._stage: torch.Tensor | None = None
+
+    def room(self, chunk: Chunk) -> memoryview:
+        """Where to receive a chunk; call `land` when it is there and right."""
+        first = self._incoming.flat(chunk[0].name)
+        if len(chunk) == 1 and first.device.type == "cpu":
+            _, offset, length = chunk[0]
+            return first[offset : offset + length].numpy().data
+        if self._stage is None:
+            self._stage = _stage(self._size, first.device)
+        return self._stage[: sum(span.length for span in chunk)].numpy().data
+
+    def land(self, chunk: Chunk) -> None:
+        """Move a staged chunk to its tensors; nothing to do for one that was received in place."""
+        if len(chunk) == 1 and self._incoming.flat(chunk[0].name).device.type == "cpu":
+            return
+        if self._stage is None:
+            raise RuntimeError("land() before room()")
+        at = 0
+        for name, offset, length in chunk:
+            self._incoming.flat(name)[offset : offset + length].copy_(self._stage[at : at + length])
+            at += length

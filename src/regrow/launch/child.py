@@ -1,0 +1,54 @@
+"""A node's agent as a child process of the launcher."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from regrow.core.config import AgentConfig
+from regrow.core.ids import Seconds
+from regrow.launch.processes import describe_exit
+
+AGENT_COMMAND = (sys.executable, "-m", "regrow.agent")
+
+
+class AgentProcess:
+    """The agent, in a session of its own so that the terminal's Ctrl-C reaches the launcher only."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, config: AgentConfig, command: Sequence[str] = AGENT_COMMAND) -> "AgentProcess":
+        """Start it and hand it its configuration through a pipe, so that the token shows in no listing.
+
+        Its death signal refers to the thread that calls this, which must be the main one.
+        """
+        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+        if process.stdin is None:
+            raise RuntimeError("the agent was started without a pipe")
+        try:
+            process.stdin.write(msgspec.json.encode(config))
+            await process.stdin.drain()
+        except ConnectionError:
+            pass  # It has ended already; `wait` tells how.
+        process.stdin.close()
+        return cls(process)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not been seen to end."""
+        return self._process.returncode is None
+
+    async def wait(self) -> str:
+        """Wait, as long as the job lasts, until it has ended; how it did, in words."""
+        return describe_exit(await self._process.wait())
+
+    async def end(self, *, within: Seconds) -> None:
+        """Give it `within` seconds to end by itself, then kill it."""
+        try:
+            await asyncio.wait_for(self._process.wait(), within)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

@@ -1,0 +1,85 @@
+"""What a launcher says to people, and how people interrupt it."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+
+from regrow.core.events import IncidentClosed, Noted, Record
+from regrow.core.messages import NodeProgress
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_REASONS = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGHUP: "the terminal was closed"}
+
+
+class Speaker:
+    """Says things to people on standard error; a terminal that has been closed is no reason to fail.
+
+    Args:
+        quiet: leave out what is not needed (`--quiet`).
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._deaf = False
+
+    def note(self, text: str) -> None:
+        """A line that `--quiet` leaves out."""
+        if not self._quiet:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Something that must be said."""
+        if self._deaf:
+            return
+        try:
+            sys.stderr.write(f"regrow: {text}\n")
+            sys.stderr.flush()
+        except OSError:
+            self._deaf = True
+
+    def record(self, item: Record | NodeProgress) -> None:
+        """One line for each record that people want to see while a job runs."""
+        match item:
+            case IncidentClosed():
+                lost = f"{item.steps_lost} steps lost" if item.steps_lost else "no step lost"
+                self.note(f"{item.cause}; step {item.step} goes on after {item.total:.2f} s ({item.rung}), {lost}")
+            case Noted():
+                self.note(item.text)
+            case _:
+                pass
+
+
+class Interruptions:
+    """Signals that ask this process to end: the first asks the job to stop, a second Ctrl-C ends everything at once.
+
+    Args:
+        ask: called once, with the reason in words.
+        force: called for a SIGINT after that.
+    """
+
+    def __init__(self, ask: Callable[[str], None], force: Callable[[], None]) -> None:
+        self._ask = ask
+        self._force = force
+        self._asked = False
+
+    def __enter__(self) -> "Interruptions":
+        """Take over the signals; one that is ignored (`nohup`) stays ignored."""
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._arrived, number)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Give the signals back."""
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+    def _arrived(self, number: signal.Signals) -> None:
+        if not self._asked:
+            self._asked = True
+            self._ask(_REASONS.get(number, f"{number.name} was received"))
+        elif number == signal.SIGINT:
+            self._force()

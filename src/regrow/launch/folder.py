@@ -1,0 +1,189 @@
+"""The folder of a job, `<jobs>/<job>/`: its description while it runs, its records and logs.
+
+`job.json` holds the job's secret, so folder and file are their owner's only; the secret is taken out at the end.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import JobId
+from regrow.launch.processes import is_alive, start_time
+
+JOB_FILE = "job.json"
+EVENTS_FILE = "events.jsonl"
+CRASH_FILE = "crash.txt"
+_MOST_NAMESAKES = 10_000
+_LONGEST_SOCKET_PATH = 107
+_ROOM_FOR_NAMES = 48
+
+
+class JobEntry(msgspec.Struct, frozen=True):
+    """What `job.json` says. `started` and `ended`: seconds since the epoch; `address`: `host:port`."""
+
+    job: JobId
+    address: str
+    token: str
+    pid: int
+    pid_started: float
+    started: float
+    world: int
+    command: list[str]
+    log_dir: str
+    ended: float | None = None
+    code: int | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the launcher that wrote this is still there."""
+        return self.ended is None and is_alive(self.pid, self.pid_started)
+
+
+def make_job_dir(jobs_home: Path, job: JobId) -> tuple[JobId, Path]:
+    """A new folder for a job, under the name that it asks for, or that name with a number when it is taken.
+
+    Raises:
+        UsageError: a job of this name runs already, or the folder cannot be made.
+    """
+    try:
+        jobs_home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in range(1, _MOST_NAMESAKES):
+            name = JobId(job if number == 1 else f"{job}-{number}")
+            folder = jobs_home / name
+            try:
+                folder.mkdir(mode=0o700)
+            except FileExistsError:
+                _refuse_running(folder, name)
+                continue
+            return name, folder
+    except OSError as error:
+        raise UsageError(
+            f"the job's folder in {jobs_home} cannot be made: {error.strerror or error}",
+            hint="set REGROW_HOME to a folder that you may write to",
+        ) from error
+    raise UsageError(f"{jobs_home} has {_MOST_NAMESAKES} jobs named {job}", hint="remove old ones, or give --job NAME")
+
+
+def _refuse_running(folder: Path, name: JobId) -> None:
+    entry = read_entry(folder)
+    if entry is not None and entry.running:
+        raise UsageError(f"a job named {name} is running", hint=f"choose another --job, or end it: regrow stop {name}")
+
+
+def make_log_dir(folder: Path) -> None:
+    """Make the folder for per-rank output, where it is not there. Raises `UsageError`."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder for logs {folder} cannot be made: {error.strerror or error}", hint="choose another --log-dir"
+        ) from error
+
+
+def make_socket_dir(home: Path) -> Path:
+    """A private folder (0700) with an unpredictable name for the job's unix sockets; the caller removes it.
+
+    Raises:
+        UsageError: it cannot be made, or its path leaves no room for socket names.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="regrow-", dir=home))
+    except OSError as error:
+        raise UsageError(
+            f"no folder for sockets can be made in {home}: {error.strerror or error}",
+            hint="set TMPDIR to another folder",
+        ) from error
+    if len(os.fsencode(folder)) + _ROOM_FOR_NAMES > _LONGEST_SOCKET_PATH:
+        folder.rmdir()
+        raise UsageError(
+            f"{home} is too long for the sockets in it: a socket's path has at most {_LONGEST_SOCKET_PATH} bytes",
+            hint="set TMPDIR to a shorter folder, such as /tmp",
+        )
+    return folder
+
+
+def remove_socket_dir(folder: Path) -> None:
+    """Remove the folder and the sockets in it; an agent may have done so before."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+
+
+def describe(job: JobId, address: str, token: str, *, world: int, command: list[str], log_dir: str) -> JobEntry:
+    """The entry of a job that this process runs."""
+    return JobEntry(
+        job=job,
+        address=address,
+        token=token,
+        pid=os.getpid(),
+        pid_started=start_time(),
+        started=time.time(),
+        world=world,
+        command=command,
+        log_dir=log_dir,
+    )
+
+
+def write_entry(job_dir: Path, entry: JobEntry) -> None:
+    """Put `job.json` in its place, whole, mode 0600. Raises `OSError`."""
+    path = job_dir / JOB_FILE
+    draft = path.with_suffix(f".{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(entry)) + b"\n")
+    draft.replace(path)
+
+
+def read_entry(job_dir: Path) -> JobEntry | None:
+    """What `job.json` says; None where there is none, or none of this version's."""
+    try:
+        return msgspec.json.decode((job_dir / JOB_FILE).read_bytes(), type=JobEntry)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def list_jobs(jobs_home: Path) -> list[JobEntry]:
+    """All jobs of which there is a description, the newest last."""
+    if not jobs_home.is_dir():
+        return []
+    entries = [read_entry(folder) for folder in jobs_home.iterdir()]
+    return sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.started)
+
+
+def find_job(jobs_home: Path, job: str | None, *, running: bool = True) -> JobEntry:
+    """The job of that name, or without a name the only running one (`running=False`: else the newest).
+
+    Raises:
+        UsageError: there is none, it has ended, or there are several to choose from.
+    """
+    entries = list_jobs(jobs_home)
+    alive = [entry for entry in entries if entry.running]
+    if job is not None:
+        return _named(entries, job, running)
+    if len(alive) == 1:
+        return alive[0]
+    if alive:
+        names = ", ".join(entry.job for entry in alive)
+        raise UsageError(f"{len(alive)} jobs are running", hint=f"name one of {names}")
+    if running or not entries:
+        raise UsageError("no job is running" if running else "there is no job", hint="start one: regrow run SCRIPT")
+    return entries[-1]
+
+
+def _named(entries: list[JobEntry], job: str, running: bool) -> JobEntry:
+    found = [entry for entry in entries if entry.job == job]
+    if not found:
+        names = ", ".join(entry.job for entry in entries[-5:])
+        raise UsageError(
+            f"there is no job {job!r}", hint=f"the newest are: {names}" if names else "regrow jobs lists them"
+        )
+    if running and not found[0].running:
+        how = "died" if found[0].code is None else f"ended with exit code {found[0].code}"
+        raise UsageError(f"job {job} is not running any more: it {how}", hint=f"regrow logs {job} shows its output")
+    return found[0]

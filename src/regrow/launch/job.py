@@ -1,0 +1,331 @@
+"""A job's description: the flags of `regrow run`, checked, as what every process of the job is told."""
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from regrow.core.config import AgentConfig, Script, duration
+from regrow.core.errors import UsageError
+from regrow.core.ids import JobId, NodeId, Seconds
+from regrow.core.messages import FaultSpec, JobFacts, Warmth
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 29400
+"""Where node 0 listens when `--rdzv-endpoint` names no port; torchrun's default."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_REDIRECT_ALL = "3"
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What the machine and the environment say, read by the command line and given in as values.
+
+    `stamp` makes the names of unnamed jobs unique. `token`: the job's secret, needed by jobs of several nodes.
+    """
+
+    cpus: int
+    gpus: int
+    stamp: str
+    jobs_home: Path
+    socket_home: Path
+    token: str = ""
+
+
+class RunFlags(msgspec.Struct, frozen=True):
+    """`regrow run`'s flags as words, one field a flag; see `regrow run --help` for what they mean."""
+
+    script: str
+    args: list[str] = []
+    module: bool = False
+    no_python: bool = False
+    nproc_per_node: str = "1"
+    nnodes: str = "1"
+    node_rank: int | None = None
+    standalone: bool = False
+    rdzv_backend: str = ""
+    rdzv_endpoint: str = ""
+    rdzv_id: str = ""
+    master_addr: str = ""
+    master_port: int = 0
+    local_addr: str = ""
+    max_restarts: int | None = None
+    log_dir: str = ""
+    redirects: str = ""
+    tee: str = ""
+    standby: int = 0
+    warmth: str = "imports"
+    max_faults: int = 100
+    window: str = "1h"
+    checkpoint_dir: str = ""
+    checkpoint_every: str = "10min"
+    resume: bool = False
+    hang_timeout: str = ""
+    grace: str = "10s"
+    preload: list[str] = []
+    bind: str = ""
+    job: str = ""
+    quiet: bool = False
+    without_meaning: list[str] = []
+    """Flags of torchrun's that were given and that change nothing here."""
+
+
+class JobPlan(msgspec.Struct, frozen=True):
+    """All that starting one node of a job needs. `facts` of another node than 0 are replaced by node 0's."""
+
+    facts: JobFacts
+    script: Script
+    jobs_home: Path
+    socket_home: Path
+    node_rank: int = 0
+    token: str = ""
+    """Empty: a new secret is made (one node only)."""
+    bind: str = LOOPBACK
+    port: int = 0
+    """Where the coordinator listens; 0: any free port."""
+    endpoint: tuple[str, int] = (LOOPBACK, 0)
+    """Where the other nodes find the coordinator."""
+    advertise: str = ""
+    """How the others reach this node; empty: worked out from the route to the coordinator."""
+    master_port: int = 0
+    log_dir: str = ""
+    preload: list[str] = []
+    forward_output: bool = True
+    checkpoint_dir: str | None = None
+    checkpoint_every: Seconds = 600.0
+    hang_timeout: Seconds | None = None
+    grace: Seconds = 10.0
+    faults: list[FaultSpec] = []
+    resume: bool = False
+    quiet: bool = False
+    notes: list[str] = []
+    """What the user should know before the job starts, a line each."""
+
+    @property
+    def node(self) -> NodeId:
+        """The name of this node."""
+        return node_name(self.node_rank)
+
+    def agent_config(
+        self, facts: JobFacts, *, coordinator: str, token: str, job_dir: Path, socket_dir: Path, advertise: str
+    ) -> AgentConfig:
+        """What this node's agent is told, once addresses and folders are known."""
+        return AgentConfig(
+            facts=facts,
+            node=self.node,
+            node_rank=self.node_rank,
+            coordinator=coordinator,
+            token=token,
+            script=self.script,
+            job_dir=str(job_dir),
+            log_dir=self.log_dir or str(job_dir / "logs"),
+            socket_dir=str(socket_dir),
+            bind=self.bind,
+            advertise=advertise,
+            master_port=self.master_port,
+            preload=self.preload,
+            forward_output=self.forward_output,
+            checkpoint_dir=self.checkpoint_dir,
+            checkpoint_every=self.checkpoint_every,
+            hang_timeout=self.hang_timeout,
+        )
+
+
+def node_name(rank: int) -> NodeId:
+    """The name of the node with that `--node-rank`."""
+    return NodeId(f"node{rank}")
+
+
+def job_nodes(facts: JobFacts) -> list[NodeId]:
+    """All nodes of a job, in the order of their ranks."""
+    return [node_name(rank) for rank in range(facts.nodes)]
+
+
+def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec] = ()) -> JobPlan:
+    """Check the flags and work out the job. Reads no file and no environment.
+
+    Raises:
+        UsageError: names the flag and what to write instead.
+    """
+    facts, notes = _facts(flags, around)
+    node_rank = _node_rank(flags, facts.nodes)
+    endpoint, bind = _addresses(flags, facts.nodes)
+    if facts.nodes > 1 and not around.token:
+        raise UsageError(
+            "a job of several nodes needs a secret that all of them know",
+            hint="put it in a file and give --token-file, or set REGROW_TOKEN, the same on every node",
+        )
+    quiet_output = _REDIRECT_ALL in flags.redirects.split(",") and not flags.tee
+    return JobPlan(
+        facts=facts,
+        script=Script(flags.script, flags.args, module=flags.module, binary=flags.no_python),
+        jobs_home=around.jobs_home,
+        socket_home=around.socket_home,
+        node_rank=node_rank,
+        token=around.token,
+        bind=bind,
+        port=endpoint[1],
+        endpoint=endpoint,
+        advertise=flags.local_addr or (endpoint[0] if node_rank == 0 or _is_loopback(endpoint[0]) else ""),
+        master_port=0 if facts.nodes > 1 else _in_range("--master-port", flags.master_port, 0, 65535),
+        log_dir=_absolute(flags.log_dir) or "",
+        preload=flags.preload,
+        forward_output=not quiet_output,
+        checkpoint_dir=_absolute(flags.checkpoint_dir),
+        checkpoint_every=_duration("--checkpoint-every", flags.checkpoint_every),
+        hang_timeout=_duration("--hang-timeout", flags.hang_timeout) if flags.hang_timeout else None,
+        grace=_duration("--shutdown-timeout", flags.grace),
+        faults=list(faults),
+        resume=flags.resume,
+        quiet=flags.quiet,
+        notes=notes,
+    )
+
+
+def world_of(flags: RunFlags, around: Surroundings) -> int:
+    """Ranks in the job that these flags describe; a fault plan is checked against it."""
+    return _facts(flags, around)[0].world
+
+
+def _facts(flags: RunFlags, around: Surroundings) -> tuple[JobFacts, list[str]]:
+    notes = [f"{flag} means nothing to regrow and is ignored" for flag in flags.without_meaning]
+    nodes, most = _nnodes(flags.nnodes)
+    if most > nodes:
+        notes.append(f"--nnodes {flags.nnodes}: the job runs on {nodes}; growing to {most} is not built yet")
+    if flags.standalone and nodes > 1:
+        raise UsageError(f"--standalone is for one node, --nnodes says {nodes}", hint="leave one of them out")
+    if flags.resume and not flags.checkpoint_dir:
+        raise UsageError("--resume needs to know where the checkpoints are", hint="add --checkpoint-dir DIR")
+    if flags.module and flags.no_python:
+        raise UsageError("--module and --no-python exclude each other", hint="leave one of them out")
+    name = _job_name(flags)
+    facts = JobFacts(
+        job=JobId(name or f"{_default_name(flags)}-{around.stamp}"),
+        nproc=_nproc(flags.nproc_per_node, around),
+        nodes=nodes,
+        standbys=_in_range("--standby", flags.standby, 0, 1024),
+        warmth=_warmth(flags.warmth),
+        max_faults=_in_range("--max-faults", flags.max_faults, 0),
+        window=_duration("--window", flags.window),
+        max_restarts=None if flags.max_restarts is None else _in_range("--max-restarts", flags.max_restarts, 0),
+        durable=bool(flags.checkpoint_dir),
+    )
+    return facts, notes
+
+
+def _job_name(flags: RunFlags) -> str:
+    for flag, name in (("--job", flags.job), ("--rdzv-id", flags.rdzv_id)):
+        if name and name != "none":
+            if _NAME.fullmatch(name) is None:
+                raise UsageError(f"{flag} {name!r} cannot name a job", hint="use letters, digits, '.', '_' and '-'")
+            return name
+    return ""
+
+
+def _default_name(flags: RunFlags) -> str:
+    stem = flags.script.rsplit(".", 1)[-1] if flags.module else Path(flags.script).stem
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:40] or "job"
+
+
+def _nproc(text: str, around: Surroundings) -> int:
+    match text:
+        case "cpu":
+            return around.cpus
+        case "auto":
+            return around.gpus or around.cpus
+        case "gpu" if around.gpus == 0:
+            raise UsageError("--nproc-per-node gpu: this machine shows no GPU", hint="give a number, or cpu")
+        case "gpu":
+            return around.gpus
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise UsageError(
+            f"--nproc-per-node {text!r} is no number of processes", hint="give 1 or more, cpu, gpu or auto"
+        )
+    return _in_range("--nproc-per-node", int(text), 1, 4096)
+
+
+def _nnodes(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text, re.ASCII)
+    least = int(match.group(1)) if match else 0
+    most = int(match.group(2) or least) if match else 0
+    if least < 1 or most < least:
+        raise UsageError(f"--nnodes {text!r} is no number of nodes", hint="give N, or MIN:MAX with 1 <= MIN <= MAX")
+    return least, most
+
+
+def _node_rank(flags: RunFlags, nodes: int) -> int:
+    if flags.node_rank is None:
+        if nodes > 1:
+            raise UsageError(f"which of the {nodes} nodes is this?", hint=f"add --node-rank, from 0 to {nodes - 1}")
+        return 0
+    return _in_range("--node-rank", flags.node_rank, 0, nodes - 1)
+
+
+def _addresses(flags: RunFlags, nodes: int) -> tuple[tuple[str, int], str]:
+    """Where the coordinator is found, and the address on which this node listens."""
+    bind = flags.bind or LOOPBACK
+    if flags.standalone:
+        return (LOOPBACK, 0), bind
+    if nodes == 1:
+        return (LOOPBACK, _endpoint(flags.rdzv_endpoint)[1] if flags.rdzv_endpoint else 0), bind
+    text = flags.rdzv_endpoint
+    if not text and flags.master_addr:
+        text = f"{flags.master_addr}:{flags.master_port or 29500}"
+    if not text:
+        raise UsageError(
+            "a job of several nodes needs to know where node 0 is", hint="add --rdzv-endpoint HOST:PORT, on every node"
+        )
+    host, port = _endpoint(text)
+    if port == 0:
+        raise UsageError(f"--rdzv-endpoint {text!r} names no port", hint="give HOST:PORT, the same on every node")
+    if not _is_loopback(host) and _is_loopback(bind):
+        raise UsageError(
+            f"{host} is beyond this machine, and regrow listens on {LOOPBACK} only unless told to",
+            hint="add --bind with this node's address, or 0.0.0.0",
+        )
+    return (LOOPBACK if host == "localhost" else host, port), bind
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", text)
+    if match is None or int(match.group(2) or 0) > 65535:
+        raise UsageError(f"--rdzv-endpoint {text!r} is no address", hint="give HOST:PORT")
+    return match.group(1).strip("[]"), int(match.group(2)) if match.group(2) else DEFAULT_PORT
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _warmth(text: str) -> Warmth:
+    if text not in list(Warmth):
+        raise UsageError(f"--warmth {text!r} is not known", hint=f"it is one of {', '.join(Warmth)}")
+    return Warmth(text)
+
+
+def _duration(flag: str, text: str) -> Seconds:
+    try:
+        seconds = duration(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error.cause}", hint=error.hint) from None
+    if seconds <= 0:
+        raise UsageError(f"{flag} {text!r} is no time at all", hint="give more than 0 seconds")
+    return seconds
+
+
+def _in_range(flag: str, value: int, least: int, most: int | None = None) -> int:
+    if value < least or (most is not None and value > most):
+        span = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{flag} {value} is out of range", hint=f"give {span}")
+    return value
+
+
+def _absolute(folder: str) -> str | None:
+    return str(Path(folder).expanduser().absolute()) if folder else None

@@ -1,0 +1,66 @@
+"""Jobs as lines of text: for `regrow jobs`, `status` and `logs`."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from regrow.core.errors import UsageError
+from regrow.launch.folder import JobEntry
+from regrow.membership.view import JobView, WorkerView
+
+_CHUNK = 1 << 16
+
+
+def job_lines(entries: Sequence[JobEntry]) -> list[str]:
+    """A table of jobs; one sentence when there are none."""
+    if not entries:
+        return ["no jobs yet"]
+    rows: list[tuple[str, ...]] = [("JOB", "STATE", "STARTED", "RANKS", "COMMAND")]
+    for entry in entries:
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.started))
+        rows.append((entry.job, _state(entry), started, str(entry.world), " ".join(entry.command)))
+    return _table(rows)
+
+
+def status_lines(view: JobView) -> list[str]:
+    """A job's state in a line, and its workers in a table."""
+    head = (
+        f"job {view.job}: {view.phase}, step {view.step}, generation {view.generation}, "
+        f"{view.incidents} incidents, {view.restarts} restarts"
+    )
+    rows: list[tuple[str, ...]] = [("RANK", "WORKER", "NODE", "PID", "STAGE")]
+    rows.extend(_worker_row(worker) for worker in [*view.ranks, *view.standbys])
+    return [head, *(_table(rows) if len(rows) > 1 else [])]
+
+
+def print_logs(entry: JobEntry, rank: int, out: BinaryIO) -> None:
+    """Copy the output of all workers that held `rank` on this node. Raises `UsageError` when there is none."""
+    path = Path(entry.log_dir) / f"rank{rank}.log"
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        hint = f"job {entry.job} has ranks 0 to {entry.world - 1}" if rank >= entry.world else f"looked for {path}"
+        raise UsageError(f"there is no output of rank {rank}", hint=hint) from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    with stream:
+        while block := stream.read(_CHUNK):
+            out.write(block)
+    out.flush()
+
+
+def _state(entry: JobEntry) -> str:
+    if entry.running:
+        return "running"
+    return "died" if entry.code is None else f"ended ({entry.code})"
+
+
+def _worker_row(worker: WorkerView) -> tuple[str, ...]:
+    place = "standby" if worker.rank is None else str(worker.rank)
+    return place, worker.worker, worker.node, str(worker.pid), worker.stage
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

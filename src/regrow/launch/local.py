@@ -1,0 +1,241 @@
+"""Running node 0 of a job: the coordinator in this process, an agent below it, and nothing left when it returns."""
+
+import asyncio
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from regrow.agent.fencing import end_children
+from regrow.agent.processes import adopt_orphans
+from regrow.core.clock import MonotonicClock
+from regrow.core.errors import UsageError
+from regrow.core.events import JobStarted
+from regrow.core.ids import JobId, Seconds
+from regrow.core.messages import JobFacts, StopRequested
+from regrow.launch import folder
+from regrow.launch.child import AGENT_COMMAND, AgentProcess
+from regrow.launch.console import Interruptions, Speaker
+from regrow.launch.job import LOOPBACK, JobPlan, job_nodes
+from regrow.membership.ladder import OK, RUN_AGAIN
+from regrow.membership.machine import Membership
+from regrow.membership.orders import EndJob
+from regrow.membership.server import Coordinator, Watcher
+from regrow.membership.states import Gathering
+from regrow.observe.record import EventWriter
+
+VERDICT_DEADLINE: Seconds = 5.0
+"""How long the machine may take to end a job whose stop was requested, or whose only agent is gone."""
+_KILL_DEADLINE: Seconds = 5.0
+GATHER_DEADLINE: Seconds = 600.0
+"""How long the nodes of a job may take to register; torchrun's `join_timeout`."""
+
+
+def run(
+    plan: JobPlan,
+    *,
+    watchers: Sequence[Watcher] = (),
+    agent_command: Sequence[str] = AGENT_COMMAND,
+) -> int:
+    """Run node 0 of a job to its end. For the main thread of a process that has no other children.
+
+    Args:
+        plan: the job.
+        watchers: told of every record and of every node's newest commits, within this process's event loop.
+        agent_command: what starts an agent; it reads its configuration from standard input.
+
+    Returns:
+        The exit code: 0, 1 (the script's own error), 75 (run again), 70 (a defect of regrow).
+
+    Raises:
+        UsageError: the job could not be started; nothing was.
+    """
+    speaker = Speaker(quiet=plan.quiet)
+    adopt_orphans()
+    try:
+        return asyncio.run(_Launch(plan, watchers, agent_command, speaker).run())
+    finally:
+        report_left(speaker)
+
+
+def report_left(speaker: Speaker) -> None:
+    """End whatever this process has below it, and say what could not be ended."""
+    if left := end_children(within=_KILL_DEADLINE):
+        speaker.say(f"processes {', '.join(map(str, left))} cannot be ended (they wait inside the kernel)")
+
+
+class _Launch:
+    """One run of a job, from making its folder to its exit code."""
+
+    def __init__(
+        self, plan: JobPlan, watchers: Sequence[Watcher], agent_command: Sequence[str], speaker: Speaker
+    ) -> None:
+        self._plan = plan
+        self._watchers = watchers
+        self._agent_command = agent_command
+        self._speaker = speaker
+        self._force = asyncio.Event()
+
+    async def run(self) -> int:
+        """The exit code."""
+        for note in self._plan.notes:
+            self._speaker.note(note)
+        _check_port(self._plan.bind, self._plan.master_port)
+        job, job_dir = folder.make_job_dir(self._plan.jobs_home, self._plan.facts.job)
+        try:
+            end, crash = await self._run_in(job, job_dir)
+        except UsageError:
+            shutil.rmtree(job_dir, ignore_errors=True)
+            raise
+        self._say_end(job, job_dir, end, crash)
+        return end.code
+
+    async def _run_in(self, job: JobId, job_dir: Path) -> tuple[EndJob, str]:
+        plan = self._plan
+        facts = msgspec.structs.replace(plan.facts, job=job)
+        token = plan.token or secrets.token_urlsafe(32)
+        machine = Membership(facts, plan.faults, resume=plan.resume)
+        async with AsyncExitStack() as stack:
+            socket_dir = folder.make_socket_dir(plan.socket_home)
+            stack.callback(folder.remove_socket_dir, socket_dir)
+            events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
+            coordinator = Coordinator(
+                machine,
+                token=token,
+                record=events.write,
+                nodes=job_nodes(facts),
+                host=_listen_host(plan),
+                port=plan.port,
+            )
+            coordinator.watchers.extend([self._speaker.record, *self._watchers])
+            await stack.enter_async_context(coordinator)
+            address = f"{_near_host(plan)}:{coordinator.port}"
+            config = plan.agent_config(
+                facts,
+                coordinator=f"http://{address}",
+                token=token,
+                job_dir=job_dir,
+                socket_dir=socket_dir,
+                advertise=plan.advertise or LOOPBACK,
+            )
+            command = [plan.script.target, *plan.script.args]
+            entry = folder.describe(job, address, token, world=facts.world, command=command, log_dir=config.log_dir)
+            folder.write_entry(job_dir, entry)
+            folder.make_log_dir(Path(config.log_dir))
+            coordinator.publish(_started(facts, command))
+            self._say_start(facts, job_dir)
+            stack.enter_context(Interruptions(lambda why: self._stop(coordinator, why), self._force.set))
+            end = await self._host(coordinator, machine, await AgentProcess.start(config, self._agent_command))
+            self._close_entry(job_dir, entry, end)
+        return end, coordinator.crash
+
+    async def _host(self, coordinator: Coordinator, machine: Membership, agent: AgentProcess) -> EndJob:
+        """Wait for the job's end, then for the end of its processes."""
+        loop = asyncio.get_running_loop()
+        gathering = loop.call_later(GATHER_DEADLINE, self._check_gathered, coordinator, machine)
+        watch = asyncio.create_task(self._watch_agent(coordinator, agent))
+        try:
+            end = await coordinator.wait_ended()
+            stop = asyncio.create_task(self._wind_down(coordinator, agent, end))
+            force = asyncio.create_task(self._force.wait())
+            await asyncio.wait({stop, force}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (stop, force):
+                task.cancel()
+            return end
+        finally:
+            gathering.cancel()
+            watch.cancel()
+            if agent.running:
+                await agent.end(within=0.0)
+
+    async def _wind_down(self, coordinator: Coordinator, agent: AgentProcess, end: EndJob) -> None:
+        reason = end.diagnosis.splitlines()[0] if end.diagnosis else "the job is done"
+        late = await coordinator.stop_nodes(reason, grace=self._plan.grace)
+        for node in late:
+            self._speaker.say(f"{node} did not end its workers in time")
+        await agent.end(within=0.0 if late else 2.0)
+
+    def _stop(self, coordinator: Coordinator, why: str) -> None:
+        self._speaker.note(f"{why}; stopping (Ctrl-C again: at once)")
+        coordinator.submit(StopRequested(why))
+        asyncio.get_running_loop().call_later(VERDICT_DEADLINE, coordinator.end, EndJob(RUN_AGAIN, why))
+
+    def _check_gathered(self, coordinator: Coordinator, machine: Membership) -> None:
+        if isinstance(machine.state, Gathering):
+            missing = [node for node in job_nodes(machine.facts) if node not in coordinator.connected]
+            text = f"{', '.join(missing)} did not register within {GATHER_DEADLINE:g} s"
+            coordinator.end(EndJob(RUN_AGAIN, text))
+
+    async def _watch_agent(self, coordinator: Coordinator, agent: AgentProcess) -> None:
+        """An agent that ends before its job does, having registered or not, ends the job."""
+        how = await agent.wait()
+        try:
+            await asyncio.wait_for(coordinator.wait_ended(), VERDICT_DEADLINE)
+        except TimeoutError:
+            coordinator.end(EndJob(RUN_AGAIN, f"the agent of {self._plan.node} {how}; what it said is above"))
+
+    def _close_entry(self, job_dir: Path, entry: folder.JobEntry, end: EndJob) -> None:
+        done = msgspec.structs.replace(entry, token="", ended=time.time(), code=end.code)
+        try:
+            folder.write_entry(job_dir, done)
+        except OSError as error:
+            self._speaker.say(f"{job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")
+
+    def _say_start(self, facts: JobFacts, job_dir: Path) -> None:
+        ranks = f"{facts.world} ranks" if facts.world > 1 else "1 rank"
+        standbys = f", {facts.standbys} standby" if facts.standbys else ""
+        self._speaker.note(f"job {facts.job}: {ranks}{standbys}; records and logs in {job_dir}")
+
+    def _say_end(self, job: JobId, job_dir: Path, end: EndJob, crash: str) -> None:
+        if end.code != OK:
+            again = "" if end.code != RUN_AGAIN else f" (exit code {RUN_AGAIN}: it can be run again)"
+            self._speaker.say(f"job {job}: {end.diagnosis}{again}")
+        if crash:
+            path = job_dir / folder.CRASH_FILE
+            try:
+                path.write_text(crash, encoding="utf-8")
+                self._speaker.say(f"please report this, with {path}")
+            except OSError:
+                self._speaker.say(f"please report this:\n{crash}")
+
+
+def _started(facts: JobFacts, command: list[str]) -> JobStarted:
+    return JobStarted(
+        at=MonotonicClock().now(),
+        job=facts.job,
+        world=facts.world,
+        nodes=facts.nodes,
+        standbys=facts.standbys,
+        command=command,
+    )
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raises `UsageError` where the workers could not listen on `--master-port`."""
+    if port == 0:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(
+                f"--master-port {port} cannot be used: {error.strerror or error}",
+                hint="leave it out, and a free one is found",
+            ) from error
+
+
+def _listen_host(plan: JobPlan) -> str:
+    """The endpoint's own loopback address, or where `--bind` says."""
+    return plan.endpoint[0] if plan.bind == LOOPBACK else plan.bind
+
+
+def _near_host(plan: JobPlan) -> str:
+    """Where this machine's own processes reach the coordinator."""
+    host = _listen_host(plan)
+    return LOOPBACK if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host

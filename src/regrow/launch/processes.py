@@ -1,0 +1,29 @@
+"""Recognizing a launcher's process again, and how one ended."""
+
+import signal
+
+import psutil
+
+
+def is_alive(pid: int, started: float) -> bool:
+    """Whether the process that had `pid` and started at `started` (seconds since the epoch) still runs."""
+    try:
+        process = psutil.Process(pid)
+        return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 2.0)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def start_time() -> float:
+    """When this process started, in seconds since the epoch."""
+    return float(psutil.Process().create_time())
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words. `code` as of `subprocess`: negative is the signal."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

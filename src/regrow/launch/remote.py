@@ -1,0 +1,89 @@
+"""Asking a running job's coordinator something, from another process, without an event loop."""
+
+import http.client
+import json
+from typing import TypeVar
+
+import msgspec
+
+from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
+from regrow.core.ids import Seconds
+from regrow.core.messages import FaultSpec, JobFacts
+from regrow.membership.orders import EndJob
+from regrow.membership.view import JobView
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+class CoordinatorGone(RegrowError):
+    """Nobody answers at the coordinator's address."""
+
+
+class CoordinatorClient:
+    """One job's coordinator, as seen by an operator or by another node.
+
+    Args:
+        address: `host:port`.
+        token: the job's secret.
+        timeout: the longest wait for one answer, in seconds.
+    """
+
+    def __init__(self, address: str, token: str, *, timeout: Seconds = 10.0) -> None:
+        self._address = address
+        self._token = token
+        self._timeout = timeout
+
+    def facts(self) -> JobFacts:
+        """What the job was started with."""
+        return self._get("/job", JobFacts)
+
+    def status(self) -> JobView:
+        """What the job looks like now."""
+        return self._get("/status", JobView)
+
+    def wait_end(self) -> EndJob:
+        """Wait for the job's end; set `timeout` accordingly."""
+        return self._get("/end", EndJob)
+
+    def kill(self, fault: FaultSpec) -> None:
+        """Let one worker fail."""
+        self._ask("POST", "/kill", msgspec.json.encode(fault))
+
+    def stop(self, reason: str) -> None:
+        """Ask the job to end."""
+        self._ask("POST", "/stop", reason.encode())
+
+    def _get(self, path: str, kind: type[Answer]) -> Answer:
+        try:
+            return msgspec.json.decode(self._ask("GET", path, None), type=kind)
+        except msgspec.MsgspecError as error:
+            raise UsageError(
+                f"{self._address} did not answer as a coordinator of this version: {error}",
+                hint="use the regrow that started the job",
+            ) from error
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> bytes:
+        connection = http.client.HTTPConnection(self._address, timeout=self._timeout)
+        try:
+            connection.request(method, path, body, {"Authorization": f"Bearer {self._token}"})
+            response = connection.getresponse()
+            answer = response.read()
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{self._address} did not answer within {self._timeout:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise CoordinatorGone(
+                f"nobody answers at {self._address}: {error}", hint="the job may just have ended"
+            ) from error
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise _refused(self._address, response.status, answer)
+        return answer
+
+
+def _refused(address: str, status: int, answer: bytes) -> UsageError:
+    try:
+        told = json.loads(answer)
+        return UsageError(str(told["error"]), hint=str(told.get("hint", "")))
+    except (ValueError, KeyError, TypeError):
+        return UsageError(f"{address} refused with HTTP status {status}", hint="is that a regrow coordinator?")

@@ -1,0 +1,93 @@
+"""The flags of torchrun, as options of `regrow run`: which of them mean something here, and their spellings."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_NAMES: Final[list[str]] = []
+
+
+def environment_name(flag: str) -> str:
+    """The variable in which torchrun looks for a flag: `PET_NNODES` for `--nnodes`."""
+    return "PET_" + flag.lstrip("-").upper().replace("-", "_")
+
+
+def _option(*names: str, **settings: Any) -> Decorator:
+    long = next(name for name in names if name.startswith("--"))
+    _NAMES.append(long.lstrip("-"))
+    return click.option(*names, envvar=environment_name(long), **settings)
+
+
+_USED: Final = (
+    _option("--nproc-per-node", default="1", metavar="N", help="Workers a node: a number, cpu, gpu or auto."),
+    _option("--nnodes", default="1", metavar="N|MIN:MAX", help="Nodes of the job."),
+    _option("--node-rank", type=int, help="Which of the nodes this is."),
+    _option("--standalone", is_flag=True, help="One node; any --rdzv flag is ignored."),
+    _option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Where node 0 is found."),
+    _option("--rdzv-id", default="", metavar="NAME", help="The job's name, as --job."),
+    _option("--master-addr", default="", metavar="HOST", help="As the host in --rdzv-endpoint."),
+    _option("--master-port", type=int, default=0, metavar="PORT", help="MASTER_PORT of the workers (one node)."),
+    _option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one."),
+    _option("--max-restarts", type=int, metavar="N", help="Most restarts of all workers; no limit by default."),
+    _option("--shutdown-timeout", "grace", default="10s", metavar="TIME", help="What workers get to end."),
+    _option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
+    _option("--no-python", is_flag=True, help="SCRIPT is a program, not Python."),
+    _option("--log-dir", default="", metavar="DIR", help="Per-rank output files; in the job's folder by default."),
+    _option("-r", "--redirects", default="", metavar="N", help="3: output to the files only."),
+    _option("-t", "--tee", default="", metavar="N", help="Output to files and terminal (always so)."),
+)
+_VALUED_WITHOUT_MEANING: Final = (
+    "--rdzv-backend",
+    "--rdzv-conf",
+    "--monitor-interval",
+    "--start-method",
+    "--role",
+    "--local-ranks-filter",
+    "--event-log-handler",
+    "--logs-specs",
+    "--numa-binding",
+    "--signals-to-handle",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+)
+_FLAGS_WITHOUT_MEANING: Final = ("--run-path", "--virtual-local-rank")
+_NAMES.extend(name.lstrip("-") for name in (*_VALUED_WITHOUT_MEANING, *_FLAGS_WITHOUT_MEANING))
+
+
+_SHORTEST_PREFIX: Final = 4
+
+
+def spelled_out(name: str) -> str:
+    """The name of an option as we write it: torchrun takes `_` for `-`, and any unambiguous beginning of its flags."""
+    dashed = name.replace("_", "-")
+    if len(dashed) < _SHORTEST_PREFIX or dashed in _NAMES:
+        return dashed
+    meant = [known for known in _NAMES if known.startswith(dashed)]
+    return meant[0] if len(meant) == 1 else dashed
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add all of torchrun's options; those without meaning here arrive as `without_meaning`, a list of flags."""
+    for name in reversed(_FLAGS_WITHOUT_MEANING):
+        command = _option(name, is_flag=True, hidden=True, expose_value=False, callback=_note_ignored)(command)
+    for name in reversed(_VALUED_WITHOUT_MEANING):
+        command = _option(name, hidden=True, expose_value=False, callback=_note_ignored)(command)
+    for option in reversed(_USED):
+        command = option(command)
+    return command
+
+
+def ignored(context: click.Context) -> list[str]:
+    """The flags without meaning that this command line has."""
+    return list(context.meta.get(_IGNORED, []))
+
+
+_IGNORED: Final = "regrow.launch.torchrun.ignored"
+
+
+def _note_ignored(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    if value not in (None, False, ()):
+        context.meta.setdefault(_IGNORED, []).append(max(parameter.opts, key=len))

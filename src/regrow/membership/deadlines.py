@@ -1,0 +1,70 @@
+"""What each state waits for, until when, and who is late."""
+
+from collections.abc import Iterator
+
+from regrow.core.ids import Instant
+from regrow.core.messages import JobFacts
+from regrow.membership.roster import BUILDING, Roster, Stage, WorkerRecord
+from regrow.membership.states import Building, Forming, Mending, Releasing, Restarting, State, Training
+
+
+def earliest(state: State, roster: Roster, facts: JobFacts) -> Instant | None:
+    """The first instant at which somebody is late; None: nothing is being waited for."""
+    return min(_waits(state, roster, facts), default=None)
+
+
+def late(state: State, roster: Roster, facts: JobFacts, now: Instant) -> list[WorkerRecord]:
+    """Those that should have done by now what the state waits for."""
+    match state:
+        case Building():
+            ready = roster.oldest(Stage.READY)
+            # Nobody knows how long a script runs that never says it is ready; once one has, the others should too.
+            stages = BUILDING if ready and now >= ready.since + facts.build_deadline else (Stage.ORDERED,)
+            slow = BUILDING if len(stages) > 1 else ()
+            return [
+                worker
+                for worker in roster.seated(*stages)
+                if worker.stage in slow or now >= worker.since + facts.build_deadline
+            ]
+        case Forming(deadline=at):
+            return list(roster.seated(Stage.JOINING)) if now >= at else []
+        case Training():
+            return [
+                standby
+                for standby in roster.standbys()
+                if standby.stage in (Stage.ORDERED, Stage.STARTING) and now >= standby.since + facts.build_deadline
+            ]
+        case Mending(halt_deadline=at):
+            silent = list(roster.seated(Stage.HALTING)) if now >= at else []
+            slow_builders = [w for w in roster.seated(*BUILDING) if now >= w.since + facts.build_deadline]
+            return silent + slow_builders
+        case _:
+            return []
+
+
+def _waits(state: State, roster: Roster, facts: JobFacts) -> Iterator[Instant]:
+    match state:
+        case Building(verdict_at=at):
+            if at is not None:
+                yield at
+            if roster.count(*BUILDING):
+                yield from _built_by(roster, facts, Stage.ORDERED, Stage.READY)
+        case Forming(deadline=at) | Restarting(deadline=at) | Releasing(again_at=at):
+            yield at
+        case Training(deadline=at):
+            if at is not None:
+                yield at
+            yield from _built_by(roster, facts, Stage.ORDERED, Stage.STARTING, seated=False)
+        case Mending(halt_deadline=at):
+            if roster.count(Stage.HALTING):
+                yield at
+            yield from _built_by(roster, facts, *BUILDING)
+        case _:
+            pass
+
+
+def _built_by(roster: Roster, facts: JobFacts, *stages: Stage, seated: bool = True) -> Iterator[Instant]:
+    for stage in stages:
+        oldest = roster.oldest(stage, seated=seated)
+        if oldest is not None:
+            yield oldest.since + facts.build_deadline

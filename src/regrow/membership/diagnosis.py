@@ -1,0 +1,95 @@
+"""The sentences in which a job says why it ended. Cause, place, cure."""
+
+import signal
+from collections.abc import Sequence
+
+from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import ErrorReport
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = {"SIGBUS": " (is /dev/shm or the disk full?)", "SIGKILL": ""}.get(name, "")
+    return f"was ended by {name}{hint}"
+
+
+def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: bool = False) -> str:
+    """The script's own error, shown once, with rank and step."""
+    where = f"rank {rank} failed" if rank is not None else "a worker failed"
+    where += f" at step {step}" if step >= 0 else " before its first step"
+    twice = ", the same error twice" if again else ""
+    return f"{where}{twice}:\n{error.traceback.rstrip()}"
+
+
+def died_building(rank: Rank | None, code: int) -> str:
+    """A worker ended before its first step, and said nothing."""
+    return f"rank {rank} {exit_text(code)} before its first step; its output is in its log"
+
+
+def died_after_loop(rank: Rank | None, code: int) -> str:
+    """A worker ended wrongly in what the script does after its last step."""
+    return f"rank {rank} {exit_text(code)} in the code after its last step; every step had been committed"
+
+
+def layout_differs(worker: WorkerId, rank: Rank | None) -> str:
+    """Two workers built different models."""
+    place = f"rank {rank}" if rank is not None else "a standby"
+    return (
+        f"{place} ({worker}) built protected state that differs from the other ranks' in names, shapes or order: "
+        "the script must build the same model and optimizer on every rank"
+    )
+
+
+def left_alone(rank: Rank, left_at: StepNo, step: StepNo) -> str:
+    """One rank left the loop while the others went on."""
+    return (
+        f"rank {rank} left the training loop after step {left_at - 1} while the others went on with step {step}: "
+        "every rank must leave at the same step"
+    )
+
+
+def state_lost(step: StepNo, cause: str) -> str:
+    """No living copy of the state, and no durable one."""
+    return (
+        f"the last copy of the training state (at step {step}) was lost: {cause}; there is no durable checkpoint to "
+        "go back to (set --checkpoint-dir to have one)"
+    )
+
+
+def budget_spent(most: int, window: Seconds, cause: str) -> str:
+    """Too many faults."""
+    return (
+        f"more than {most} faults within {window:g} s; the last: {cause} (raise --max-faults, or look for a bad machine)"
+    )
+
+
+def restarts_spent(allowed: int, cause: str) -> str:
+    """`--max-restarts` was reached."""
+    return f"{cause}; the workers were started again {allowed} times, as --max-restarts allows"
+
+
+def cannot_be_ended(workers: Sequence[WorkerId]) -> str:
+    """Fenced workers whose end nobody has seen."""
+    return f"workers {', '.join(workers)} could not be ended; starting others beside them would not be safe"
+
+
+def node_lost(node: NodeId, reason: str) -> str:
+    """An agent is gone, and with it its workers."""
+    return f"node {node} was lost ({reason}) and there is no other in its place; run again with --resume"
+
+
+def stopped(reason: str, step: StepNo) -> str:
+    """Someone asked the job to end."""
+    return f"stopped at step {step}: {reason}"
+
+
+def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None) -> str:
+    """Standbys that cannot be built are not tried for ever."""
+    why = f": {error[0].type}: {error[0].message}" if error else ""
+    return f"standbys die before they are built, the last was {worker}{why}; going on without"

@@ -1,0 +1,178 @@
+"""What went wrong and what it cost: the book of incidents, and the budget of faults."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from regrow.core.events import IncidentClosed, IncidentOpened, Record
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+
+CLOCK_SLACK = 60.0
+"""A fault cannot have struck earlier than this before it was known: such a time is of another machine's clock."""
+RUNGS = ("retry", "standby", "fork", "restart")
+
+
+@dataclass
+class Budget:
+    """How many faults a sliding window may hold."""
+
+    most: int
+    window: Seconds
+    _times: deque[Instant] = field(default_factory=deque)
+
+    def spend(self, now: Instant) -> bool:
+        """Count one fault; False when that is more than the window may hold."""
+        while self._times and now - self._times[0] >= self.window:
+            self._times.popleft()
+        self._times.append(now)
+        return len(self._times) <= self.most
+
+
+@dataclass
+class Incident:
+    """One fault from detection to the next committed step, while it lasts; others on the way are merged into it."""
+
+    number: int
+    step: StepNo
+    kind: str
+    cause: str
+    opened_at: Instant
+    fault_at: Instant
+    ranks: list[Rank]
+    unexplained: bool
+    """Only a symptom of the newest fault is known; the next cause to be told is what it was a symptom of."""
+    faults: int = 1
+    rung: str = "retry"
+    halted_at: Instant | None = None
+    ordered_at: Instant | None = None
+    resumed_at: Instant | None = None
+    form_s: Seconds = 0.0
+    hydrated_bytes: int = 0
+    steps_lost: int = 0
+    waiting_for: set[Rank] = field(default_factory=set)
+
+    def climb(self, rung: str) -> None:
+        """Note the highest rung of the ladder that was needed."""
+        if RUNGS.index(rung) > RUNGS.index(self.rung):
+            self.rung = rung
+
+    def closed(self, generation: Generation, now: Instant) -> IncidentClosed:
+        """Its account, `now` being when the last rank had committed again."""
+        halted = self.opened_at if self.halted_at is None else self.halted_at
+        ordered = halted if self.ordered_at is None else self.ordered_at
+        resumed = ordered if self.resumed_at is None else self.resumed_at
+        return IncidentClosed(
+            at=now,
+            incident=self.number,
+            generation=generation,
+            step=self.step,
+            kind=self.kind,
+            ranks=self.ranks,
+            cause=self.cause,
+            rung=self.rung,
+            faults=self.faults,
+            detect=max(0.0, self.opened_at - self.fault_at),
+            abort=max(0.0, halted - self.opened_at),
+            regroup=max(0.0, ordered - halted + self.form_s),
+            hydrate=max(0.0, resumed - ordered - self.form_s),
+            redo=max(0.0, now - resumed),
+            total=now - min(self.fault_at, self.opened_at),
+            steps_lost=self.steps_lost,
+            hydrated_bytes=self.hydrated_bytes,
+            opened_at=self.opened_at,
+            fault_at=self.fault_at,
+        )
+
+
+class Incidents:
+    """Opens, merges and closes; there is one open incident at most."""
+
+    def __init__(self) -> None:
+        self.open: Incident | None = None
+        self.count = 0
+
+    def explains(self, ranks: list[Rank]) -> bool:
+        """Whether a fault of these ranks is the cause of a symptom already counted, and so no fault more."""
+        return self.open is not None and self.open.unexplained and bool(ranks)
+
+    def fault(
+        self,
+        kind: str,
+        ranks: list[Rank],
+        cause: str,
+        *,
+        generation: Generation,
+        step: StepNo,
+        now: Instant,
+        fault_at: Instant,
+    ) -> list[Record]:
+        """Enter one fault, or without ranks the symptom of one; returns what is to be written down."""
+        incident = self.open
+        if incident is None:
+            self.count += 1
+            fault_at = fault_at if 0 <= now - fault_at < CLOCK_SLACK else now
+            self.open = Incident(self.count, step, kind, cause, now, fault_at, list(ranks), unexplained=not ranks)
+            return [
+                IncidentOpened(
+                    at=now,
+                    incident=self.count,
+                    generation=generation,
+                    step=step,
+                    kind=kind,
+                    ranks=list(ranks),
+                    cause=cause,
+                )
+            ]
+        if self.explains(ranks):
+            if not incident.ranks:
+                incident.kind, incident.cause = kind, cause
+            incident.unexplained = False
+        else:
+            incident.faults += 1
+            incident.unexplained = not ranks
+        incident.ranks.extend(rank for rank in ranks if rank not in incident.ranks)
+        return []
+
+    def climb(self, rung: str) -> None:
+        """A rung of the ladder was needed."""
+        if self.open is not None:
+            self.open.climb(rung)
+
+    def halted(self, now: Instant) -> None:
+        """Every survivor is out of its groups."""
+        if self.open is not None and self.open.halted_at is None:
+            self.open.halted_at = now
+
+    def ordered(self, ranks: set[Rank], steps_lost: int, now: Instant) -> None:
+        """A membership of `ranks` was ordered, at a step `steps_lost` before the newest that had been committed."""
+        if self.open is not None:
+            self.halted(now)
+            self.open.ordered_at, self.open.resumed_at = now, None
+            self.open.steps_lost += steps_lost
+            self.open.form_s = 0.0
+            self.open.waiting_for = ranks
+            self.open.unexplained = False
+
+    def resumed(self, form_s: Seconds, hydrated_bytes: int) -> None:
+        """A worker stands in the new membership."""
+        if self.open is not None:
+            self.open.form_s = max(self.open.form_s, form_s)
+            self.open.hydrated_bytes += hydrated_bytes
+
+    def formed(self, generation: Generation, now: Instant) -> list[Record]:
+        """Every worker stands in the new membership."""
+        if self.open is None:
+            return []
+        self.open.resumed_at = now
+        return self._close(generation, now) if not self.open.waiting_for else []
+
+    def served(self, rank: Rank, generation: Generation, now: Instant) -> list[Record]:
+        """A rank has gone on after the incident; the last one closes it, once every worker is known to stand."""
+        if self.open is None:
+            return []
+        self.open.waiting_for.discard(rank)
+        stands = self.open.resumed_at is not None
+        return self._close(generation, now) if stands and not self.open.waiting_for else []
+
+    def _close(self, generation: Generation, now: Instant) -> list[Record]:
+        incident, self.open = self.open, None
+        return [] if incident is None else [incident.closed(generation, now)]

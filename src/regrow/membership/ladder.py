@@ -1,0 +1,183 @@
+"""What is done about a fault: the rungs of recovery, each within its budget.
+
+retry in place → a standby, or a fresh fork, in the lost rank → restart from the durable checkpoint → end, with one
+readable diagnosis.
+"""
+
+from collections.abc import Sequence
+
+from regrow.core import events as record
+from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, StepNo
+from regrow.core.messages import FaultSpec, JobFacts, Role
+from regrow.membership import diagnosis as say
+from regrow.membership.faults import FaultPlan, ScriptErrors
+from regrow.membership.incident import Budget, Incidents
+from regrow.membership.orders import Orders
+from regrow.membership.roster import Roster, Stage, WorkerRecord
+from regrow.membership.states import Building, Ended, Forming, Gathering, Mending, Restarting, State, Training
+
+OK, SCRIPT_ERROR, RUN_AGAIN = 0, 1, 75
+STANDBY_ATTEMPTS = 3
+_PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 3}
+
+
+class Ladder:
+    """The job's state, and every way from one generation to the next.
+
+    Args:
+        facts: what the job was started with.
+        faults: faults on demand, by plan.
+        resume: whether the first workers load the newest durable checkpoint.
+    """
+
+    def __init__(self, facts: JobFacts, faults: Sequence[FaultSpec], resume: bool) -> None:
+        self.facts = facts
+        self.state: State = Gathering()
+        self.generation = Generation(0)
+        self.step = StepNo(0)
+        self.restarts = 0
+        self.layout = ""
+        """What the workers of this build have in common: digest of their reduction layout and state names."""
+        self.roster = Roster(facts.nproc)
+        self.plan = FaultPlan(faults)
+        self.errors = ScriptErrors()
+        self.incidents = Incidents()
+        self.orders = Orders(facts, self.roster, self.plan)
+        self._budget = Budget(facts.max_faults, facts.window)
+        self._resume = resume
+
+    def build(self, generation: Generation, now: Instant) -> None:
+        """Start a worker for every rank."""
+        self.state, self.generation, self.layout = Building(), generation, ""
+        for rank in map(Rank, range(self.facts.world)):
+            self._spawn(self.roster.home(rank)[0].node, Role.RANK, rank, now)
+
+    def mend(self, kind: str, workers: list[WorkerRecord], cause: str, now: Instant, fault_at: Instant) -> None:
+        """A fault: open or continue the incident and give up the generation; `fill` and `form` follow.
+
+        Without workers it is a symptom; a fault that then explains it is not counted a second time.
+        """
+        ranks = [worker.rank for worker in workers if worker.rank is not None]
+        if not self.incidents.explains(ranks) and not self._spend(cause, now):
+            return
+        self.orders.write(
+            *self.incidents.fault(
+                kind, ranks, cause, generation=self.generation, step=self.step, now=now, fault_at=fault_at
+            )
+        )
+        if not isinstance(self.state, Mending):
+            self.state = Mending(halt_deadline=now + self.facts.halt_deadline)
+            self.orders.halt(self.generation, cause, now)
+
+    def fill(self, now: Instant) -> None:
+        """Give every lost rank the best worker there is: a built standby, one on the way, a fresh fork."""
+        for rank in sorted(worker.rank or Rank(0) for worker in self.roster.seated(Stage.FENCED, Stage.GONE)):
+            node, _ = self.roster.home(rank)
+            standbys = self.roster.standbys(node.node)
+            if standbys:
+                standby = min(standbys, key=lambda each: _PREFERENCE.get(each.stage, 9))
+                self.roster.seat(standby, rank, now)
+                self.start_if_seated(standby, now)
+            else:
+                self._spawn(node.node, Role.JOINER, rank, now)
+            self.incidents.climb("standby" if standbys else "fork")
+
+    def start_if_seated(self, worker: WorkerRecord, now: Instant) -> None:
+        """An `imports` standby that has got a rank runs the script."""
+        if worker.stage is Stage.IDLE and worker.seated and worker.rank is not None:
+            self.orders.start_script(worker, worker.rank, self.generation, now)
+
+    def form(self, generation: Generation, now: Instant) -> None:
+        """Order a membership. Who has the newest state gives it to who has not."""
+        newest = max(worker.state_at for worker in self.roster.seated())
+        if newest == NO_STATE:
+            self.restart("no living worker holds the state", now)
+            return
+        self.incidents.ordered(set(self.roster.places), max(0, self.step - newest), now)
+        self.generation, self.step = generation, newest
+        self.state = Forming(now + self.facts.form_deadline, newest)
+        self.orders.form(generation, newest, now)
+
+    def formed(self, now: Instant) -> None:
+        """Every worker stands in the membership that was ordered."""
+        self.state = Training()
+        workers = {str(rank): worker for rank, worker in self.roster.places.items()}
+        self.orders.write(
+            record.GenerationFormed(at=now, generation=self.generation, step=self.step, workers=workers),
+            *self.incidents.formed(self.generation, now),
+        )
+
+    def restart(self, cause: str, now: Instant, worker: WorkerRecord | None = None) -> None:
+        """The rung for the whole job: every worker is ended and started again, from the durable checkpoint."""
+        allowed = self.facts.max_restarts
+        if allowed is not None and self.restarts >= allowed and not any(w.has_session for w in self.roster.seated()):
+            own = self.own_error(worker) if worker else ""
+            self.end(SCRIPT_ERROR, own or say.restarts_spent(allowed, cause), now)
+            return
+        if self.step > 0 and not self.facts.durable:
+            self.end(SCRIPT_ERROR, say.state_lost(self.step, cause), now)
+            return
+        if not self._spend(cause, now):
+            return
+        self.orders.note(f"all workers are started again: {cause}", now)
+        self.incidents.climb("restart")
+        self._resume = self._resume or self.facts.durable
+        self.restarts += 1
+        self.state = Restarting(deadline=now + self.facts.halt_deadline)
+        for each in [*self.roster.seated(), *self.roster.standbys()]:
+            if each.living:
+                self.orders.fence(each, cause, now)
+
+    def fence_late(self, late: list[WorkerRecord], reason: str, now: Instant) -> None:
+        """A deadline has passed: who was late acts no more, and its rank is lost."""
+        for worker in late:
+            self.orders.fence(worker, reason, now, dump=True)
+        self.mend("hang", late, reason, now, now)
+
+    def script_failed(self, now: Instant) -> None:
+        """An error of the script before its first step, and nobody else's death explains it."""
+        gone = list(self.roster.seated(Stage.GONE))
+        failed = [worker for worker in gone if worker.exit_code] or gone
+        told = next((worker for worker in failed if self.errors.of(worker.worker)), failed[0])
+        code = told.exit_code or 0
+        if (self.facts.max_restarts or 0) > self.restarts:
+            self.restart(f"rank {told.rank} {say.exit_text(code)}", now, told)
+        else:
+            self.end(SCRIPT_ERROR, self.own_error(told) or say.died_building(told.rank, code), now)
+
+    def top_up_standbys(self, now: Instant) -> None:
+        """Every node has as many standbys as it should, unless they die before they are built."""
+        while self.roster.short:
+            node = self.roster.nodes[self.roster.short.pop()]
+            if node.failed_standbys < STANDBY_ATTEMPTS:
+                for _ in range(self.facts.standbys - len(node.standbys)):
+                    self._spawn(node.node, Role.STANDBY, None, now)
+                self.roster.short.discard(node.node)
+
+    def standby_failed(self, standby: WorkerRecord, now: Instant) -> None:
+        """A standby was lost; after so many in a row no more are started on its node."""
+        node = self.roster.nodes[standby.node]
+        node.failed_standbys += 1
+        if node.failed_standbys == STANDBY_ATTEMPTS:
+            error = self.errors.of(standby.worker)
+            self.orders.note(say.standbys_given_up(standby.worker, error), now, standby)
+
+    def own_error(self, worker: WorkerRecord) -> str:
+        """The error that ended the worker's script, for people; empty where it told none."""
+        told = self.errors.of(worker.worker)
+        return say.script_error(worker.rank, told[1], told[0]) if told else ""
+
+    def end(self, code: int, diagnosis: str, now: Instant) -> None:
+        """Nothing more is decided."""
+        self.state = Ended(code)
+        self.orders.end(code, diagnosis, now)
+
+    def _spend(self, cause: str, now: Instant) -> bool:
+        if self._budget.spend(now):
+            return True
+        self.end(RUN_AGAIN, say.budget_spent(self.facts.max_faults, self.facts.window, cause), now)
+        return False
+
+    def _spawn(self, node: NodeId, role: Role, rank: Rank | None, now: Instant) -> None:
+        resume = self._resume and role is Role.RANK
+        self.orders.spawn(node, role, rank, generation=self.generation, restarts=self.restarts, resume=resume, now=now)

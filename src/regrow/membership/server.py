@@ -1,0 +1,395 @@
+"""The coordinator's I/O: agents over WebSockets, people over HTTP, time by a timer. Decides nothing itself."""
+
+import asyncio
+import hmac
+import os
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from regrow.core.clock import Clock, MonotonicClock
+from regrow.core.errors import RegrowError, UsageError
+from regrow.core.events import JobEnded, Record
+from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
+from regrow.core.messages import (
+    AgentFact,
+    AgentOrder,
+    Fact,
+    FaultRequested,
+    FaultSpec,
+    FenceWorker,
+    JobFacts,
+    NodeJoined,
+    NodeLost,
+    NodeProgress,
+    NodeStopped,
+    SpawnWorker,
+    StopNode,
+    StopRequested,
+    TimeAdvanced,
+)
+from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+from regrow.membership.agent_link import AgentLink
+from regrow.membership.orders import Command, EndJob
+
+INTERNAL_ERROR = 70
+"""Exit code of a job that ended by a defect of regrow itself (`EX_SOFTWARE`)."""
+HELLO_DEADLINE = 10.0
+_CLOSE_DEADLINE = 1.0
+_SHORTEST_WAIT = 0.001
+
+Watcher = Callable[[Record | NodeProgress], None]
+"""Told of every record, and of the newest commits of each node, as they come."""
+
+
+class Machine(Protocol):
+    """What the server asks of the membership machine."""
+
+    facts: JobFacts
+
+    def handle(self, event: Fact, now: Instant) -> list[Command]:
+        """Take in one fact; return what is to be done, in order."""
+        ...
+
+    def next_deadline(self) -> Instant | None:
+        """When `TimeAdvanced` must be sent at the latest."""
+        ...
+
+    def snapshot(self) -> msgspec.Struct:
+        """What the job looks like, for people."""
+        ...
+
+
+class Coordinator:
+    """Hosts a membership machine: `async with Coordinator(machine, token=...) as coordinator`.
+
+    Args:
+        machine: decides.
+        token: the job's secret; every request carries it as `Authorization: Bearer`.
+        record: writes one record down.
+        host, port: where to listen; port 0 is any free one.
+        nodes: the job's nodes; the machine is told of them in this order, whichever comes first, and of no others.
+            Without it: in the order in which they come.
+        lease: seconds after which an agent that answers nothing counts as lost.
+        clock: gives the machine its time.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        token: str,
+        record: Callable[[Record], None],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        nodes: Sequence[NodeId] | None = None,
+        lease: Seconds = 10.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.watchers: list[Watcher] = []
+        self.crash = ""
+        """Stack of a defect of regrow's own that ended the job, for the record and not for the screen."""
+        self._machine = machine
+        self._secret = f"Bearer {token}".encode()
+        self._record = record
+        self._host, self._port = host, port
+        self._nodes = nodes
+        self._introduced = 0
+        self._lease = lease
+        self._clock = clock or MonotonicClock()
+        self._codec: FrameCodec[AgentFact] = FrameCodec(AgentFact)
+        self._links: dict[NodeId, AgentLink] = {}
+        self._homes: dict[WorkerId, NodeId] = {}
+        self._end: EndJob | None = None
+        self._ended = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._runner: web.AppRunner | None = None
+
+    # --- opening and closing -----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> "Coordinator":
+        """Listen. Raises `UsageError` where the address is taken or is not this machine's."""
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/agent", self._serve_agent),
+                web.get("/job", self._serve_job),
+                web.get("/end", self._serve_end),
+                web.get("/status", self._serve_status),
+                web.post("/kill", self._serve_kill),
+                web.post("/stop", self._serve_stop),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port, reuse_address=True).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise UsageError(
+                f"cannot listen on {self._host}:{self._port}: {_reason(error)}",
+                hint="another job may hold that port; choose another in --rdzv-endpoint, or leave it out",
+            ) from error
+        self._port = int(self._runner.addresses[0][1])
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up on everybody."""
+        if self._end is None:
+            self.end(EndJob(INTERNAL_ERROR, "the coordinator was closed before the job had ended"))
+        if self._timer is not None:
+            self._timer.cancel()
+        for link in list(self._links.values()):
+            await link.socket.close(message=b"the job has ended")
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens."""
+        return self._port
+
+    @property
+    def connected(self) -> list[NodeId]:
+        """The nodes whose agents are connected."""
+        return sorted(self._links)
+
+    # --- facts in, orders out ----------------------------------------------------------------------------------
+
+    def submit(self, fact: Fact) -> None:
+        """Give the machine a fact and carry out what it decides. An error of ours ends the job, and says so."""
+        if self._end is not None:
+            return
+        try:
+            for command in self._machine.handle(fact, self._clock.now()):
+                self._carry_out(command)
+            self._set_timer()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the job and is reported
+            self._fail(error, f"handling {type(fact).__name__}")
+        if isinstance(fact, NodeProgress):
+            self._show(fact)
+
+    async def wait_ended(self) -> EndJob:
+        """Wait, as long as the job lasts, for its end."""
+        await self._ended.wait()
+        if self._end is None:
+            raise RegrowError("the job has ended without a reason", hint="please report this")
+        return self._end
+
+    def end(self, end: EndJob) -> None:
+        """End the job for a reason that the machine cannot know; what ended it first counts."""
+        if self._end is None:
+            self.publish(JobEnded(at=self._clock.now(), code=end.code, diagnosis=end.diagnosis))
+            self._finish(end)
+
+    def publish(self, record: Record) -> None:
+        """Write a record down and show it to all who watch."""
+        self._record(record)
+        self._show(record)
+
+    async def stop_nodes(self, reason: str, *, grace: Seconds, margin: Seconds = 3.0) -> list[NodeId]:
+        """Order all agents to end their workers and themselves; returns those that did not within `grace + margin`."""
+        links = list(self._links.values())
+        for link in links:
+            link.orders.put_nowait(StopNode(link.node, reason, grace))
+        waits = [asyncio.create_task(link.gone.wait()) for link in links]
+        if waits:
+            _, pending = await asyncio.wait(waits, timeout=grace + margin)
+            for wait in pending:
+                wait.cancel()
+        return [link.node for link in links if not link.gone.is_set()]
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Record():
+                self.publish(command)
+            case EndJob():
+                self._finish(command)
+            case SpawnWorker():
+                self._homes[command.worker] = command.node
+                self._order(command.node, command)
+            case FenceWorker() | StopNode():
+                self._order(command.node, command)
+            case _:
+                self._order(self._homes[command.worker], command)
+
+    def _order(self, node: NodeId, order: AgentOrder) -> None:
+        link = self._links.get(node)
+        if link is not None:
+            link.orders.put_nowait(order)
+        # Without a link the node is lost, which the machine is told by `NodeLost`, and not by an order that fails.
+
+    def _show(self, item: Record | NodeProgress) -> None:
+        for watcher in list(self.watchers):
+            try:
+                watcher(item)
+            except Exception:  # noqa: BLE001 - who watches may not harm what it watches; its stack is kept
+                self.watchers.remove(watcher)
+                self.crash = self.crash or traceback.format_exc()
+
+    def _finish(self, end: EndJob) -> None:
+        self._end = end
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ended.set()
+
+    def _fail(self, error: Exception, doing: str) -> None:
+        self.crash = "".join(traceback.format_exception(error))
+        self.end(EndJob(INTERNAL_ERROR, f"regrow's coordinator failed in {doing}: {type(error).__name__}: {error}"))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._machine.next_deadline()
+        if deadline is not None and self._end is None:
+            wait = max(_SHORTEST_WAIT, deadline - self._clock.now())
+            self._timer = asyncio.get_running_loop().call_later(wait, self.submit, TimeAdvanced())
+
+    # --- agents ------------------------------------------------------------------------------------------------
+
+    async def _serve_agent(self, request: web.Request) -> web.StreamResponse:
+        # A ping every two thirds of the lease and half of that for the answer: lost after one lease.
+        socket = web.WebSocketResponse(
+            heartbeat=self._lease * 2 / 3, max_msg_size=MAX_FRAME_BYTES, timeout=_CLOSE_DEADLINE
+        )
+        await socket.prepare(request)
+        joined = await self._hello(socket)
+        if joined is None or joined.node != request.query.get("node"):
+            await socket.close(code=4400, message=b"the first message is NodeJoined, of the node in the address")
+            return socket
+        if self._nodes is not None and joined.node not in self._nodes:
+            await socket.close(code=4404, message=f"this job has no {joined.node}".encode())
+            return socket
+        former = self._links.get(joined.node)
+        if former is not None and former.joined.pid != joined.pid:
+            await socket.close(code=4409, message=f"{joined.node} is in the job already".encode())
+            return socket
+        link = self._links[joined.node] = AgentLink(joined, socket)
+        sending = asyncio.create_task(link.send_orders())
+        sending.add_done_callback(self._sending_done)
+        reason = "its connection ended"
+        try:
+            self._introduce(joined)
+            reason = await self._take_facts(link)
+        except RegrowError as error:
+            reason = f"{error}; does it run the same version of regrow?"
+        except Exception as error:  # noqa: BLE001 - as in `submit`
+            self._fail(error, f"listening to {link.node}")
+        finally:
+            sending.cancel()
+            self._unlink(link, reason)
+        await socket.close(message=b"this connection is over")
+        return socket
+
+    def _introduce(self, joined: NodeJoined) -> None:
+        if self._nodes is None:
+            self.submit(joined)
+            return
+        # Ranks are dealt out in the order in which the machine hears of nodes, and must be those of `--node-rank`.
+        while self._introduced < len(self._nodes):
+            link = self._links.get(self._nodes[self._introduced])
+            if link is None:
+                return
+            self._introduced += 1
+            self.submit(link.joined)
+
+    async def _hello(self, socket: web.WebSocketResponse) -> NodeJoined | None:
+        try:
+            message = await socket.receive(timeout=HELLO_DEADLINE)
+            fact = self._codec.decode(message.data) if message.type is WSMsgType.BINARY else None
+        except (TimeoutError, RegrowError):
+            return None
+        return fact if isinstance(fact, NodeJoined) else None
+
+    async def _take_facts(self, link: AgentLink) -> str:
+        """Facts until the connection ends; returns why it ended."""
+        async for message in link.socket:
+            if message.type is not WSMsgType.BINARY:
+                continue
+            fact = self._codec.decode(message.data)
+            if isinstance(fact, NodeStopped):
+                link.stopped = True
+                link.gone.set()
+            self.submit(fact)
+        error = link.socket.exception()
+        return f"{type(error).__name__}: {error}" if error else "its connection ended"
+
+    def _sending_done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fail(error, "sending an order")
+
+    def _unlink(self, link: AgentLink, reason: str) -> None:
+        link.gone.set()
+        if self._links.get(link.node) is not link:
+            return
+        del self._links[link.node]
+        if not link.stopped:
+            self.submit(NodeLost(link.node, reason))
+
+    # --- people and other nodes --------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._secret):
+            return _refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return _refusal(error.status, f"{request.method} {request.path}: {error.reason}", "")
+        except Exception as error:  # noqa: BLE001 - as in `submit`
+            self._fail(error, f"serving {request.path}")
+            return _refusal(500, "regrow's coordinator failed; the job ends", "")
+
+    async def _serve_job(self, request: web.Request) -> web.Response:
+        return _reply(self._machine.facts)
+
+    async def _serve_status(self, request: web.Request) -> web.Response:
+        return _reply(self._machine.snapshot())
+
+    async def _serve_end(self, request: web.Request) -> web.Response:
+        """Answers when the job has ended: how the launchers of the other nodes learn it."""
+        return _reply(await self.wait_ended())
+
+    async def _serve_kill(self, request: web.Request) -> web.Response:
+        try:
+            fault = msgspec.json.decode(await request.read(), type=FaultSpec)
+        except msgspec.MsgspecError as error:
+            return _refusal(400, f"not a fault: {error}", "")
+        world = self._machine.facts.world
+        if not 0 <= fault.rank < world:
+            return _refusal(400, f"there is no rank {fault.rank}", f"this job has ranks 0 to {world - 1}")
+        return self._accept(FaultRequested(fault))
+
+    async def _serve_stop(self, request: web.Request) -> web.Response:
+        reason = (await request.text())[:200].strip()
+        return self._accept(StopRequested(reason or "an operator asked for it"))
+
+    def _accept(self, fact: StopRequested | FaultRequested) -> web.Response:
+        if self._end is not None:
+            return _refusal(409, "the job is ending", "")
+        self.submit(fact)
+        return web.json_response({}, status=202)
+
+
+def _reason(error: OSError) -> str:
+    """The system's own words; asyncio wraps them in a sentence of its own."""
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
+
+
+def _reply(message: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(message), content_type="application/json")
+
+
+def _refusal(status: int, error: str, hint: str) -> web.Response:
+    return web.json_response({"error": error, "hint": hint}, status=status)

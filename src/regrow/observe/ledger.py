@@ -1,0 +1,222 @@
+"""What a job's records add up to: every committed number once, and what the faults cost.
+
+Pure: a ledger is a fold over records, in any order of ranks; it reads no clock and no file.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from statistics import median
+
+from regrow.core.events import (
+    FaultInjected,
+    GenerationFormed,
+    IncidentClosed,
+    IncidentOpened,
+    JobEnded,
+    JobStarted,
+    Record,
+    StepCommitted,
+)
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+from regrow.observe.tail import read_records
+
+__all__ = ["Ledger", "read_records", "time_lost"]
+
+
+class Ledger:
+    """The account of one job.
+
+    Args:
+        records: what to start from; more can be added one by one.
+        world: ranks of the job; None takes it from `JobStarted`, and before that from the ranks that committed.
+    """
+
+    def __init__(self, records: Iterable[Record] = (), *, world: int | None = None) -> None:
+        self._world = world
+        self.started: JobStarted | None = None
+        self.ended: JobEnded | None = None
+        self.generations: list[GenerationFormed] = []
+        self.incidents: list[IncidentClosed] = []
+        self.open_incidents: dict[int, IncidentOpened] = {}
+        self.injected: list[FaultInjected] = []
+        self.commits: dict[StepNo, dict[Rank, StepCommitted]] = {}
+        """Step to rank to the commit that counts: the last one that the rank computed itself."""
+        self.history: dict[tuple[StepNo, Rank], list[StepCommitted]] = {}
+        """All commits of a step by a rank, oldest first; more than one where it was adopted or redone."""
+        self._ranks: set[Rank] = set()
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """Take one more record in. A record that is there already changes nothing."""
+        match record:
+            case StepCommitted():
+                self._add_commit(record)
+            case JobStarted():
+                self.started = record
+            case JobEnded():
+                self.ended = record
+            case GenerationFormed():
+                self.generations.append(record)
+            case IncidentOpened():
+                self.open_incidents[record.incident] = record
+            case IncidentClosed():
+                self.open_incidents.pop(record.incident, None)
+                self.incidents.append(record)
+            case FaultInjected():
+                self.injected.append(record)
+            case _:
+                pass
+
+    def _add_commit(self, commit: StepCommitted) -> None:
+        history = self.history.setdefault((commit.step, commit.rank), [])
+        if commit in history:
+            return
+        history.append(commit)
+        history.sort(key=lambda c: c.at)
+        computed = [c for c in history if not c.adopted]
+        self.commits.setdefault(commit.step, {})[commit.rank] = (computed or history)[-1]
+        self._ranks.add(commit.rank)
+
+    # --- what was computed ----------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job."""
+        if self._world is not None:
+            return self._world
+        return self.started.world if self.started is not None else len(self._ranks)
+
+    @property
+    def numbers(self) -> dict[tuple[StepNo, Rank], Mapping[str, float]]:
+        """The metrics of each committed step of each rank."""
+        return {(step, rank): c.metrics for step, ranks in self.commits.items() for rank, c in ranks.items()}
+
+    def curve(self, metric: str = "loss") -> list[tuple[StepNo, float]]:
+        """Step and the mean of `metric` over the ranks that committed it, in order of steps."""
+        points = []
+        for step in sorted(self.commits):
+            values = [c.metrics[metric] for c in self.commits[step].values() if metric in c.metrics]
+            if values:
+                points.append((step, sum(values) / len(values)))
+        return points
+
+    @property
+    def last_step(self) -> StepNo | None:
+        """The newest step that any rank committed."""
+        return max(self.commits, default=None)
+
+    def world_commits(self, *, newest: int | None = None) -> list[tuple[StepNo, Instant]]:
+        """Each step that every rank committed, and when the last of them did; only the `newest`, where given."""
+        world = self.world
+        steps = (step for step in sorted(self.commits, reverse=True) if len(self.commits[step]) == world > 0)
+        found = [(step, max(c.at for c in self.commits[step].values())) for step in islice(steps, newest)]
+        return found[::-1]
+
+    @property
+    def samples(self) -> int:
+        """Samples of all commits that count."""
+        return sum(c.samples for ranks in self.commits.values() for c in ranks.values())
+
+    # --- what the faults cost -------------------------------------------------------------------------------------
+
+    @property
+    def steps_redone(self) -> int:
+        """Commits that a rank had to compute again after it had been committed: per step the most of any rank."""
+        again: dict[StepNo, int] = {}
+        for (step, _), history in self.history.items():
+            computed = sum(not commit.adopted for commit in history)
+            again[step] = max(again.get(step, 0), computed - 1)
+        return sum(again.values())
+
+    @property
+    def steps_lost(self) -> int:
+        """Committed steps that were given up, as the incidents tell it."""
+        return sum(incident.steps_lost for incident in self.incidents)
+
+    @property
+    def recovery_median(self) -> Seconds | None:
+        """Median over the closed incidents of the time from the fault to the next committed step."""
+        return median(i.total for i in self.incidents) if self.incidents else None
+
+    @property
+    def step_median(self) -> Seconds | None:
+        """Median time from one commit of the whole world to the next, within one generation."""
+        gaps = list(self.step_gaps())
+        return median(gaps) if gaps else None
+
+    def step_gaps(self) -> Iterable[Seconds]:
+        """Times between the world's commits of neighbouring steps that one generation committed."""
+        previous: tuple[StepNo, Instant, set[Generation]] | None = None
+        for step, at in self.world_commits():
+            generations = {c.generation for c in self.commits[step].values()}
+            if previous is not None and (previous[0] + 1, previous[2]) == (step, generations) and len(generations) == 1:
+                yield at - previous[1]
+            previous = (step, at, generations)
+
+    @property
+    def wall(self) -> Seconds:
+        """Time from the start of the first step that committed to the last commit."""
+        commits = [c for ranks in self.commits.values() for c in ranks.values()]
+        if not commits:
+            return 0.0
+        first = min(self.commits)
+        start = min(c.at - c.seconds for c in self.commits[first].values())
+        return max(c.at for c in commits) - min(start, min(c.at for c in commits))
+
+    @property
+    def productive(self) -> Seconds:
+        """Time in the last attempts of committed steps.
+
+        For each step: to its last commit that was computed, from the latest of the first rank's start of that
+        attempt, the forming of the generation that committed it, and the last commit of the step before. So no moment
+        counts twice, a step that ran again counts once, and an attempt that a fault cut off, the mending, and the
+        time between steps count as nothing.
+        """
+        formed = {g.generation: g.at for g in self.generations}
+        total, covered = 0.0, float("-inf")
+        for step in sorted(self.commits):
+            computed = [c for c in self.commits[step].values() if not c.adopted]
+            if not computed:
+                continue
+            end = max(c.at for c in computed)
+            start = min(max(c.at - c.seconds, formed.get(c.generation, float("-inf"))) for c in computed)
+            total += max(0.0, end - max(start, covered))
+            covered = max(covered, end)
+        return total
+
+    @property
+    def goodput(self) -> float:
+        """`productive / wall`, between 0 and 1; 1 where nothing has run yet."""
+        wall = self.wall
+        return min(1.0, self.productive / wall) if wall > 0 else 1.0
+
+
+def time_lost(ledger: Ledger, *, killed_at: Instant, ended: Generation, step_median: Seconds) -> Seconds | None:
+    """What one kill cost, in seconds; None while the step that tells is not there yet.
+
+    It is the time from the kill until the first step beyond the last committed one is committed on every rank, minus
+    a median step.
+
+    Args:
+        ledger: commits of the job; its generations may be regrow's or torchrun's restart count.
+        killed_at: when the signal was sent.
+        ended: the generation that the kill ended. What its survivors still commit after the kill is committed, so the
+            step waited for lies beyond it.
+        step_median: an undisturbed step of the same job.
+    """
+    target = StepNo(last_committed(ledger, ended) + 1)
+    reached = []
+    for (step, _), history in ledger.history.items():
+        after = [c.at for c in history if c.generation > ended]
+        if step == target and after:
+            reached.append(after[0])
+    if not 0 < ledger.world <= len(reached):
+        return None
+    return max(reached) - killed_at - step_median
+
+
+def last_committed(ledger: Ledger, until: Generation) -> StepNo:
+    """The newest step that any rank computed in the generations up to `until`; -1 where there is none."""
+    commits = (c for history in ledger.history.values() for c in history)
+    return max((c.step for c in commits if c.generation <= until), default=StepNo(-1))

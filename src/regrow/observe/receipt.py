@@ -1,0 +1,133 @@
+"""The receipt: a run that was disturbed against the same run left alone. Pure, apart from drawing itself."""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from regrow.observe.ledger import Ledger
+from regrow.observe.live import incident_table
+from regrow.observe.story import seconds
+
+
+def differences(one: Ledger, other: Ledger) -> list[str]:
+    """Every committed number in which two jobs differ, as sentences, in order of steps. Compared bit by bit."""
+    mine, theirs = one.numbers, other.numbers
+    found = []
+    for step, rank in sorted(mine.keys() | theirs.keys()):
+        place = f"step {step}, rank {rank}"
+        a, b = mine.get((step, rank)), theirs.get((step, rank))
+        if a is None or b is None:
+            found.append(f"{place}: committed in only one of the runs")
+        else:
+            found.extend(f"{place}: {name} is {x} and {y}" for name, x, y in _unequal(a, b))
+    return found
+
+
+def _unequal(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    return [
+        (name, repr(a.get(name)), repr(b.get(name)))
+        for name in sorted(a.keys() | b.keys())
+        if name not in a or name not in b or struct.pack("<d", a[name]) != struct.pack("<d", b[name])
+    ]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a disturbed run lost, and whether it ended where the undisturbed one did.
+
+    Args:
+        disturbed, alone: the accounts of both runs.
+        digest, digest_alone: digest of the final state of each, as the script wrote it; None where it wrote none.
+        planned: faults that the plan asked for.
+    """
+
+    disturbed: Ledger
+    alone: Ledger
+    digest: str | None
+    digest_alone: str | None
+    planned: int
+
+    @property
+    def state_equal(self) -> bool:
+        """Both runs ended, with the same final state."""
+        return self.digest is not None and self.digest == self.digest_alone
+
+    @property
+    def bitwise_equal(self) -> bool:
+        """The final state and every committed number of every rank are the same, and there is at least one."""
+        return self.state_equal and bool(self.alone.numbers) and not differences(self.disturbed, self.alone)
+
+    @property
+    def recovered(self) -> bool:
+        """All planned faults struck, and every incident ended in a committed step."""
+        ledger = self.disturbed
+        ended = ledger.ended is not None and ledger.ended.code == 0
+        mended = sum(incident.faults for incident in ledger.incidents)
+        return ended and len(ledger.injected) >= self.planned <= mended and not ledger.open_incidents
+
+    @property
+    def steps_lost(self) -> int:
+        """Committed steps lost: as the incidents tell it, or as commits show it, whichever is more."""
+        return max(self.disturbed.steps_lost, self.disturbed.steps_redone)
+
+    def figures(self) -> dict[str, float]:
+        """The numbers for `--json`. A median without an incident is absent."""
+        numbers = {
+            "bitwise_equal": float(self.bitwise_equal),
+            "steps_lost": float(self.steps_lost),
+            "faults": float(len(self.disturbed.injected)),
+            "goodput": self.disturbed.goodput,
+        }
+        if self.disturbed.recovery_median is not None:
+            numbers["recovery_median_s"] = self.disturbed.recovery_median
+        return numbers
+
+    def print(self, console: Console) -> None:
+        """Print the receipt."""
+        console.print(self._incidents())
+        console.print(self._sums())
+        for line in differences(self.disturbed, self.alone)[:5]:
+            console.print(f"  differs: {line}", markup=False, highlight=False)
+
+    def _incidents(self) -> RenderableType:
+        title = Text("incidents of the disturbed run", style="bold")
+        return Group(title, incident_table(self.disturbed.incidents))
+
+    def _sums(self) -> RenderableType:
+        ledger, alone = self.disturbed, self.alone
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(style="dim")
+        table.add_column()
+        median = ledger.recovery_median
+        table.add_row("faults", f"{len(ledger.injected)} of {self.planned} struck; {_mended(self)}")
+        table.add_row("time to mend", f"{seconds(median)} median, the step run again included" if median else "–")
+        table.add_row("median step", _step(ledger))
+        table.add_row("committed steps lost", str(self.steps_lost))
+        table.add_row("goodput", f"{ledger.goodput:.1%} disturbed, {alone.goodput:.1%} alone")
+        table.add_row("time from first step to last", f"{seconds(ledger.wall)} disturbed, {seconds(alone.wall)} alone")
+        table.add_row("committed losses", _verdict(self._losses_equal(), f"{len(alone.numbers)} compared"))
+        digest = f"digest {self.digest_alone[:16]}…" if self.digest_alone else "no digest"
+        table.add_row("final state", _verdict(self.state_equal, digest))
+        equal = self.bitwise_equal
+        table.add_row("bitwise equal", Text("yes" if equal else "NO", style="bold green" if equal else "bold red"))
+        return table
+
+    def _losses_equal(self) -> bool:
+        return bool(self.alone.numbers) and not differences(self.disturbed, self.alone)
+
+
+def _mended(receipt: Receipt) -> str:
+    return "all mended" if receipt.recovered else "NOT all mended"
+
+
+def _step(ledger: Ledger) -> str:
+    return seconds(ledger.step_median) if ledger.step_median is not None else "–"
+
+
+def _verdict(equal: bool, detail: str) -> Text:
+    style = "green" if equal else "bold red"
+    return Text.assemble(("identical" if equal else "DIFFERENT", style), f" ({detail})")

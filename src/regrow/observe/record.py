@@ -1,0 +1,68 @@
+"""Writing a job's records. Watching a job must never stop it: a full disk costs records, not training."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from regrow.core.events import Record
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class EventWriter:
+    """Appends records to a file, one JSON object a line, each with the wall clock as `time`.
+
+    A line is in the file when `write` returns, whole or not at all, so that a reader may follow it.
+
+    Args:
+        path: the file; opened by `with`, created if it is not there, readable by its owner only.
+        complain: told once, in a sentence, when a record could not be written; called with the next success too.
+    """
+
+    def __init__(self, path: Path, *, complain: Callable[[str], None]) -> None:
+        self._path = path
+        self._complain = complain
+        self._descriptor = -1
+        self._dropped = 0
+
+    def __enter__(self) -> "EventWriter":
+        """Open the file. Raises `OSError` where that is not possible."""
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def write(self, record: Record) -> None:
+        """Append one record; never raises for what the disk does."""
+        fields: dict[str, object] = msgspec.to_builtins(record)
+        fields["time"] = time.time()
+        try:
+            self._append(_ENCODER.encode(fields) + b"\n")
+        except OSError as error:
+            self._lost(error)
+            return
+        if self._dropped:
+            self._complain(f"records are written to {self._path} again; {self._dropped} are missing")
+            self._dropped = 0
+
+    def _append(self, line: bytes) -> None:
+        written = os.write(self._descriptor, line)
+        if written == len(line):
+            return
+        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+        raise OSError(f"only {written} of {len(line)} bytes fitted")
+
+    def _lost(self, error: OSError) -> None:
+        if not self._dropped:
+            reason = error.strerror or str(error)
+            self._complain(f"records cannot be written to {self._path}: {reason}; the training goes on without them")
+        self._dropped += 1

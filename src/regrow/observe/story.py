@@ -1,0 +1,84 @@
+"""A job's records as sentences, for terminals that only take lines and for people who read logs."""
+
+from regrow.core.events import (
+    FaultInjected,
+    GenerationFormed,
+    IncidentClosed,
+    IncidentOpened,
+    JobEnded,
+    JobStarted,
+    Noted,
+    Record,
+    WorkerGone,
+)
+from regrow.core.ids import Rank, Seconds
+
+
+def tell(record: Record) -> str | None:
+    """One line about a record; None for what is only of interest as a number."""
+    match record:
+        case JobStarted():
+            standbys = f", {_count(record.standbys, 'standby', 'standbys')}" if record.standbys else ""
+            nodes = _count(record.nodes, "node", "nodes")
+            return f"job {record.job}: {_count(record.world, 'rank', 'ranks')} on {nodes}{standbys}"
+        case FaultInjected():
+            place = f"rank {record.rank}" if record.rank is not None else f"worker {record.worker}"
+            return f"fault {record.fault}: {record.how} strikes {place} in step {record.step}, stage {record.stage}"
+        case IncidentOpened():
+            return f"incident {record.incident} in step {record.step}: {_first_line(record.cause)}"
+        case IncidentClosed():
+            return _mended(record)
+        case GenerationFormed():
+            return f"generation {record.generation} stands at step {record.step} with {len(record.workers)} ranks"
+        case WorkerGone() if record.code != 0:
+            place = f" (rank {record.rank})" if record.rank is not None else ""
+            return f"worker {record.worker}{place} is gone: {record.reason or f'exit code {record.code}'}"
+        case Noted():
+            return f"{record.worker}: {record.text}" if record.worker else record.text
+        case JobEnded():
+            return f"job ended with code {record.code}" + (f": {record.diagnosis}" if record.diagnosis else "")
+        case _:
+            return None
+
+
+def _mended(incident: IncidentClosed) -> str:
+    stages = ", ".join(
+        f"{name} {seconds(value)}"
+        for name, value in (
+            ("detect", incident.detect),
+            ("abort", incident.abort),
+            ("regroup", incident.regroup),
+            ("hydrate", incident.hydrate),
+            ("redo", incident.redo),
+        )
+    )
+    lost = _count(incident.steps_lost, "step", "steps")
+    return (
+        f"incident {incident.incident}: mended by {incident.rung} in {seconds(incident.total)} ({stages}), {lost} lost"
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def ranks(which: list[Rank]) -> str:
+    """`rank 2`, `ranks 0, 3`, or `no rank`."""
+    if not which:
+        return "no rank"
+    return f"{'rank' if len(which) == 1 else 'ranks'} {', '.join(map(str, sorted(which)))}"
+
+
+def seconds(value: Seconds) -> str:
+    """A duration in the unit that suits it: `3 ms`, `0.41 s`, `12.5 s`, `4:07 min`."""
+    if value < 0.0995:
+        return f"{value * 1000:.0f} ms"
+    if value < 9.995:
+        return f"{value:.2f} s"
+    if value < 99.95:
+        return f"{value:.1f} s"
+    return f"{int(value) // 60}:{int(value) % 60:02d} min"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

@@ -1,0 +1,63 @@
+"""Reading a job's records while they are being written, and after."""
+
+from pathlib import Path
+
+import msgspec
+
+from regrow.core.errors import ProtocolError
+from regrow.core.events import AnyRecord, Record
+
+_DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+
+
+class RecordTail:
+    """Follows `events.jsonl` and `steps.*.jsonl` of one job.
+
+    A line counts once its newline is there; what a writer has not finished, or never will, is left alone.
+
+    Args:
+        job_dir: the job's folder; it and its files may appear later.
+    """
+
+    def __init__(self, job_dir: Path) -> None:
+        self._job_dir = job_dir
+        self._offsets: dict[Path, int] = {}
+
+    def poll(self) -> list[Record]:
+        """What is new since the last call, in order of `at`. Raises `ProtocolError` for a line that is no record."""
+        records: list[Record] = []
+        for path in (self._job_dir / "events.jsonl", *sorted(self._job_dir.glob("steps.*.jsonl"))):
+            records.extend(self._read(path))
+        return sorted(records, key=lambda record: record.at)
+
+    def _read(self, path: Path) -> list[AnyRecord]:
+        try:
+            with path.open("rb") as stream:
+                stream.seek(self._offsets.get(path, 0))
+                new = stream.read()
+        except FileNotFoundError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1]
+        start = self._offsets.get(path, 0)
+        self._offsets[path] = start + len(whole)
+        records = []
+        for line in whole.split(b"\n"):
+            if line.strip():
+                records.append(_decode(line, path, start))
+            start += len(line) + 1
+        return records
+
+
+def _decode(line: bytes, path: Path, offset: int) -> AnyRecord:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(
+            f"{path}, byte {offset}: not a record of this version: {error}",
+            hint="read it with the regrow that wrote it, or remove the line",
+        ) from error
+
+
+def read_records(job_dir: Path) -> list[Record]:
+    """All records of a job, in order of `at`; a torn last line of a file is left out. Raises `ProtocolError`."""
+    return RecordTail(job_dir).poll()

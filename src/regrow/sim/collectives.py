@@ -1,0 +1,92 @@
+"""What happens between the workers of one generation: groups that form, all-reduces that need everyone."""
+
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from regrow.core.ids import Generation, Seconds, StepNo, WorkerId
+from regrow.core.messages import Member
+
+
+class Peer(Protocol):
+    """What a group asks of a member."""
+
+    worker: WorkerId
+
+    def formed(self) -> None:
+        """The group stands."""
+        ...
+
+    def reduced(self, step: StepNo) -> None:
+        """The gradients of `step` are the sum over all ranks."""
+        ...
+
+    def symptom(self) -> None:
+        """A peer hung up."""
+        ...
+
+    def later(self, delay: Seconds, what: str, *arguments: object) -> None:
+        """Call the method `what` of this peer, unless something else has happened to it by then."""
+        ...
+
+
+class Group:
+    """The groups of one generation.
+
+    An all-reduce completes when every member has arrived at it, for each at its own time; in between, the death of a
+    member may break it for some and not for others. So survivors stand at n or n + 1, and never further apart.
+
+    Args:
+        generation: whose groups these are.
+        members: the table that was ordered.
+        rng: draws who sees what.
+    """
+
+    def __init__(self, generation: Generation, members: Sequence[Member], rng: random.Random) -> None:
+        self.generation = generation
+        self.members = members
+        self.broken = False
+        self._rng = rng
+        self._inside: dict[WorkerId, Peer] = {}
+        self._arrived: dict[StepNo, set[WorkerId]] = {}
+
+    def enter(self, peer: Peer) -> None:
+        """A member makes its connections; the last one in completes the group."""
+        self._inside[peer.worker] = peer
+        if self.broken:
+            self._maybe_notice(peer)
+        elif len(self._inside) == len(self.members):
+            for inside in self._inside.values():
+                inside.later(self._rng.uniform(0.003, 0.02), "formed")
+
+    def arrive(self, peer: Peer, step: StepNo) -> None:
+        """A member gives its gradients of `step`; the last one completes the sum."""
+        arrived = self._arrived.setdefault(step, set())
+        arrived.add(peer.worker)
+        if self.broken:
+            self._maybe_notice(peer)
+        elif len(arrived) == len(self.members):
+            del self._arrived[step]
+            for inside in self._inside.values():
+                inside.later(self._rng.uniform(0.0, 0.05), "reduced", step)
+
+    def completes(self) -> bool:
+        """Whether a sum that was on its way still reaches one member."""
+        return not self.broken or self._rng.random() < 0.5
+
+    def leave(self, peer: Peer, *, reset: bool) -> None:
+        """A member is gone (`reset`: its connections are, too); the others block, and some of them notice."""
+        if self._inside.pop(peer.worker, None) is None and not reset:
+            return
+        self.broken = True
+        if reset:
+            for inside in list(self._inside.values()):
+                self._maybe_notice(inside)
+
+    def has(self, worker: WorkerId) -> Peer | None:
+        """The member, while it is inside."""
+        return self._inside.get(worker)
+
+    def _maybe_notice(self, peer: Peer) -> None:
+        if self._rng.random() < 0.4:
+            peer.later(self._rng.uniform(0.0, 0.02), "symptom")

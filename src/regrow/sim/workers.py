@@ -1,0 +1,399 @@
+"""A worker as the coordinator sees one: builds, joins, steps, commits, finishes; and fails at any moment."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import (
+    ArmFault,
+    ErrorReport,
+    FaultFired,
+    FaultHow,
+    FaultKind,
+    FaultSpec,
+    FormGeneration,
+    HaltGeneration,
+    Member,
+    ReleaseWorker,
+    Role,
+    SpawnWorker,
+    StartScript,
+    Warmth,
+    WorkerCommitted,
+    WorkerFact,
+    WorkerFailed,
+    WorkerFaulted,
+    WorkerFinished,
+    WorkerHalted,
+    WorkerOrder,
+    WorkerReady,
+    WorkerResumed,
+)
+from regrow.sim.collectives import Group
+
+
+class Doing(StrEnum):
+    """What a simulated worker is in the middle of; faults can strike in any."""
+
+    BUILDING = "building"
+    IDLE = "idle"
+    READY = "ready"
+    FORMING = "forming"
+    HYDRATING = "hydrating"
+    COMPUTING = "computing"
+    REDUCING = "reducing"
+    UPDATING = "updating"
+    WAITING = "waiting"
+    HALTING = "halting"
+    HALTED = "halted"
+    FINISHED = "finished"
+    AFTER = "after"
+    DEAD = "dead"
+
+
+IN_STEP = frozenset({Doing.COMPUTING, Doing.REDUCING, Doing.UPDATING})
+
+
+class Script(msgspec.Struct, frozen=True):
+    """What the workers run. Times in seconds."""
+
+    until: StepNo = StepNo(8)
+    with_session: bool = True
+    build: Seconds = 3.0
+    compute: Seconds = 0.4
+    update: Seconds = 0.05
+    hydrate: Seconds = 0.2
+    after: Seconds = 1.0
+    patience: Seconds = 1000.0
+    """How long a worker waits for an order before it gives up."""
+    bug: tuple[Rank, StepNo] | None = None
+    """The rank whose body raises the same error whenever it runs this step."""
+    leaves: tuple[Rank, StepNo] | None = None
+    """The rank that leaves its loop at this step, whatever the others do."""
+
+
+class Surroundings(Protocol):
+    """What a worker asks of the world it lives in."""
+
+    script: Script
+    durable: StepNo
+    """The step of the newest durable checkpoint."""
+
+    def now(self) -> Instant:
+        """The time."""
+        ...
+
+    def after(self, delay: Seconds, action: Callable[[], None]) -> None:
+        """Do it so much later."""
+        ...
+
+    def jitter(self, around: Seconds) -> Seconds:
+        """A time that is about so long."""
+        ...
+
+    def say(self, worker: "SimWorker", fact: WorkerFact) -> None:
+        """Carry a fact to the coordinator."""
+        ...
+
+    def progressed(self, worker: "SimWorker", commit: WorkerCommitted) -> None:
+        """A commit that only the agent is told of."""
+        ...
+
+    def exited(self, worker: "SimWorker", code: int) -> None:
+        """The process has ended."""
+        ...
+
+    def group(self, generation: Generation, members: list[Member]) -> Group:
+        """The groups of a generation, the same for all its members."""
+        ...
+
+    def entered(self, worker: "SimWorker", doing: Doing) -> None:
+        """A worker does something else now: the moment for a fault to strike."""
+        ...
+
+    def hung(self, worker: "SimWorker") -> None:
+        """A worker makes no progress any more."""
+        ...
+
+
+class SimWorker:
+    """One worker process.
+
+    Args:
+        spawn: the order that started it.
+        warmth: how far it goes as a standby.
+        around: the world.
+    """
+
+    def __init__(self, spawn: SpawnWorker, warmth: Warmth, around: Surroundings) -> None:
+        self.worker: WorkerId = spawn.worker
+        self.spawn = spawn
+        self.rank = spawn.rank
+        self.seated = spawn.role is not Role.STANDBY
+        self.state = NO_STATE
+        self.generation = Generation(0)
+        self.doing = Doing.BUILDING
+        self.hung = False
+        self.inherited = NO_STATE
+        """The state it started with, or was given last: what it did not commit itself."""
+        self.group: Group | None = None
+        self._warmth = warmth
+        self._around = around
+        self._ticket = 0
+        self._form: FormGeneration | None = None
+        self._halt: HaltGeneration | None = None
+        self._halted_in = Generation(0)
+        self._announced = Generation(0)
+        self._armed = {spec.fault: spec for spec in spawn.faults}
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process exists."""
+        return self.doing is not Doing.DEAD
+
+    @property
+    def ticket(self) -> int:
+        """Another number whenever it does something else."""
+        return self._ticket
+
+    @property
+    def active(self) -> bool:
+        """Whether it acts in its generation, as far as it knows."""
+        return self.alive and self.group is not None
+
+    # --- what happens to it ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The process exists."""
+        if self.spawn.role is Role.STANDBY and self._warmth is Warmth.IMPORTS and self._around.script.with_session:
+            self._enter(Doing.IDLE)
+            self._around.say(self, WorkerReady(self.worker, NO_STATE, "", ""))
+        else:
+            self._build()
+
+    def order(self, order: WorkerOrder) -> None:
+        """Take an order from the agent."""
+        if self.hung or not self.alive:
+            return
+        match order:
+            case StartScript() if self.doing is Doing.IDLE:
+                self.rank, self.seated = order.rank, True
+                self._build()
+            case FormGeneration() if order.generation > max(self.generation, self._halted_in):
+                self._take_place(order)
+            case HaltGeneration() if order.generation > self._halted_in:
+                self._give_up(order)
+            case ReleaseWorker() if self.doing is Doing.FINISHED:
+                self._leave_group(reset=False)
+                self._enter(Doing.AFTER)
+                self.later(self._around.jitter(self._around.script.after), "end", 0)
+            case ArmFault():
+                self._armed[order.fault.fault] = order.fault
+            case _:
+                pass
+
+    def end(self, code: int) -> None:
+        """The process ends; at once, whatever it is doing."""
+        if not self.alive:
+            return
+        self._leave_group(reset=True)
+        self.hung = False
+        self._enter(Doing.DEAD)
+        self._around.exited(self, code)
+
+    def hang(self) -> None:
+        """It does nothing more, and answers nothing."""
+        if self.alive:
+            self.hung = True
+            self._around.hung(self)
+
+    def raise_in_body(self, error: ErrorReport) -> None:
+        """The step's own code raises; anywhere else the script fails."""
+        if not self.alive or self.hung:
+            return
+        if self.doing in (Doing.COMPUTING, Doing.REDUCING) and self._around.script.with_session:
+            self._fault(FaultKind.BODY, error)
+        else:
+            step = self.state if self.doing in (Doing.FINISHED, Doing.AFTER) else StepNo(-1)
+            self._around.say(self, WorkerFailed(self.worker, error, step))
+            self.end(1)
+
+    def later(self, delay: Seconds, what: str, *arguments: object) -> None:
+        """Call a method of this worker, unless it does something else by then."""
+        ticket = self._ticket
+
+        def act() -> None:
+            if ticket == self._ticket and self.alive and not self.hung:
+                getattr(self, what)(*arguments)
+
+        self._around.after(delay, act)
+
+    # --- building ----------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        self._enter(Doing.BUILDING)
+        self.later(self._around.jitter(self._around.script.build), "built")
+
+    def built(self) -> None:
+        """The script has reached its first step; one without a session goes on to its end."""
+        script = self._around.script
+        if not script.with_session:
+            self._enter(Doing.AFTER)
+            self.later(self._around.jitter(script.compute * script.until), "end", 0)
+            return
+        if self.spawn.role is Role.RANK:
+            self.state = self._around.durable if self.spawn.resume else StepNo(0)
+            self.inherited = self.state
+        self._wait(Doing.READY)
+        self._around.say(self, WorkerReady(self.worker, self.state, f"sim:{self.worker}", "layout", script.build))
+
+    def gives_up(self) -> None:
+        """No order came for longer than it waits."""
+        error = ErrorReport("DeadlineExceeded", f"{self.worker} heard nothing", "DeadlineExceeded", self.doing)
+        self._around.say(self, WorkerFailed(self.worker, error, self.state))
+        self.end(1)
+
+    # --- generations -------------------------------------------------------------------------------------------
+
+    def _take_place(self, form: FormGeneration) -> None:
+        self._form, self._halt = form, None
+        self.generation, self.rank, self.seated = form.generation, form.rank, True
+        self._armed.update({spec.fault: spec for spec in form.faults})
+        self.group = self._around.group(form.generation, form.members)
+        self._enter(Doing.FORMING)
+        self.group.enter(self)
+
+    def formed(self) -> None:
+        """The groups stand: receive what is missing."""
+        if self._form is None or self.doing is not Doing.FORMING:
+            return
+        if self._form.rank in self._form.holders:
+            self._resume(0.0)
+            return
+        self._enter(Doing.HYDRATING)
+        self.later(self._around.jitter(self._around.script.hydrate), "hydrated", self._around.now())
+
+    def hydrated(self, since: Instant) -> None:
+        """State has come, from a holder that has it; or there is none left."""
+        form, group = self._form, self.group
+        if form is None or group is None:
+            return
+        holders = [group.has(member.worker) for member in form.members if member.rank in form.holders]
+        giving = [peer for peer in holders if isinstance(peer, SimWorker) and peer.state == form.step]
+        if any(not peer.hung for peer in giving):
+            self.state = self.inherited = form.step
+            self._resume(self._around.now() - since)
+        elif not giving:
+            # What had arrived of it lies over what was there.
+            self.state = NO_STATE
+            self._fault(FaultKind.HYDRATION, ErrorReport("HydrationError", "no holder", "HydrationError"))
+
+    def _resume(self, hydrate_s: Seconds) -> None:
+        self._around.say(self, WorkerResumed(self.worker, self.generation, 0.01, hydrate_s, int(hydrate_s * 1000)))
+        self._begin()
+
+    def symptom(self) -> None:
+        """A collective failed: wait for a verdict."""
+        if self.doing in (Doing.REDUCING, Doing.FORMING):
+            self._fault(FaultKind.COLLECTIVE, ErrorReport("RuntimeError", "connection reset", "RuntimeError"))
+
+    def _fault(self, kind: FaultKind, error: ErrorReport) -> None:
+        self._around.say(self, WorkerFaulted(self.worker, self.generation, self.state, kind, error))
+        self._wait(Doing.WAITING)
+
+    def _give_up(self, halt: HaltGeneration) -> None:
+        self._halt = halt
+        if self.doing is Doing.UPDATING:
+            return  # The update itself is never interrupted.
+        torn = self.doing is Doing.HYDRATING
+        self._leave_group(reset=False)
+        self._enter(Doing.HALTING)
+        self.later(self._around.jitter(0.01), "halted", torn)
+
+    def halted(self, torn: bool = False) -> None:
+        """Out of the groups."""
+        if self._halt is None:
+            return
+        if torn:
+            self.state = NO_STATE
+        halt, self._halt = self._halt, None
+        self._halted_in = halt.generation
+        self._leave_group(reset=False)
+        self._wait(Doing.HALTED)
+        self._around.say(self, WorkerHalted(self.worker, halt.generation, self.state))
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        script = self._around.script
+        leaves = script.leaves is not None and (self.rank, self.state) == script.leaves
+        if leaves or self.state >= script.until:
+            self._wait(Doing.FINISHED)
+            self._around.say(self, WorkerFinished(self.worker, self.generation, self.state))
+            return
+        self._enter(Doing.COMPUTING)
+        self.later(self._around.jitter(script.compute), "computed")
+        due = [spec for spec in self._armed.values() if spec.step is None or spec.step == self.state]
+        if due:
+            self._strike(due[0])
+
+    def _strike(self, spec: FaultSpec) -> None:
+        del self._armed[spec.fault]
+        self._around.say(self, FaultFired(self.worker, spec.fault, self.state, self._around.now()))
+        if spec.how is FaultHow.EXCEPTION:
+            self.raise_in_body(ErrorReport("InjectedFault", spec.fault, "InjectedFault"))
+        elif spec.how is FaultHow.SIGSTOP:
+            self.hang()
+        else:
+            self.end(-9 if spec.how is not FaultHow.EXIT else 3)
+
+    def computed(self) -> None:
+        """The gradients of this rank are there."""
+        if self._around.script.bug == (self.rank, self.state):
+            self.raise_in_body(ErrorReport("ValueError", "a bad batch", "ValueError: a bad batch"))
+            return
+        self._enter(Doing.REDUCING)
+        if self.group is not None:
+            self.group.arrive(self, self.state)
+
+    def reduced(self, step: StepNo) -> None:
+        """The gradients of all ranks are there."""
+        if self.doing is not Doing.REDUCING or self.group is None or step != self.state:
+            return
+        if not self.group.completes():
+            return  # It blocks: a sum that was broken on its way to this rank.
+        self._enter(Doing.UPDATING)
+        self.later(self._around.jitter(self._around.script.update), "updated")
+
+    def updated(self) -> None:
+        """The step is committed."""
+        now = self._around.now()
+        commit = WorkerCommitted(self.worker, self.generation, self.state, now, 0.5, {"loss": 1.0}, 4)
+        self.state = StepNo(self.state + 1)
+        self._around.progressed(self, commit)
+        if self._announced < self.generation:
+            self._announced = self.generation
+            self._around.say(self, commit)
+        if self._halt is not None:
+            self.halted()
+        else:
+            self._begin()
+
+    # --- small things ------------------------------------------------------------------------------------------
+
+    def _enter(self, doing: Doing) -> None:
+        self.doing = doing
+        self._ticket += 1
+        self._around.entered(self, doing)
+
+    def _wait(self, doing: Doing) -> None:
+        self._enter(doing)
+        self.later(self._around.script.patience, "gives_up")
+
+    def _leave_group(self, *, reset: bool) -> None:
+        if self.group is not None:
+            self.group.leave(self, reset=reset)
+            self.group = None

@@ -1,0 +1,298 @@
+"""A whole job in virtual time: the machine of production, and around it agents, workers and a network that are not."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import (
+    ErrorReport,
+    Fact,
+    FaultSpec,
+    FenceWorker,
+    JobFacts,
+    Member,
+    NodeJoined,
+    NodeProgress,
+    SpawnWorker,
+    StopNode,
+    TimeAdvanced,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerFact,
+    WorkerHung,
+    WorkerResumed,
+    WorkerStaged,
+    WorkerStarted,
+)
+from regrow.membership.machine import Command, EndJob, Membership
+from regrow.sim.collectives import Group
+from regrow.sim.laws import LawBroken, Laws
+from regrow.sim.network import Network, Timeline, Weather
+from regrow.sim.workers import IN_STEP, Doing, Script, SimWorker
+
+HANG_BOUND = 30.0
+
+
+class Strike(msgspec.Struct, frozen=True):
+    """Something goes wrong: the `nth` time that the target does `doing`, or at an instant after the start."""
+
+    how: str
+    """`kill`, `hang`, `raise` or `exit`."""
+    rank: Rank | None = None
+    """None: a standby."""
+    doing: Doing | None = None
+    nth: int = 1
+    after: Seconds = 0.0
+    """From the start where `doing` is None, else from the moment at which it was entered."""
+
+
+class World:
+    """One simulated job. A plan and a seed give one run, always.
+
+    Args:
+        facts: what the job is started with.
+        script: what its workers run.
+        weather: how messages travel.
+        strikes: what goes wrong.
+        faults: faults on demand, by the machine's own plan.
+        seed: of everything drawn.
+    """
+
+    def __init__(
+        self,
+        facts: JobFacts,
+        *,
+        script: Script | None = None,
+        weather: Weather | None = None,
+        strikes: Sequence[Strike] = (),
+        faults: Sequence[FaultSpec] = (),
+        seed: int = 0,
+    ) -> None:
+        self.script = script or Script()
+        self.durable = StepNo(0)
+        self.workers: dict[WorkerId, SimWorker] = {}
+        self.machine = Membership(facts, faults)
+        self.laws = Laws(facts, self.workers)
+        self.log: list[tuple[Instant, Fact | Command]] = []
+        self.end: EndJob | None = None
+        self.bad_moments: set[str] = set()
+        """What has gone wrong so far, for tests that ask whether a failure was deserved."""
+        self._facts = facts
+        self._weather = weather or Weather()
+        self._rng = random.Random(seed)
+        self._timeline = Timeline()
+        self._network = Network(self._timeline, self._rng, self._weather)
+        self._groups: dict[Generation, Group] = {}
+        self._counts: dict[tuple[Rank | None, Doing], int] = {}
+        self._strikes = list(strikes)
+        self._unsent: dict[NodeId, dict[WorkerId, WorkerCommitted]] = {}
+        self._alarm: Instant | None = None
+        for index in range(facts.nodes):
+            node = NodeId(f"n{index}")
+            joined = NodeJoined(node, f"host{index}", facts.nproc, f"store{index}")
+            self._network.send(node, self._telling(joined), sure=True)
+        for number, strike in enumerate(self._strikes):
+            if strike.doing is None:
+                self.after(strike.after, self._striking(strike, number))
+
+    def run(self, horizon: Seconds = 200_000.0) -> EndJob:
+        """Let time pass until the job has ended. Raises `LawBroken`, also where it has not by the horizon."""
+        stop = self._timeline.now + horizon
+        while self.end is None and self._timeline.now < stop:
+            if not self._timeline.step():
+                break
+        self.laws.over(self.machine)
+        if self.end is None:
+            raise LawBroken("the job has not ended")
+        return self.end
+
+    # --- the coordinator ---------------------------------------------------------------------------------------
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told something, now."""
+        now = self._timeline.now
+        if self.end is not None:
+            return
+        self.log.append((now, fact))
+        if isinstance(fact, WorkerExited):
+            self.laws.learned(fact)
+        commands = self.machine.handle(fact, now)
+        self.log.extend((now, command) for command in commands)
+        self.laws.decided(commands, self.machine, now)
+        for command in commands:
+            self._carry_out(command)
+        if isinstance(fact, TimeAdvanced):
+            self.laws.waited(self.machine, now)
+        self._set_alarm()
+
+    def _telling(self, fact: Fact) -> Callable[[], None]:
+        return lambda: self.tell(fact)
+
+    def _set_alarm(self) -> None:
+        deadline = self.machine.next_deadline()
+        if deadline is not None and (self._alarm is None or deadline < self._alarm):
+            self._alarm = deadline
+            self._timeline.at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        deadline = self.machine.next_deadline()
+        if deadline is not None and deadline <= self._timeline.now:
+            self.tell(TimeAdvanced())
+        else:
+            self._set_alarm()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case EndJob():
+                self.end = command
+            case SpawnWorker():
+                self._network.send(("to", command.node), lambda: self._spawn(command))
+            case FenceWorker():
+                self._network.send(("to", command.node), lambda: self._fence(command))
+            case StopNode():
+                pass
+            case msgspec.Struct() if hasattr(command, "worker") and not hasattr(command, "at"):
+                node = self.machine.roster.workers[command.worker].node
+                self._network.send(("to", node), lambda: self._pass_on(command))
+            case _:
+                pass
+
+    # --- agents ------------------------------------------------------------------------------------------------
+
+    def _spawn(self, order: SpawnWorker) -> None:
+        if order.worker in self.workers:
+            return
+        worker = SimWorker(order, self._facts.warmth, self)
+        self.workers[order.worker] = worker
+        self.say_of_agent(order.node, WorkerStarted(order.worker, 1000 + len(self.workers)))
+        self.entered(worker, Doing.BUILDING)
+        worker.start()
+
+    def _fence(self, order: FenceWorker) -> None:
+        worker = self.workers.get(order.worker)
+        if worker is not None:
+            self.after(self.jitter(0.005), lambda: worker.end(-9))
+
+    def _pass_on(self, order: Command) -> None:
+        worker = self.workers.get(getattr(order, "worker", WorkerId("")))
+        if worker is not None:
+            worker.order(order)  # type: ignore[arg-type]
+
+    def say_of_agent(self, node: NodeId, fact: Fact) -> None:
+        """The agent of a node reports."""
+        self._network.send(("from", node), self._telling(fact))
+
+    def hung(self, worker: SimWorker) -> None:
+        """The agent finds out when its bound has passed, if the worker is in a step; else deadlines must."""
+        self.bad_moments.add("hang")
+        if worker.doing in IN_STEP:
+            self.after(HANG_BOUND, lambda: self._report_hang(worker, worker.ticket, HANG_BOUND))
+
+    def _report_hang(self, worker: SimWorker, ticket: int, bound: Seconds) -> None:
+        if not worker.alive or worker.ticket != ticket:
+            return
+        fact = WorkerHung(
+            worker.worker, worker.generation, worker.state, bound, bound, f"rank {worker.rank} makes no progress"
+        )
+        self.say_of_agent(worker.spawn.node, fact)
+        self.after(bound, lambda: self._report_hang(worker, ticket, bound))
+
+    def progressed(self, worker: SimWorker, commit: WorkerCommitted) -> None:
+        """A commit: the agent tells of it within a second."""
+        self.laws.committed(worker, commit.step)
+        if (commit.step + 1) % 4 == 0 and self._facts.durable:
+            self.durable = max(self.durable, StepNo(commit.step + 1)) if self._all_at(commit.step) else self.durable
+        node = worker.spawn.node
+        if not self._unsent.get(node):
+            self.after(1.0, lambda: self._report_progress(node))
+        self._unsent.setdefault(node, {})[worker.worker] = commit
+
+    def _all_at(self, step: StepNo) -> bool:
+        living = [worker for worker in self.workers.values() if worker.active]
+        return len(living) == self._facts.world and all(worker.state >= step for worker in living)
+
+    def _report_progress(self, node: NodeId) -> None:
+        commits, self._unsent[node] = self._unsent[node], {}
+        self.say_of_agent(node, NodeProgress(node, list(commits.values())))
+
+    # --- what workers ask of the world -------------------------------------------------------------------------
+
+    def now(self) -> Instant:
+        """The time."""
+        return self._timeline.now
+
+    def after(self, delay: Seconds, action: Callable[[], None]) -> None:
+        """Do it so much later."""
+        self._timeline.after(delay, action)
+
+    def jitter(self, around: Seconds) -> Seconds:
+        """A time that is about so long."""
+        return around * self._rng.uniform(0.7, 1.3)
+
+    def say(self, worker: SimWorker, fact: WorkerFact) -> None:
+        """Carry a fact to the coordinator."""
+        if isinstance(fact, WorkerResumed):
+            self.laws.acted(worker)
+        if isinstance(fact, WorkerStaged):
+            return  # For the agent's own eyes.
+        self._network.send(worker.worker, self._telling(fact))
+
+    def exited(self, worker: SimWorker, code: int) -> None:
+        """The agent sees the end of a process; it is told even over a bad connection, or the node counts as lost."""
+        overtakes = self._rng.random() < self._weather.overtaking_exit
+        channel = ("exit", worker.worker) if overtakes else worker.worker
+        late = self._rng.uniform(0.0, self._weather.late_exit) if self._weather.late_exit else 0.0
+        fact = WorkerExited(worker.worker, code, self._timeline.now)
+        self._network.send(channel, self._telling(fact), sure=True, extra=late)
+        if not self.script.with_session and code != 0:
+            self._trouble_peers(worker)
+
+    def _trouble_peers(self, lost: SimWorker) -> None:
+        """Peers of a script without a session end with an error of their own, or hang."""
+        for peer in self.workers.values():
+            if peer.alive and peer.doing is Doing.AFTER and self._rng.random() < 0.5:
+                self.after(self._rng.uniform(0.0, 0.5), lambda peer=peer: peer.end(1))  # type: ignore[misc]
+
+    def group(self, generation: Generation, members: list[Member]) -> Group:
+        """The groups of a generation, the same for all its members."""
+        group = self._groups.get(generation)
+        if group is None:
+            group = self._groups[generation] = Group(generation, members, self._rng)
+        return group
+
+    def entered(self, worker: SimWorker, doing: Doing) -> None:
+        """Strikes that wait for this moment, and the agent's eye on who waits for ever in a collective."""
+        if doing is Doing.REDUCING:
+            ticket, bound = worker.ticket, HANG_BOUND * 1.5
+            self.after(bound, lambda: self._report_hang(worker, ticket, bound))
+        place = worker.rank if worker.seated else None
+        nth = self._counts[place, doing] = self._counts.get((place, doing), 0) + 1
+        for number, strike in enumerate(self._strikes):
+            if (strike.rank, strike.doing, strike.nth) == (place, doing, nth):
+                self.after(strike.after, self._striking(strike, number, worker))
+
+    def _striking(self, strike: Strike, number: int, worker: SimWorker | None = None) -> Callable[[], None]:
+        def strike_now() -> None:
+            target = worker or self._target(strike.rank)
+            if target is None or not target.alive:
+                return
+            self.bad_moments.add(f"{strike.how} {target.doing}")
+            match strike.how:
+                case "kill":
+                    target.end(-9)
+                case "exit":
+                    target.end(3)
+                case "hang":
+                    target.hang()
+                case _:
+                    message = f"strike {number}"
+                    target.raise_in_body(ErrorReport("RuntimeError", message, f"RuntimeError: {message}"))
+
+        return strike_now
+
+    def _target(self, rank: Rank | None) -> SimWorker | None:
+        living = [worker for worker in self.workers.values() if worker.alive]
+        return next((w for w in living if (w.rank if w.seated else None) == rank), None)

@@ -1,0 +1,172 @@
+"""Where a worker's state stands, and what may happen to it next.
+
+The training thread and the control thread both use this, under the session's lock. The rule that everything rests on:
+once a worker has said where its state stands, the state stays there until a new generation is formed.
+
+    Empty ─resume→ Idle(n) ─begin→ Computing(n) ─update→ Updating(n) ─commit→ Idle(n+1)
+                     ↑                 │ fail/halt             │ fail
+                     └──── resume ─ Stopped(n) ←───────────────┘ Stopped(-1): a torn update
+"""
+
+from dataclasses import dataclass
+
+from regrow.core.ids import NO_STATE, Generation, StepNo
+
+
+@dataclass(frozen=True)
+class Empty:
+    """No state of the job yet: a newcomer."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Between steps, with `state@step`."""
+
+    step: StepNo
+
+
+@dataclass(frozen=True)
+class Computing:
+    """In the body, nothing protected has been changed for good."""
+
+    step: StepNo
+
+
+@dataclass(frozen=True)
+class Updating:
+    """The update has begun; it is never interrupted."""
+
+    step: StepNo
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The attempt was given up. `state_at` is `NO_STATE` when it tore the state."""
+
+    step: StepNo
+    state_at: StepNo
+
+
+State = Empty | Idle | Computing | Updating | Stopped
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The step is done; the state stands at `step + 1`."""
+
+    step: StepNo
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """The step did not happen; what the body changed besides protected state must be put back."""
+
+    step: StepNo
+
+
+@dataclass(frozen=True)
+class Halted:
+    """The generation is over. `state_at`: where the state stands, or None when only the end of the update will tell."""
+
+    state_at: StepNo | None
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The state received is that after `step`, which this worker computed but did not commit itself."""
+
+    step: StepNo
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The worker stands in a new generation with `state@step`."""
+
+    step: StepNo
+
+
+class Transaction:
+    """The state of one worker's step."""
+
+    def __init__(self) -> None:
+        self.state: State = Empty()
+        self.halted: Generation | None = None
+        """The generation that was given up and not yet replaced."""
+
+    @property
+    def step(self) -> StepNo:
+        """The step that this worker is in or stands before; `NO_STATE` for a newcomer."""
+        return NO_STATE if isinstance(self.state, Empty) else self.state.step
+
+    @property
+    def state_at(self) -> StepNo | None:
+        """Where the state stands for good; None while an update runs."""
+        match self.state:
+            case Empty():
+                return NO_STATE
+            case Updating():
+                return None
+            case Stopped(state_at=at):
+                return at
+            case Idle(step=step) | Computing(step=step):
+                return step
+
+    def begin(self) -> bool:
+        """Start an attempt; False when the generation is over."""
+        if self.halted is not None or not isinstance(self.state, Idle):
+            return False
+        self.state = Computing(self.state.step)
+        return True
+
+    def update(self) -> bool:
+        """Start to change protected state; False when it must stay as it is."""
+        match self.state:
+            case Updating():
+                return True
+            case Computing(step=step) if self.halted is None:
+                self.state = Updating(step)
+                return True
+            case _:
+                return False
+
+    def commit(self) -> Committed | Aborted:
+        """The body has ended without an error."""
+        match self.state:
+            case Updating(step=step):
+                self.state = Idle(StepNo(step + 1))
+                return Committed(step)
+            case Computing(step=step) if self.halted is None:
+                self.state = Idle(StepNo(step + 1))
+                return Committed(step)
+            case _:
+                return self.fail()
+
+    def fail(self) -> Aborted:
+        """The body has ended with an error, or too late."""
+        step = self.step
+        match self.state:
+            case Updating():
+                self.state = Stopped(step, NO_STATE)
+            case Computing() | Idle():
+                self.state = Stopped(step, step)
+            case _:
+                pass
+        return Aborted(step)
+
+    def halt(self, generation: Generation) -> Halted:
+        """The generation is given up: no update may begin any more."""
+        if self.halted is None or generation > self.halted:
+            self.halted = generation
+        return Halted(self.state_at)
+
+    def lose(self) -> None:
+        """The state is being overwritten, or was found to be unusable."""
+        self.state = Stopped(self.step, NO_STATE)
+
+    def resume(self, step: StepNo) -> Resumed | Adopted:
+        """A new generation stands and this worker has `state@step`."""
+        was = self.state
+        self.state, self.halted = Idle(step), None
+        if isinstance(was, Stopped) and was.step == step - 1 and was.step >= 0:
+            return Adopted(was.step)
+        return Resumed(step)

@@ -1,0 +1,98 @@
+"""Faults on demand, inside a worker. Nothing here runs unless a fault was armed."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from regrow.agent.link import WorkerLink
+from regrow.comm.groups import Groups
+from regrow.core.ids import StepNo
+from regrow.core.messages import FaultFired, FaultHow, FaultSpec, FaultStage
+
+EXIT_CODE = 17
+
+
+class FaultInjector:
+    """Strikes armed faults at their stage.
+
+    Args:
+        link: to say, before it strikes, that it does.
+        groups: to strike in the middle of a reduction.
+        parameters: the protected parameters; a hook on one of them strikes in the backward pass.
+    """
+
+    def __init__(self, link: WorkerLink, groups: Groups, parameters: Callable[[], list[torch.Tensor]]) -> None:
+        self._link, self._groups, self._parameters = link, groups, parameters
+        self._armed: dict[str, FaultSpec] = {}
+        self._hooks: list[Any] = []
+        self._step = StepNo(-1)
+
+    @property
+    def armed(self) -> bool:
+        """Whether there is anything to strike."""
+        return bool(self._armed)
+
+    def arm(self, *specs: FaultSpec) -> None:
+        """Take these faults in; those that struck are forgotten by themselves."""
+        for spec in specs:
+            self._armed[spec.fault] = spec
+
+    def replace(self, specs: list[FaultSpec]) -> None:
+        """These and no others are armed."""
+        self._armed = {spec.fault: spec for spec in specs}
+
+    def enter(self, step: StepNo) -> None:
+        """A step's body is about to run: set the hooks for those faults that strike from within torch."""
+        self._step = step
+        if self._due(FaultStage.FORWARD):
+            self._hooks.append(register_module_forward_pre_hook(lambda *_: self.strike(FaultStage.FORWARD, step)))
+        if self._due(FaultStage.BACKWARD):
+            middle = self._parameters()[len(self._parameters()) // 2]
+            self._hooks.append(middle.register_hook(lambda grad: self.strike(FaultStage.BACKWARD, step)))
+        if self._due(FaultStage.REDUCE):
+            self._groups.after_collective = lambda name: self.strike(FaultStage.REDUCE, step)
+
+    def leave(self) -> None:
+        """The body has ended: take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._groups.after_collective = None
+
+    def _due(self, stage: FaultStage) -> FaultSpec | None:
+        for spec in self._armed.values():
+            if spec.stage is stage and spec.step in (None, self._step):
+                return spec
+            if spec.stage is FaultStage.NOW and stage is FaultStage.FORWARD and spec.step in (None, self._step):
+                return spec
+        return None
+
+    def strike(self, stage: FaultStage, step: StepNo) -> None:
+        """If a fault is due at this stage of this step, suffer it."""
+        self._step = step
+        spec = self._due(stage)
+        if spec is None:
+            return
+        del self._armed[spec.fault]
+        self._link.send(FaultFired(self._link.env.worker, spec.fault, step, time.monotonic()))
+        _suffer(spec.how)
+
+
+def _suffer(how: FaultHow) -> None | NoReturn:
+    match how:
+        case FaultHow.SIGKILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case FaultHow.SIGSTOP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case FaultHow.EXIT:
+            os._exit(EXIT_CODE)
+        case FaultHow.EXCEPTION:
+            raise RuntimeError("fault on demand")
+        case FaultHow.OOM_LIKE:
+            raise torch.OutOfMemoryError("fault on demand: out of memory")
+    return None

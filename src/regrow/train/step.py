@@ -1,0 +1,83 @@
+"""One step as the script sees it."""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import StepNo
+
+if TYPE_CHECKING:
+    from regrow.train.session import Session
+
+
+class Step:
+    """One optimizer update, and the context manager around its body.
+
+    The body may run again: what it does to protected state happens once. Entering gives the step's batch.
+
+    Attributes:
+        number: the step, from 0.
+        attempt: how often this worker has started it, from 0.
+        rehearsal: the body is run for warmth alone; what it computes is thrown away.
+        committed: the step has happened; stays False when it must run again.
+    """
+
+    def __init__(self, session: "Session", number: StepNo, batch: Any, *, attempt: int = 0, rehearsal: bool = False):
+        self.number = number
+        self.attempt = attempt
+        self.rehearsal = rehearsal
+        self.committed = False
+        self.entered = False
+        self.inside = False
+        self.staged: dict[str, torch.Tensor | float] = {}
+        self._session = session
+        self._batch = batch
+
+    def __enter__(self) -> Any:
+        if self.entered:
+            raise UsageError(f"step {self.number} was entered twice", hint="write `with step as batch:` once in the loop")
+        self.entered = self.inside = True
+        return self._batch
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self._batch, self.inside = None, False
+        return self._session._leave(self, error)
+
+    def update(self) -> None:
+        """Declare that protected state is changed from here to the end of the body.
+
+        Optimizers that were protected declare this themselves; call it before changing parameters by hand.
+        Raises `GenerationHalted` (absorbed by the `with`) when the step must run again.
+        """
+        self._session._before_update()
+
+    def log(self, **metrics: torch.Tensor | float) -> None:
+        """Log numbers of this step: only committed steps reach the log, each once.
+
+        Inside the body the numbers wait for the commit, and even the death of this worker after its gradients were
+        reduced does not lose them; after the body they are lost in that one case. Silent in a rehearsal, and where the step
+        must run again.
+
+        Args:
+            metrics: floats, or tensors with one element.
+        """
+        if self.rehearsal or not (self.inside or self.committed):
+            return
+        self.staged.update({name: _detached(name, value) for name, value in metrics.items()})
+        self._session._log(self)
+
+    def numbers(self) -> dict[str, float]:
+        """What was logged so far, as floats."""
+        return {name: float(value) for name, value in self.staged.items()}
+
+
+def _detached(name: str, value: torch.Tensor | float) -> torch.Tensor | float:
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    if value.numel() != 1:
+        raise UsageError(f"log({name}=...) was given a tensor of shape {tuple(value.shape)}", hint="log one number")
+    return value.detach()

@@ -1,0 +1,165 @@
+"""Running `regrow run` as a user would, and looking for what it leaves behind."""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+PATIENCE = 60.0
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+class Site:
+    """A place to run jobs in: a home of its own, scripts, and a runtime folder short enough for sockets.
+
+    Every process of a job inherits `REGROW_HOME`, which is unique, so that none can hide.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.runtime = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
+
+    def environment(self, **more: str) -> dict[str, str]:
+        path = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        mine = {"REGROW_HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": path}
+        return os.environ | mine | {"OMP_NUM_THREADS": "1"} | more
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "regrow", *words]
+
+    def regrow(self, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+        """A command to its end."""
+        return subprocess.run(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.environment(**more),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+
+    def start(self, *words: str, **more: str) -> "Running":
+        return Running(self, words, more)
+
+    def processes(self) -> list[int]:
+        marker = f"REGROW_HOME={self.home}".encode()
+        return [pid for pid in _all_pids() if marker in _environ(pid).split(b"\0")]
+
+    def assert_nothing_left(self) -> None:
+        """Processes may be on their way out when their launcher was killed; whoever stays is a failure."""
+        left = _wait_ended(self.processes(), time.monotonic() + 15.0)
+        assert left == [], [_describe(pid) for pid in left]
+        assert list(self.runtime.iterdir()) == []
+
+    def close(self) -> None:
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+class Running:
+    """A command that runs; its output can be waited for."""
+
+    def __init__(self, site: Site, words: Sequence[str], more: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            site.command(*words),
+            cwd=site.folder,
+            env=site.environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.output = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        """Until the output has `text` so many times."""
+        deadline = time.monotonic() + PATIENCE
+        while self.output.count(text) < times:
+            assert self._read(deadline), f"no {text!r} in: {self.output}"
+
+    def wait(self) -> int:
+        """Read on to the end; the exit code."""
+        deadline = time.monotonic() + PATIENCE
+        while self._read(deadline):
+            pass
+        return self.process.wait(PATIENCE)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def _read(self, deadline: float) -> bool:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"nothing more within {PATIENCE} s after: {self.output}"
+        new = self.process.stdout.read()
+        self.output += (new or b"").decode(errors="replace")
+        return bool(new)
+
+
+@contextmanager
+def site(folder: Path) -> Iterator[Site]:
+    made = Site(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _all_pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid())
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _describe(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return f"{pid} (gone by now)"
+    return f"{pid} ({state}) {command}"
+
+
+def _wait_ended(pids: Iterable[int], deadline: float) -> list[int]:
+    """Waits on the processes themselves; returns those that still run at the deadline."""
+    left = []
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                left.append(pid)
+        finally:
+            os.close(descriptor)
+    return left

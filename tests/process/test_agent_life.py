@@ -1,0 +1,259 @@
+"""The life of an agent: what it outlives, what ends it, and that nothing is ever left behind."""
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.process.agent_harness import NODE, Bench, agent, exited
+
+from regrow.core.config import Script
+from regrow.core.ids import Generation, Rank, WorkerId
+from regrow.core.messages import (
+    NodeJoined,
+    NodeStopped,
+    Role,
+    StartScript,
+    StopNode,
+    Warmth,
+    WorkerExited,
+    WorkerFailed,
+    WorkerHalted,
+    WorkerReady,
+    WorkerStarted,
+)
+
+FAMILY = """
+import os, subprocess, time
+subprocess.Popen(["sleep", "1000"])
+subprocess.Popen(["sleep", "1000"], process_group=0)
+if os.fork() == 0:
+    time.sleep(1000)
+print("family is up", flush=True)
+time.sleep(1000)
+"""
+
+
+async def shown(bench: Bench, text: str, times: int = 1) -> None:
+    deadline = time.monotonic() + 20
+    while bench.shown().count(text) < times:
+        assert time.monotonic() < deadline, f"{text!r} is not in {bench.shown()!r}, nor in {bench.complaints()!r}"
+        await asyncio.sleep(0.01)
+
+
+async def two_families(bench: Bench) -> None:
+    """Two workers, each with a subprocess, one in a group of its own, and a fork."""
+    for rank in range(2):
+        await bench.spawn(f"w{rank}", rank=Rank(rank))
+    await shown(bench, "family is up", times=2)
+    bench.note_processes()
+    assert len(bench.seen) >= 9
+
+
+async def test_an_agent_joins_before_its_zygote_is_ready(tmp_path: Path) -> None:
+    began = time.monotonic()
+    async with agent(tmp_path) as bench:
+        joined = bench.coordinator.all(NodeJoined)[0]
+        assert (joined.node, joined.slots, joined.host) == (NODE, 2, "127.0.0.1")
+        assert time.monotonic() - began < 3.0  # 0.2 s on an idle machine
+        modules = Path(f"/proc/{joined.pid}/maps").read_text()
+        assert "libtorch" not in modules
+        assert await bench.stop() == 0
+        assert await bench.nothing_left() == []
+
+
+async def test_workers_outlive_their_zygote_and_the_next_one_forks_more(tmp_path: Path) -> None:
+    async with agent(tmp_path, FAMILY) as bench:
+        first = await bench.spawn("w0")
+        bench.zygote.kill()
+        second = await bench.spawn("w1", rank=Rank(1))
+        assert psutil.pid_exists(first.pid) and psutil.Process(second.pid).ppid() == bench.process.pid
+        await shown(bench, "family is up", times=2)
+        bench.note_processes()
+        bench.process.kill()  # the second zygote guards the workers of the first
+        assert await bench.nothing_left() == []
+
+
+async def test_a_zygote_killed_with_requests_on_its_desk_forks_each_worker_once(tmp_path: Path) -> None:
+    async with agent(tmp_path) as bench:
+        await bench.spawn("warm")
+        for number in range(6):
+            await bench.order_spawn(f"w{number}", rank=Rank(number % 2))
+        bench.zygote.kill()
+        for number in range(6):
+            await bench.coordinator.expect(WorkerStarted, worker=f"w{number}")
+        started = [fact.pid for fact in bench.coordinator.all(WorkerStarted)]
+        children = {child.pid for child in psutil.Process(bench.process.pid).children()}
+        assert children - {bench.zygote.pid} == set(started) and len(started) == 7
+        assert await bench.stop(grace=0.0) == 0
+        assert await bench.nothing_left() == []
+
+
+async def test_a_killed_agent_leaves_nothing(tmp_path: Path) -> None:
+    async with agent(tmp_path, FAMILY) as bench:
+        await two_families(bench)
+        bench.process.kill()
+        assert await bench.nothing_left() == []
+
+
+async def test_an_agent_that_loses_its_coordinator_ends_everything(tmp_path: Path) -> None:
+    async with agent(tmp_path, FAMILY) as bench:
+        await two_families(bench)
+        await bench.coordinator.hang_up()
+        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 1
+        assert await bench.nothing_left() == []
+        assert "connection to the coordinator was lost" in bench.complaints()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
+    async with agent(tmp_path, FAMILY) as bench:
+        await two_families(bench)
+        bench.process.send_signal(number)
+        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 128 + number
+        assert await bench.nothing_left() == []
+
+
+async def test_an_agent_ends_with_its_parent(tmp_path: Path) -> None:
+    async with agent(tmp_path, FAMILY, under_a_parent=True) as bench:
+        await two_families(bench)
+        bench.process.kill()
+        assert await bench.nothing_left(within=10.0) == []
+
+
+async def test_stopping_a_node_gives_its_workers_the_grace_to_go(tmp_path: Path) -> None:
+    source = """
+    import os, signal, sys, time
+    def leave(*_):
+        print("saved", flush=True)
+        sys.exit(9)
+    stubborn = os.environ["RANK"] == "1"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if stubborn else leave)
+    print("up", flush=True)
+    time.sleep(1000)
+    """
+    async with agent(tmp_path, source) as bench:
+        for rank in range(2):
+            await bench.spawn(f"w{rank}", rank=Rank(rank))
+        await shown(bench, "up", times=2)
+        began = time.monotonic()
+        await bench.coordinator.order(StopNode(NODE, "a test", 0.7))
+        assert await exited(bench, "w0") == 9
+        assert await exited(bench, "w1") == -signal.SIGKILL
+        assert time.monotonic() - began >= 0.7
+        await bench.coordinator.expect(NodeStopped)
+        assert isinstance(bench.coordinator.heard[-1][1], NodeStopped)
+        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 0
+        assert "[rank 0] saved\n" in bench.shown()
+        assert await bench.nothing_left() == []
+
+
+async def test_a_node_stopped_before_its_zygote_is_ready_still_answers_for_every_worker(tmp_path: Path) -> None:
+    async with agent(tmp_path) as bench:
+        await bench.order_spawn("w0")
+        began = time.monotonic()
+        assert await bench.stop() == 0
+        assert time.monotonic() - began < 5.0
+        assert len(bench.coordinator.all(WorkerExited, worker="w0")) == 1
+        assert await bench.nothing_left() == []
+
+
+async def test_a_module_that_cannot_be_preloaded_is_named(tmp_path: Path) -> None:
+    async with agent(tmp_path, preload=["no_such_module"]) as bench:
+        for worker in ("w0", "w1"):
+            await bench.order_spawn(worker)
+            failed = await bench.coordinator.expect(WorkerFailed, worker=worker)
+            assert "no_such_module" in failed.error.message
+            assert await exited(bench, worker) == 1
+        assert await bench.stop() == 0
+
+
+async def test_a_standby_with_imports_waits_for_its_rank_before_it_runs_the_script(tmp_path: Path) -> None:
+    source = """
+    import os
+    from regrow.agent.link import WorkerLink
+    from regrow.core.config import WorkerEnv
+    env = WorkerEnv.read()
+    assert env == WorkerLink.current().env
+    print("runs as", env.role, os.environ["RANK"], os.environ["LOCAL_RANK"], env.rank, env.generation, flush=True)
+    WorkerLink.current().send(__import__("regrow.core.messages").core.messages.WorkerHalted(env.worker, 4, 1))
+    """
+    async with agent(tmp_path, source, job={"warmth": Warmth.IMPORTS}) as bench:
+        await bench.spawn("s0", role=Role.STANDBY)
+        ready = await bench.coordinator.expect(WorkerReady, worker="s0")
+        assert (ready.state_at, ready.endpoint, ready.layout) == (-1, "", "")
+        await bench.spawn("s1", role=Role.STANDBY)
+        await bench.coordinator.expect(WorkerReady, worker="s1")
+        assert "runs as" not in bench.shown()
+        await bench.coordinator.order(StartScript(WorkerId("s0"), Rank(1), 1, Generation(4)))
+        await bench.coordinator.expect(WorkerHalted, worker="s0")
+        assert await exited(bench, "s0") == 0
+        await shown(bench, "[rank 1] runs as joiner 1 1 1 4\n")
+        assert await bench.stop() == 0
+        assert await exited(bench, "s1") == -signal.SIGTERM
+
+
+async def test_a_module_runs_as_under_python_m(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    source = "import sys; from . import sibling; print(__name__, __package__, sys.argv[1:], sibling.x)"
+    (package / "tool.py").write_text(source)
+    (package / "sibling.py").write_text("x = 5\n")
+    here = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        async with agent(tmp_path, script=lambda _: Script("package.tool", ["a"], module=True)) as bench:
+            await bench.spawn("w0")
+            assert await exited(bench) == 0
+            await shown(bench, "[rank 0] __main__ package ['a'] 5\n")
+            assert await bench.stop() == 0
+    finally:
+        os.chdir(here)
+
+
+async def test_a_binary_runs_with_the_same_environment(tmp_path: Path) -> None:
+    def binary(_: Path) -> Script:
+        return Script("sh", ["-c", "echo rank is $RANK; trap - PIPE; kill -TERM $$"], binary=True)
+
+    async with agent(tmp_path, script=binary) as bench:
+        await bench.spawn("w0", rank=Rank(1))
+        assert await exited(bench) == -signal.SIGTERM
+        await shown(bench, "[rank 1] rank is 1\n")
+        assert await bench.stop() == 0
+
+
+async def test_a_binary_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    async with agent(tmp_path, script=lambda _: Script("no-such-binary", [], binary=True)) as bench:
+        await bench.spawn("w0")
+        failed = await bench.coordinator.expect(WorkerFailed, worker="w0")
+        assert failed.error.type == "FileNotFoundError" and "no-such-binary" in failed.error.message
+        assert await exited(bench) == 1
+        assert await bench.stop() == 0
+
+
+async def test_an_agent_without_configuration_says_so(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "regrow.agent",
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    _, complaints = await asyncio.wait_for(process.communicate(), 20.0)
+    assert process.returncode == 2
+    assert complaints.decode().startswith("regrow agent: no configuration") and b"Traceback" not in complaints
+
+
+async def test_a_refused_agent_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the agent ended"):
+        async with agent(tmp_path, token="wrong"):
+            raise RuntimeError("it joined")
+    complaints = (tmp_path / "stderr").read_text()
+    assert "refused node n0" in complaints and textwrap.dedent(complaints).count("Traceback") == 0

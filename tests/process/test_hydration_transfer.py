@@ -1,0 +1,494 @@
+"""State between real processes: holders that die, lie, hang, or are not there."""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+import traceback
+
+import pytest
+import torch
+from torch import nn
+
+from regrow.core.errors import GenerationHalted, HydrationError, StateError
+from regrow.core.ids import NO_STATE
+from regrow.hydration.client import Hydration, receive
+from regrow.hydration.inventory import Inventory, TensorEntry
+from regrow.hydration.server import HydrationServer
+from regrow.train.protect import ProtectedState
+
+TOKEN = "secret"
+
+
+class Tensors:
+    """A source and a sink over a dictionary of tensors."""
+
+    def __init__(self, tensors, step=3, touch=None):
+        self.tensors = tensors
+        self.step = step
+        self.touch = touch
+        self.finished = False
+
+    def inventory(self, step):
+        if step != self.step:
+            raise StateError(f"stands at {self.step}")
+        return Inventory(step, [TensorEntry.of(name, t) for name, t in sorted(self.tensors.items())], b"")
+
+    def tensor(self, name):
+        if self.touch is not None:
+            self.touch(name)
+        return self.tensors[name]
+
+    def prepare(self, inventory):
+        return self.tensors
+
+    def finish(self):
+        self.finished = True
+
+
+def big(seed, count=4):
+    generator = torch.Generator().manual_seed(seed)
+    return {f"w{at}": torch.randn(1 << 19, generator=generator) for at in range(count)}
+
+
+def empty(tensors):
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def assert_equal(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Starts holder processes; ends them with the test."""
+    pids = []
+
+    def start(make, *, generation=1, step=3, nodes=1):
+        """Fork a holder that serves `make()`; returns its endpoint and pid."""
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # Not pytest's exit: a fork must never run the rest of the test session.
+            try:
+                torch.set_num_threads(1)
+                server = HydrationServer(make(), token=TOKEN, socket_dir=tmp_path, nodes=nodes)
+                os.write(write, server.open().encode() + b"\n")
+                if generation is not None:
+                    server.offer(generation, step)
+                signal.pause()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        pids.append(pid)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            return pipe.readline().strip(), pid
+
+    yield start
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def local(tmp_path):
+    """Opens holders in this process, for what needs a look inside."""
+    with contextlib.ExitStack() as stack:
+
+        def start(source, **more):
+            return stack.enter_context(HydrationServer(source, token=TOKEN, socket_dir=tmp_path, **more))
+
+        yield start
+
+
+def hydrate(sink, endpoints, *, step=3, generation=1, token=TOKEN, within=20.0):
+    return receive(
+        sink, step=step, generation=generation, token=token, endpoints=endpoints, deadline=time.monotonic() + within
+    )
+
+
+class Flipping:
+    """A connection in between that flips one bit of what the holder sends, `at` bytes after its greeting's start."""
+
+    def __init__(self, endpoint, path, *, at=0):
+        self._target, self._at = endpoint.removeprefix("unix:"), at
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self.endpoint = f"unix:{path}"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        front, _ = self._listener.accept()
+        back = socket.socket(socket.AF_UNIX)
+        back.connect(self._target)
+        threading.Thread(target=self._pump, args=(front, back), daemon=True).start()
+        passed = 0
+        while data := bytearray(back.recv(65536)):
+            self._spoil(data, passed)
+            passed += len(data)
+            try:
+                front.sendall(data)
+            except OSError:
+                return
+
+    def _spoil(self, data, passed):
+        if 0 <= self._at - passed < len(data):
+            data[self._at - passed] ^= 0x10
+
+    @staticmethod
+    def _pump(front, back):
+        with contextlib.suppress(OSError):
+            while data := front.recv(65536):
+                back.sendall(data)
+        with contextlib.suppress(OSError):
+            back.shutdown(socket.SHUT_RDWR)
+
+
+def awkward():
+    wide = torch.randn(64, 96)
+    return {
+        "bf16": torch.randn(300, 7).bfloat16(),
+        "scalar": torch.tensor(3.25),
+        "transposed": wide.t(),
+        "strided": torch.randn(500, 8)[::2, 1:5],
+        "channels_last": torch.randn(2, 3, 40, 40).to(memory_format=torch.channels_last),
+        "bool": torch.rand(1000) > 0.5,
+        "int": torch.arange(-5, 5),
+        "complex": torch.randn(33, dtype=torch.complex64).conj(),
+        "empty": torch.empty(0, 4),
+        "large_transposed": torch.randn(700, 700).t(),
+        "float8": torch.randn(100).to(torch.float8_e4m3fn),
+    }
+
+
+@pytest.mark.parametrize("nodes", [1, 2], ids=["unix", "tcp"])
+def test_every_kind_of_tensor_arrives_bitwise_from_two_holders(holder, nodes):
+    def make():
+        torch.manual_seed(4)
+        return Tensors(awkward())
+
+    endpoints = [holder(make, nodes=nodes)[0] for _ in range(2)]
+    assert all(endpoint.startswith("unix:" if nodes == 1 else "tcp:127.0.0.1:") for endpoint in endpoints)
+    expected = make().tensors
+    sink = Tensors({name: torch.zeros_like(t.resolve_conj()) for name, t in expected.items()})
+    report = hydrate(sink, endpoints)
+    assert sink.finished
+    assert report.holders == 2
+    assert report.bytes == sum(t.nbytes for t in expected.values())
+    for name, tensor in expected.items():
+        got, want = sink.tensors[name].contiguous(), tensor.resolve_conj().contiguous()
+        assert torch.equal(got.reshape(-1).view(torch.uint8), want.reshape(-1).view(torch.uint8)), name
+
+
+def test_each_holder_sends_a_different_part(local):
+    tensors = big(1)
+    touched = [[], []]
+    servers = [local(Tensors(tensors, touch=touched[at].append)) for at in range(2)]
+    for server in servers:
+        server.offer(1, 3)
+    sink = Tensors(empty(tensors))
+    hydrate(sink, [server.endpoint for server in servers])
+    assert_equal(sink.tensors, tensors)
+    assert set(touched[0]) == {"w0", "w1"}
+    assert set(touched[1]) == {"w2", "w3"}
+
+
+def test_a_holder_killed_in_mid_transfer_is_replaced_by_the_others(holder):
+    def dying():
+        return Tensors(big(1), touch=lambda name: name == "w1" and os.kill(os.getpid(), signal.SIGKILL))
+
+    endpoints = [holder(dying)[0], holder(lambda: Tensors(big(1)))[0], holder(lambda: Tensors(big(1)))[0]]
+    sink = Tensors(empty(big(1)))
+    report = hydrate(sink, endpoints)
+    assert_equal(sink.tensors, big(1))
+    assert len(report.lost) == 1
+    assert endpoints[0] in report.lost[0]
+
+
+def test_when_the_only_holder_is_killed_the_error_says_so_and_nothing_is_finished(holder):
+    def dying():
+        return Tensors(big(1), touch=lambda name: name == "w2" and os.kill(os.getpid(), signal.SIGKILL))
+
+    endpoint, _ = holder(dying)
+    sink = Tensors(empty(big(1)))
+    with pytest.raises(HydrationError, match=r"bytes of state@3 could not be had: .*(hung up|reset)"):
+        hydrate(sink, [endpoint])
+    assert not sink.finished
+
+
+def test_a_holder_that_is_gone_already_is_left_out(holder, tmp_path):
+    living, _ = holder(lambda: Tensors(big(2)))
+    sink = Tensors(empty(big(2)))
+    report = hydrate(sink, [f"unix:{tmp_path}/nobody", living])
+    assert_equal(sink.tensors, big(2))
+    assert report.holders == 1
+    with pytest.raises(HydrationError, match="none of 1 holders gave state@3: .*No such file"):
+        hydrate(Tensors(empty(big(2))), [f"unix:{tmp_path}/nobody"])
+
+
+def test_a_stopped_holder_does_not_hold_up_the_others(holder):
+    stopped, pid = holder(lambda: Tensors(big(2)))
+    living, _ = holder(lambda: Tensors(big(2)))
+    os.kill(pid, signal.SIGSTOP)
+    sink = Tensors(empty(big(2)))
+    report = hydrate(sink, [stopped, living])
+    assert_equal(sink.tensors, big(2))
+    assert report.seconds < 4
+    assert "no answer in time" in report.lost[0]
+
+
+def test_a_corrupted_chunk_is_read_again_from_another_holder(holder, tmp_path):
+    first, second = (holder(lambda: Tensors(big(1)))[0] for _ in range(2))
+    flipping = Flipping(first, tmp_path / "flip", at=2_500_000)
+    sink = Tensors(empty(big(1)))
+    report = hydrate(sink, [flipping.endpoint, second])
+    assert_equal(sink.tensors, big(1))
+    assert any("did not match their checksum" in text for text in report.lost)
+
+
+def test_a_corrupted_chunk_of_the_only_holder_is_read_again_from_it(holder, tmp_path):
+    endpoint, _ = holder(lambda: Tensors(big(1)))
+    sink = Tensors(empty(big(1)))
+    hydrate(sink, [Flipping(endpoint, tmp_path / "flip", at=2_500_000).endpoint])
+    assert_equal(sink.tensors, big(1))
+
+
+def test_a_holder_that_corrupts_without_end_is_given_up(holder, tmp_path):
+    endpoint, _ = holder(lambda: Tensors({"w": torch.randn(1 << 18)}))
+    sink = Tensors({"w": torch.zeros(1 << 18)})
+
+    spoil = Endless(endpoint, tmp_path / "flip")
+    with pytest.raises(HydrationError, match="did not match their checksum"):
+        hydrate(sink, [spoil.endpoint])
+    assert not sink.finished
+
+
+class Endless(Flipping):
+    """Flips a bit in every piece it passes on, once the greeting is through."""
+
+    def _spoil(self, data, passed):
+        if passed:
+            data[0] ^= 1
+
+
+def test_cancel_ends_a_reception_within_milliseconds(local):
+    blocked, release = threading.Event(), threading.Event()
+
+    def block(name):
+        blocked.set()
+        release.wait(20)
+
+    server = local(Tensors(big(1), touch=block))
+    server.offer(1, 3)
+    sink = Tensors(empty(big(1)))
+    hydration = Hydration(
+        sink, step=3, generation=1, token=TOKEN, endpoints=[server.endpoint], deadline=time.monotonic() + 30
+    )
+    ended = []
+
+    def run():
+        with pytest.raises(GenerationHalted):
+            hydration.run()
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert blocked.wait(10)
+    cancelled = time.monotonic()
+    hydration.cancel()
+    thread.join(10)
+    release.set()
+    assert ended[0] - cancelled < 0.25
+    assert not sink.finished
+
+
+def test_cancel_also_ends_the_wait_for_a_holder_that_is_not_ready(local):
+    server = local(Tensors(big(1)))
+    hydration = Hydration(
+        Tensors({}), step=3, generation=1, token=TOKEN, endpoints=[server.endpoint], deadline=time.monotonic() + 30
+    )
+    threading.Timer(0.05, hydration.cancel).start()
+    began = time.monotonic()
+    with pytest.raises(GenerationHalted):
+        hydration.run()
+    assert time.monotonic() - began < 1
+
+
+def test_a_newcomer_that_comes_before_its_holder_is_ready_waits(local):
+    server = local(Tensors(big(1)))
+    server.offer(1, 2)
+    sink = Tensors(empty(big(1)))
+    threading.Timer(0.05, server.offer, args=(2, 3)).start()
+    hydrate(sink, [server.endpoint], generation=2)
+    assert_equal(sink.tensors, big(1))
+
+
+def test_another_step_another_generation_and_another_token_are_refused_with_the_reason(local):
+    server = local(Tensors(big(1)))
+    server.offer(5, 3)
+    with pytest.raises(HydrationError, match="stands at step 3, not at 4"):
+        hydrate(Tensors({}), [server.endpoint], generation=5, step=4)
+    with pytest.raises(HydrationError, match="generation 4 is over, this is generation 5"):
+        hydrate(Tensors({}), [server.endpoint], generation=4)
+    with pytest.raises(HydrationError, match="another job's token"):
+        hydrate(Tensors({}), [server.endpoint], generation=5, token="guess")
+
+
+def test_a_deadline_ends_the_wait_for_a_holder_that_never_offers(local):
+    server = local(Tensors(big(1)))
+    began = time.monotonic()
+    with pytest.raises(HydrationError):
+        hydrate(Tensors({}), [server.endpoint], within=0.3)
+    assert time.monotonic() - began < 3
+
+
+def test_the_session_learns_when_nobody_reads_any_more_and_can_end_the_rest(local):
+    reading, release = threading.Event(), threading.Event()
+
+    def block(name):
+        reading.set()
+        release.wait(20)
+
+    server = local(Tensors(big(1), touch=block))
+    server.offer(1, 3)
+    assert server.readers == 0
+    failed = []
+
+    def run():
+        try:
+            hydrate(Tensors(empty(big(1))), [server.endpoint])
+        except HydrationError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert reading.wait(10)
+    assert server.readers == 1
+    assert not server.wait_idle(time.monotonic() + 0.05)
+    threading.Timer(0.1, release.set).start()
+    assert server.withdraw(time.monotonic() + 0.05) == 1
+    assert server.readers == 0
+    thread.join(10)
+    assert len(failed) == 1
+    with pytest.raises(HydrationError):
+        hydrate(Tensors({}), [server.endpoint], within=0.2)
+
+
+def test_holders_that_disagree_with_the_first_are_not_read(local):
+    tensors = big(1)
+    servers = [local(Tensors(tensors)), local(Tensors({"other": torch.ones(3)}))]
+    for server in servers:
+        server.offer(1, 3)
+    sink = Tensors(empty(tensors))
+    report = hydrate(sink, [server.endpoint for server in servers])
+    assert_equal(sink.tensors, tensors)
+    assert "holds other tensors" in report.lost[0]
+
+
+def test_bytes_that_do_not_exist_are_not_sent(local):
+    class Greedy(Tensors):
+        def prepare(self, inventory):
+            entries = [TensorEntry(e.name, e.dtype, e.shape, e.nbytes + 8, e.device_type) for e in inventory.entries]
+            inventory.entries[:] = entries
+            return {e.name: torch.zeros(e.nbytes, dtype=torch.uint8) for e in entries}
+
+    server = local(Tensors(big(1)))
+    server.offer(1, 3)
+    with pytest.raises(HydrationError, match="could not be had"):
+        hydrate(Greedy({}), [server.endpoint])
+
+
+def test_nothing_is_left_behind(tmp_path):
+    def threads():
+        return {t.name for t in threading.enumerate() if t.name.startswith("regrow-")}
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with HydrationServer(Tensors(big(1)), token=TOKEN, socket_dir=tmp_path) as server:
+            server.offer(1, 3)
+            hydrate(Tensors(empty(big(1))), [server.endpoint])
+            idle = socket.socket(socket.AF_UNIX)
+            idle.connect(server.endpoint.removeprefix("unix:"))
+        idle.close()
+        server.close()
+    assert not threads()
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_socket_folder_that_does_not_exist_is_a_clear_error(tmp_path):
+    with pytest.raises(HydrationError, match="cannot listen at .*No such file or directory"):
+        HydrationServer(Tensors({}), token=TOKEN, socket_dir=tmp_path / "no").open()
+    with pytest.raises(HydrationError, match="longer than 107 bytes"):
+        HydrationServer(Tensors({}), token=TOKEN, socket_dir=tmp_path / ("x" * 120)).open()
+
+
+def training(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(40, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 40)
+    state = ProtectedState([model, optimizer, scheduler])
+    state.state_at = 0
+
+    def step(number):
+        torch.manual_seed(500 + number)
+        loss = model(torch.randn(16, 40)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        state.state_at = number + 1
+        return loss.item()
+
+    return state, step
+
+
+def test_a_fresh_process_hydrates_adamw_and_trains_on_bitwise_without_unpickling_anything(holder, monkeypatch):
+    def make():
+        state, step = training(0)
+        for number in range(3):
+            step(number)
+        return state
+
+    endpoints = [holder(make)[0] for _ in range(2)]
+
+    newcomer, step = training(9)
+
+    def forbidden(*_, **__):
+        raise AssertionError("unpickled")
+
+    with monkeypatch.context() as patched:
+        for name in ("load", "loads", "Unpickler"):
+            patched.setattr(pickle, name, forbidden)
+        patched.setattr(torch, "load", forbidden)
+        hydrate(newcomer, endpoints)
+    reference, reference_step = training(0)
+    for number in range(3):
+        reference_step(number)
+    assert newcomer.digest() == reference.digest()
+    assert [step(n) for n in range(3, 6)] == [reference_step(n) for n in range(3, 6)]
+    assert newcomer.digest() == reference.digest()
+
+
+def test_a_model_that_does_not_fit_is_a_state_error_and_is_not_touched(local):
+    state, _ = training(0)
+    server = local(state)
+    server.offer(1, 0)
+    other = ProtectedState([nn.Linear(3, 3)])
+    before = other.digest()
+    with pytest.raises(StateError, match=r"model\.weight"):
+        hydrate(other, [server.endpoint], step=0)
+    assert other.digest() == before
+    assert other.state_at == NO_STATE

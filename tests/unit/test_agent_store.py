@@ -1,0 +1,186 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.test_agent_contract import config
+
+from regrow.agent.store import KeyTable, StoreServer
+from regrow.core.ids import Generation
+from regrow.core.messages import (
+    StoreAdd,
+    StoreCheck,
+    StoreCompareSet,
+    StoreCount,
+    StoreDelete,
+    StoreGet,
+    StoreHello,
+    StoreReply,
+    StoreSet,
+    StoreWait,
+)
+from regrow.core.wire import FrameCodec
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.codec: FrameCodec[StoreReply] = FrameCodec(StoreReply)
+
+    async def ask(self, request: msgspec.Struct) -> StoreReply | None:
+        self.writer.write(self.codec.frame(request))
+        return await asyncio.wait_for(self.codec.read(self.reader), 10.0)
+
+    async def reply(self, request: msgspec.Struct) -> StoreReply:
+        reply = await self.ask(request)
+        assert reply is not None
+        return reply
+
+
+async def connect(server: StoreServer, token: str = "t") -> tuple[Client, StoreReply | None]:
+    kind, _, place = server.address.partition(":")
+    if kind == "unix":
+        client = Client(*await asyncio.open_unix_connection(place))
+    else:
+        host, _, port = place.rpartition(":")
+        client = Client(*await asyncio.open_connection(host, int(port)))
+    return client, await client.ask(StoreHello(token))
+
+
+@asynccontextmanager
+async def store(folder: Path, **job: Any) -> AsyncIterator[tuple[StoreServer, Client]]:
+    async with StoreServer(config(job=job, socket_dir=str(folder))) as server:
+        client, greeting = await connect(server)
+        assert greeting == StoreReply()
+        yield server, client
+        client.writer.close()
+
+
+@pytest.mark.parametrize(("nodes", "kind"), [(1, "unix"), (2, "tcp")])
+async def test_what_is_written_can_be_read(tmp_path: Path, nodes: int, kind: str) -> None:
+    async with store(tmp_path, nodes=nodes) as (server, client):
+        assert server.address.startswith(f"{kind}:")
+        assert await client.ask(StoreSet("k", b"\x00v")) == StoreReply()
+        assert await client.ask(StoreGet("k", 0.0)) == StoreReply(value=b"\x00v")
+
+
+async def test_a_wrong_token_is_hung_up_on(tmp_path: Path) -> None:
+    async with store(tmp_path) as (server, _):
+        _, greeting = await connect(server, "wrong")
+        assert greeting is None
+
+
+async def test_a_client_that_does_not_greet_is_hung_up_on(tmp_path: Path) -> None:
+    async with store(tmp_path) as (server, _):
+        client = Client(*await asyncio.open_unix_connection(server.address.removeprefix("unix:")))
+        assert await client.ask(StoreCount()) is None
+
+
+async def test_a_frame_that_is_no_request_is_hung_up_on(tmp_path: Path) -> None:
+    async with store(tmp_path) as (_, client):
+        assert await client.ask(StoreReply(number=3)) is None
+
+
+async def test_reading_waits_for_the_writer(tmp_path: Path) -> None:
+    async with store(tmp_path) as (server, reader):
+        waiting = asyncio.create_task(reader.reply(StoreGet("late", 10.0)))
+        writer, _ = await connect(server)
+        await writer.ask(StoreSet("other", b"x"))
+        assert not waiting.done()
+        await writer.ask(StoreSet("late", b"here"))
+        assert (await waiting).value == b"here"
+
+
+async def test_waiting_for_several_keys_needs_all_of_them(tmp_path: Path) -> None:
+    async with store(tmp_path) as (server, reader):
+        waiting = asyncio.create_task(reader.reply(StoreWait(["a", "b"], 10.0)))
+        writer, _ = await connect(server)
+        await writer.ask(StoreSet("b", b""))
+        await writer.ask(StoreCount())
+        assert not waiting.done()
+        await writer.ask(StoreSet("a", b""))
+        assert await waiting == StoreReply()
+
+
+async def test_a_wait_ends_at_its_deadline(tmp_path: Path) -> None:
+    async with store(tmp_path) as (_, client):
+        assert (await client.reply(StoreGet("never", 0.05))).error == "timeout"
+        assert (await client.reply(StoreWait(["never"], 0.05))).error == "timeout"
+        assert await client.ask(StoreCount()) == StoreReply(number=0)
+
+
+async def test_a_client_that_leaves_while_it_waits_is_forgotten(tmp_path: Path) -> None:
+    async with store(tmp_path) as (server, client):
+        leaver, _ = await connect(server)
+        leaver.writer.write(leaver.codec.frame(StoreGet("never", 1000.0)))
+        await client.ask(StoreCount())
+        leaver.writer.close()
+        async with asyncio.timeout(10.0):
+            while len(server._serving) > 1:
+                await client.ask(StoreCount())
+
+
+async def test_counters_count(tmp_path: Path) -> None:
+    async with store(tmp_path) as (_, client):
+        assert (await client.reply(StoreAdd("n", 3))).number == 3
+        assert (await client.reply(StoreAdd("n", -1))).number == 2
+        assert (await client.reply(StoreGet("n", 0.0))).value == b"2"
+        await client.ask(StoreSet("text", b"abc"))
+        assert "no counter" in (await client.reply(StoreAdd("text", 1))).error
+
+
+async def test_check_delete_and_count(tmp_path: Path) -> None:
+    async with store(tmp_path) as (_, client):
+        await client.ask(StoreSet("a", b"1"))
+        assert (await client.reply(StoreCheck(["a"]))).number == 1
+        assert (await client.reply(StoreCheck(["a", "b"]))).number == 0
+        assert (await client.reply(StoreDelete("a"))).number == 1
+        assert (await client.reply(StoreDelete("a"))).number == 0
+        assert (await client.reply(StoreCount())).number == 0
+
+
+async def test_compare_and_set(tmp_path: Path) -> None:
+    async with store(tmp_path) as (_, client):
+        assert (await client.reply(StoreCompareSet("k", b"x", b"y"))).value == b""
+        assert (await client.reply(StoreCompareSet("k", b"", b"1"))).value == b"1"
+        assert (await client.reply(StoreCompareSet("k", b"0", b"2"))).value == b"1"
+        assert (await client.reply(StoreCompareSet("k", b"1", b"2"))).value == b"2"
+
+
+async def test_keys_end_with_the_generation_after_the_next(tmp_path: Path) -> None:
+    async with store(tmp_path) as (server, client):
+        for generation in (1, 2, 10):
+            await client.ask(StoreSet(f"g{generation}/k", b"x"))
+        await client.ask(StoreSet("plain", b"x"))
+        server.generation_formed(Generation(2))
+        assert (await client.reply(StoreCount())).number == 4
+        server.generation_formed(Generation(3))
+        assert (await client.reply(StoreCheck(["g2/k", "g10/k", "plain"]))).number == 1
+        assert "is over" in (await client.reply(StoreSet("g1/k", b"late"))).error
+        server.generation_formed(Generation(2))
+        assert (await client.reply(StoreCheck(["g10/k"]))).number == 1
+
+
+async def test_whoever_waits_for_a_key_of_an_ended_generation_is_told(tmp_path: Path) -> None:
+    async with store(tmp_path) as (server, waiter):
+        waiting = asyncio.create_task(waiter.reply(StoreGet("g1/k", 1000.0)))
+        client, _ = await connect(server)
+        async with asyncio.timeout(10.0):
+            while not server._table._waiters:
+                await client.ask(StoreCount())
+        server.generation_formed(Generation(5))
+        assert "is over" in (await waiting).error
+
+
+async def test_a_full_store_says_so_and_takes_no_more() -> None:
+    table = KeyTable(limit=100)
+    table.put("a", b"x" * 90)
+    with pytest.raises(Exception, match="the store is full"):
+        table.put("b", b"x" * 10)
+    table.put("a", b"y" * 99)
+    assert table.delete("a")
+    table.put("b", b"x" * 10)
+    assert len(table) == 1

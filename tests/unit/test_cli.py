@@ -1,0 +1,179 @@
+"""The words of the command line: what is passed on, and what is refused in one sentence."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regrow import cli
+from regrow.core.config import jobs_home
+from regrow.core.ids import JobId
+from regrow.launch import folder, joining, local
+from regrow.launch.job import JobPlan
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REGROW_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[JobPlan]]:
+    """The plans that `regrow run` would carry out."""
+    plans: list[JobPlan] = []
+
+    def keep(plan: JobPlan) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(local, "run", keep)
+    monkeypatch.setattr(joining, "join", keep)
+    yield plans
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run --nproc-per-node 4 --standalone --max-restarts 3 train.py --lr 0.1 --help -m x --nnodes 9 -- --y",
+        "run --nproc_per_node=4 --standalone --max_restarts=3 train.py --lr 0.1 --help -m x --nnodes 9 -- --y",
+        "run --nproc 4 --stand --max_r 3 -- train.py --lr 0.1 --help -m x --nnodes 9 -- --y",
+    ],
+)
+def test_a_torchrun_line_passes_through_as_it_is(line: str, planned: list[JobPlan]) -> None:
+    assert cli.main(line.split()) == 0
+    (plan,) = planned
+    assert (plan.facts.nproc, plan.facts.max_restarts) == (4, 3)
+    assert plan.script.target == "train.py"
+    assert plan.script.args == ["--lr", "0.1", "--help", "-m", "x", "--nnodes", "9", "--", "--y"]
+    assert plan.notes == []
+
+
+def test_flags_of_torchrun_without_meaning_are_taken_with_a_note_each(planned: list[JobPlan]) -> None:
+    line = "run --rdzv_backend c10d --monitor-interval=5 --start_method fork --role r --virtual-local-rank train.py"
+    assert cli.main(line.split()) == 0
+    flags = ("--rdzv-backend", "--monitor-interval", "--start-method", "--role", "--virtual-local-rank")
+    assert sorted(planned[0].notes) == sorted(f"{flag} means nothing to regrow and is ignored" for flag in flags)
+
+
+def test_torchruns_variables_stand_in_for_its_flags(planned: list[JobPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
+    assert cli.main(["run", "train.py"]) == 0
+    assert cli.main(["run", "--nproc-per-node=2", "train.py"]) == 0
+    assert [plan.facts.nproc for plan in planned] == [3, 2]
+
+
+def test_our_own_flags_reach_the_plan(planned: list[JobPlan], home: Path) -> None:
+    (home / "faults.toml").write_text("[[fault]]\nrank = 3\nstep = 9\n")
+    line = (
+        "run --nproc-per-node 4 --standby 2 --warmth built --max-faults 7 --window 2h --fault-plan faults.toml "
+        "--checkpoint-dir ck --checkpoint-every 5min --resume --hang-timeout 40s --preload json --preload email.mime "
+        "--job mine --quiet train.py"
+    )
+    assert cli.main(line.split()) == 0
+    (plan,) = planned
+    facts = plan.facts
+    assert (facts.job, facts.standbys, facts.warmth, facts.max_faults, facts.window) == ("mine", 2, "built", 7, 7200.0)
+    assert [(fault.rank, fault.step) for fault in plan.faults] == [(3, 9)]
+    assert (plan.checkpoint_dir, plan.checkpoint_every) == (str(home / "ck"), 300.0)
+    assert (plan.hang_timeout, plan.preload, plan.resume, plan.quiet) == (40.0, ["json", "email.mime"], True, True)
+
+
+def test_another_node_joins(planned: list[JobPlan], home: Path) -> None:
+    (home / "token").write_text("very secret\n")
+    line = "run --nnodes 2 --node-rank 1 --rdzv-endpoint 127.0.0.1:29400 --token-file token train.py"
+    assert cli.main(line.split()) == 0
+    assert (planned[0].node, planned[0].token) == ("node1", "very secret")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "Usage"),
+        ("run", "Missing argument 'SCRIPT'"),
+        ("run --nprocs 4 train.py", "No such option"),
+        ("run --standby x train.py", "'x' is not a valid integer"),
+        ("run --standby -1 train.py", "--standby -1 is out of range"),
+        ("run nothere.py", "there is no script nothere.py"),
+        ("run .", "folder without a __main__.py"),
+        ("run -m no.such.module", "-m no.such.module: there is no such module"),
+        ("run -m email", "that package has no __main__"),
+        ("run --no-python nosuchprogram", "there is no program nosuchprogram"),
+        ("run --preload no_such train.py", "--preload no_such"),
+        ("run --fault-plan no.toml train.py", "no.toml cannot be read"),
+        ("run --fault-plan train.py train.py", "train.py has no fault"),
+        ("run --token-file no train.py", "--token-file no cannot be read"),
+        ("kill --rank 0", "no job is running"),
+        ("kill gone --rank 0", "there is no job 'gone'"),
+        ("kill --rank 0 --how politely", "'politely' is not one of"),
+        ("kill", "Missing option '--rank'"),
+        ("status", "no job is running"),
+        ("stop gone", "there is no job 'gone'"),
+        ("logs --rank 0", "there is no job"),
+        ("dance", "No such command 'dance'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_sentence(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(line.split()) == 2
+    told = capsys.readouterr()
+    assert said in told.err + told.out
+    assert "Traceback" not in told.err
+
+
+def entry(jobs: Path, name: str, **changes: Any) -> None:
+    job, job_dir = folder.make_job_dir(jobs, JobId(name))
+    made = folder.describe(job, "127.0.0.1:1", "s", world=2, command=["t.py"], log_dir=str(job_dir / "logs"))
+    (job_dir / "logs").mkdir()
+    (job_dir / "logs" / "rank1.log").write_text("from rank 1\n")
+    folder.write_entry(job_dir, folder.JobEntry(**{f: getattr(made, f) for f in made.__struct_fields__} | changes))
+
+
+def test_jobs_and_logs_of_ended_jobs_are_shown(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert cli.main(["jobs"]) == 0
+    entry(jobs_home(), "a", ended=time.time(), code=1)
+    assert cli.main(["jobs"]) == 0
+    assert cli.main(["logs", "a", "--rank", "1"]) == 0
+    assert cli.main(["logs", "--rank", "5"]) == 2
+    told = capfdbinary.readouterr()
+    assert b"no jobs yet" in told.out
+    assert b"ended (1)" in told.out
+    assert told.out.endswith(b"from rank 1\n")
+    assert b"there is no output of rank 5 (job a has ranks 0 to 1)" in told.err
+
+
+def test_a_coordinator_that_does_not_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    entry(jobs_home(), "a")
+    assert cli.main(["kill", "--rank", "1"]) == 2
+    assert "nobody answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_defect_of_ours_is_one_sentence_and_a_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(plan: JobPlan) -> int:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(local, "run", broken)
+    assert cli.main(["run", "train.py"]) == 70
+    said = capsys.readouterr().err
+    (file,) = (home / "home").glob("crash-*.txt")
+    assert said == f"regrow: a defect of regrow: ZeroDivisionError: oops; please report it with {file}\n"
+    assert "in broken" in file.read_text()
+
+
+def test_ctrl_c_before_anything_runs_asks_to_be_run_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(plan: JobPlan) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return 0
+
+    monkeypatch.setattr(local, "run", interrupted)
+    assert cli.main(["run", "train.py"]) == 75
+    assert capsys.readouterr().err.strip() == "regrow: interrupted"

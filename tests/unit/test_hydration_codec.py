@@ -1,0 +1,134 @@
+import math
+import pickle
+import struct
+from collections import Counter, OrderedDict, defaultdict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regrow.core.errors import StateError
+from regrow.hydration.codec import TensorRef, decode, encode
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers() | st.tuples(st.integers(), st.text()), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(plain)
+def test_plain_state_comes_back_equal_and_of_the_same_types(value):
+    back = decode(encode(value))
+    assert back == value
+    assert repr(back) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1, 2, 3},
+        frozenset({"a", ("b", 2)}),
+        OrderedDict([("z", 1), ("a", 2)]),
+        Counter({"a": 3, 7: 1}),
+        2**200,
+        -(2**64),
+        2**64 - 1,
+        complex(1.5, -0.0),
+        torch.bfloat16,
+        torch.device("cuda", 3),
+        torch.Size([2, 3]),
+        bytearray(b"xyz"),
+        np.float32(1.1),
+        np.int64(-4),
+        np.bool_(True),
+        (),
+        {},
+        {None: 1, True: 2, 2.5: 3},
+    ],
+    ids=repr,
+)
+def test_every_supported_type_keeps_its_type(value):
+    back = decode(encode(value))
+    assert type(back) is type(value)
+    assert back == value
+
+
+def test_float_bits_are_exact_even_of_nan_and_negative_zero():
+    bits = [0x7FF8000000000ABC, 0x8000000000000000, 0x7FF0000000000000, 0x0000000000000001, 0xFFF0000000000000]
+    floats = [struct.unpack("<d", struct.pack("<Q", pattern))[0] for pattern in bits]
+    back = decode(encode(floats))
+    assert [struct.unpack("<Q", struct.pack("<d", value))[0] for value in back] == bits
+    assert math.isnan(decode(encode({"best": math.nan}))["best"])
+
+
+def test_numpy_arrays_come_back_writable_and_equal():
+    state = ("MT19937", np.arange(5, dtype=np.uint32), 3)
+    back = decode(encode(state))
+    assert back[1].dtype == np.uint32
+    back[1][0] = 9
+    assert back[1].tolist() == [9, 1, 2, 3, 4]
+
+
+def test_a_defaultdict_comes_back_as_a_dict():
+    assert decode(encode(defaultdict(int, a=1))) == {"a": 1}
+
+
+def test_tensors_become_references_named_by_their_path():
+    lifted = {}
+
+    def lift(path, tensor):
+        lifted[path] = tensor
+        return path
+
+    state = {"shadow": {"w": torch.ones(2)}, "list": [torch.zeros(1)], 3: torch.ones(3)}
+    data = encode(state, path="ema", lift=lift)
+    assert set(lifted) == {"ema.shadow.w", "ema.list[0]", "ema[3]"}
+    back = decode(data)
+    assert back["shadow"]["w"] == TensorRef("ema.shadow.w")
+    assert decode(data, resolve=lifted.__getitem__)["list"][0] is lifted["ema.list[0]"]
+
+
+def test_what_cannot_be_carried_is_named_with_its_place_and_a_cure():
+    with pytest.raises(StateError, match=r"scheduler\.lr_lambdas\[0\]: function cannot be protected .*state_dict"):
+        encode({"lr_lambdas": [lambda step: step]}, path="scheduler")
+    with pytest.raises(StateError, match=r"ema\.w is a tensor"):
+        encode({"w": torch.ones(1)}, path="ema")
+
+
+def test_state_that_contains_itself_is_refused_and_not_followed_for_ever():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(StateError, match="contain itself"):
+        encode(loop, path="loop")
+
+
+def test_canonical_bytes_do_not_depend_on_the_order_of_insertion():
+    one = {"a": {"x": 1, "y": {3: 0, 1: 0}}, "b": {5, 1, 9}}
+    other = {"b": {9, 1, 5}, "a": {"y": {1: 0, 3: 0}, "x": 1}}
+    assert encode(one, canonical=True) == encode(other, canonical=True)
+    assert list(decode(encode(other))) == ["b", "a"]
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_with_a_state_error(data):
+    try:
+        decode(data)
+    except StateError:
+        pass
+
+
+def test_nothing_is_ever_unpickled(monkeypatch):
+    def forbidden(*_):
+        raise AssertionError("unpickled")
+
+    monkeypatch.setattr(pickle, "loads", forbidden)
+    monkeypatch.setattr(pickle, "load", forbidden)
+    assert decode(encode({"a": (1, np.float32(2))})) == {"a": (1, np.float32(2))}

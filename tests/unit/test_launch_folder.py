@@ -1,0 +1,77 @@
+"""Jobs are found by their folders, and nobody else can read their secrets."""
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import JobId
+from regrow.launch import folder
+
+
+def entry(jobs: Path, name: str, **changes: object) -> folder.JobEntry:
+    job, job_dir = folder.make_job_dir(jobs, JobId(name))
+    made = folder.describe(job, "127.0.0.1:1", "secret", world=2, command=["t.py"], log_dir=str(job_dir / "logs"))
+    values = {field: getattr(made, field) for field in made.__struct_fields__} | changes
+    made = folder.JobEntry(**values)
+    folder.write_entry(job_dir, made)
+    return made
+
+
+def test_folder_and_description_are_their_owners_only(tmp_path: Path) -> None:
+    entry(tmp_path / "jobs", "a")
+    assert stat.S_IMODE((tmp_path / "jobs" / "a").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "jobs" / "a" / "job.json").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path / "jobs" / "a") == ["job.json"]
+
+
+def test_the_only_running_job_needs_no_name(tmp_path: Path) -> None:
+    entry(tmp_path, "old", ended=time.time(), code=0)
+    mine = entry(tmp_path, "new")
+    assert folder.find_job(tmp_path, None) == mine
+
+
+def test_a_job_whose_launcher_died_is_not_running(tmp_path: Path) -> None:
+    entry(tmp_path, "killed", pid_started=1.0)
+    with pytest.raises(UsageError, match="job killed is not running any more: it died"):
+        folder.find_job(tmp_path, "killed")
+
+
+def test_an_ended_job_is_named_with_its_exit_code(tmp_path: Path) -> None:
+    entry(tmp_path, "done", ended=time.time(), code=1)
+    with pytest.raises(UsageError, match="ended with exit code 1"):
+        folder.find_job(tmp_path, "done")
+    assert folder.find_job(tmp_path, None, running=False).job == "done"
+
+
+def test_several_running_jobs_must_be_told_apart(tmp_path: Path) -> None:
+    entry(tmp_path, "a")
+    entry(tmp_path, "b")
+    with pytest.raises(UsageError, match="name one of a, b"):
+        folder.find_job(tmp_path, None)
+
+
+def test_no_job_and_an_unknown_job_are_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no job is running"):
+        folder.find_job(tmp_path / "none", None)
+    with pytest.raises(UsageError, match="there is no job 'x'"):
+        folder.find_job(tmp_path, "x")
+
+
+def test_a_name_in_use_is_refused_and_one_that_was_used_gets_a_number(tmp_path: Path) -> None:
+    entry(tmp_path, "a")
+    with pytest.raises(UsageError, match="a job named a is running"):
+        folder.make_job_dir(tmp_path, JobId("a"))
+    entry(tmp_path, "b", ended=1.0, code=0)
+    assert folder.make_job_dir(tmp_path, JobId("b"))[0] == "b-2"
+
+
+def test_a_temporary_folder_too_deep_for_sockets_is_refused(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    with pytest.raises(UsageError, match="shorter folder"):
+        folder.make_socket_dir(deep)
+    assert list(deep.iterdir()) == []

@@ -1,0 +1,109 @@
+"""From flags to a job's description."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regrow.core.errors import UsageError
+from regrow.core.messages import Warmth
+from regrow.launch.job import JobPlan, RunFlags, Surroundings, make_plan
+
+
+def around(**changes: Any) -> Surroundings:
+    values: dict[str, Any] = {"cpus": 6, "gpus": 0, "stamp": "s", "jobs_home": Path("/j"), "socket_home": Path("/r")}
+    return Surroundings(**values | changes)
+
+
+def plan(surroundings: Surroundings | None = None, **flags: Any) -> JobPlan:
+    return make_plan(RunFlags(**{"script": "train.py"} | flags), surroundings or around())
+
+
+def test_a_bare_script_is_one_rank_that_only_this_machine_can_reach() -> None:
+    made = plan()
+    assert (made.facts.world, made.facts.nodes, made.bind, made.port) == (1, 1, "127.0.0.1", 0)
+    assert made.facts.job == "train-s"
+    assert made.facts.max_restarts is None
+    assert not made.facts.durable
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "ranks"), [("4", 0, 4), ("cpu", 2, 6), ("auto", 0, 6), ("auto", 2, 2), ("gpu", 8, 8)]
+)
+def test_nproc_is_a_number_or_what_the_machine_has(text: str, gpus: int, ranks: int) -> None:
+    assert plan(around(gpus=gpus), nproc_per_node=text).facts.world == ranks
+
+
+def test_durations_and_warmth_are_read() -> None:
+    made = plan(window="30min", checkpoint_every="90s", checkpoint_dir="/ck", hang_timeout="2m", warmth="built")
+    assert (made.facts.window, made.checkpoint_every, made.hang_timeout) == (1800.0, 90.0, 120.0)
+    assert made.facts.warmth is Warmth.BUILT
+    assert made.facts.durable
+
+
+def test_a_range_of_nodes_starts_with_the_least_and_says_so() -> None:
+    made = plan(around(token="t"), nnodes="2:4", node_rank=0, rdzv_endpoint="127.0.0.1:29400")
+    assert made.facts.nodes == 2
+    assert "growing to 4" in made.notes[0]
+
+
+def test_node_0_listens_where_the_others_look() -> None:
+    made = plan(around(token="t"), nnodes="2", node_rank=1, rdzv_endpoint="localhost:4711")
+    assert (made.endpoint, made.node, made.advertise) == (("127.0.0.1", 4711), "node1", "127.0.0.1")
+
+
+def test_the_static_rendezvous_of_torchrun_names_node_0_by_its_master_address() -> None:
+    made = plan(around(token="t"), nnodes="2", node_rank=0, master_addr="10.0.0.1", master_port=4711, bind="10.0.0.1")
+    assert (made.endpoint, made.bind, made.advertise, made.master_port) == (
+        ("10.0.0.1", 4711),
+        "10.0.0.1",
+        "10.0.0.1",
+        0,
+    )
+
+
+def test_standalone_ignores_the_rendezvous_flags() -> None:
+    assert plan(standalone=True, rdzv_endpoint="far.example:1").endpoint == ("127.0.0.1", 0)
+
+
+def test_output_goes_to_files_only_when_redirected() -> None:
+    assert [plan(redirects=r, tee=t).forward_output for r, t in (("", ""), ("3", ""), ("3", "3"))] == [
+        True,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"nproc_per_node": "0"}, "--nproc-per-node '0'"),
+        ({"nproc_per_node": "-2"}, "--nproc-per-node '-2'"),
+        ({"nproc_per_node": "many"}, "cpu, gpu or auto"),
+        ({"nproc_per_node": "gpu"}, "no GPU"),
+        ({"nnodes": "0"}, "--nnodes '0'"),
+        ({"nnodes": "3:2"}, "MIN <= MAX"),
+        ({"nnodes": "2"}, "add --node-rank, from 0 to 1"),
+        ({"nnodes": "2", "node_rank": 2}, "--node-rank 2 is out of range"),
+        ({"nnodes": "2", "node_rank": 0}, "add --rdzv-endpoint"),
+        ({"nnodes": "2", "node_rank": 0, "rdzv_endpoint": "10.1.1.1:1"}, "add --bind"),
+        ({"nnodes": "2", "node_rank": 0, "rdzv_endpoint": "127.0.0.1:99999"}, "give HOST:PORT"),
+        ({"nnodes": "2", "node_rank": 0, "rdzv_endpoint": "127.0.0.1:0"}, "names no port"),
+        ({"nnodes": "2", "node_rank": 0, "rdzv_endpoint": "127.0.0.1:1"}, "REGROW_TOKEN"),
+        ({"nnodes": "2", "standalone": True}, "--standalone is for one node"),
+        ({"standby": -1}, "--standby -1 is out of range"),
+        ({"max_faults": -1}, "--max-faults -1"),
+        ({"max_restarts": -1}, "--max-restarts -1"),
+        ({"master_port": 70000}, "--master-port 70000"),
+        ({"window": "soon"}, "--window: 'soon' is not a duration"),
+        ({"window": "0s"}, "no time at all"),
+        ({"warmth": "hot"}, "imports, built"),
+        ({"resume": True}, "add --checkpoint-dir"),
+        ({"job": "../x"}, "cannot name a job"),
+        ({"module": True, "no_python": True}, "exclude each other"),
+    ],
+)
+def test_a_wrong_flag_is_refused_with_its_cure(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan(**flags)
+    assert said in str(refused.value)
