@@ -31,7 +31,7 @@ def main() -> None:
         with step as batch:
             loss = workload.loss_of(replica, batch)
             step.log(loss=loss, pid=workload.own_pid())
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
 

@@ -15,6 +15,7 @@ Exits with 1 when a kill was not recovered.
 
 import argparse
 import json
+import os
 import random
 import shutil
 import sys
@@ -136,13 +137,14 @@ def _turn(job: Job) -> float:
 def show(results: list[Result], overhead: list[tuple[float, float]], console: Console) -> None:
     """Print what was measured."""
     table = Table(title=f"SIGKILL of one of {WORLD} ranks: time lost in seconds")
-    for column in ("side", "kills", "not recovered", "min", "median", "max", "steps redone", "median step"):
-        table.add_column(column, justify="left" if column == "side" else "right")
+    for column in ("side", "kills", "failed", "min", "median", "max", "redone", "step"):
+        table.add_column(column, justify="left" if column == "side" else "right", no_wrap=True)
     for result in results:
         lost = [f"{pick(result.lost):.2f}" for pick in (min, median, max)] if result.lost else ["–"] * 3
         counts = [str(len(result.kills)), str(result.not_recovered)]
         table.add_row(result.side, *counts, *lost, str(result.redone), f"{result.step:.3f}")
     console.print(table)
+    console.print("failed: kills not recovered. redone: committed steps that ran again. step: median in seconds.")
     by_side = {result.side: median(result.lost) for result in results if result.lost}
     if base := by_side.get("torchrun"):
         for side, typical in by_side.items():
@@ -175,7 +177,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=7, help="a side")
     parser.add_argument("--pairs", type=int, default=8, help="turns of each side for the overhead")
-    parser.add_argument("--quick", action="store_true", help="3 to 5 kills a side, 4 pairs")
+    parser.add_argument("--quick", action="store_true", help="3 or 5 kills a side, 3 pairs")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="only N kills in a row, with a standby")
     parser.add_argument("--seed", type=int, default=0, help="of ranks and moments")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -186,7 +188,7 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[list[Result], list[tupl
     """Measure what the command line asks for."""
     kills = dict.fromkeys(("torchrun", "standby", "fork"), args.kills)
     if args.quick:
-        kills = {"torchrun": 3, "standby": 5, "fork": 4}
+        kills = {"torchrun": 3, "standby": 5, "fork": 3}
     if args.soak:
         job = regrow(folder, "regrow-standby", standbys=1)
         return [measure_kills(job, kills=args.soak, seed=args.seed, standbys=1)], []
@@ -197,12 +199,15 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[list[Result], list[tupl
     ]
     results = [measure_kills(job, kills=count, seed=args.seed, standbys=standbys) for job, count, standbys in sides]
     print("steady state, in alternating turns", flush=True)
-    return results, measure_overhead(folder, pairs=4 if args.quick else args.pairs)
+    return results, measure_overhead(folder, pairs=3 if args.quick else args.pairs)
 
 
 def main() -> int:
     """Measure, print, write; returns the exit code."""
     args = parse()
+    cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
+    if load > cores / 2:
+        print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")
     folder = Path(tempfile.mkdtemp(prefix="regrow-recovery-"))
     results, overhead = run(args, folder)
     show(results, overhead, Console())

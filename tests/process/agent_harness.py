@@ -30,8 +30,8 @@ from regrow.core.messages import (
     Role,
     SpawnWorker,
     StopNode,
-    StoreReply,
     StoreHello,
+    StoreReply,
     Warmth,
     WorkerExited,
     WorkerStarted,
@@ -172,8 +172,11 @@ class Bench:
 
     @property
     def zygote(self) -> psutil.Process:
-        children = psutil.Process(self.process.pid).children()
-        return next(child for child in children if "regrow.agent.zygote" in child.cmdline() and child.ppid())
+        return next(child for child in self.children() if child.name() == "regrow-zygote")
+
+    def children(self) -> list[psutil.Process]:
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children()
+        return found
 
     async def nothing_left(self, within: float = 5.0) -> list[str]:
         """Processes of this bench that are still there at the deadline."""

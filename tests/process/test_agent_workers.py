@@ -9,7 +9,7 @@ import statistics
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,13 @@ async def _tick(_: Bench) -> None:
     await asyncio.sleep(0.01)
 
 
+async def until(holds: Callable[[], bool], within: float = 20.0) -> None:
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
 async def start(bench: Bench, source: str, **changes: Any) -> Part:
     return await Part(bench, source).start(**changes)
 
@@ -122,13 +129,12 @@ async def test_a_worker_sees_what_torchrun_promises(bench: Bench) -> None:
     part = await start(
         bench,
         """
-        import json, os, sys, threading
-        import numpy
+        import json, os, signal, sys
         import __main__
         import torch
         print(json.dumps({"env": dict(os.environ), "argv": sys.argv, "path": sys.path[0], "name": __name__,
             "main": __main__.__file__, "threads": torch.get_num_threads(), "group": os.getpgid(0) == os.getpid(),
-            "parent": os.getppid(), "mask": len(__import__("signal").pthread_sigmask(0, [])), "stdin": os.read(0, 1).decode()}))
+            "parent": os.getppid(), "mask": len(signal.pthread_sigmask(0, [])), "stdin": os.read(0, 1).decode()}))
         """,
         local_rank=1,
         restarts=2,
@@ -269,8 +275,8 @@ async def test_nothing_but_channel_and_board_is_inherited(bench: Bench) -> None:
     )
     assert await part.code() == 0
     await part.says("open")
-    # A mapped memory file keeps a descriptor of its own.
-    assert "open ['/dev/null', '/memfd', '/memfd', 'pipe', 'pipe', 'socket']" in part.log()
+    # A mapped memory file keeps a descriptor of its own, and the board is mapped twice.
+    assert "open ['/dev/null', '/memfd', '/memfd', '/memfd', 'pipe', 'pipe', 'socket']" in part.log()
 
 
 async def test_what_a_killed_worker_started_is_ended_and_reaped(bench: Bench) -> None:
@@ -446,7 +452,11 @@ async def test_metrics_of_a_dead_worker_count_if_its_step_does(bench: Bench, ste
 
 async def test_the_worker_that_holds_the_others_up_is_told_as_hung(bench: Bench) -> None:
     def stuck(calls: int) -> str:
-        return LINK + f"link.board.enter(Phase.COMPUTING, step=3, generation=1)\n[link.board.call() for _ in range({calls})]" + WAIT
+        return (
+            LINK
+            + f"link.board.enter(Phase.COMPUTING, step=3, generation=1)\n[link.board.call() for _ in range({calls})]"
+            + WAIT
+        )
 
     culprit = await start(bench, stuck(2))
     await culprit.says("waiting")
@@ -464,29 +474,34 @@ async def test_the_worker_that_holds_the_others_up_is_told_as_hung(bench: Bench)
 
 async def test_a_standby_is_quiet_until_it_takes_a_rank(bench: Bench) -> None:
     part = await start(
-        bench, LINK + "print('warm')\nfor order in link.orders(): break\nprint('at work')", role=Role.STANDBY
+        bench, LINK + "print('warming up')\nfor order in link.orders(): break\nprint('at work')", role=Role.STANDBY
     )
-    await part.says("warm", f"standby-{part.id}.log")
+    await part.says("warming up", f"standby-{part.id}.log")
     assert not (bench.folder / f"logs/rank{part.rank}.log").exists()
     await bench.coordinator.order(
         FormGeneration(part.id, Generation(30), Rank(part.rank), 0, StepNo(0), [], [], "", [])
     )
     assert await part.code() == 0
     await part.says("at work\n")
-    assert f"[rank {part.rank}] at work\n" in bench.shown() and "warm" not in bench.shown()
+    assert f"[rank {part.rank}] at work\n" in bench.shown() and "warming up" not in bench.shown()
 
 
 async def test_stdout_and_stderr_go_where_they_belong(bench: Bench) -> None:
-    part = await start(bench, "import sys\nprint('to out')\nprint('to err', file=sys.stderr)\nprint('tail', end='')")
+    part = await start(
+        bench, "import sys\nprint('to out')\nprint('to err', file=sys.stderr)\nprint('tail', end='', flush=True)"
+    )
     assert await part.code() == 0
     await part.says("ended with code 0")
     assert f"[rank {part.rank}] to out\n[rank {part.rank}] tail\n" in bench.shown()
     assert f"[rank {part.rank}] to err\n" in bench.complaints()
-    assert {"to out", "to err"} <= set(part.log().splitlines())
+    assert "to out\n" in part.log() and "to err\n" in part.log()
+    assert "\n=== " in part.log().split("tail")[1]
     assert part.log().startswith("=== ")
 
 
-async def test_a_fork_and_the_news_of_a_death_take_milliseconds(bench: Bench) -> None:
+async def test_a_fork_and_the_news_of_a_death_take_milliseconds(
+    bench: Bench, record_property: Callable[[str, object], None]
+) -> None:
     forks, deaths = [], []
     for _ in range(8):
         part = Part(bench, WAIT)
@@ -500,8 +515,41 @@ async def test_a_fork_and_the_news_of_a_death_take_milliseconds(bench: Bench) ->
         deaths.append(bench.coordinator.heard_at(gone) - struck)
         assert gone.at - struck >= 0
     fork, death = statistics.median(forks), statistics.median(deaths)
-    print(f"fork {fork * 1e3:.1f} ms (median of 8), death to news {death * 1e3:.1f} ms, least {min(deaths) * 1e3:.1f} ms")
+    record_property("fork_ms", fork * 1e3)
+    record_property("death_to_news_ms", death * 1e3)
     assert fork < 0.3 and death < 0.1  # loose: other tests may run beside this one
+
+
+async def test_the_news_of_a_death_does_not_wait_for_the_dead_workers_memory(bench: Bench) -> None:
+    gains = []
+    for _ in range(4):
+        part = await start(bench, "import torch\nx = torch.ones(64 << 20)" + WAIT)
+        await part.says("waiting")
+        await until(
+            lambda: psutil.Process(bench.process.pid).num_threads() == 3
+        )  # loop, output, and the one that waits
+        os.kill(part.pid, signal.SIGKILL)
+        assert await part.code() == -signal.SIGKILL
+        gone = bench.coordinator.all(WorkerExited, worker=part.id)[0]
+        ended = psutil.Process(part.pid) if psutil.pid_exists(part.pid) else None
+        while ended is not None and ended.is_running():
+            time.sleep(0.0001)
+        gains.append(time.monotonic() - bench.coordinator.heard_at(gone))
+    assert statistics.median(gains) > 0.002  # giving back 256 MB takes ten times as long
+
+
+async def test_an_agent_does_not_grow_with_the_workers_it_buries(bench: Bench) -> None:
+    process = psutil.Process(bench.process.pid)
+
+    async def bury(count: int) -> tuple[int, int, int]:
+        for _ in range(count):
+            await (await start(bench, WAIT)).kill()
+        await until(lambda: process.num_threads() == 2)
+        return process.num_fds(), process.num_threads(), len(process.children(recursive=True))
+
+    await bury(2)
+    before = await bury(1)
+    assert await bury(15) == before
 
 
 async def test_the_token_stands_in_no_command_line(bench: Bench) -> None:

@@ -82,7 +82,7 @@ def holder(tmp_path):
                 if generation is not None:
                     server.offer(generation, step)
                 signal.pause()
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - shown, then the process ends
                 traceback.print_exc()
             finally:
                 os._exit(0)

@@ -17,13 +17,22 @@ class Book:
     def commits(self, worker: str, step: int, rank: int, generation: int = 1) -> None:
         self.ledger.committed(
             WorkerCommitted(
-                WorkerId(worker), Generation(generation), StepNo(step), at=step + 0.5, seconds=0.1, metrics={"loss": 2.0}
+                WorkerId(worker),
+                Generation(generation),
+                StepNo(step),
+                at=step + 0.5,
+                seconds=0.1,
+                metrics={"loss": 2.0},
             ),
             Rank(rank),
         )
 
     def dies(self, worker: str, rank: int, *, staged: int | None, committed: int | None, generation: int = 1) -> None:
-        shown = None if staged is None else WorkerStaged(WorkerId(worker), Generation(generation), StepNo(staged), {"loss": 1.5})
+        shown = (
+            None
+            if staged is None
+            else WorkerStaged(WorkerId(worker), Generation(generation), StepNo(staged), {"loss": 1.5})
+        )
         self.ledger.died(shown, None if committed is None else StepNo(committed), Rank(rank), 9.0)
 
     def lines(self) -> list[tuple[int, int, bool]]:

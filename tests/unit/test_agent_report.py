@@ -9,7 +9,7 @@ from regrow.core.config import duration
 
 def failure_of(source: str, path: Path) -> BaseException:
     path.write_text(source)
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - each test says which
+    with pytest.raises(BaseException) as caught:
         exec(compile(source, str(path), "exec"), {"duration": duration, "json": __import__("json")})
     return caught.value
 

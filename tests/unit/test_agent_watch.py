@@ -32,7 +32,9 @@ def test_a_worker_that_evaluates_between_steps_is_waited_for() -> None:
 
 
 def test_workers_that_recover_or_build_are_not_watched() -> None:
-    assert culprits(*(sight(phase.name, phase=phase) for phase in (Phase.BUILDING, Phase.RECOVERING, Phase.WAITING))) == []
+    assert (
+        culprits(*(sight(phase.name, phase=phase) for phase in (Phase.BUILDING, Phase.RECOVERING, Phase.WAITING))) == []
+    )
 
 
 def test_a_stopped_process_is_the_culprit_though_it_is_ahead() -> None:

@@ -199,7 +199,8 @@ def small_disk(tmp_path):
     mount = shutil.which("mount")
     mounted = bool(mount) and os.geteuid() == 0
     if mounted:
-        done = subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
+        command = [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+        done = subprocess.run(command, capture_output=True, check=False)
         mounted = done.returncode == 0
     if mounted:
         yield folder

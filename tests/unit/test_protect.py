@@ -252,6 +252,18 @@ def test_wrapped_models_have_the_names_of_the_model_inside():
     assert {e.name for e in _entries([nn.Sequential(compiled)])} == {"model.0.weight", "model.0.bias"}
 
 
+def test_a_model_inside_ddp_has_the_names_of_the_model_itself():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        inner = nn.Linear(2, 2)
+        assert {e.name for e in _entries([nn.parallel.DistributedDataParallel(inner)])} == {
+            "model.weight",
+            "model.bias",
+        }
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_several_modules_and_optimizers_get_numbers_or_names():
     first, second, third = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
     optimizers = [torch.optim.SGD(m.parameters(), lr=1.0, momentum=0.5) for m in (first, second)]
@@ -291,7 +303,7 @@ def test_an_averaged_model_and_a_modules_extra_state_are_protected():
         model.count = count
         return model, ProtectedState([model], {"ema": AveragedModel(nn.Linear(2, 2))})
 
-    (one, holder), (other, receiver) = make(3), make(4)
+    (_, holder), (other, receiver) = make(3), make(4)
     assert any(entry.name == "ema.n_averaged" for entry in holder.inventory(NO_STATE).entries)
     copied(holder, receiver)
     assert other.count == 3

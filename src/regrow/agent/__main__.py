@@ -9,7 +9,7 @@ import sys
 import msgspec
 
 from regrow.agent.node import Agent
-from regrow.agent.processes import adopt_orphans, die_with_parent
+from regrow.agent.processes import adopt_orphans, call_process, die_with_parent
 from regrow.core.config import AgentConfig
 from regrow.core.errors import RegrowError
 
@@ -18,6 +18,7 @@ def main() -> int:
     """Run the agent; its exit code."""
     parent = os.getppid()
     die_with_parent(signal.SIGTERM)
+    call_process("regrow-agent")
     adopt_orphans()
     logging.basicConfig(level=logging.WARNING, format="regrow agent: %(message)s", stream=sys.stderr)
     try:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regrow.agent.link import AgentGone, WorkerLink, placed
-from regrow.agent.processes import die_with_parent
+from regrow.agent.processes import call_process, die_with_parent
+from regrow.agent.pulse import hold
 from regrow.agent.report import report
 from regrow.core.board import Reading
 from regrow.core.config import Script, WorkerEnv
@@ -58,7 +59,8 @@ def _await_adoption(seed: "WorkerSeed") -> None:
 
 
 def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
-    """Shed what belongs to the zygote: signals, standard streams, environment, random state."""
+    """Shed what belongs to the zygote: name, signals, standard streams, environment, random state."""
+    call_process("regrow-worker")
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):  # some real-time signals belong to the C library
             signal.signal(number, signal.SIG_DFL)
@@ -73,6 +75,7 @@ def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
     os.close(errors)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
+    hold(board)
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     env = placed(seed.request.env, channel=channel, board=board)
     os.set_inheritable(channel, True)
@@ -108,7 +111,10 @@ def _run_script(script: Script) -> None:
     if script.binary:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        os.execvp(script.target, sys.argv)
+        try:
+            os.execvp(script.target, sys.argv)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, script.target) from None
     elif script.module:
         sys.path.insert(0, os.getcwd())
         sys.modules["__main__"] = types.ModuleType("__main__")

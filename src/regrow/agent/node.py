@@ -245,7 +245,8 @@ class Agent:
 
     def _worker_ended(self, worker: Worker) -> None:
         code, at = worker.reap()
-        self._uplink.send(WorkerExited(worker.id, code, at))
+        if not worker.told:
+            self._tell_exit(worker, code, at)
         del self._workers[worker.id]
         self._ledger.died(worker.staged, worker.committed, worker.rank, at)
         self._output.head(worker.id, f"worker {worker.id} ended with code {code}")
@@ -253,6 +254,15 @@ class Agent:
         if worker.pid is not None:
             self._dead_leaders.add(worker.pid)
             asyncio.get_running_loop().call_later(_BURY_S, self._bury, worker.pid)
+
+    def _worker_dying(self, worker: Worker) -> None:
+        """The kernel has begun to end it. The news goes out now; `_worker_ended` follows when it can be reaped."""
+        if not worker.told and (end := worker.dying()) is not None:
+            self._tell_exit(worker, *end)
+
+    def _tell_exit(self, worker: Worker, code: int, at: Instant) -> None:
+        worker.told = True
+        self._uplink.send(WorkerExited(worker.id, code, at))
 
     def _bury(self, pid: int) -> None:
         """End what a dead worker left outside its process group."""
@@ -275,11 +285,13 @@ class Agent:
             case WorkerCommitted():
                 self._ledger.committed(fact, worker.rank)
                 self._watcher.step_took(fact.seconds)
-                if worker.announced != fact.generation:
+                if worker.announced != fact.generation and not worker.told:
                     worker.announced = fact.generation
                     self._uplink.send(fact)
                 else:
                     self._commits[worker.id] = fact
+            case _ if worker.told:
+                pass  # another thread of it was quicker than its end, and slower than the news
             case WorkerFailed(error=error):
                 self._output.keep(worker.id, error.traceback)
                 self._uplink.send(fact)
@@ -298,6 +310,8 @@ class Agent:
                 sight._replace(stopped=now - sight.since > self._watcher.bound and alive[sight.worker].stopped)
                 for sight in sights
             ]
+            for worker in alive.values():
+                worker.listen(self._worker_dying)
             for fact in self._watcher.news(sights, now):
                 self._uplink.send(fact)
 

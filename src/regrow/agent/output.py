@@ -42,6 +42,7 @@ class _Voice:
         self.hushed = False
         self.streams: list[_Stream] = []
         self._file: int | None = None
+        self.in_line = False
 
     @property
     def prefix(self) -> bytes | None:
@@ -53,6 +54,7 @@ class _Voice:
         if self._file is None:
             name = f"standby-{self.worker}.log" if self.rank is None else f"rank{self.rank}.log"
             self._file = os.open(self._folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.in_line = not text.endswith(b"\n")
         while text:
             text = text[os.write(self._file, text) :]
 
@@ -61,6 +63,7 @@ class _Voice:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+            self.in_line = False
 
 
 class OutputPump:
@@ -99,7 +102,7 @@ class OutputPump:
     def head(self, worker: WorkerId, text: str) -> None:
         """Write a line of ours into the worker's file, where something begins."""
         line = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {text} ===\n".encode()
-        self._do(lambda: self._keep(worker, line))
+        self._do(lambda: self._head(worker, line))
 
     def keep(self, worker: WorkerId, text: str) -> None:
         """Write into the worker's file without showing it."""
@@ -153,6 +156,10 @@ class OutputPump:
             voice.streams.append(stream)
             self._selector.register(source, selectors.EVENT_READ, stream)
 
+    def _head(self, worker: WorkerId, line: bytes) -> None:
+        if (voice := self._voices.get(worker)) is not None:
+            self._write_line(voice, line)
+
     def _keep(self, worker: WorkerId, text: bytes) -> None:
         if (voice := self._voices.get(worker)) is not None:
             self._write_file(voice, text)
@@ -166,10 +173,10 @@ class OutputPump:
         if voice is None or voice.rank == rank:
             return
         line = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} worker {worker} takes rank {rank} ===\n".encode()
-        self._write_file(voice, line)
+        self._write_line(voice, line)
         voice.close()
         voice.rank = rank
-        self._write_file(voice, line)
+        self._write_line(voice, line)
 
     def _hush(self, worker: WorkerId) -> None:
         if (voice := self._voices.get(worker)) is not None:
@@ -217,6 +224,9 @@ class OutputPump:
         os.close(stream.source)
         if stream.partial:
             self._show(stream, b"\n")
+
+    def _write_line(self, voice: _Voice, line: bytes) -> None:
+        self._write_file(voice, b"\n" + line if voice.in_line else line)
 
     def _write_file(self, voice: _Voice, text: bytes) -> None:
         try:

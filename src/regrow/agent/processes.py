@@ -7,9 +7,21 @@ from typing import NamedTuple
 from regrow.core.errors import RegrowError
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
+_PF_EXITING = 0x4
+_STAT_FLAGS = 9 - 3
+_STAT_EXIT_CODE = 52 - 3
+"""Fields of `/proc/<pid>/stat` as numbered in proc(5), counted from the third."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call_process(name: str) -> None:
+    """The name of the calling process in `ps -o comm` and `top`, cut to 15 bytes."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0)
 
 
 class ProcessStat(NamedTuple):
@@ -50,6 +62,19 @@ def stat_of(pid: int) -> ProcessStat | None:
         return None
     fields = text[text.rindex(b")") + 2 :].split()
     return ProcessStat(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
+
+
+def exit_code_of(pid: int) -> int | None:
+    """The exit code, as of `waitpid`, of a process whose main thread is on its way out; None of any other."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()
+    if not int(fields[_STAT_FLAGS]) & _PF_EXITING:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[_STAT_EXIT_CODE]))
 
 
 def all_processes() -> list[ProcessStat]:

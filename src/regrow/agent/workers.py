@@ -1,6 +1,7 @@
 """One worker as its agent sees it, from the order to spawn it until it is reaped."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -10,7 +11,8 @@ from collections.abc import Callable
 
 from regrow.agent.channel import WorkerChannel
 from regrow.agent.fencing import kill_worker, signal_group
-from regrow.agent.processes import stat_of
+from regrow.agent.processes import exit_code_of, stat_of
+from regrow.agent.pulse import Pulse
 from regrow.core.board import Board
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
@@ -48,6 +50,8 @@ class Worker:
         self.pid: int | None = None
         self.doomed = False
         """It has been fenced: whatever its process does from now on is nobody's business."""
+        self.told = False
+        """The coordinator knows that it has ended; the kernel may still be taking it apart."""
         self.staged: WorkerStaged | None = None
         self.committed: StepNo | None = None
         self.announced: Generation | None = None
@@ -57,6 +61,7 @@ class Worker:
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel = WorkerChannel(ours, on_fact=self._hear, on_garbage=self._distrust)
         self.board, self._board_descriptor = Board.create()
+        self._pulse = Pulse(self._board_descriptor)
 
     def descriptors(self) -> tuple[list[int], tuple[int, int]]:
         """To be called once: what the worker gets (channel, board, output, errors), and our ends of its output."""
@@ -131,6 +136,28 @@ class Worker:
         self.strike(signal.SIGUSR2)
         await asyncio.sleep(_DUMP_S)
 
+    def listen(self, on_dying: Callable[["Worker"], None]) -> None:
+        """Have `on_dying` called as soon as its end begins, if that can be had. To be repeated now and then."""
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                loop.call_soon_threadsafe(on_dying, self)
+
+        self._pulse.listen(tell)
+
+    def dying(self) -> tuple[int, Instant] | None:
+        """If its end has begun: what `reap` will say. All that its main thread said is heard before."""
+        if self.pid is None or self._pidfd is None:
+            return None
+        seen = time.monotonic()
+        code = exit_code_of(self.pid)
+        if code is None:
+            return None
+        signal_group(self.pid, signal.SIGKILL)
+        self._channel.drain()
+        return code, seen
+
     def reap(self) -> tuple[int, Instant]:
         """After its end: its exit code as of `waitpid`, and when this was called. All it said is heard before."""
         if self.pid is None or self._pidfd is None:
@@ -146,7 +173,8 @@ class Worker:
         return os.waitstatus_to_exitcode(status), seen
 
     def close(self) -> None:
-        """Let go of channel and board."""
+        """Let go of channel and board. For a worker that has ended, or never began."""
+        self._pulse.close()
         self._channel.close()
         self._theirs.close()
         self.board.close()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from regrow.agent.fencing import end_sessions
-from regrow.agent.processes import die_with_parent, threads
+from regrow.agent.processes import call_process, die_with_parent, threads
 from regrow.agent.report import report
 from regrow.agent.requests import (
     DESCRIPTORS,
@@ -89,6 +89,7 @@ class _Control:
 def main() -> None:
     """Import, then fork on request. Returns in the zygote at its end; a worker leaves with its script."""
     die_with_parent(signal.SIGTERM)  # while it imports; from then on the zygote outlives its agent to clean up
+    call_process("regrow-zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = _Control(int(sys.argv[1]))
     setup, _ = control.receive()
@@ -131,7 +132,7 @@ def _import_all(setup: ZygoteSetup, control: _Control) -> None:
 
 
 def _import_session() -> str:
-    """Why it could not be imported, if so. A script that does not use it runs all the same; one that does will say so."""
+    """Why it could not be imported, if so. A script that does not use it runs all the same; one that does says so."""
     try:
         importlib.import_module(_SESSION)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What must be the same on all ranks about DistributedDataParallel: which gradients are reduced together.
+"""What must be the same on all ranks about DistributedDataParallel: its buffers, and which gradients are reduced together.
 
 DDP lays its buckets out anew after a process's first iteration, and the layout decides the order of summation. A newcomer
 that still has the first layout would hang or corrupt the others, so every worker settles it before its first real step.
@@ -49,3 +49,21 @@ def buckets(modules: Iterable[DistributedDataParallel]) -> str:
         data = module._get_ddp_logging_data()
         layouts.append(f"{data.get('rebuilt_bucket_sizes', '')}|{data.get('rebuilt_per_bucket_param_indices', '')}")
     return ";".join(layouts)
+
+
+def take_over_buffers(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
+    """Let buffers be synchronized at the end of a step instead of in the forward; returns the modules that have any.
+
+    DDP gives all ranks the buffers of rank 0 before each forward. Between two steps each rank then has running statistics
+    of its own, and those of rank 0, which count, would be lost with it.
+    """
+    taken = [module for module in modules if module.broadcast_buffers and len(module.modules_buffers) > 0]
+    for module in taken:
+        module.broadcast_buffers = False
+    return taken
+
+
+def share_buffers(modules: Iterable[DistributedDataParallel]) -> None:
+    """Give all ranks the buffers of rank 0. A collective: raises what those raise."""
+    for module in modules:
+        module._sync_buffers()

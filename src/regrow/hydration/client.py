@@ -250,7 +250,7 @@ class Hydration:
 
     def _fetch(self, peer: _Peer, incoming: Incoming) -> None:
         spans = peer.missing
-        chunks = chunked(spans)
+        chunks = chunked(spans, CHUNK_BYTES)
         bad: list[Chunk] = []
         done = 0
         peer.spoiled = False

@@ -26,7 +26,7 @@ from regrow.observe.story import seconds
 
 WORLD = 4
 KILLS = 3
-STEPS = 160
+STEPS = 120
 TOKENS_PER_STEP = WORLD * 4 * 64
 """Ranks, windows of text a rank and step, and bytes in a window, as the example has them."""
 RUN_DEADLINE: Seconds = 600.0

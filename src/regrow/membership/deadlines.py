@@ -34,6 +34,10 @@ def late(state: State, roster: Roster, facts: JobFacts, now: Instant) -> list[Wo
                 for standby in roster.standbys()
                 if standby.stage in (Stage.ORDERED, Stage.STARTING) and now >= standby.since + facts.build_deadline
             ]
+        case Releasing():
+            gone = roster.newest(Stage.GONE)
+            over = gone is not None and now >= gone.since + facts.build_deadline
+            return list(roster.seated(Stage.RELEASED)) if over else []
         case Mending(halt_deadline=at):
             silent = list(roster.seated(Stage.HALTING)) if now >= at else []
             slow_builders = [w for w in roster.seated(*BUILDING) if now >= w.since + facts.build_deadline]

@@ -37,6 +37,11 @@ def died_after_loop(rank: Rank | None, code: int) -> str:
     return f"rank {rank} {exit_text(code)} in the code after its last step; every step had been committed"
 
 
+def stays_after_loop(rank: Rank | None, waited: Seconds) -> str:
+    """A worker does not end although others have."""
+    return f"rank {rank} has not ended within {waited:g} s after the last other rank; every step had been committed"
+
+
 def layout_differs(worker: WorkerId, rank: Rank | None) -> str:
     """Two workers built different models."""
     place = f"rank {rank}" if rank is not None else "a standby"
@@ -65,7 +70,8 @@ def state_lost(step: StepNo, cause: str) -> str:
 def budget_spent(most: int, window: Seconds, cause: str) -> str:
     """Too many faults."""
     return (
-        f"more than {most} faults within {window:g} s; the last: {cause} (raise --max-faults, or look for a bad machine)"
+        f"more than {most} faults within {window:g} s; the last: {cause} "
+        "(raise --max-faults, or look for a bad machine)"
     )
 
 

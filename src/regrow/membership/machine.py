@@ -187,6 +187,8 @@ class Membership:
             case Restarting(deadline=at) if now >= at:
                 stuck = [worker.worker for worker in self.roster.workers.values() if worker.stage is not Stage.GONE]
                 self._end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
+            case Releasing() if late:
+                self._end(RUN_AGAIN, say.stays_after_loop(late[0].rank, self.facts.build_deadline), now)
             case Releasing(again_at=at) if now >= at:
                 self._ladder.state = Releasing(now + self.facts.halt_deadline)
                 self._orders.release(Stage.RELEASED, now)
@@ -352,8 +354,8 @@ class Membership:
         match self.state:
             case Building(verdict_at=None) if roster.all_at(Stage.READY):
                 self._ladder.form(self.generation, now)
-            case Building(verdict_at=None) if roster.all_at(Stage.GONE) and not any(w.exit_code for w in roster.seated()):
-                self._end(OK, "", now)
+            case Building(verdict_at=None) if roster.all_at(Stage.GONE):
+                self._end(OK, "", now)  # Any code but 0 has been judged by `_exited_building`.
             case Building(verdict_at=None) if roster.count(Stage.GONE) and roster.count(Stage.READY):
                 self._await_verdict(now)
             case Mending():

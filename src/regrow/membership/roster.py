@@ -188,6 +188,10 @@ class Roster:
         """Who has been at this stage for longest."""
         return next(iter((self._seated if seated else self._others)[stage].values()), None)
 
+    def newest(self, stage: Stage) -> WorkerRecord | None:
+        """Who of those that hold a rank came to this stage last."""
+        return next(reversed(self._seated[stage].values()), None)
+
     def present(self) -> bool:
         """Whether any worker's process may still exist."""
         return any(

@@ -11,6 +11,7 @@ from regrow.core.messages import (
     FormGeneration,
     HaltGeneration,
     JobFacts,
+    Role,
     SpawnWorker,
     WorkerExited,
 )
@@ -65,13 +66,17 @@ class Laws:
     def decided(self, commands: Sequence[Command], machine: Membership, now: Instant) -> None:
         """The machine has answered a fact. Raises `LawBroken`."""
         require(self.end is None or not commands, "nothing is ordered after the end")
+        together: set[WorkerId] = set()
         forms = [command for command in commands if isinstance(command, FormGeneration)]
         for command in commands:
             require(self.end is None, "the end of the job is its last command")
             match command:
                 case SpawnWorker():
                     require(command.worker not in self._spawned, f"{command.worker} is spawned once")
+                    alone = command.role is not Role.RANK or self._spawned <= self._known_gone | together
+                    require(alone, "all are started again only when nobody is left of those before")
                     self._spawned.add(command.worker)
+                    together.add(command.worker)
                 case FenceWorker():
                     self._fenced.add(command.worker)
                 case HaltGeneration():

@@ -83,4 +83,4 @@ class Network:
         self._free_at[channel] = arrives
         self._timeline.at(arrives, deliver)
         if rng.random() < weather.repeated:
-            self._timeline.at(arrives + rng.choice((0.0, 0.5, 5.0, 50.0)) * rng.random(), deliver)
+            self._timeline.at(arrives + rng.choice((0.0, 0.05, 0.5, 5.0, 50.0)) * rng.random(), deliver)

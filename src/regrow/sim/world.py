@@ -39,7 +39,7 @@ class Strike(msgspec.Struct, frozen=True):
     """Something goes wrong: the `nth` time that the target does `doing`, or at an instant after the start."""
 
     how: str
-    """`kill`, `hang`, `raise` or `exit`."""
+    """`kill`, `hang`, `exit`, `raise`, or `body`: an exception in a step, or nothing."""
     rank: Rank | None = None
     """None: a standby."""
     doing: Doing | None = None
@@ -277,7 +277,7 @@ class World:
     def _striking(self, strike: Strike, number: int, worker: SimWorker | None = None) -> Callable[[], None]:
         def strike_now() -> None:
             target = worker or self._target(strike.rank)
-            if target is None or not target.alive:
+            if target is None or not target.alive or (strike.how == "hang" and self._nobody_else(target)):
                 return
             self.bad_moments.add(f"{strike.how} {target.doing}")
             match strike.how:
@@ -287,11 +287,19 @@ class World:
                     target.end(3)
                 case "hang":
                     target.hang()
+                case "body" if target.doing not in (Doing.COMPUTING, Doing.REDUCING):
+                    pass
                 case _:
                     message = f"strike {number}"
                     target.raise_in_body(ErrorReport("RuntimeError", message, f"RuntimeError: {message}"))
 
         return strike_now
+
+    def _nobody_else(self, target: SimWorker) -> bool:
+        """Whether a hang would go unseen for ever: how long a whole job builds, or tidies up, nobody can know."""
+        if target.doing not in (Doing.BUILDING, Doing.READY, Doing.FINISHED, Doing.AFTER) or not target.seated:
+            return False
+        return not any(w.alive and w.seated and not w.hung and w is not target for w in self.workers.values())
 
     def _target(self, rank: Rank | None) -> SimWorker | None:
         living = [worker for worker in self.workers.values() if worker.alive]

@@ -168,13 +168,18 @@ class Member:
         self._link.board.enter(Phase.COMPUTING)
         return True
 
-    def before_update(self) -> None:
-        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is."""
+    def before_update(self, last_collective: Callable[[], None]) -> None:
+        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
+
+        Args:
+            last_collective: what all ranks still have to exchange before they update.
+        """
         if self._rehearsing:
             self._updated = True
             return
-        if not self._begun or self._recovery is None:
+        if not self._begun or self._recovery is None or self.control.updating:
             return
+        last_collective()
         self._faults.strike(FaultStage.UPDATE, self.control.step)
         self._recovery.withdraw(time.monotonic() + WITHDRAW_S)
         if not self.control.update():
@@ -246,8 +251,8 @@ class Member:
         self._link.send(WorkerFinished(self._link.env.worker, self.control.generation, self.control.step))
         if not self.control.await_release():
             return False
-        if self._durable is not None:
-            self._durable.close()
+        if self._durable is not None and self._state is not None and self.rank == 0:
+            self._durable.finish(self._state, self.control.step)
         return True
 
     # --- the log -----------------------------------------------------------------------------------------------
@@ -316,7 +321,7 @@ class Alone:
         """A body starts."""
         return True
 
-    def before_update(self) -> None:
+    def before_update(self, last_collective: Callable[[], None]) -> None:
         """Nobody reads the state."""
 
     def commit(self) -> bool:

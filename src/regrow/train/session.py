@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from regrow.agent.link import WorkerLink
-from regrow.comm.ddp import buckets, replicas, reset_unfinished, settle_buckets
+from regrow.comm.ddp import buckets, replicas, reset_unfinished, settle_buckets, share_buffers, take_over_buffers
 from regrow.core.config import WorkerEnv
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation, StepNo
@@ -36,6 +36,7 @@ class Session:
         self._member = member
         self._state: ProtectedState | None = None
         self._replicas: list[DistributedDataParallel] = []
+        self._buffered: list[DistributedDataParallel] = []
         self._loader: StepLoader | None = None
         self._unsettled: list[DistributedDataParallel] = []
         self._started = False
@@ -85,6 +86,8 @@ class Session:
             raise UsageError("protect() was called a second time, or after steps()", hint="name everything in one call")
         self._state = ProtectedState(objects, named)
         self._replicas = replicas([*objects, *named.values()])
+        if self._member.rehearses:
+            self._buffered = take_over_buffers(self._replicas)
         for optimizer in self._state.optimizers():
             optimizer.register_step_pre_hook(lambda *_: self._before_update())
 
@@ -188,7 +191,7 @@ class Session:
     # --- the end of a body -------------------------------------------------------------------------------------
 
     def _before_update(self) -> None:
-        self._member.before_update()
+        self._member.before_update(lambda: share_buffers(self._buffered))
 
     def _leave(self, step: Step, error: BaseException | None) -> bool:
         """The body has ended; whether its exception is absorbed."""

@@ -1,0 +1,122 @@
+"""How fast the coordinator decides: facts a second, and one incident of a job of 10,000 ranks, without I/O.
+
+python benchmarks/membership.py [--json FILE] [--quick]
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
+from regrow.core.messages import (
+    Fact,
+    JobFacts,
+    NodeJoined,
+    NodeProgress,
+    Warmth,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerHalted,
+    WorkerReady,
+    WorkerResumed,
+    WorkerStarted,
+)
+from regrow.membership.machine import Membership
+
+
+class Drive:
+    """Feeds a machine as the server does, its next deadline asked after every fact, and counts."""
+
+    def __init__(self, nodes: int, nproc: int) -> None:
+        facts = JobFacts(JobId("bench"), nproc, nodes, 1, Warmth.BUILT, 100, 3600.0, None, False)
+        self.machine = Membership(facts)
+        self.now: Instant = 0.0
+        self.facts = 0
+
+    def tell(self, facts: Iterable[Fact]) -> None:
+        """Each fact a millisecond after the one before."""
+        for fact in facts:
+            self.now += 0.001
+            self.facts += 1
+            self.machine.handle(fact, self.now)
+            self.machine.next_deadline()
+
+    def ready(self, workers: Iterable[WorkerId], state: StepNo) -> None:
+        """Workers are built."""
+        for worker in workers:
+            self.tell([WorkerStarted(worker, 1), WorkerReady(worker, state, f"tcp:{worker}", "layout", 1.0)])
+
+    def resume(self, step: StepNo) -> None:
+        """Every rank resumes, and commits its next step."""
+        places, generation = list(self.machine.roster.places.values()), self.machine.generation
+        self.tell(WorkerResumed(worker, generation) for worker in places)
+        self.tell(WorkerCommitted(worker, generation, step, self.now, 0.1) for worker in places)
+
+    def start(self) -> None:
+        """From nothing to the first committed step and built standbys."""
+        nodes, nproc = self.machine.facts.nodes, self.machine.facts.nproc
+        self.tell(NodeJoined(NodeId(f"n{n}"), f"host{n}", nproc, f"tcp:{n}") for n in range(nodes))
+        self.ready(list(self.machine.roster.places.values()), StepNo(0))
+        self.resume(StepNo(0))
+        self.ready([standby.worker for standby in self.machine.roster.standbys()], NO_STATE)
+
+    def lose(self, ranks: Iterable[int], step: StepNo) -> None:
+        """Ranks are killed and the world is mended: from the first exit to the next step on every rank."""
+        lost = [self.machine.roster.places[Rank(rank)] for rank in ranks]
+        survivors = [worker for worker in self.machine.roster.places.values() if worker not in set(lost)]
+        generation: Generation = self.machine.generation
+        self.tell(WorkerExited(worker, -9, self.now) for worker in lost)
+        self.tell(WorkerHalted(worker, generation, step) for worker in survivors)
+        joiners = [
+            worker for worker in self.machine.roster.places.values() if self.machine.roster.workers[worker].pid == 0
+        ]
+        self.ready(joiners, NO_STATE)
+        self.resume(step)
+
+
+def measure(nodes: int, nproc: int) -> dict[str, float]:
+    """Seconds for one incident of one rank, one of two whole nodes, and facts a second in between."""
+    drive = Drive(nodes, nproc)
+    begun = time.perf_counter()
+    drive.start()
+    started = time.perf_counter()
+    drive.lose([nodes * nproc // 2], StepNo(1))
+    mended = time.perf_counter()
+    drive.lose(range(nproc, 3 * nproc), StepNo(2))
+    mended_nodes = time.perf_counter()
+    places, generation = list(drive.machine.roster.places.values()), drive.machine.generation
+    before = drive.facts
+    for step in range(3, 13):
+        commits = [WorkerCommitted(worker, generation, StepNo(step), drive.now, 0.1) for worker in places[:nproc]]
+        drive.tell(NodeProgress(NodeId("n0"), commits) for _ in range(500))
+    steady = time.perf_counter()
+    if drive.machine.incident is not None or drive.machine.generation != 3:
+        raise SystemExit(f"the job was not mended: {drive.machine.state}, generation {drive.machine.generation}")
+    return {
+        "start_s": started - begun,
+        "incident_s": mended - started,
+        "incident_two_nodes_s": mended_nodes - mended,
+        "facts_per_s": drive.facts / (steady - begun),
+        "progress_per_s": (drive.facts - before) / (steady - mended_nodes),
+    }
+
+
+def main() -> None:
+    """Print a table; with `--json` write the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="1,000 ranks instead of 10,000")
+    options = parser.parse_args()
+    nodes = 125 if options.quick else 1250
+    figures = measure(nodes, 8)
+    print(f"{nodes * 8} ranks on {nodes} nodes, one standby each")
+    for name, value in figures.items():
+        print(f"{name:24} {value:12.3f}")
+    if options.json:
+        options.json.write_text(json.dumps({"figures": figures}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Training goes straight through kills, and ends bitwise equal to the run that nobody disturbed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.process.launching import Site, site
+from tests.process.training import Fault, Outcome, assert_equal, train
+
+WORLD, STEPS = 3, 42
+STAGES = ("data", "forward", "backward", "reduce", "update", "commit")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("kills")) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here: Site) -> Outcome:
+    outcome = train(here, "undisturbed", world=WORLD, steps=STEPS)
+    assert outcome.code == 0, outcome.output
+    assert len(outcome.losses) == WORLD * STEPS
+    assert len({str(final["digest"]) for final in outcome.finals.values()}) == 1
+    return outcome
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_every_stage_and_every_rank_killed_one_after_another(
+    here: Site, undisturbed: Outcome, standbys: int
+) -> None:
+    kills = [(stage, rank) for stage in STAGES for rank in range(WORLD)]
+    faults = [Fault(rank, 2 + 2 * at, stage) for at, (stage, rank) in enumerate(kills)]
+    outcome = train(
+        here, f"each-{standbys}", "--standby", str(standbys), world=WORLD, steps=STEPS, faults=faults
+    )
+    assert_equal(outcome, undisturbed, faults=len(faults))
+
+
+@pytest.mark.timeout(120)
+def test_two_ranks_killed_at_once_at_every_stage(here: Site, undisturbed: Outcome) -> None:
+    faults = []
+    for at, stage in enumerate(STAGES):
+        first = at % WORLD
+        faults += [Fault(first, 3 + 5 * at, stage), Fault((first + 1) % WORLD, 3 + 5 * at, stage)]
+    assert_equal(train(here, "pairs", world=WORLD, steps=STEPS, faults=faults), undisturbed, faults=len(faults))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("second", ["form", "hydrate"])
+def test_killed_again_during_a_recovery(here: Site, undisturbed: Outcome, second: str) -> None:
+    faults = []
+    for at in range(4):
+        victim, next_victim = at % WORLD, (at + at // 2) % WORLD
+        step = 4 + 8 * at
+        faults += [Fault(victim, step, "reduce"), Fault(next_victim, step, second)]
+    outcome = train(here, f"again-{second}", world=WORLD, steps=STEPS, faults=faults)
+    assert_equal(outcome, undisturbed, faults=len(faults))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["exception", "oom-like", "exit"])
+def test_other_ways_to_fail(here: Site, undisturbed: Outcome, how: str) -> None:
+    faults = [Fault(at % WORLD, 2 + 4 * at, stage, how) for at, stage in enumerate(STAGES)]
+    assert_equal(train(here, how, world=WORLD, steps=STEPS, faults=faults), undisturbed, faults=len(faults))
+
+
+@pytest.mark.timeout(120)
+def test_a_stopped_worker_is_found_fenced_and_replaced(here: Site, undisturbed: Outcome) -> None:
+    faults = [Fault(1, 5, "forward", "sigstop"), Fault(0, 20, "reduce", "sigstop")]
+    outcome = train(here, "stopped", "--hang-timeout", "2s", world=WORLD, steps=STEPS, faults=faults)
+    assert_equal(outcome, undisturbed, faults=len(faults))
+    assert [incident.kind for incident in outcome.ledger.incidents] == ["hang", "hang"]
+
+
+@pytest.mark.timeout(120)
+def test_a_standby_with_imports_alone_takes_over(here: Site, undisturbed: Outcome) -> None:
+    faults = [Fault(2, 10, "backward"), Fault(0, 30, "update")]
+    outcome = train(here, "imports", "--standby", "1", "--warmth", "imports", world=WORLD, steps=STEPS, faults=faults)
+    assert_equal(outcome, undisturbed, faults=len(faults))
+    assert "standby" in {incident.rung for incident in outcome.ledger.incidents}

@@ -1,0 +1,80 @@
+"""Running a training to its end, with and without faults, and comparing what came out bit by bit."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.process.launching import Site
+
+from regrow.observe.ledger import Ledger, read_records
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line of a fault plan."""
+
+    rank: int
+    step: int
+    at: str = "forward"
+    how: str = "sigkill"
+
+    def toml(self) -> str:
+        return f'[[fault]]\nrank = {self.rank}\nstep = {self.step}\nat = "{self.at}"\nhow = "{self.how}"\n'
+
+
+@dataclass
+class Outcome:
+    """What one run left: exit code, every committed loss, the final state of every rank."""
+
+    code: int
+    output: str
+    ledger: Ledger
+    finals: dict[int, dict[str, object]] = field(default_factory=dict)
+
+    @property
+    def losses(self) -> dict[tuple[int, int], float]:
+        """(step, rank) to the committed loss."""
+        return {
+            (step, rank): commit.metrics["loss"]
+            for step, ranks in self.ledger.commits.items()
+            for rank, commit in ranks.items()
+            if "loss" in commit.metrics
+        }
+
+
+def train(
+    site: Site, name: str, *flags: str, world: int = 3, steps: int = 20, faults: list[Fault] | None = None, extra: tuple[str, ...] = ()
+) -> Outcome:
+    """Run `train_small.py` under `regrow run` to its end."""
+    words = ["run", "--job", name, "--nproc-per-node", str(world), *flags]
+    if faults:
+        plan = site.folder / f"{name}.toml"
+        plan.write_text("\n".join(fault.toml() for fault in faults))
+        words += ["--fault-plan", str(plan)]
+    out = site.folder / f"{name}.out"
+    done = site.regrow(*words, str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--out", str(out), *extra)
+    finals = {}
+    for rank in range(world):
+        path = out.with_suffix(f".{rank}.json")
+        if path.exists():
+            finals[rank] = json.loads(path.read_text())
+    ledger = Ledger(read_records(site.home / "jobs" / name))
+    return Outcome(done.returncode, done.stdout + done.stderr, ledger, finals)
+
+
+def assert_equal(disturbed: Outcome, undisturbed: Outcome, *, faults: int) -> None:
+    """Bitwise the same, nothing done twice, and the faults really happened."""
+    assert disturbed.code == 0, disturbed.output
+    assert len(disturbed.ledger.injected) == faults, disturbed.output
+    assert disturbed.finals == undisturbed.finals
+    assert disturbed.losses == undisturbed.losses
+    twice = {
+        place: commits
+        for place, commits in disturbed.ledger.history.items()
+        if len({commit.worker for commit in commits}) != len(commits) or len([c for c in commits if not c.adopted]) > 1
+    }
+    assert twice == {}
+    assert disturbed.ledger.open_incidents == {}
+    assert all(incident.steps_lost == 0 for incident in disturbed.ledger.incidents)

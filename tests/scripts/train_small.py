@@ -1,0 +1,57 @@
+"""A small training with everything that must survive: dropout, running statistics, AdamW's lazy state, a scheduler."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import regrow
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--out", type=Path)
+parser.add_argument("--width", type=int, default=64)
+parser.add_argument("--log-after", action="store_true", help="log after the step's body instead of in it")
+parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
+parser.add_argument("--say-steps", action="store_true")
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+session = regrow.init(seed=3)
+net = nn.Sequential(
+    nn.Linear(16, args.width), nn.BatchNorm1d(args.width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(args.width, 1)
+)
+# Small buckets: several reductions a step, so that a fault can strike between them.
+model = DistributedDataParallel(net, bucket_cap_mb=0.002, broadcast_buffers=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+session.protect(model, optimizer, scheduler)
+
+numbers = torch.Generator().manual_seed(5)
+inputs = torch.randn(240, 16, generator=numbers)
+targets = inputs.sum(1, keepdim=True).sin()
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=6, shuffle=True)
+
+for step in session.steps(loader, until=args.steps):
+    with step as (x, y):
+        time.sleep(0 if step.rehearsal else args.pause)
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        if not args.log_after:
+            step.log(loss=loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    if args.log_after:
+        step.log(loss=loss)
+    if args.say_steps and session.is_main and not step.rehearsal:
+        print(f"step {step.number}", flush=True)
+
+if args.out is not None:
+    digest = {"digest": session.digest(), "lr": scheduler.get_last_lr()[0], "rank": session.rank}
+    args.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(digest))
