@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +19,7 @@ import psutil
 
 from regrow.core.events import StepCommitted
 from regrow.core.ids import Generation, Rank, Seconds, StepNo
-from regrow.observe.ledger import Ledger, last_committed, time_lost
+from regrow.observe.ledger import Ledger, time_lost
 from regrow.observe.scene import Scene
 from regrow.observe.tail import RecordTail
 
@@ -201,15 +202,12 @@ def lost_seconds(ledger: Ledger, kill: Kill) -> Seconds | None:
 
 
 def redone_steps(ledger: Ledger, kill: Kill) -> int:
-    """Committed steps that ran again because of this kill."""
-    last = last_committed(ledger, kill.ended)
-    after = [
-        commit.step
-        for history in ledger.history.values()
-        for commit in history
-        if commit.generation == kill.ended + 1 and not commit.adopted
-    ]
-    return max(0, last + 1 - min(after)) if after else 0
+    """Steps that a rank had committed before this kill and committed again after it."""
+    again = set()
+    for (step, _), history in ledger.history.items():
+        computed = [commit.generation for commit in history if not commit.adopted]
+        again |= {step for before, after in pairwise(computed) if before <= kill.ended < after}
+    return len(again)
 
 
 def strike(job: Job, draw: random.Random, *, kills: int, warm: Callable[[], bool]) -> list[Kill]:

@@ -21,10 +21,8 @@ def here(tmp_path: Path) -> Iterator[Site]:
 def test_a_resumed_job_ends_like_one_that_was_never_stopped(here: Site) -> None:
     whole = train(here, "whole", world=2, steps=STEPS)
     durable = ("--checkpoint-dir", str(here.folder / "durable"), "--checkpoint-every", "1ms")
-    with here.start(
-        "run", "--job", "first", "--nproc-per-node", "2", *durable, str(SCRIPTS / "train_small.py"), "--steps", str(STEPS),
-        "--pause", "0.1", "--say-steps",
-    ) as first:  # fmt: skip
+    script = (str(SCRIPTS / "train_small.py"), "--steps", str(STEPS), "--pause", "0.1", "--say-steps")
+    with here.start("run", "--job", "first", "--nproc-per-node", "2", *durable, *script) as first:
         first.wait_for("step 12")
         first.signal(signal.SIGTERM)
         assert first.wait() == 75

@@ -1,7 +1,6 @@
 """Training goes straight through kills, and ends bitwise equal to the run that nobody disturbed."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.process.launching import Site, site
@@ -29,14 +28,10 @@ def undisturbed(here: Site) -> Outcome:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("standbys", [0, 1])
-def test_every_stage_and_every_rank_killed_one_after_another(
-    here: Site, undisturbed: Outcome, standbys: int
-) -> None:
+def test_every_stage_and_every_rank_killed_one_after_another(here: Site, undisturbed: Outcome, standbys: int) -> None:
     kills = [(stage, rank) for stage in STAGES for rank in range(WORLD)]
     faults = [Fault(rank, 2 + 2 * at, stage) for at, (stage, rank) in enumerate(kills)]
-    outcome = train(
-        here, f"each-{standbys}", "--standby", str(standbys), world=WORLD, steps=STEPS, faults=faults
-    )
+    outcome = train(here, f"each-{standbys}", "--standby", str(standbys), world=WORLD, steps=STEPS, faults=faults)
     assert_equal(outcome, undisturbed, faults=len(faults))
 
 

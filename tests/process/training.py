@@ -45,7 +45,13 @@ class Outcome:
 
 
 def train(
-    site: Site, name: str, *flags: str, world: int = 3, steps: int = 20, faults: list[Fault] | None = None, extra: tuple[str, ...] = ()
+    site: Site,
+    name: str,
+    *flags: str,
+    world: int = 3,
+    steps: int = 20,
+    faults: list[Fault] | None = None,
+    extra: tuple[str, ...] = (),
 ) -> Outcome:
     """Run `train_small.py` under `regrow run` to its end."""
     words = ["run", "--job", name, "--nproc-per-node", str(world), *flags]

@@ -12,7 +12,7 @@ from regrow.core.events import FaultInjected
 from regrow.core.ids import JobId, Rank, StepNo
 from regrow.core.messages import FaultHow, FaultSpec, JobFacts, Warmth
 from regrow.sim.network import Weather
-from regrow.sim.workers import Doing, Script
+from regrow.sim.script import Doing, Script
 from regrow.sim.world import Strike, World
 
 UNTIL = StepNo(6)
@@ -136,7 +136,7 @@ def run_world(facts: JobFacts, script: Script, weather: Weather, plan: list[Stri
 survivable = (
     jobs(durable=True, max_restarts=None),
     fair,
-    strikes(["kill", "body", "body", "hang"], [*MOMENTS, *IN_STEP, None]),
+    strikes(["kill", "body", "body", "hang", "stall"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 
@@ -150,7 +150,7 @@ anything = (
         leaves=st.sampled_from([None, None, None, (Rank(0), StepNo(3))]),
     ),
     foul,
-    strikes(["kill", "hang", "raise", "body", "exit"], [*MOMENTS, *IN_STEP, None]),
+    strikes(["kill", "hang", "stall", "raise", "body", "exit"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 plain = (

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -27,7 +28,7 @@ net = nn.Sequential(
     nn.Linear(16, args.width), nn.BatchNorm1d(args.width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(args.width, 1)
 )
 # Small buckets: several reductions a step, so that a fault can strike between them.
-model = DistributedDataParallel(net, bucket_cap_mb=0.002, broadcast_buffers=True)
+model = DistributedDataParallel(net, bucket_cap_mb=0.002)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 session.protect(model, optimizer, scheduler)
@@ -41,7 +42,7 @@ for step in session.steps(loader, until=args.steps):
     with step as (x, y):
         time.sleep(0 if step.rehearsal else args.pause)
         loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if not args.log_after:
             step.log(loss=loss)
         optimizer.step()
@@ -50,7 +51,7 @@ for step in session.steps(loader, until=args.steps):
     if args.log_after:
         step.log(loss=loss)
     if args.say_steps and session.is_main and not step.rehearsal:
-        print(f"step {step.number}", flush=True)
+        sys.stdout.write(f"step {step.number}\n")
 
 if args.out is not None:
     digest = {"digest": session.digest(), "lr": scheduler.get_last_lr()[0], "rank": session.rank}

@@ -28,6 +28,11 @@ def test_redone_steps_are_lost_time_as_well() -> None:
     assert (redone_steps(_side(redone=0), KILL), redone_steps(_side(redone=4), KILL)) == (0, 4)
 
 
+def test_a_step_that_some_ranks_finished_before_and_others_after_the_kill_is_not_redone() -> None:
+    commits = [commit(0, 0, 1.0, generation=0), commit(0, 1, 1.4, generation=1), commit(1, 0, 2.0, generation=1)]
+    assert redone_steps(Ledger(commits), KILL) == 0
+
+
 def test_time_lost_to_a_kill_under_regrow_agrees_with_what_the_job_did() -> None:
     records = FakeJob(step=0.5).run(10, kills={4: 2})
     generation_two = next(r.at for r in records if isinstance(r, StepCommitted) and r.generation == 2)

@@ -173,6 +173,13 @@ def test_a_step_that_survivors_finish_after_the_kill_is_not_the_step_that_is_wai
     assert lost == pytest.approx(3.1 - 2.2 - 0.5)
 
 
+def test_a_dead_ranks_step_that_is_adopted_late_does_not_move_the_step_waited_for() -> None:
+    records = [_started(2), *_steps(range(4), 0.0, generation=1), *_steps(range(4, 6), 2.4, generation=2)]
+    late = commit(4, 1, 2.1, generation=1, adopted=True)
+    lost = time_lost(Ledger([*records, late]), killed_at=2.2, ended=Generation(1), step_median=0.5)
+    assert lost == pytest.approx(2.9 - 2.2 - 0.5)
+
+
 def test_a_later_restart_does_not_move_the_time_lost_to_an_earlier_kill() -> None:
     once = [_started(2), *_steps(range(8), 0.0, generation=0), *_steps(range(5, 10), 8.0, generation=1)]
     twice = [*once, *_steps(range(5, 12), 20.0, generation=2)]

@@ -9,7 +9,7 @@ import sys
 import msgspec
 
 from regrow.agent.node import Agent
-from regrow.agent.processes import adopt_orphans, call_process, die_with_parent
+from regrow.agent.processes import adopt_orphans, call_process, die_with_parent, prefer_promptness
 from regrow.core.config import AgentConfig
 from regrow.core.errors import RegrowError
 
@@ -20,6 +20,7 @@ def main() -> int:
     die_with_parent(signal.SIGTERM)
     call_process("regrow-agent")
     adopt_orphans()
+    prefer_promptness()
     logging.basicConfig(level=logging.WARNING, format="regrow agent: %(message)s", stream=sys.stderr)
     try:
         config = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentConfig)

@@ -82,7 +82,7 @@ class OutputPump:
         self._voices: dict[WorkerId, _Voice] = {}
         self._selector = selectors.DefaultSelector()
         self._todo: deque[Callable[[], None]] = deque()
-        self._placements: deque[tuple[WorkerId, Rank]] = deque()
+        self._changes: deque[Callable[[], None]] = deque()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
@@ -110,12 +110,11 @@ class OutputPump:
 
     def place(self, worker: WorkerId, rank: Rank) -> None:
         """The worker has this rank from now on. What it writes after it was told counts for the rank."""
-        self._placements.append((worker, rank))
-        self._do(self._place_all)
+        self._change(lambda: self._place(worker, rank))
 
     def hush(self, worker: WorkerId) -> None:
         """Show nothing of this worker from now on: what comes (its stacks) is for the file."""
-        self._do(lambda: self._hush(worker))
+        self._change(lambda: self._hush(worker))
 
     def finish(self, worker: WorkerId) -> None:
         """The worker has ended: take what is left in its pipes and close them."""
@@ -133,6 +132,11 @@ class OutputPump:
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread as well
             os.write(self._wake_writer, b"!")
 
+    def _change(self, action: Callable[[], None]) -> None:
+        """Do what has to be done before anything that a worker writes after this call is handled."""
+        self._changes.append(action)
+        self._do(self._make_changes)
+
     # --- from here on, in the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -146,6 +150,10 @@ class OutputPump:
             while self._todo:
                 self._todo.popleft()()
         self._selector.close()
+
+    def _make_changes(self) -> None:
+        while self._changes:
+            self._changes.popleft()()
 
     def _add(self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int]) -> None:
         voice = _Voice(self._folder, worker, rank)
@@ -163,10 +171,6 @@ class OutputPump:
     def _keep(self, worker: WorkerId, text: bytes) -> None:
         if (voice := self._voices.get(worker)) is not None:
             self._write_file(voice, text)
-
-    def _place_all(self) -> None:
-        while self._placements:
-            self._place(*self._placements.popleft())
 
     def _place(self, worker: WorkerId, rank: Rank) -> None:
         voice = self._voices.get(worker)
@@ -211,7 +215,7 @@ class OutputPump:
         if not part:
             self._end(stream)
             return False
-        self._place_all()  # after the reading: a worker that was told of its rank meanwhile may have written this
+        self._make_changes()  # after the reading: a worker may have written this because of what it was told meanwhile
         self._write_file(stream.voice, part)
         self._show(stream, part)
         return True

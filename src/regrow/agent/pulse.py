@@ -13,6 +13,7 @@ import mmap
 import threading
 from collections.abc import Callable
 
+from regrow.agent.processes import prefer_promptness
 from regrow.core.board import BOARD_BYTES
 from regrow.core.ids import Seconds
 
@@ -81,5 +82,6 @@ class Pulse:
         self._page.close()
 
     def _wait(self, on_end: Callable[[], None]) -> None:
+        prefer_promptness()
         if _libc.pthread_mutex_lock(self._page.mutex) == errno.EOWNERDEAD:
             on_end()

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
@@ -88,18 +88,22 @@ class KeyTable:
             self._refuse_old(key)
         return [key for key in wanted if key not in self._values]
 
-    async def arrival(self, key: str) -> None:
-        """Wait until a key that is missing is written. Raises when its generation ends."""
+    def arrival(self, key: str) -> "asyncio.Future[None]":
+        """Done when a key that is missing is written; an error when its generation ends. Cancel it to stop waiting.
+
+        No coroutine: it waits from the moment of the call, so that no write between a look and the wait is missed.
+        """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, set()).add(waiter)
-        try:
-            await waiter
-        finally:
-            waiters = self._waiters.get(key)
-            if waiters is not None:
-                waiters.discard(waiter)
-                if not waiters:
-                    del self._waiters[key]
+        waiter.add_done_callback(lambda done: self._forget(key, done))
+        return waiter
+
+    def _forget(self, key: str, waiter: "asyncio.Future[None]") -> None:
+        waiters = self._waiters.get(key)
+        if waiters is not None:
+            waiters.discard(waiter)
+            if not waiters:
+                del self._waiters[key]
 
     def drop_before(self, oldest: Generation) -> None:
         """Forget the keys of earlier generations, and refuse them from now on."""
@@ -271,8 +275,8 @@ class _Conversation:
                 return False
             if self._next is None:
                 self._next = asyncio.create_task(self._codec.read(self._reader))
-            arrival = asyncio.create_task(self._table.arrival(missing[0]))
-            watched = {arrival} if self._next.done() else {arrival, self._next}
+            arrival = self._table.arrival(missing[0])
+            watched: set[asyncio.Future[Any]] = {arrival} if self._next.done() else {arrival, self._next}
             await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not arrival.done():
                 arrival.cancel()

@@ -1,7 +1,8 @@
-"""What must be the same on all ranks about DistributedDataParallel: its buffers, and which gradients are reduced together.
+"""What all ranks must have alike in DistributedDataParallel: buffers, and which gradients are reduced together.
 
-DDP lays its buckets out anew after a process's first iteration, and the layout decides the order of summation. A newcomer
-that still has the first layout would hang or corrupt the others, so every worker settles it before its first real step.
+DDP lays its buckets out anew after a process's first iteration, and the layout decides the order of summation. A
+newcomer that still has the first layout would hang or corrupt the others, so every worker settles it before its first
+real step.
 """
 
 from collections.abc import Iterable
@@ -17,9 +18,9 @@ def replicas(objects: Iterable[object]) -> list[DistributedDataParallel]:
 def reset_unfinished(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
     """After a step that was given up: make ready for the next one; returns whose reducer had to be reset.
 
-    A backward pass that ended inside DDP's own hooks leaves its reducer waiting for the rest, and the next forward would
-    raise. A reset reducer lays its buckets out anew after one whole backward pass: call `settle_buckets` before the
-    forwards that follow.
+    A backward pass that ended inside DDP's own hooks leaves its reducer waiting for the rest, and the next forward
+    would raise. A reset reducer lays its buckets out anew after one whole backward pass: call `settle_buckets` before
+    the forwards that follow.
     """
     reset = []
     for module in modules:
@@ -46,7 +47,7 @@ def buckets(modules: Iterable[DistributedDataParallel]) -> str:
     for module in modules:
         if module.logger is not None:
             module.logger.set_runtime_stats_and_log()  # else the figures are those of the last sampled iteration
-        data = module._get_ddp_logging_data()
+        data = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         layouts.append(f"{data.get('rebuilt_bucket_sizes', '')}|{data.get('rebuilt_per_bucket_param_indices', '')}")
     return ";".join(layouts)
 
@@ -54,8 +55,8 @@ def buckets(modules: Iterable[DistributedDataParallel]) -> str:
 def take_over_buffers(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
     """Let buffers be synchronized at the end of a step instead of in the forward; returns the modules that have any.
 
-    DDP gives all ranks the buffers of rank 0 before each forward. Between two steps each rank then has running statistics
-    of its own, and those of rank 0, which count, would be lost with it.
+    DDP gives all ranks the buffers of rank 0 before each forward. Between two steps each rank then has running
+    statistics of its own, and those of rank 0, which count, would be lost with it.
     """
     taken = [module for module in modules if module.broadcast_buffers and len(module.modules_buffers) > 0]
     for module in taken:
@@ -66,4 +67,4 @@ def take_over_buffers(modules: Iterable[DistributedDataParallel]) -> list[Distri
 def share_buffers(modules: Iterable[DistributedDataParallel]) -> None:
     """Give all ranks the buffers of rank 0. A collective: raises what those raise."""
     for module in modules:
-        module._sync_buffers()
+        module._sync_buffers()  # type: ignore[no-untyped-call]

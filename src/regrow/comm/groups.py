@@ -11,14 +11,15 @@ import torch
 import torch.distributed as dist
 
 from regrow.comm import nccl, private
-from regrow.comm.private import ProcessGroup, Store, Work
+from regrow.comm.echo import EchoTransport
+from regrow.comm.mesh import Mesh, Site
+from regrow.comm.private import ProcessGroup, Work
 from regrow.comm.store import AgentStore
-from regrow.comm.transport import EchoTransport, GlooTransport, Transport
+from regrow.comm.transport import MeshTransport, Transport
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Seconds
 
 BACKEND = "regrow"
-BURIAL_S = 5.0
 
 _COLLECTIVES = (
     "all_gather_single",
@@ -56,9 +57,7 @@ class Formation:
     rank: int
     world: int
     store: str
-    token: str
-    host: str
-    spare_ports: frozenset[int] = frozenset()
+    site: Site
 
 
 class RegrowGroup(ProcessGroup):
@@ -68,12 +67,14 @@ class RegrowGroup(ProcessGroup):
     """
 
     def __init__(self, groups: "Groups", name: str, ranks: list[int], rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._groups = groups
         self._name = name
         self.ranks = ranks
         self._place, self._count = rank, size
         self.transport: Transport | None = None
+        self.echo: EchoTransport | None = None
+        """While set, it answers instead of the transport."""
 
     def seat(self, rank: int) -> None:
         """Take another rank of the group."""
@@ -87,11 +88,11 @@ class RegrowGroup(ProcessGroup):
         """How many ranks the group has."""
         return self._count
 
-    def getRank(self) -> int:  # noqa: N802  torch's name for `rank` where C++ asks
+    def getRank(self) -> int:
         """This worker's rank in the group."""
         return self._place
 
-    def getSize(self) -> int:  # noqa: N802  torch's name for `size` where C++ asks
+    def getSize(self) -> int:
         """How many ranks the group has."""
         return self._count
 
@@ -99,12 +100,12 @@ class RegrowGroup(ProcessGroup):
         """The backend's name."""
         return BACKEND
 
-    def getBackendName(self) -> str:  # noqa: N802  torch's name
+    def getBackendName(self) -> str:
         """The backend's name."""
         return BACKEND
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> str:  # type: ignore[override]
         """The group's name in torch's registry."""
         return self._name
 
@@ -117,6 +118,8 @@ class RegrowGroup(ProcessGroup):
 
     def forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Run one method on the transport. Raises `GenerationHalted` at once when the generation is over."""
+        if self.echo is not None:
+            return self.echo.call(name, args, options)
         groups, transport = self._groups, self.transport
         if groups.halted or transport is None:
             raise GenerationHalted(f"{name}: generation {groups.generation} is over")
@@ -153,7 +156,6 @@ class Groups:
         self._groups: list[RegrowGroup] = []
         self._formation: Formation | None = None
         self._store: AgentStore | None = None
-        self._graveyard: list[tuple[Transport, Store | None]] = []
         self._lock = threading.Lock()
 
     # --- making groups -----------------------------------------------------------------------------------------
@@ -190,13 +192,11 @@ class Groups:
         if formation is None or store is None:
             group.transport = EchoTransport(group.size())
             return
-        keys = private.PrefixStore(f"{index}", store)
-        gloo = GlooTransport(
-            keys, group.rank(), group.size(), host=formation.host, spare_ports=formation.spare_ports
-        )
-        transport: Transport = gloo
+        mesh = MeshTransport(Mesh(store, f"mesh/{index}", group.rank(), group.size(), formation.site))
+        transport: Transport = mesh
         if nccl.available():
-            transport = nccl.NcclTransport(gloo, private.PrefixStore(f"{index}/nccl", store), group.rank(), group.size())
+            keys = private.PrefixStore(f"nccl/{index}", store)
+            transport = nccl.NcclTransport(mesh, keys, group.rank(), group.size())
         with self._lock:
             if self.halted:
                 raise GenerationHalted(f"generation {self.generation} was halted while its groups were formed")
@@ -204,7 +204,7 @@ class Groups:
         transport.form(self._form_s)
 
     def _open(self, formation: Formation) -> None:
-        store = AgentStore(formation.store, formation.token, f"g{formation.generation}/")
+        store = AgentStore(formation.store, formation.site.token, f"g{formation.generation}/")
         with self._lock:
             self._store, self._formation = store, formation
             self.generation, self.halted = formation.generation, False
@@ -225,7 +225,6 @@ class Groups:
             if formation.rank in group.ranks:
                 group.seat(group.ranks.index(formation.rank))
             self._give_transport(group, index)
-        self._bury_dead()
         return time.monotonic() - started
 
     def serves(self, generation: Generation) -> bool:
@@ -244,33 +243,21 @@ class Groups:
             transport.halt()
 
     def retire(self) -> None:
-        """Take the transports away from the groups; they are destroyed later, when nothing runs in them."""
+        """Halt and free the transports and the store of the generation that was."""
         with self._lock:
+            transports = [group.transport for group in self._groups if group.transport is not None]
             for group in self._groups:
-                if group.transport is not None:
-                    self._graveyard.append((group.transport, self._store))
                 group.transport = None
             store, self._store = self._store, None
+        for transport in transports:
+            transport.halt()
+            transport.close()
         if store is not None:
             store.close()
 
     def broke(self) -> bool:
         """Whether a collective has failed in this generation."""
         return any(group.transport.broke() for group in self._groups if group.transport is not None)
-
-    def _bury_dead(self) -> None:
-        graves, self._graveyard = self._graveyard, []
-        if graves:
-            threading.Thread(target=self._bury, args=(graves,), name="regrow-bury", daemon=True).start()
-
-    def _bury(self, graves: list[tuple[Transport, Store | None]]) -> None:
-        deadline = time.monotonic() + BURIAL_S
-        left = [grave for grave in graves if not grave[0].bury()]
-        while left and time.monotonic() < deadline:
-            time.sleep(0.02)
-            left = [grave for grave in left if not grave[0].bury()]
-        # What is still busy stays for the next burial: destroying it now could block for ever.
-        self._graveyard.extend(left)
 
     # --- rehearsing --------------------------------------------------------------------------------------------
 
@@ -282,7 +269,6 @@ class Groups:
         """End all transports and leave `torch.distributed`."""
         self.halt()
         self.retire()
-        self._bury(self._graveyard)
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -298,17 +284,15 @@ def _create(options: Any, _: object) -> RegrowGroup:
 
 
 class EchoScope:
-    """Puts echo transports under all groups, and the former ones back at the end."""
+    """Lets all groups answer locally, whatever happens to their transports meanwhile."""
 
     def __init__(self, groups: list[RegrowGroup]) -> None:
         self._groups = groups
-        self._former: list[Transport | None] = []
 
     def __enter__(self) -> None:
-        self._former = [group.transport for group in self._groups]
         for group in self._groups:
-            group.transport = EchoTransport(group.size())
+            group.echo = EchoTransport(group.size())
 
     def __exit__(self, *_: object) -> None:
-        for group, transport in zip(self._groups, self._former, strict=True):
-            group.transport = transport
+        for group in self._groups:
+            group.echo = None

@@ -1,6 +1,6 @@
-"""NCCL behind the same seam as gloo: aborted from another thread, then a new communicator.
+"""NCCL behind the same seam: aborted from another thread, then a new communicator.
 
-Where CUDA is absent nothing here is used. Two transports serve a CUDA job: NCCL for CUDA tensors, gloo for CPU ones.
+Where CUDA is absent nothing here is used. Two transports serve a CUDA job: NCCL for CUDA tensors, the mesh for CPU ones.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regrow.comm.private import ProcessGroup, Store, inner_group
-from regrow.comm.transport import RUN, GlooTransport
+from regrow.comm.transport import RUN_S, MeshTransport
 
 
 def available() -> bool:
@@ -19,22 +19,23 @@ def available() -> bool:
 
 
 class NcclTransport:
-    """NCCL for CUDA tensors and gloo for CPU tensors, as one transport."""
+    """NCCL for CUDA tensors and the mesh for CPU tensors, as one transport."""
 
-    def __init__(self, gloo: GlooTransport, store: Store, rank: int, size: int) -> None:
-        self._gloo = gloo
+    def __init__(self, mesh: MeshTransport, store: Store, rank: int, size: int) -> None:
+        self._mesh = mesh
         self._store, self._rank, self._size = store, rank, size
         self._backend: Any = None
         self._group: ProcessGroup | None = None
 
     def form(self, deadline: float) -> None:
+        """Connect the mesh to all peers; NCCL connects with its first collective."""
         from torch.distributed import ProcessGroupNCCL
 
         # Errors must reach us instead of ending the process: regrow aborts and re-forms.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        self._gloo.form(deadline)
+        self._mesh.form(deadline)
         options = ProcessGroupNCCL.Options()
-        options._timeout = max(RUN, timedelta(seconds=deadline))
+        options._timeout = timedelta(seconds=RUN_S)
         self._backend = ProcessGroupNCCL(self._store, self._rank, self._size, options)
         group = inner_group(self._store, self._rank, self._size)
         group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, self._backend)
@@ -42,22 +43,25 @@ class NcclTransport:
         self._group = group
 
     def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Run one method, by NCCL where its first tensor is on a GPU."""
         if self._group is not None and _on_cuda(args):
             return getattr(self._group, name)(*args, **options)
-        return self._gloo.call(name, args, options)
+        return self._mesh.call(name, args, options)
 
     def broke(self) -> bool:
         """Whether a collective has failed so far."""
-        return self._gloo.broke() or (self._backend is not None and self._backend.get_error().value != 0)
+        return self._mesh.broke() or (self._backend is not None and self._backend.get_error().value != 0)
 
     def halt(self) -> None:
-        self._gloo.halt()
+        """Abort the communicator and shut the mesh."""
+        self._mesh.halt()
         if self._backend is not None:
             self._backend.abort()
 
-    def bury(self) -> bool:
+    def close(self) -> None:
+        """Let go of both."""
         self._group = self._backend = None
-        return self._gloo.bury()
+        self._mesh.close()
 
 
 def _on_cuda(args: tuple[Any, ...]) -> bool:

@@ -1,6 +1,5 @@
 """A `torch.distributed.Store` whose keys live in an agent's memory, and so outlive every worker."""
 
-import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import msgspec
 
 from regrow.comm.private import Store
-from regrow.core.errors import DeadlineExceeded, GenerationHalted, ProtocolError, UsageError
+from regrow.core.errors import DeadlineExceeded, GenerationHalted, ProtocolError
 from regrow.core.messages import (
     StoreAdd,
     StoreCheck,
@@ -21,30 +20,9 @@ from regrow.core.messages import (
     StoreSet,
     StoreWait,
 )
-from regrow.core.wire import BlockingChannel, FrameCodec
+from regrow.core.wire import BlockingChannel, FrameCodec, connect
 
-CONNECT_S = 10.0
 DEFAULT_WAIT = timedelta(seconds=300)
-
-
-def connect(address: str, deadline: float = CONNECT_S) -> socket.socket:
-    """A stream socket to `unix:<path>` or `tcp:<host>:<port>`. Raises `OSError` or `UsageError`."""
-    kind, _, rest = address.partition(":")
-    if kind == "unix":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(deadline)
-        try:
-            sock.connect(rest)
-        except OSError:
-            sock.close()
-            raise
-    elif kind == "tcp":
-        host, _, port = rest.rpartition(":")
-        sock = socket.create_connection((host, int(port)), timeout=deadline)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    else:
-        raise UsageError(f"{address!r} is not an address", hint="unix:<path> or tcp:<host>:<port>")
-    return sock
 
 
 class AgentStore(Store):
@@ -88,7 +66,7 @@ class AgentStore(Store):
     def _key(self, key: str) -> str:
         return self._prefix + key
 
-    def set(self, key: str, value: str | bytes) -> None:  # type: ignore[override]
+    def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
         self._ask(StoreSet(self._key(key), value.encode() if isinstance(value, str) else bytes(value)))
 
@@ -104,7 +82,7 @@ class AgentStore(Store):
         """Whether all keys are there."""
         return bool(self._ask(StoreCheck([self._key(key) for key in keys])).number)
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there."""
         self._ask(StoreWait([self._key(key) for key in keys], (timeout or self._wait).total_seconds()))
 

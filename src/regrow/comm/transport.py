@@ -1,26 +1,32 @@
-"""What really moves data under a group of ours: gloo, NCCL, or nothing at all (echo).
+"""What moves data under a group of ours: a mesh of our own for the processor's memory, NCCL, or nothing at all (echo).
 
-A transport is formed once and never re-used: after a fault it is halted, buried, and another one is formed.
+A transport is formed once and never re-used: after a fault it is halted and another one is formed.
 """
 
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
-from regrow.comm import private, sockets
-from regrow.comm.private import ProcessGroup, Store, Work
-from regrow.core.errors import DeadlineExceeded, GenerationHalted
+import torch
+from torch.futures import Future
 
-FORM_S = 60.0
-RUN = timedelta(minutes=30)
+from regrow.comm.collectives import Collectives
+from regrow.comm.mesh import Mesh
+from regrow.comm.private import Work
+from regrow.core.errors import GenerationHalted, RegrowError, UsageError
+from regrow.core.ids import Seconds
+
+RUN_S: Seconds = 1800.0
+"""How long one collective may take: torch's own default for the processor's memory."""
+END_S: Seconds = 5.0
 
 
 class Transport(Protocol):
     """One group of one generation."""
 
-    def form(self, deadline: float) -> None:
+    def form(self, deadline: Seconds) -> None:
         """Connect to all peers. Raises `GenerationHalted` when halted meanwhile, `DeadlineExceeded` when too slow."""
         ...
 
@@ -36,181 +42,262 @@ class Transport(Protocol):
         """Whether a collective of this transport has failed."""
         ...
 
-    def bury(self) -> bool:
-        """Free what it holds, if nothing runs in it any more; whether it is free."""
+    def close(self) -> None:
+        """Free what a halted transport holds."""
         ...
 
 
-class GlooTransport:
-    """Gloo over TCP from one host address."""
+class PendingWork(Work):
+    """A work handle on a future that the transport completes, or fails when it is halted."""
 
-    def __init__(self, store: Store, rank: int, size: int, *, host: str, spare_ports: frozenset[int]) -> None:
-        self._store = store
-        self._rank, self._size = rank, size
-        self._host, self._spare_ports = host, spare_ports
-        self._group: ProcessGroup | None = None
-        self._backend: private.ProcessGroupGloo | None = None
-        self._before: frozenset[tuple[int, int]] = frozenset()
-        self._own: frozenset[tuple[int, int]] = frozenset()
-        self._done = threading.Event()
-        self._halted = False
-        self._error: BaseException | None = None
-        self._running: deque[Work] = deque()
-        self.failed = False
+    def __init__(self, future: "Future[Any]") -> None:
+        super().__init__()
+        self._future = future
 
-    def form(self, deadline: float) -> None:
-        self._before = sockets.open_sockets()
-        # In a thread of its own, so that a halt need not wait until gloo gives up on a dead peer.
-        threading.Thread(target=self._connect, args=(deadline,), name="regrow-form", daemon=True).start()
-        if not self._done.wait(deadline + 5.0):
-            raise DeadlineExceeded(f"no gloo group of {self._size} within {deadline:.0f} s", hint="is a peer hung?")
-        if self._halted:
-            raise GenerationHalted("halted while its groups were formed")
-        if self._error is not None:
-            raise self._error
-
-    def _connect(self, deadline: float) -> None:
-        try:
-            backend = private.gloo_backend(
-                self._store, self._rank, self._size, self._host, timedelta(seconds=deadline), RUN
-            )
-            group = private.inner_group(self._store, self._rank, self._size)
-            private.register_gloo(group, backend, ("cpu",))
-            self._own = sockets.open_sockets() - self._before
-            self._backend, self._group = backend, group
-            if self._halted:
-                self._shut(self._own)
-        except Exception as error:  # noqa: BLE001  torch raises RuntimeError and its own kinds; all are handed to form()
-            self._error = error
-        finally:
-            self._done.set()
-
-    def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if self._group is None:
-            raise GenerationHalted("this group's generation is over")
-        try:
-            result = getattr(self._group, name)(*args, **options)
-        except RuntimeError:
-            self.failed = True
-            raise
-        if isinstance(result, Work):
-            self._settle()
-            self._running.append(result)
-        return result
-
-    def _settle(self) -> None:
-        """Let go of finished work, oldest first; remember whether some of it failed."""
-        while self._running and self._running[0].is_completed():
-            self._judge(self._running.popleft())
-
-    def _judge(self, work: Work) -> None:
-        try:
-            work.wait()
-        except RuntimeError:
-            self.failed = True
-
-    def broke(self) -> bool:
-        """Whether a collective of this transport has failed so far."""
-        for work in [work for work in self._running if work.is_completed()]:
-            self._judge(work)
-        return self.failed
-
-    def halt(self) -> None:
-        self._halted = True
-        if self._group is not None:
-            self._shut(self._own)
-        else:
-            self._shut(sockets.open_sockets() - self._before)
-        self._done.set()
-
-    def _shut(self, which: frozenset[tuple[int, int]]) -> None:
-        sockets.shut(which, host=self._host, spare_ports=self._spare_ports)
-
-    def bury(self) -> bool:
-        # Destroying a gloo group joins its threads; with work still running in them that can deadlock on the GIL.
-        self._settle()
-        if self._running or not self._done.is_set() or (self._group is None and self._error is None):
-            return False
-        self._group = self._backend = None
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until done. Raises what the collective raised."""
+        self._future.wait()
         return True
 
+    def is_completed(self) -> bool:
+        """Whether it is done."""
+        return bool(self._future.done())
 
-class EchoTransport:
-    """Answers every collective locally, as if all ranks had the caller's data.
+    def get_future(self) -> "Future[Any]":
+        """The future; its value is the list of result tensors."""
+        return self._future
 
-    So a worker can build its model and rehearse alone: what it computes is overwritten when it is admitted. For a world of
-    one the answers are exact.
+    def result(self) -> Any:
+        """The result tensors."""
+        return self._future.wait()
+
+
+def finished_work(result: Any) -> Work:
+    """A work handle that is done already, with `result` as its value."""
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return PendingWork(future)
+
+
+class _Promise:
+    """The end of a future that the transport holds.
+
+    `Future.set_exception` hands the exception to C++ as if it were the result, and DDP then takes it for its tensors. A
+    callback that raises makes an error of it that C++ knows.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._answers: dict[str, Callable[..., Any]] = {
-            "allgather": _fill_lists,
-            "allgather_coalesced": _fill_lists,
-            "_allgather_base": self._gather_base,
-            "all_gather_single": self._gather_base,
-            "allgather_into_tensor_coalesced": _each(self._gather_base),
-            "gather": _fill_lists,
-            "reduce_scatter": _take_first,
-            "_reduce_scatter_base": self._scatter_base,
-            "reduce_scatter_single": self._scatter_base,
-            "reduce_scatter_tensor_coalesced": _each(self._scatter_base),
-            "scatter": _take_first,
-            "alltoall": _copy_lists,
-            "alltoall_base": _copy_base,
-            "all_to_all_single": _copy_base,
-        }
+    def __init__(self) -> None:
+        self._outcome: Future[Any] = Future()
+        self.future: Future[Any] = self._outcome.then(_unwrapped)
 
-    def form(self, deadline: float) -> None:
-        """Nothing to connect."""
+    def keep(self, result: Any) -> None:
+        """The result is there."""
+        self._outcome.set_result((None, result))
 
-    def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        answer = self._answers.get(name)
-        if answer is not None:
-            answer(*args)
-        return private.finished_work([args[0]] if args else [])
+    def fail(self, error: Exception) -> None:
+        """There will be no result; waiting raises."""
+        self._outcome.set_result((error, None))
 
-    def broke(self) -> bool:
-        """Nothing can fail."""
-        return False
+
+def _unwrapped(outcome: "Future[Any]") -> Any:
+    error, result = outcome.value()
+    if error is not None:
+        raise error
+    return result
+
+
+class _Lane:
+    """A thread that runs calls one after another; each ends a future."""
+
+    def __init__(self, name: str, failed: Callable[[], None]) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], _Promise, Any] | None] = queue.SimpleQueue()
+        self._failed = failed
+        self._broken: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], None], result: Any) -> Work:
+        """Run `call` after those before it; the work's value is `result`."""
+        promise = _Promise()
+        self._calls.put((call, promise, result))
+        return PendingWork(promise.future)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, promise, result = item
+            try:
+                if self._broken is not None:
+                    raise self._broken
+                with torch.no_grad():
+                    call()
+            except Exception as error:  # noqa: BLE001  whoever waits for the future gets it
+                # What was under way is torn: nothing that comes after it on these connections can be right.
+                self._broken = error
+                self._failed()
+                promise.fail(error)
+            else:
+                promise.keep(result)
+            del item, call, promise, result
+
+    def end(self) -> None:
+        """Let the thread end once it has run, or failed, what was submitted."""
+        self._calls.put(None)
+        self._thread.join(END_S)
+
+
+class MeshTransport:
+    """Collectives over a mesh of our own connections, for tensors in the processor's memory (others are staged)."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._collectives = Collectives(mesh, RUN_S)
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lock = threading.Lock()
+        self._failed = False
+
+    def form(self, deadline: Seconds) -> None:
+        """Connect to all peers, each with each."""
+        try:
+            self._mesh.form(deadline)
+        except (OSError, RegrowError) as error:
+            if self._mesh.halted:
+                raise GenerationHalted("halted while its groups were formed") from error
+            raise
 
     def halt(self) -> None:
-        """Nothing blocks."""
+        """Shut all connections, those that are still being made too."""
+        self._mesh.halt()
 
-    def bury(self) -> bool:
-        return True
+    def broke(self) -> bool:
+        """Whether a collective has failed."""
+        return self._failed
 
-    def _gather_base(self, output: Any, given: Any, *_: Any) -> None:
-        output.view(self._size, -1).copy_(given.reshape(1, -1).expand(self._size, -1))
+    def close(self) -> None:
+        """End the threads and close the connections."""
+        with self._lock:
+            lanes, self._lanes = list(self._lanes.values()), {}
+        for lane in lanes:
+            lane.end()
+        self._mesh.close()
 
-    def _scatter_base(self, output: Any, given: Any, *_: Any) -> None:
-        output.view(-1).copy_(given.reshape(self._size, -1)[0])
+    def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Run one method of `ProcessGroup`."""
+        method = _METHODS.get(name)
+        if method is None:
+            raise UsageError(f"{name} is not supported on CPU tensors", hint="see regrow.comm.transport for what is")
+        return method(self, *args, **options)
+
+    # --- the methods of ProcessGroup ---------------------------------------------------------------------------
+
+    def _lane(self, kind: str, peer: int = -1) -> _Lane:
+        with self._lock:
+            if self._mesh.halted:
+                raise GenerationHalted("this generation is over")
+            key = (kind, peer)
+            if key not in self._lanes:
+                self._lanes[key] = _Lane(f"regrow-{kind}", self._note_failure)
+            return self._lanes[key]
+
+    def _note_failure(self) -> None:
+        self._failed = True
+
+    def _run(self, call: Callable[[Collectives], None], result: Any) -> Work:
+        return self._lane("collectives").submit(lambda: call(self._collectives), result)
+
+    def _all_reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
+        return self._run(lambda run: _each(lambda tensor: run.all_reduce(tensor, op), tensors), tensors)
+
+    def _broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        root = opts.rootRank
+        return self._run(lambda run: _each(lambda tensor: run.broadcast(tensor, root), tensors), tensors)
+
+    def _all_gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        return self._run(lambda run: _each(run.all_gather, outputs, inputs), outputs)
+
+    def _all_gather_into(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
+        return self._run(lambda run: run.all_gather(self._rows(output), given), [output])
+
+    def _all_gather_into_many(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        rows = [self._rows(output) for output in outputs]
+        return self._run(lambda run: _each(run.all_gather, rows, inputs), outputs)
+
+    def _reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Work:
+        op = opts.reduceOp
+        return self._run(lambda run: _each(lambda o, i: run.reduce_scatter(o, i, op), outputs, inputs), outputs)
+
+    def _reduce_scatter_from(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> Work:
+        return self._reduce_scatter([output], [self._rows(given)], opts)
+
+    def _reduce_scatter_from_many(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> Work:
+        return self._reduce_scatter(outputs, [self._rows(given) for given in inputs], opts)
+
+    def _reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        op, root = opts.reduceOp, opts.rootRank
+        return self._run(lambda run: _each(lambda tensor: run.reduce(tensor, root, op), tensors), tensors)
+
+    def _gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Work:
+        root = opts.rootRank
+        wanted = outputs or [[] for _ in inputs]
+        return self._run(lambda run: _each(lambda o, i: run.gather(o, i, root), wanted, inputs), outputs)
+
+    def _scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Work:
+        root = opts.rootRank
+        given = inputs or [[] for _ in outputs]
+        return self._run(lambda run: _each(lambda o, i: run.scatter(o, i, root), outputs, given), outputs)
+
+    def _all_to_all(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        return self._run(lambda run: run.all_to_all(outputs, inputs), outputs)
+
+    def _all_to_all_single(
+        self, output: torch.Tensor, given: torch.Tensor, out_splits: list[int], in_splits: list[int], opts: Any = None
+    ) -> Work:
+        outputs = list(torch.split(output, out_splits)) if out_splits else self._rows(output)
+        inputs = list(torch.split(given, in_splits)) if in_splits else self._rows(given)
+        return self._run(lambda run: run.all_to_all(outputs, inputs), [output])
+
+    def _barrier(self, opts: Any = None) -> Work:
+        return self._run(lambda run: run.barrier(), [])
+
+    def _send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        return self._lane("send", peer).submit(lambda: self._collectives.send(tensors, peer, tag), tensors)
+
+    def _recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        return self._lane("receive", peer).submit(lambda: self._collectives.receive(tensors, peer, tag), tensors)
+
+    def _rows(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return list(tensor.view(-1).chunk(self._mesh.size) if tensor.is_contiguous() else tensor.chunk(self._mesh.size))
 
 
-def _each(answer: Callable[..., None]) -> Callable[..., None]:
-    def answer_all(outputs: list[Any], given: list[Any], *_: Any) -> None:
-        for output, source in zip(outputs, given, strict=True):
-            answer(output, source)
+_METHODS: dict[str, Callable[..., Work]] = {
+    "allreduce": MeshTransport._all_reduce,
+    "allreduce_coalesced": MeshTransport._all_reduce,
+    "broadcast": MeshTransport._broadcast,
+    "allgather": MeshTransport._all_gather,
+    "_allgather_base": MeshTransport._all_gather_into,
+    "all_gather_single": MeshTransport._all_gather_into,
+    "allgather_into_tensor_coalesced": MeshTransport._all_gather_into_many,
+    "all_gather_single_coalesced": MeshTransport._all_gather_into_many,
+    "allgather_coalesced": MeshTransport._all_gather,
+    "reduce_scatter": MeshTransport._reduce_scatter,
+    "_reduce_scatter_base": MeshTransport._reduce_scatter_from,
+    "reduce_scatter_single": MeshTransport._reduce_scatter_from,
+    "reduce_scatter_tensor_coalesced": MeshTransport._reduce_scatter_from_many,
+    "reduce_scatter_single_coalesced": MeshTransport._reduce_scatter_from_many,
+    "reduce": MeshTransport._reduce,
+    "gather": MeshTransport._gather,
+    "scatter": MeshTransport._scatter,
+    "alltoall": MeshTransport._all_to_all,
+    "alltoall_base": MeshTransport._all_to_all_single,
+    "all_to_all_single": MeshTransport._all_to_all_single,
+    "barrier": MeshTransport._barrier,
+    "send": MeshTransport._send,
+    "recv": MeshTransport._recv,
+}
 
-    return answer_all
+
+def _each(call: Callable[..., None], *lists: Any) -> None:
+    for items in zip(*lists, strict=True):
+        call(*items)
 
 
-def _fill_lists(outputs: list[list[Any]], given: list[Any], *_: Any) -> None:
-    for output, source in zip(outputs, given, strict=False):
-        for tensor in output:
-            tensor.copy_(source)
-
-
-def _take_first(outputs: list[Any], given: list[list[Any]], *_: Any) -> None:
-    for output, sources in zip(outputs, given, strict=False):
-        output.copy_(sources[0])
-
-
-def _copy_lists(outputs: list[Any], given: list[Any], *_: Any) -> None:
-    for output, source in zip(outputs, given, strict=True):
-        output.copy_(source)
-
-
-def _copy_base(output: Any, given: Any, *_: Any) -> None:
-    if output.numel() == given.numel():
-        output.view(-1).copy_(given.reshape(-1))

@@ -229,7 +229,7 @@ class WorkerHung(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerExited(msgspec.Struct, frozen=True, tag=True):
-    """The process is gone. `code` as of `waitpid`: negative is the signal that ended it. `at`: when the agent saw it."""
+    """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent saw it."""
 
     worker: WorkerId
     code: int

@@ -1,6 +1,7 @@
 """Length-prefixed msgpack frames: how two processes of a job speak. Nothing is ever unpickled."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -9,10 +10,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from regrow.core.errors import ProtocolError
+from regrow.core.errors import ProtocolError, UsageError
 
 _LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 << 20
+CONNECT_S = 10.0
 
 Incoming = TypeVar("Incoming")
 
@@ -25,7 +27,7 @@ class FrameCodec(Generic[Incoming]):
     """
 
     def __init__(self, incoming: object) -> None:
-        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)
         self._encoder = msgspec.msgpack.Encoder()
 
     def frame(self, message: msgspec.Struct) -> bytes:
@@ -91,8 +93,26 @@ class BlockingChannel(Generic[Incoming]):
 
     def close(self) -> None:
         """Close the socket; a blocked `messages` ends."""
-        try:
+        with contextlib.suppress(OSError):  # not connected any more: then nobody is blocked in it
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._sock.close()
+
+
+def connect(address: str, deadline: float = CONNECT_S) -> socket.socket:
+    """A stream socket to `unix:<path>` or `tcp:<host>:<port>`. Raises `OSError` or `UsageError`."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(deadline)
+        try:
+            sock.connect(rest)
+        except OSError:
+            sock.close()
+            raise
+    elif kind == "tcp":
+        host, _, port = rest.rpartition(":")
+        sock = socket.create_connection((host, int(port)), timeout=deadline)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    else:
+        raise UsageError(f"{address!r} is not an address", hint="unix:<path> or tcp:<host>:<port>")
+    return sock

@@ -56,8 +56,8 @@ from regrow.membership.view import JobView, WorkerView
 
 __all__ = ["OK", "RUN_AGAIN", "SCRIPT_ERROR", "Command", "EndJob", "Gathering", "JobView", "Membership"]
 
-_GenerationFact = WorkerFaulted | WorkerHalted | WorkerResumed | WorkerCommitted | WorkerFinished | WorkerHung
-_WorkerFact = WorkerStarted | WorkerReady | WorkerFailed | WorkerExited | FaultFired | _GenerationFact
+_GenerationFact = WorkerFaulted | WorkerHalted | WorkerResumed | WorkerCommitted | WorkerFinished
+_WorkerFact = WorkerStarted | WorkerReady | WorkerFailed | WorkerExited | WorkerHung | FaultFired | _GenerationFact
 
 
 class Membership:
@@ -85,9 +85,9 @@ class Membership:
                 self._node_joined(event, now)
             case NodeLost():
                 if event.node in self.roster.nodes:
-                    self._end(RUN_AGAIN, say.node_lost(event.node, event.reason), now)
+                    self._ladder.end(RUN_AGAIN, say.node_lost(event.node, event.reason), now)
             case StopRequested():
-                self._end(RUN_AGAIN, say.stopped(event.reason, self.step), now)
+                self._ladder.end(RUN_AGAIN, say.stopped(event.reason, self.step), now)
             case FaultRequested():
                 self._fault_requested(event.fault, now)
             case TimeAdvanced():
@@ -172,10 +172,10 @@ class Membership:
             case Building() if late:
                 self._ladder.restart(f"rank {late[0].rank} was not ready for its first step in time", now, late[0])
             case Forming(deadline=at) if now >= at:
-                # With all of them late, one holds the others up: it is the one that will not answer the halt either.
-                self._ladder.fence_late(
-                    late if len(late) < len(self.roster.places) else [], "no new groups in time", now
-                )
+                if len(late) == len(self.roster.places):
+                    # One holds the others up: it was seen to hang, or it will not answer the halt either.
+                    late = [worker for worker in late if worker.suspect]
+                self._ladder.fence_late(late, "no new groups in time", now)
             case Training(deadline=at):
                 for standby in late:
                     self._ladder.standby_failed(standby, now)
@@ -186,9 +186,9 @@ class Membership:
                 self._ladder.fence_late(late, "no answer in time", now)
             case Restarting(deadline=at) if now >= at:
                 stuck = [worker.worker for worker in self.roster.workers.values() if worker.stage is not Stage.GONE]
-                self._end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
+                self._ladder.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
             case Releasing() if late:
-                self._end(RUN_AGAIN, say.stays_after_loop(late[0].rank, self.facts.build_deadline), now)
+                self._ladder.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, self.facts.build_deadline), now)
             case Releasing(again_at=at) if now >= at:
                 self._ladder.state = Releasing(now + self.facts.halt_deadline)
                 self._orders.release(Stage.RELEASED, now)
@@ -218,6 +218,8 @@ class Membership:
                 self._errors.tell(worker.worker, event.error, event.step)
             case WorkerReady():
                 self._worker_ready(worker, event, now)
+            case WorkerHung():
+                self._worker_hung(worker, event, now)
             case _ if event.generation == self.generation:
                 self._generation_fact(worker, event, now)
 
@@ -238,14 +240,13 @@ class Membership:
                 self._served(worker, now)
             case WorkerFaulted():
                 self._worker_faulted(worker, event, now)
-            case WorkerHung() if worker.stage in IN_GENERATION:
-                self._worker_hung(worker, event, now)
             case _:
                 pass
 
     def _joined(self, worker: WorkerRecord, now: Instant) -> None:
         if isinstance(self.state, Forming):
             worker.state_at = self.state.step
+        worker.suspect = False
         self.roster.move(worker, Stage.MEMBER, now)
 
     def _worker_ready(self, worker: WorkerRecord, event: WorkerReady, now: Instant) -> None:
@@ -263,7 +264,7 @@ class Membership:
         self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
         self._ladder.layout = self._ladder.layout or event.layout
         if event.layout != self._ladder.layout:
-            self._end(SCRIPT_ERROR, say.layout_differs(worker.worker, worker.rank), now)
+            self._ladder.end(SCRIPT_ERROR, say.layout_differs(worker.worker, worker.rank), now)
 
     def _worker_committed(self, worker: WorkerRecord, event: WorkerCommitted, now: Instant) -> None:
         if worker.stage is Stage.JOINING:
@@ -282,7 +283,7 @@ class Membership:
         if event.kind is FaultKind.BODY:
             worker.faulted_in = event.generation
             if self._errors.again(event.step, rank, error):
-                self._end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
+                self._ladder.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
                 return
             struck = self._plan.when(worker.worker, now)
             self._ladder.mend("exception", [worker], f"{error.type}: {error.message}", now, struck)
@@ -291,9 +292,16 @@ class Membership:
             self._ladder.mend(what, [], f"{what} failed on rank {rank}: {error.message}", now, now)
 
     def _worker_hung(self, worker: WorkerRecord, event: WorkerHung, now: Instant) -> None:
+        if worker.stage in (Stage.HALTING, Stage.HALTED):
+            worker.suspect = True
+            return
+        # Who hangs in a body of an older generation does not come to this one either.
+        stuck = worker.stage is Stage.JOINING and event.generation < self.generation
+        if not stuck and (event.generation != self.generation or worker.stage not in IN_GENERATION):
+            return
         left = [w for w in self.roster.seated(Stage.FINISHED) if w.state_at <= event.step]
         if left:
-            self._end(SCRIPT_ERROR, say.left_alone(_rank(left[0]), left[0].state_at, event.step), now)
+            self._ladder.end(SCRIPT_ERROR, say.left_alone(_rank(left[0]), left[0].state_at, event.step), now)
             return
         self._orders.fence(worker, f"no progress for {event.seconds:.1f} s", now, dump=True)
         self._ladder.mend("hang", [worker], event.detail, now, self._plan.when(worker.worker, now - event.seconds))
@@ -315,7 +323,7 @@ class Membership:
             self._exited_building(worker, event.code, now)
         elif isinstance(self.state, Releasing):
             if event.code != 0:
-                self._end(
+                self._ladder.end(
                     SCRIPT_ERROR, self._ladder.own_error(worker) or say.died_after_loop(worker.rank, event.code), now
                 )
         elif isinstance(self.state, Forming | Training | Mending):
@@ -339,7 +347,7 @@ class Membership:
         if told is not None:
             error, step = told
             if self._errors.again(step, None, error):
-                self._end(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
+                self._ladder.end(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
                 return
             cause = f"{error.type}: {error.message}"
         else:
@@ -355,7 +363,7 @@ class Membership:
             case Building(verdict_at=None) if roster.all_at(Stage.READY):
                 self._ladder.form(self.generation, now)
             case Building(verdict_at=None) if roster.all_at(Stage.GONE):
-                self._end(OK, "", now)  # Any code but 0 has been judged by `_exited_building`.
+                self._ladder.end(OK, "", now)  # Any code but 0 has been judged by `_exited_building`.
             case Building(verdict_at=None) if roster.count(Stage.GONE) and roster.count(Stage.READY):
                 self._await_verdict(now)
             case Mending():
@@ -374,7 +382,7 @@ class Membership:
             case Training(deadline=None) if roster.count(Stage.FINISHED):
                 self._ladder.state = Training(now + self.facts.build_deadline)
             case Releasing() if roster.all_at(Stage.GONE):
-                self._end(OK, "", now)
+                self._ladder.end(OK, "", now)
             case Restarting() if not roster.present():
                 self._ladder.build(Generation(self.generation + 1), now)
             case _:
@@ -385,11 +393,6 @@ class Membership:
     def _served(self, worker: WorkerRecord, now: Instant) -> None:
         """A rank has gone on; the last one closes the incident."""
         self._orders.write(*self._ladder.incidents.served(_rank(worker), self.generation, now))
-
-    # --- small things ------------------------------------------------------------------------------------------
-
-    def _end(self, code: int, diagnosis: str, now: Instant) -> None:
-        self._ladder.end(code, diagnosis, now)
 
 
 def _rank(worker: WorkerRecord) -> Rank:

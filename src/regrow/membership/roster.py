@@ -57,6 +57,8 @@ class WorkerRecord:
     """An `imports` standby that was told to run the script."""
     faulted_in: Generation | None = None
     """The generation in which it reported an error of its own: it reports one at most."""
+    suspect: bool = False
+    """It was seen to hang while it was asked to halt, which a thread that does not hang may answer for it."""
     committed: StepNo | None = None
     exit_code: int | None = None
 

@@ -218,5 +218,5 @@ def time_lost(ledger: Ledger, *, killed_at: Instant, ended: Generation, step_med
 
 def last_committed(ledger: Ledger, until: Generation) -> StepNo:
     """The newest step that any rank computed in the generations up to `until`; -1 where there is none."""
-    commits = (c for history in ledger.history.values() for c in history)
+    commits = (c for history in ledger.history.values() for c in history if not c.adopted)
     return max((c.step for c in commits if c.generation <= until), default=StepNo(-1))

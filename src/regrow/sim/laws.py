@@ -46,7 +46,6 @@ class Laws:
         self._known_gone: set[WorkerId] = set()
         self._tables: dict[WorkerId, Generation] = {}
         self._formed = Generation(0)
-        self._step = StepNo(0)
         self._committed: dict[StepNo, set[Rank]] = {}
         self._floor = StepNo(0)
         """Every rank has committed all steps below this since the last restart."""
@@ -116,7 +115,9 @@ class Laws:
         newest = max(self._workers[m.worker].state for m in first.members)
         require(first.step == newest, "the newest state that is alive is the one that counts")
         self._nobody_else_acts(first.generation)
-        self._formed, self._step = first.generation, first.step
+        self._formed = first.generation
+        # What only lost workers had committed is not committed any more.
+        self._committed = {step: ranks for step, ranks in self._committed.items() if step < first.step}
         for form in forms:
             self._tables[form.worker] = form.generation
 
@@ -179,6 +180,8 @@ class Laws:
     def committed(self, worker: SimWorker, step: StepNo) -> None:
         """A worker has committed a step. Raises `LawBroken` where all had, already."""
         self.acted(worker)
+        if worker.worker in self._fenced:
+            return  # It ends in a moment, and what it did with it.
         require(step >= self._floor, f"step {step} was committed by all ranks and is run again by {worker.worker}")
         ranks = self._committed.setdefault(step, set())
         ranks.add(worker.rank)

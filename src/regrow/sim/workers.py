@@ -1,12 +1,9 @@
 """A worker as the coordinator sees one: builds, joins, steps, commits, finishes; and fails at any moment."""
 
 from collections.abc import Callable
-from enum import StrEnum
 from typing import Protocol
 
-import msgspec
-
-from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo, WorkerId
 from regrow.core.messages import (
     ArmFault,
     ErrorReport,
@@ -33,46 +30,7 @@ from regrow.core.messages import (
     WorkerResumed,
 )
 from regrow.sim.collectives import Group
-
-
-class Doing(StrEnum):
-    """What a simulated worker is in the middle of; faults can strike in any."""
-
-    BUILDING = "building"
-    IDLE = "idle"
-    READY = "ready"
-    FORMING = "forming"
-    HYDRATING = "hydrating"
-    COMPUTING = "computing"
-    REDUCING = "reducing"
-    UPDATING = "updating"
-    WAITING = "waiting"
-    HALTING = "halting"
-    HALTED = "halted"
-    FINISHED = "finished"
-    AFTER = "after"
-    DEAD = "dead"
-
-
-IN_STEP = frozenset({Doing.COMPUTING, Doing.REDUCING, Doing.UPDATING})
-
-
-class Script(msgspec.Struct, frozen=True):
-    """What the workers run. Times in seconds."""
-
-    until: StepNo = StepNo(8)
-    with_session: bool = True
-    build: Seconds = 3.0
-    compute: Seconds = 0.4
-    update: Seconds = 0.05
-    hydrate: Seconds = 0.2
-    after: Seconds = 1.0
-    patience: Seconds = 1000.0
-    """How long a worker waits for an order before it gives up."""
-    bug: tuple[Rank, StepNo] | None = None
-    """The rank whose body raises the same error whenever it runs this step."""
-    leaves: tuple[Rank, StepNo] | None = None
-    """The rank that leaves its loop at this step, whatever the others do."""
+from regrow.sim.script import Doing, Script
 
 
 class Surroundings(Protocol):
@@ -137,8 +95,7 @@ class SimWorker:
         self.generation = Generation(0)
         self.doing = Doing.BUILDING
         self.hung = False
-        self.inherited = NO_STATE
-        """The state it started with, or was given last: what it did not commit itself."""
+        self.stalled = False
         self.group: Group | None = None
         self._warmth = warmth
         self._around = around
@@ -179,6 +136,14 @@ class SimWorker:
         if self.hung or not self.alive:
             return
         match order:
+            case HaltGeneration() if self.stalled:
+                # Another thread answers for it, unless an update is half done.
+                if order.generation > self._halted_in and self.doing is not Doing.UPDATING:
+                    self._halted_in = order.generation
+                    self._leave_group(reset=False)
+                    self._around.say(self, WorkerHalted(self.worker, order.generation, self.state))
+            case _ if self.stalled:
+                pass
             case StartScript() if self.doing is Doing.IDLE:
                 self.rank, self.seated = order.rank, True
                 self._build()
@@ -200,7 +165,7 @@ class SimWorker:
         if not self.alive:
             return
         self._leave_group(reset=True)
-        self.hung = False
+        self.hung = self.stalled = False
         self._enter(Doing.DEAD)
         self._around.exited(self, code)
 
@@ -210,9 +175,15 @@ class SimWorker:
             self.hung = True
             self._around.hung(self)
 
+    def stall(self) -> None:
+        """Its training thread goes on no more; another thread still answers."""
+        if self.alive:
+            self.stalled = True
+            self._around.hung(self)
+
     def raise_in_body(self, error: ErrorReport) -> None:
         """The step's own code raises; anywhere else the script fails."""
-        if not self.alive or self.hung:
+        if not self.alive or self.hung or self.stalled:
             return
         if self.doing in (Doing.COMPUTING, Doing.REDUCING) and self._around.script.with_session:
             self._fault(FaultKind.BODY, error)
@@ -226,7 +197,7 @@ class SimWorker:
         ticket = self._ticket
 
         def act() -> None:
-            if ticket == self._ticket and self.alive and not self.hung:
+            if ticket == self._ticket and self.alive and not self.hung and not self.stalled:
                 getattr(self, what)(*arguments)
 
         self._around.after(delay, act)
@@ -246,7 +217,6 @@ class SimWorker:
             return
         if self.spawn.role is Role.RANK:
             self.state = self._around.durable if self.spawn.resume else StepNo(0)
-            self.inherited = self.state
         self._wait(Doing.READY)
         self._around.say(self, WorkerReady(self.worker, self.state, f"sim:{self.worker}", "layout", script.build))
 
@@ -283,8 +253,8 @@ class SimWorker:
             return
         holders = [group.has(member.worker) for member in form.members if member.rank in form.holders]
         giving = [peer for peer in holders if isinstance(peer, SimWorker) and peer.state == form.step]
-        if any(not peer.hung for peer in giving):
-            self.state = self.inherited = form.step
+        if any(not peer.hung and not peer.stalled for peer in giving):
+            self.state = form.step
             self._resume(self._around.now() - since)
         elif not giving:
             # What had arrived of it lies over what was there.

@@ -30,7 +30,8 @@ from regrow.membership.machine import Command, EndJob, Membership
 from regrow.sim.collectives import Group
 from regrow.sim.laws import LawBroken, Laws
 from regrow.sim.network import Network, Timeline, Weather
-from regrow.sim.workers import IN_STEP, Doing, Script, SimWorker
+from regrow.sim.script import IN_STEP, Doing, Script
+from regrow.sim.workers import SimWorker
 
 HANG_BOUND = 30.0
 
@@ -39,7 +40,7 @@ class Strike(msgspec.Struct, frozen=True):
     """Something goes wrong: the `nth` time that the target does `doing`, or at an instant after the start."""
 
     how: str
-    """`kill`, `hang`, `exit`, `raise`, or `body`: an exception in a step, or nothing."""
+    """`kill`, `hang`, `exit`, `raise`; or in a step only: `body`, an exception, and `stall`, of the training thread."""
     rank: Rank | None = None
     """None: a standby."""
     doing: Doing | None = None
@@ -198,7 +199,8 @@ class World:
             worker.worker, worker.generation, worker.state, bound, bound, f"rank {worker.rank} makes no progress"
         )
         self.say_of_agent(worker.spawn.node, fact)
-        self.after(bound, lambda: self._report_hang(worker, ticket, bound))
+        if self._weather.lost:
+            self.after(bound, lambda: self._report_hang(worker, ticket, bound))
 
     def progressed(self, worker: SimWorker, commit: WorkerCommitted) -> None:
         """A commit: the agent tells of it within a second."""
@@ -287,6 +289,10 @@ class World:
                     target.end(3)
                 case "hang":
                     target.hang()
+                case "stall" if target.doing in IN_STEP:
+                    target.stall()
+                case "stall":
+                    pass
                 case "body" if target.doing not in (Doing.COMPUTING, Doing.REDUCING):
                     pass
                 case _:

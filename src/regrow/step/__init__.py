@@ -1,1 +1,1 @@
-"""The step transaction of one worker: begin → compute → update → commit, or halt → recover. Pure: no clock, no torch."""
+"""The step transaction of one worker: begin → compute → update → commit, or halt → recover. Pure."""

@@ -1,4 +1,4 @@
-"""When durable checkpoints are written, and what a resumed job starts from. How they are written: `hydration.durable`."""
+"""When durable checkpoints are written, and what a resumed job starts from; `hydration.durable` writes them."""
 
 import logging
 import time

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -53,7 +53,11 @@ class FaultInjector:
             self._hooks.append(register_module_forward_pre_hook(lambda *_: self.strike(FaultStage.FORWARD, step)))
         if self._due(FaultStage.BACKWARD):
             middle = self._parameters()[len(self._parameters()) // 2]
-            self._hooks.append(middle.register_hook(lambda grad: self.strike(FaultStage.BACKWARD, step)))
+            self._hooks.append(
+                middle.register_hook(  # type: ignore[no-untyped-call]
+                    lambda grad: self.strike(FaultStage.BACKWARD, step)
+                )
+            )
         if self._due(FaultStage.REDUCE):
             self._groups.after_collective = lambda name: self.strike(FaultStage.REDUCE, step)
 
@@ -83,7 +87,7 @@ class FaultInjector:
         _suffer(spec.how)
 
 
-def _suffer(how: FaultHow) -> None | NoReturn:
+def _suffer(how: FaultHow) -> None:
     match how:
         case FaultHow.SIGKILL:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
 """`state@n` as newcomers read it, while this worker already runs step n again.
 
-A step's body changes no parameter and no optimizer state before its update, and by then every newcomer is done. But it does
-change buffers (running statistics) and may change small Python state; of these a copy is read.
+A step's body changes no parameter and no optimizer state before its update, and by then every newcomer is done. But it
+does change buffers (running statistics) and may change small Python state; of these a copy is read.
 """
 
 import threading

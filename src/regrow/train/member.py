@@ -35,7 +35,7 @@ from regrow.train.faults import FaultInjector
 from regrow.train.frozen import FrozenState
 from regrow.train.interrupt import ForwardInterrupt
 from regrow.train.protect import ProtectedState
-from regrow.train.recovery import Recovery
+from regrow.train.recovery import Recovery, site_of
 
 FORM_S: Seconds = 60.0
 WITHDRAW_S: Seconds = 60.0
@@ -64,7 +64,7 @@ class Member:
         member = cls(link, groups)
         formation = None
         if env.role is Role.RANK:
-            formation = Formation(env.generation, env.rank, env.world, env.store, env.token, env.advertise)
+            formation = Formation(env.generation, env.rank, env.world, env.store, site_of(env))
         member.control.start()
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
         groups.on_collective = lambda name: link.board.call()

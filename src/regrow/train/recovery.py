@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from regrow.agent.link import WorkerLink, placed
 from regrow.comm.groups import Formation, Groups
+from regrow.comm.mesh import Site
 from regrow.core.board import Phase
-from regrow.core.config import publish_rank
+from regrow.core.config import WorkerEnv, publish_rank
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import FaultStage, FormGeneration, WorkerResumed
@@ -20,6 +21,11 @@ from regrow.train.frozen import FrozenState
 from regrow.train.protect import ProtectedState
 
 HYDRATE_S: Seconds = 600.0
+
+
+def site_of(env: WorkerEnv) -> Site:
+    """Where a worker may listen for its peers."""
+    return Site(env.socket_dir if env.nodes == 1 else None, env.advertise, env.token)
 
 
 @dataclass
@@ -105,16 +111,7 @@ class Recovery:
         if self.groups.serves(form.generation):
             return 0.0
         env = self.link.env
-        ports = {member.endpoint.rpartition(":")[2] for member in form.members if member.endpoint.startswith("tcp:")}
-        formation = Formation(
-            generation=form.generation,
-            rank=form.rank,
-            world=len(form.members),
-            store=form.store,
-            token=env.token,
-            host=env.advertise,
-            spare_ports=frozenset(map(int, ports)),
-        )
+        formation = Formation(form.generation, form.rank, len(form.members), form.store, site_of(env))
         return self.groups.form(formation, lambda: self.control.is_over(form.generation))
 
     def _hydrate(self, form: FormGeneration) -> tuple[Seconds, int]:

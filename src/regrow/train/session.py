@@ -129,7 +129,9 @@ class Session:
                 if step is not None:
                     yield step
                     if not step.entered:
-                        raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
+                        raise UsageError(
+                            "the body of the loop did not enter its step", hint="write `with step as batch:`"
+                        )
             self._send_commit()
             self._finish()
         except GeneratorExit:
@@ -244,7 +246,9 @@ class Session:
     # --- the log -----------------------------------------------------------------------------------------------
 
     def _log(self, step: Step) -> None:
-        if not step.committed and not any(isinstance(value, torch.Tensor) and value.is_cuda for value in step.staged.values()):
+        if not step.committed and not any(
+            isinstance(value, torch.Tensor) and value.is_cuda for value in step.staged.values()
+        ):
             # Reading a CUDA tensor would stall the device in mid-step: those wait for the commit.
             self._member.stage(step.number, step.numbers())
 

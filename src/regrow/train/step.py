@@ -37,7 +37,9 @@ class Step:
 
     def __enter__(self) -> Any:
         if self.entered:
-            raise UsageError(f"step {self.number} was entered twice", hint="write `with step as batch:` once in the loop")
+            raise UsageError(
+                f"step {self.number} was entered twice", hint="write `with step as batch:` once in the loop"
+            )
         self.entered = self.inside = True
         return self._batch
 
@@ -59,8 +61,8 @@ class Step:
         """Log numbers of this step: only committed steps reach the log, each once.
 
         Inside the body the numbers wait for the commit, and even the death of this worker after its gradients were
-        reduced does not lose them; after the body they are lost in that one case. Silent in a rehearsal, and where the step
-        must run again.
+        reduced does not lose them; after the body they are lost in that one case. Silent in a rehearsal, and where the
+        step must run again.
 
         Args:
             metrics: floats, or tensors with one element.

@@ -1,0 +1,47 @@
+"""What simulated workers run, and what they can be in the middle of."""
+
+from enum import StrEnum
+
+import msgspec
+
+from regrow.core.ids import Rank, Seconds, StepNo
+
+
+class Doing(StrEnum):
+    """What a simulated worker is in the middle of; faults can strike in any."""
+
+    BUILDING = "building"
+    IDLE = "idle"
+    READY = "ready"
+    FORMING = "forming"
+    HYDRATING = "hydrating"
+    COMPUTING = "computing"
+    REDUCING = "reducing"
+    UPDATING = "updating"
+    WAITING = "waiting"
+    HALTING = "halting"
+    HALTED = "halted"
+    FINISHED = "finished"
+    AFTER = "after"
+    DEAD = "dead"
+
+
+IN_STEP = frozenset({Doing.COMPUTING, Doing.REDUCING, Doing.UPDATING})
+
+
+class Script(msgspec.Struct, frozen=True):
+    """What the workers run. Times in seconds."""
+
+    until: StepNo = StepNo(8)
+    with_session: bool = True
+    build: Seconds = 3.0
+    compute: Seconds = 0.4
+    update: Seconds = 0.05
+    hydrate: Seconds = 0.2
+    after: Seconds = 1.0
+    patience: Seconds = 1000.0
+    """How long a worker waits for an order before it gives up."""
+    bug: tuple[Rank, StepNo] | None = None
+    """The rank whose body raises the same error whenever it runs this step."""
+    leaves: tuple[Rank, StepNo] | None = None
+    """The rank that leaves its loop at this step, whatever the others do."""

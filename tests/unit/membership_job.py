@@ -1,0 +1,153 @@
+"""A machine whose agents and workers a test plays by hand, fact by fact."""
+
+from typing import Any, TypeVar
+
+from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
+from regrow.core.messages import (
+    ErrorReport,
+    Fact,
+    FaultKind,
+    FaultSpec,
+    FormGeneration,
+    JobFacts,
+    NodeJoined,
+    TimeAdvanced,
+    Warmth,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerFaulted,
+    WorkerFinished,
+    WorkerHalted,
+    WorkerHung,
+    WorkerReady,
+    WorkerResumed,
+)
+from regrow.membership.machine import Command, EndJob, Membership
+
+T = TypeVar("T")
+OOM = ErrorReport("RuntimeError", "out of memory", "Traceback: train.py, line 7\nRuntimeError: out of memory", "line 7")
+
+
+class Job:
+    """A machine and what it said."""
+
+    def __init__(
+        self, world: int = 3, *, faults: list[FaultSpec] | None = None, nodes: int = 1, **changes: Any
+    ) -> None:
+        fields: dict[str, Any] = {
+            "job": JobId("unit"),
+            "nproc": world // nodes,
+            "nodes": nodes,
+            "standbys": 0,
+            "warmth": Warmth.BUILT,
+            "max_faults": 100,
+            "window": 3600.0,
+            "max_restarts": None,
+            "durable": False,
+        }
+        self.now: Instant = 100.0
+        self.machine = Membership(JobFacts(**{**fields, **changes}), faults or [])
+        self.said: list[Command] = []
+        for index in range(nodes):
+            self.tell(NodeJoined(NodeId(f"n{index}"), "host", world // nodes, f"store{index}"))
+
+    # --- facts
+
+    def tell(self, fact: Fact, after: float = 0.01) -> list[Command]:
+        self.now += after
+        commands = self.machine.handle(fact, self.now)
+        self.said += commands
+        return commands
+
+    def wait(self) -> list[Command]:
+        deadline = self.machine.next_deadline()
+        assert deadline is not None, "the machine waits for nothing"
+        return self.tell(TimeAdvanced(), after=max(0.0, deadline - self.now))
+
+    def of(self, rank: int) -> WorkerId:
+        return self.machine.roster.places[Rank(rank)]
+
+    def standby(self) -> WorkerId:
+        return self.machine.roster.standbys()[0].worker
+
+    def ready(self, worker: WorkerId, state: int = NO_STATE, layout: str = "same") -> list[Command]:
+        return self.tell(WorkerReady(worker, StepNo(state), f"at {worker}", layout))
+
+    def halted(self, rank: int, state: int, generation: Generation | None = None) -> list[Command]:
+        return self.tell(WorkerHalted(self.of(rank), generation or self.machine.generation, StepNo(state)))
+
+    def exited(self, worker: WorkerId, code: int = -9) -> list[Command]:
+        return self.tell(WorkerExited(worker, code, self.now))
+
+    def committed(self, rank: int, step: int) -> list[Command]:
+        generation = self.machine.generation
+        return self.tell(WorkerCommitted(self.of(rank), generation, StepNo(step), self.now, 0.1))
+
+    def faulted(
+        self, rank: int, step: int, error: ErrorReport = OOM, kind: FaultKind = FaultKind.BODY
+    ) -> list[Command]:
+        return self.tell(WorkerFaulted(self.of(rank), self.machine.generation, StepNo(step), kind, error))
+
+    def hung(self, rank: int, step: int) -> list[Command]:
+        return self.tell(WorkerHung(self.of(rank), self.machine.generation, StepNo(step), 30.0, 30.0, "a hang"))
+
+    def finished(self, rank: int, state: int) -> list[Command]:
+        return self.tell(WorkerFinished(self.of(rank), self.machine.generation, StepNo(state)))
+
+    def resumed(self, rank: int) -> list[Command]:
+        return self.tell(WorkerResumed(self.of(rank), self.machine.generation, 0.01, 0.02, 1000))
+
+    # --- longer ways
+
+    @property
+    def ranks(self) -> range:
+        return range(self.machine.facts.world)
+
+    def built(self, state: int = 0) -> "Job":
+        for rank in self.ranks:
+            self.ready(self.of(rank), state)
+        return self
+
+    def joined(self) -> "Job":
+        for rank in self.ranks:
+            self.resumed(rank)
+        return self
+
+    def trained(self, step: int = 0) -> "Job":
+        """Built, joined, and `step` committed by all."""
+        self.built().joined()
+        return self.stepped(step)
+
+    def stepped(self, step: int) -> "Job":
+        for rank in self.ranks:
+            self.committed(rank, step)
+        return self
+
+    # --- what it said
+
+    def all(self, kind: type[T]) -> list[T]:
+        return [command for command in self.said if isinstance(command, kind)]
+
+    def last(self, kind: type[T]) -> T:
+        return self.all(kind)[-1]
+
+    @property
+    def end(self) -> EndJob:
+        ends = self.all(EndJob)
+        assert len(ends) == 1, f"the job has ended {len(ends)} times"
+        return ends[0]
+
+
+def form(job: Job) -> FormGeneration:
+    return job.last(FormGeneration)
+
+
+def mend(job: Job, rank: int, step: int) -> None:
+    job.exited(job.of(rank))
+    if job.all(EndJob):
+        return
+    for other in job.ranks:
+        if other != rank:
+            job.halted(other, step)
+    job.ready(job.of(rank))
+    job.joined().stepped(step)

@@ -1,0 +1,211 @@
+"""What is stale, late, repeated, or never comes."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.unit.membership_job import Job, form
+
+from regrow.core.events import GenerationFormed, IncidentClosed, IncidentOpened
+from regrow.core.ids import Generation, NodeId, StepNo
+from regrow.core.messages import (
+    ErrorReport,
+    FenceWorker,
+    NodeJoined,
+    NodeProgress,
+    TimeAdvanced,
+    WorkerCommitted,
+    WorkerHalted,
+    WorkerHung,
+    WorkerStarted,
+)
+from regrow.membership.machine import Command
+
+# --- what is stale, late, or never comes ----------------------------------------------------------------------------
+
+
+def test_what_is_said_of_an_older_generation_is_not_heard() -> None:
+    job = Job(2).trained(4)
+    job.faulted(0, 5)
+    job.halted(0, 5)
+    job.halted(1, 5)
+    job.joined()
+    job.faulted(1, 5, ErrorReport("KeyError", "x", "KeyError: x"))
+    assert (job.machine.generation, type(job.machine.state).__name__) == (2, "Mending")
+    job.halted(0, 5, Generation(1))
+    job.halted(1, 5, Generation(1))
+    assert (job.machine.generation, type(job.machine.state).__name__) == (2, "Mending")
+
+
+def test_who_does_not_answer_the_halt_is_fenced_and_replaced() -> None:
+    job = Job(3).trained(4)
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    job.ready(job.of(1))
+    silent = job.of(2)
+    job.wait()
+    assert (job.last(FenceWorker).worker, job.last(FenceWorker).dump_stacks) == (silent, True)
+    assert job.of(2) != silent
+    job.ready(job.of(2))
+    assert form(job).holders == [0]
+    assert silent not in {m.worker for m in form(job).members}
+
+
+def test_who_was_fenced_is_not_heard_any_more() -> None:
+    job = Job(2).trained(4)
+    hung = job.of(1)
+    job.hung(1, 5)
+    assert job.last(FenceWorker).worker == hung
+    job.tell(WorkerHalted(hung, Generation(1), StepNo(5)))
+    job.halted(0, 5)
+    job.ready(job.of(1))
+    assert form(job).holders == [0]
+    job.exited(hung)
+    assert len(job.all(IncidentOpened)) == 1
+
+
+def test_a_worker_that_hangs_while_groups_form_is_found_by_the_halt_that_follows() -> None:
+    job = Job(3).built()
+    job.wait()
+    assert not job.all(FenceWorker), "all of them are late, and only one is at fault"
+    job.halted(0, 0)
+    job.halted(2, 0)
+    culprit = job.of(1)
+    job.wait()
+    assert [fence.worker for fence in job.all(FenceWorker)] == [culprit]
+
+
+def test_who_alone_does_not_reach_its_new_groups_is_fenced() -> None:
+    job = Job(3).built()
+    job.resumed(0)
+    job.resumed(2)
+    late = job.of(1)
+    job.wait()
+    assert [fence.worker for fence in job.all(FenceWorker)] == [late]
+
+
+def test_who_hangs_in_a_body_while_another_thread_answers_the_halt_is_fenced() -> None:
+    job = Job(3).trained(4)
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    job.halted(2, 5)
+    job.ready(job.of(1))
+    stuck = job.of(2)
+    job.tell(WorkerHung(stuck, Generation(1), StepNo(5), 30.0, 30.0, "a hang"))
+    assert [fence.worker for fence in job.all(FenceWorker)] == [stuck]
+
+
+def test_who_was_seen_to_hang_while_it_was_halted_is_to_blame_when_no_groups_form() -> None:
+    job = Job(3).trained(4)
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    job.halted(2, 5)
+    job.hung(2, 5)
+    assert not job.all(FenceWorker), "it may be on its way, and its state may be the last"
+    job.ready(job.of(1))
+    stuck = job.of(2)
+    job.wait()
+    assert [fence.worker for fence in job.all(FenceWorker)] == [stuck]
+
+
+def test_a_joiner_that_is_never_ready_is_fenced_and_another_forked() -> None:
+    job = Job(2).trained(4)
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    joiner = job.of(1)
+    job.tell(WorkerStarted(joiner, 7))
+    job.wait()
+    assert job.last(FenceWorker).worker == joiner
+    assert job.of(1) != joiner
+
+
+def test_a_rank_that_is_never_ready_while_others_are_has_all_started_again() -> None:
+    job = Job(2)
+    for rank in job.ranks:
+        job.tell(WorkerStarted(job.of(rank), 7))
+    assert job.machine.next_deadline() is None, "a script without a session may run for days"
+    job.ready(job.of(0), 0)
+    job.wait()
+    assert {fence.worker for fence in job.all(FenceWorker)} == {job.of(0), job.of(1)}
+
+
+def test_a_worker_that_was_never_started_does_not_hold_the_job_up_for_ever() -> None:
+    job = Job(2)
+    job.tell(WorkerStarted(job.of(0), 7))
+    job.wait()
+    job.wait()
+    assert job.end.code == 75
+    assert "could not be ended" in job.end.diagnosis
+
+
+def test_a_standby_that_is_never_ready_is_replaced() -> None:
+    job = Job(2, standbys=1).trained()
+    slow = job.standby()
+    job.wait()
+    assert job.last(FenceWorker).worker == slow
+    assert job.standby() != slow
+
+
+def test_a_commit_says_that_a_worker_has_resumed_even_where_that_was_lost() -> None:
+    job = Job(2).built()
+    job.resumed(0)
+    job.committed(1, 0)
+    assert len(job.all(GenerationFormed)) == 1
+
+
+def test_progress_of_a_node_tells_the_newest_step() -> None:
+    job = Job(2).trained(0)
+    commits = [WorkerCommitted(job.of(r), Generation(1), StepNo(7), job.now, 0.1) for r in job.ranks]
+    job.tell(NodeProgress(NodeId("n0"), commits))
+    assert (job.machine.step, job.machine.snapshot().ranks[0].state_at) == (8, 8)
+    job.tell(NodeProgress(NodeId("n0"), [WorkerCommitted(job.of(0), Generation(1), StepNo(3), job.now, 0.1)]))
+    assert (job.machine.step, job.machine.snapshot().ranks[0].state_at) == (8, 8), "never back"
+
+
+def test_a_step_that_died_with_those_who_committed_it_counts_as_lost() -> None:
+    job = Job(3).trained(4)
+    job.committed(1, 5)
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    job.halted(2, 5)
+    job.ready(job.of(1))
+    job.joined().stepped(5)
+    assert job.last(IncidentClosed).steps_lost == 1
+
+
+# --- repetition -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda job: job.resumed(0),
+        lambda job: job.ready(job.of(0), 0),
+        lambda job: job.committed(0, 4),
+        lambda job: job.tell(WorkerStarted(job.of(0), 7)),
+        lambda job: job.tell(NodeJoined(NodeId("n0"), "host", 2, "store0")),
+        lambda job: job.tell(TimeAdvanced()),
+    ],
+)
+def test_a_fact_told_again_changes_nothing(again: Callable[[Job], list[Command]]) -> None:
+    job = Job(2).trained(4)
+    before = job.machine.snapshot()
+    assert again(job) == []
+    assert job.machine.snapshot() == before or job.machine.snapshot().ranks[0].pid == 7
+
+
+# --- size -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_incident_of_4000_ranks_takes_no_time_that_grows_with_its_square() -> None:
+    job = Job(4000, nodes=500, standbys=1).trained(0)
+    begun = time.process_time()
+    job.exited(job.of(17))
+    for rank in job.ranks:
+        if rank != 17:
+            job.halted(rank, 1)
+            job.machine.next_deadline()
+    job.ready(job.of(17))
+    job.joined().stepped(1)
+    assert len(job.all(IncidentClosed)) == 1
+    assert time.process_time() - begun < 3.0

@@ -1,0 +1,266 @@
+"""Budgets, ends, scripts that fail early or know nothing of regrow, faults on demand."""
+
+import pytest
+from tests.unit.membership_job import OOM, Job, form, mend
+
+from regrow.core.events import FaultInjected, IncidentClosed, Noted
+from regrow.core.ids import NodeId, Rank, StepNo
+from regrow.core.messages import (
+    ArmFault,
+    FaultFired,
+    FaultRequested,
+    FaultSpec,
+    FenceWorker,
+    FormGeneration,
+    HaltGeneration,
+    NodeLost,
+    ReleaseWorker,
+    SpawnWorker,
+    StopRequested,
+    TimeAdvanced,
+    WorkerExited,
+    WorkerFailed,
+)
+from regrow.membership.machine import EndJob
+
+# --- budgets and ends -----------------------------------------------------------------------------------------------
+
+
+def test_more_faults_than_the_window_may_hold_end_the_job_to_be_run_again() -> None:
+    job = Job(2, max_faults=2, window=60.0).trained(0)
+    mend(job, 0, 1)
+    mend(job, 1, 2)
+    assert not job.all(EndJob)
+    mend(job, 0, 3)
+    assert job.end.code == 75
+    assert "more than 2 faults within 60 s" in job.end.diagnosis
+
+
+def test_faults_older_than_the_window_are_forgiven() -> None:
+    job = Job(2, max_faults=2, window=60.0).trained(0)
+    for step in range(1, 6):
+        job.now += 31.0
+        mend(job, step % 2, step)
+    assert not job.all(EndJob)
+
+
+def test_a_stop_request_ends_the_job_to_be_run_again() -> None:
+    job = Job(2).trained(4)
+    job.tell(StopRequested("SIGTERM"))
+    assert (job.end.code, job.end.diagnosis) == (75, "stopped at step 5: SIGTERM")
+    assert job.machine.handle(TimeAdvanced(), job.now) == []
+
+
+def test_a_lost_node_ends_the_job_to_be_run_again() -> None:
+    job = Job(2).trained(4)
+    job.tell(NodeLost(NodeId("n0"), "its connection ended"))
+    assert job.end.code == 75
+    assert "n0" in job.end.diagnosis
+
+
+def test_a_job_whose_workers_have_all_finished_is_released_and_ends_well() -> None:
+    job = Job(2, standbys=1).trained(4)
+    standby = job.standby()
+    job.finished(0, 5)
+    assert not job.all(ReleaseWorker), "the other may still need its state"
+    job.finished(1, 5)
+    assert [r.worker for r in job.all(ReleaseWorker)] == [job.of(0), job.of(1)]
+    assert job.last(FenceWorker).worker == standby
+    job.exited(job.of(0), 0)
+    job.exited(job.of(1), 0)
+    assert (job.end.code, job.end.diagnosis) == (0, "")
+
+
+def test_the_release_is_repeated_until_the_worker_has_gone() -> None:
+    job = Job(2).trained(4)
+    job.finished(0, 5)
+    job.finished(1, 5)
+    job.exited(job.of(0), 0)
+    assert [command.worker for command in job.wait() if isinstance(command, ReleaseWorker)] == [job.of(1)]
+
+
+def test_a_worker_that_stays_long_after_all_others_have_gone_ends_the_job() -> None:
+    job = Job(2, build_deadline=90.0).trained(4)
+    job.finished(0, 5)
+    job.finished(1, 5)
+    job.exited(job.of(0), 0)
+    for _ in range(5):
+        job.wait()
+    assert job.end.code == 75
+    assert "rank 1" in job.end.diagnosis
+
+
+def test_an_error_after_the_last_step_is_the_scripts_own() -> None:
+    job = Job(2).trained(4)
+    job.finished(0, 5)
+    job.finished(1, 5)
+    job.tell(WorkerFailed(job.of(1), OOM, StepNo(5)))
+    job.exited(job.of(1), 1)
+    assert job.end.code == 1
+    assert OOM.traceback in job.end.diagnosis
+
+
+def test_a_worker_killed_while_it_waits_for_the_others_to_finish_is_replaced() -> None:
+    job = Job(2).trained(4)
+    job.finished(0, 5)
+    job.exited(job.of(0))
+    job.halted(1, 5)
+    job.ready(job.of(0))
+    assert (form(job).step, form(job).holders) == (5, [1])
+    job.joined()
+    job.finished(0, 5)
+    job.finished(1, 5)
+    assert len(job.all(IncidentClosed)) == 1
+    assert len(job.all(ReleaseWorker)) == 2
+
+
+def test_a_rank_that_leaves_the_loop_early_is_named() -> None:
+    job = Job(2).trained(4)
+    job.finished(1, 5)
+    job.hung(0, 5)
+    assert job.end.code == 1
+    assert "rank 1 left the training loop after step 4" in job.end.diagnosis
+
+
+def test_ranks_that_never_say_they_have_finished_are_asked_where_they_stand() -> None:
+    job = Job(2).trained(4)
+    job.finished(1, 5)
+    job.wait()
+    assert {halt.worker for halt in job.all(HaltGeneration)} == {job.of(0), job.of(1)}
+
+
+# --- before the first step ------------------------------------------------------------------------------------------
+
+
+def test_a_script_error_before_the_first_step_is_not_tried_again() -> None:
+    job = Job(2)
+    job.tell(WorkerFailed(job.of(1), OOM, StepNo(-1)))
+    job.exited(job.of(1), 1)
+    assert not job.all(EndJob), "another's death may yet turn out to be the cause"
+    job.wait()
+    assert job.end.code == 1
+    assert "rank 1 failed before its first step" in job.end.diagnosis
+    assert OOM.traceback in job.end.diagnosis
+
+
+def test_a_script_error_before_the_first_step_is_tried_again_where_restarts_are_allowed() -> None:
+    job = Job(2, max_restarts=1)
+    for attempt in (1, 2):
+        job.exited(job.of(1), 1)
+        job.wait()
+        if attempt == 1:
+            job.exited(job.of(0))
+            assert job.last(SpawnWorker).restarts == 1
+    assert job.end.code == 1
+
+
+def test_a_death_by_signal_explains_the_errors_of_its_peers() -> None:
+    job = Job(2)
+    job.exited(job.of(1), 1)
+    job.exited(job.of(0), -9)
+    assert not job.all(EndJob)
+    assert "rank 0 was ended by SIGKILL" in job.last(Noted).text
+
+
+def test_a_rank_that_ends_before_its_first_step_while_others_wait_for_it_is_named() -> None:
+    job = Job(2)
+    job.exited(job.of(1), 0)
+    job.ready(job.of(0), 0)
+    job.wait()
+    assert job.end.code == 1
+    assert "rank 1 exited with code 0 before its first step" in job.end.diagnosis
+
+
+def test_a_joiner_that_fails_the_same_way_twice_ends_the_job() -> None:
+    job = Job(2).trained(4)
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    for _ in range(2):
+        job.tell(WorkerFailed(job.of(1), OOM, StepNo(-1)))
+        job.exited(job.of(1), 1)
+    assert job.end.code == 1
+    assert OOM.traceback in job.end.diagnosis
+
+
+# --- scripts without a session --------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_of_a_script_without_a_session_has_all_started_again() -> None:
+    job = Job(3)
+    workers = [job.of(rank) for rank in job.ranks]
+    job.exited(workers[1])
+    assert {fence.worker for fence in job.all(FenceWorker)} == {workers[0], workers[2]}
+    job.exited(workers[0])
+    assert len(job.all(SpawnWorker)) == 3, "not beside one that may still run"
+    job.exited(workers[2])
+    assert [s.restarts for s in job.all(SpawnWorker)[3:]] == [1, 1, 1]
+    for rank in job.ranks:
+        job.exited(job.of(rank), 0)
+    assert job.end.code == 0
+
+
+def test_restarts_of_a_script_without_a_session_are_limited_by_max_restarts() -> None:
+    job = Job(1, max_restarts=1)
+    job.exited(job.of(0))
+    job.exited(job.of(0))
+    assert job.end.code == 1
+    assert "started again 1 times" in job.end.diagnosis
+
+
+def test_workers_that_cannot_be_ended_end_the_job() -> None:
+    job = Job(2)
+    job.exited(job.of(1))
+    job.wait()
+    assert job.end.code == 75
+    assert job.of(0) in job.end.diagnosis
+
+
+# --- faults on demand -----------------------------------------------------------------------------------------------
+
+
+def test_a_planned_fault_is_sent_again_until_it_has_fired_and_then_never() -> None:
+    plan = FaultSpec("f1", Rank(1), step=StepNo(9))
+    job = Job(2, faults=[plan])
+    assert [s.faults for s in job.all(SpawnWorker)] == [[], [plan]]
+    job.trained(4)
+    mend(job, 1, 5)
+    assert {f.rank: f.faults for f in job.all(FormGeneration)[-2:]} == {0: [], 1: [plan]}
+    job.tell(FaultFired(job.of(1), "f1", StepNo(9), job.now))
+    job.tell(FaultFired(job.of(1), "f1", StepNo(9), job.now))
+    assert len(job.all(FaultInjected)) == 1
+    mend(job, 1, 9)
+    assert all(not f.faults for f in job.all(FormGeneration)[-2:])
+
+
+def test_a_fault_that_fired_is_known_even_where_the_exit_was_known_before() -> None:
+    job = Job(2, faults=[FaultSpec("f1", Rank(1))]).trained(4)
+    victim = job.of(1)
+    job.exited(victim)
+    job.tell(FaultFired(victim, "f1", StepNo(5), job.now))
+    assert job.last(FaultInjected).rank == 1
+    job.halted(0, 5)
+    job.ready(job.of(1))
+    assert all(not f.faults for f in job.all(FormGeneration)[-2:])
+
+
+def test_an_incident_starts_when_the_fault_on_demand_struck() -> None:
+    job = Job(2, faults=[FaultSpec("f1", Rank(1))]).trained(4)
+    job.tell(FaultFired(job.of(1), "f1", StepNo(5), job.now))
+    struck = job.now - 0.01
+    job.tell(WorkerExited(job.of(1), -9, job.now + 0.3), after=0.4)
+    job.halted(0, 5)
+    job.ready(job.of(1))
+    job.joined().stepped(5)
+    assert job.last(IncidentClosed).fault_at == pytest.approx(struck)
+
+
+def test_a_fault_that_somebody_asks_for_is_armed_at_once() -> None:
+    job = Job(2).trained(4)
+    job.tell(FaultRequested(FaultSpec("now", Rank(1))))
+    assert job.last(ArmFault).worker == job.of(1)
+
+
+def test_a_fault_for_a_rank_that_does_not_exist_is_noted() -> None:
+    job = Job(2).trained(4)
+    job.tell(FaultRequested(FaultSpec("now", Rank(5))))
+    assert "no rank 5" in job.last(Noted).text
