@@ -11,6 +11,8 @@ from regrow.core.events import StepCommitted
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import WorkerCommitted, WorkerStaged
 
+_FORMS_KEPT = 64
+"""A worker's end is known at the latest so many generations after the one that replaced its own."""
 _log = logging.getLogger("regrow.agent")
 
 
@@ -54,13 +56,17 @@ class Ledger:
     """Committed steps, and those that a dead worker had computed but not committed.
 
     A replicated world needs no barrier: when one rank dies in its update, another may have committed the step, and
-    then it counts for all. The dead rank's staged metrics are written if so (`adopted`), and dropped if the step runs
-    again.
+    then it counts for all. Whether it does is decided when the dead rank's generation is replaced: the new one starts
+    after the step, or with it. The staged metrics are written in the first case (`adopted`), and dropped in the second,
+    in which the step runs again. That a worker has died may be known before or after what replaces its generation.
     """
 
     def __init__(self, file: StepsFile) -> None:
         self._file = file
-        self._newest: dict[Generation, StepNo] = {}
+        self._formed: dict[Generation, StepNo] = {}
+        """The state that each generation started with, oldest first."""
+        self._forgotten = Generation(-1)
+        """The newest generation that is not in `_formed` any more."""
         self._heritage: list[_Heritage] = []
 
     def committed(self, fact: WorkerCommitted, rank: Rank) -> None:
@@ -78,32 +84,30 @@ class Ledger:
                 adopted=fact.adopted,
             )
         )
-        self._newest = {
-            generation: step for generation, step in self._newest.items() if generation >= fact.generation - 1
-        }
-        self._newest[fact.generation] = max(fact.step, self._newest.get(fact.generation, fact.step))
-        self._settle()
 
     def died(self, staged: WorkerStaged | None, committed: StepNo | None, rank: Rank, at: Instant) -> None:
         """A worker ended. `staged`: the metrics it showed last; `committed`: the last step that it committed."""
         if staged is None or (committed is not None and committed >= staged.step):
             return
-        self._heritage.append(_Heritage(rank, staged, at))
-        self._settle()
+        if staged.generation >= self._forgotten:
+            self._heritage.append(_Heritage(rank, staged, at))
+            self._settle()
 
     def formed(self, generation: Generation, step: StepNo) -> None:
         """A new membership goes on from `state@step`: older steps are committed, `step` and later ones are not."""
-        for heir in [heir for heir in self._heritage if heir.staged.generation < generation]:
-            self._heritage.remove(heir)
-            if step > heir.staged.step:
-                self._adopt(heir)
+        self._formed[generation] = step
+        self._settle()
+        while len(self._formed) > _FORMS_KEPT:
+            self._forgotten = min(self._formed)
+            del self._formed[self._forgotten]
 
     def _settle(self) -> None:
         for heir in list(self._heritage):
-            newest = self._newest.get(heir.staged.generation)
-            if newest is not None and newest >= heir.staged.step:
+            newer = [generation for generation in self._formed if generation > heir.staged.generation]
+            if newer:
                 self._heritage.remove(heir)
-                self._adopt(heir)
+                if self._formed[min(newer)] > heir.staged.step:
+                    self._adopt(heir)
 
     def _adopt(self, heir: _Heritage) -> None:
         staged = heir.staged

@@ -62,7 +62,7 @@ class Watcher:
         self._timeout = timeout
         self._steps: deque[Seconds] = deque(maxlen=_RECENT_STEPS)
         self._seen: dict[WorkerId, tuple[int, Instant]] = {}
-        self._told: dict[WorkerId, int] = {}
+        self._told: dict[WorkerId, tuple[int, Instant]] = {}
 
     @property
     def bound(self) -> Seconds:
@@ -78,7 +78,7 @@ class Watcher:
     def look(self, readings: dict[WorkerId, Reading], now: Instant) -> list[Sight]:
         """Readings with the time since when each shows the same; workers not among them are forgotten."""
         self._seen = {worker: seen for worker, seen in self._seen.items() if worker in readings}
-        self._told = {worker: beats for worker, beats in self._told.items() if worker in readings}
+        self._told = {worker: told for worker, told in self._told.items() if worker in readings}
         sights = []
         for worker, reading in readings.items():
             beats, since = self._seen.get(worker, (-1, now))
@@ -89,12 +89,16 @@ class Watcher:
         return sights
 
     def news(self, sights: list[Sight], now: Instant) -> list[WorkerHung]:
-        """What to report: each standstill once."""
+        """What to report: each standstill, and again after every further `bound` that it lasts.
+
+        What the coordinator makes of it depends on what it knows at that moment, so once may be too early.
+        """
         found = []
         for sight in decide(sights, bound=self.bound, now=now):
-            if self._told.get(sight.worker) == sight.reading.beats:
+            beats, at = self._told.get(sight.worker, (-1, now))
+            if beats == sight.reading.beats and now - at < self.bound:
                 continue
-            self._told[sight.worker] = sight.reading.beats
+            self._told[sight.worker] = (sight.reading.beats, now)
             found.append(self._describe(sight, now))
         return found
 

@@ -18,15 +18,17 @@ class EchoTransport:
         self._size = size
         self._answers: dict[str, Callable[..., Any]] = {
             "allgather": _fill_lists,
-            "allgather_coalesced": _fill_lists,
+            "allgather_coalesced": _fill_rows,
             "_allgather_base": self._gather_base,
             "all_gather_single": self._gather_base,
             "allgather_into_tensor_coalesced": _pairwise(self._gather_base),
+            "all_gather_single_coalesced": _pairwise(self._gather_base),
             "gather": _fill_lists,
             "reduce_scatter": _take_first,
             "_reduce_scatter_base": self._scatter_base,
             "reduce_scatter_single": self._scatter_base,
             "reduce_scatter_tensor_coalesced": _pairwise(self._scatter_base),
+            "reduce_scatter_single_coalesced": _pairwise(self._scatter_base),
             "scatter": _take_first,
             "alltoall": _copy_lists,
             "alltoall_base": _copy_base,
@@ -54,10 +56,10 @@ class EchoTransport:
         """Nothing to free."""
 
     def _gather_base(self, output: Any, given: Any, *_: Any) -> None:
-        output.view(self._size, -1).copy_(given.reshape(1, -1).expand(self._size, -1))
+        output.copy_(given.reshape(1, -1).expand(self._size, -1).reshape(output.shape))
 
     def _scatter_base(self, output: Any, given: Any, *_: Any) -> None:
-        output.view(-1).copy_(given.reshape(self._size, -1)[0])
+        output.copy_(given.reshape(self._size, -1)[0].reshape(output.shape))
 
 
 def _pairwise(answer: Callable[..., None]) -> Callable[..., None]:
@@ -74,6 +76,12 @@ def _fill_lists(outputs: list[list[Any]], given: list[Any], *_: Any) -> None:
             tensor.copy_(source)
 
 
+def _fill_rows(outputs: list[list[Any]], given: list[Any], *_: Any) -> None:
+    for row in outputs:
+        for tensor, source in zip(row, given, strict=True):
+            tensor.copy_(source)
+
+
 def _take_first(outputs: list[Any], given: list[list[Any]], *_: Any) -> None:
     for output, sources in zip(outputs, given, strict=False):
         output.copy_(sources[0])
@@ -86,4 +94,4 @@ def _copy_lists(outputs: list[Any], given: list[Any], *_: Any) -> None:
 
 def _copy_base(output: Any, given: Any, *_: Any) -> None:
     if output.numel() == given.numel():
-        output.view(-1).copy_(given.reshape(-1))
+        output.copy_(given.reshape(output.shape))

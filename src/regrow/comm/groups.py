@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,8 @@ class RegrowGroup(ProcessGroup):
         self._groups = groups
         self._name = name
         self.ranks = ranks
+        self.key = name
+        """What it is called in the store: the same on all of its ranks, and never used twice in a generation."""
         self._place, self._count = rank, size
         self.transport: Transport | None = None
         self.echo: EchoTransport | None = None
@@ -154,6 +157,7 @@ class Groups:
         self.on_collective: Callable[[str], None] | None = None
         self.after_collective: Callable[[str], None] | None = None
         self._groups: list[RegrowGroup] = []
+        self._made: Counter[str] = Counter()
         self._formation: Formation | None = None
         self._store: AgentStore | None = None
         self._lock = threading.Lock()
@@ -183,19 +187,22 @@ class Groups:
     def make(self, name: str, ranks: list[int], rank: int, size: int) -> RegrowGroup:
         """A new group of the script's, on an echo transport or on the present generation."""
         group = RegrowGroup(self, name, ranks or list(range(size)), rank, size)
+        # Ranks are in different groups, so a count of their own would not mean the same one to all of them.
+        group.key = f"{name}.{self._made[name]}"
+        self._made[name] += 1
         self._groups.append(group)
-        self._give_transport(group, len(self._groups) - 1)
+        self._give_transport(group)
         return group
 
-    def _give_transport(self, group: RegrowGroup, index: int) -> None:
+    def _give_transport(self, group: RegrowGroup) -> None:
         formation, store = self._formation, self._store
         if formation is None or store is None:
             group.transport = EchoTransport(group.size())
             return
-        mesh = MeshTransport(Mesh(store, f"mesh/{index}", group.rank(), group.size(), formation.site))
+        mesh = MeshTransport(Mesh(store, f"mesh/{group.key}", group.rank(), group.size(), formation.site))
         transport: Transport = mesh
         if nccl.available():
-            keys = private.PrefixStore(f"nccl/{index}", store)
+            keys = private.PrefixStore(f"nccl/{group.key}", store)
             transport = nccl.NcclTransport(mesh, keys, group.rank(), group.size())
         with self._lock:
             if self.halted:
@@ -221,10 +228,10 @@ class Groups:
         self._open(formation)
         if is_halted():
             self.halt()
-        for index, group in enumerate(self._groups):
+        for group in self._groups:
             if formation.rank in group.ranks:
                 group.seat(group.ranks.index(formation.rank))
-            self._give_transport(group, index)
+            self._give_transport(group)
         return time.monotonic() - started
 
     def serves(self, generation: Generation) -> bool:

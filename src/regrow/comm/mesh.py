@@ -1,9 +1,10 @@
 """One connection to every peer of a group, in one generation. Ends within milliseconds when it is halted.
 
-gloo is not used for this: when a peer dies while a send is queued, gloo forgets to fail that send, and its thread waits for
-it until the time-out of the whole group (see `docs/decisions/0003-own-cpu-transport.md`).
+gloo is not used for this: when a peer dies while a send is queued, gloo forgets to fail that send, and its thread waits
+for it until the time-out of the whole group (see `docs/decisions/0003-own-cpu-transport.md`).
 """
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -12,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +25,7 @@ from regrow.core.ids import Seconds
 from regrow.core.wire import connect
 
 _HELLO = struct.Struct("!32sII")
+_HELLO_S: Seconds = 10.0
 _POLL_MS = 1000
 _BUFFER_BYTES = 4 << 20
 COLLECTIVES, POINT_TO_POINT = 0, 1
@@ -62,15 +65,16 @@ class Mesh:
     size: int
     site: Site
     _peers: dict[tuple[int, int], socket.socket] = field(default_factory=dict)
-    _listener: socket.socket | None = None
+    _passing: set[socket.socket] = field(default_factory=set)
+    """What is used while the mesh is formed: the listener, and connections that have not said who they are."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     halted: bool = False
 
     def form(self, deadline: Seconds) -> Self:
         """Connect to every peer. Raises `GenerationHalted`, `DeadlineExceeded`, `OSError`."""
         until = time.monotonic() + deadline
-        listener, address, path = self._listen()
-        try:
+        with contextlib.ExitStack() as stack:
+            listener, address = self._listen(stack)
             self.store.set(f"{self.name}/{self.rank}", address)
             for peer in range(self.rank):
                 for lane in _LANES:
@@ -78,40 +82,46 @@ class Mesh:
             expected = len(_LANES) * (self.size - 1 - self.rank)
             while expected:
                 expected -= self._answer(listener, until)
-        finally:
-            listener.close()
-            if path is not None:
-                path.unlink(missing_ok=True)
         return self
 
-    def _listen(self) -> tuple[socket.socket, str, Path | None]:
+    def _listen(self, stack: contextlib.ExitStack) -> tuple[socket.socket, str]:
         if self.site.socket_dir is not None:
             path = Path(self.site.socket_dir) / f"mesh-{os.getpid()}-{secrets.token_hex(4)}"
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            stack.callback(path.unlink, missing_ok=True)
             listener.bind(str(path))
             address = f"unix:{path}"
         else:
-            path = None
-            listener = socket.create_server((self.site.host, 0))
+            listener = stack.enter_context(socket.create_server((self.site.host, 0)))
             address = f"tcp:{self.site.host}:{listener.getsockname()[1]}"
         listener.listen(2 * self.size)
-        with self._lock:
-            self._listener = listener
-            self._refuse_halted(listener)
-        return listener, address, path
+        stack.enter_context(self._passes(listener))
+        return listener, address
 
-    def _refuse_halted(self, sock: socket.socket) -> None:
-        if self.halted:
-            sock.close()
-            raise GenerationHalted("halted while its groups were formed")
+    @contextlib.contextmanager
+    def _passes(self, sock: socket.socket) -> Iterator[None]:
+        """Within this, `halt` ends what is blocked in the socket. It is closed after it, unless it is a peer's then."""
+        with self._lock:
+            self._passing.add(sock)
+            halted = self.halted
+        try:
+            if halted:
+                raise GenerationHalted("halted while its groups were formed")
+            yield
+        finally:
+            with self._lock:
+                self._passing.discard(sock)
+                if sock not in self._peers.values():
+                    sock.close()
 
     def _call(self, peer: int, lane: int, until: float) -> None:
         left = max(0.001, until - time.monotonic())
         self.store.set_timeout(timedelta(seconds=left))
         address = self.store.get(f"{self.name}/{peer}").decode()
         sock = connect(address, left)
-        sock.sendall(_HELLO.pack(self._secret(), self.rank, lane))
-        self._keep(sock, peer, lane)
+        with self._passes(sock):
+            sock.sendall(_HELLO.pack(self._secret(), self.rank, lane))
+            self._keep(sock, peer, lane)
 
     def _answer(self, listener: socket.socket, until: float) -> int:
         listener.settimeout(max(0.001, until - time.monotonic()))
@@ -125,18 +135,31 @@ class Mesh:
             if self.halted:
                 raise GenerationHalted("halted while its groups were formed") from error
             raise
-        sock.settimeout(max(0.001, until - time.monotonic()))
-        hello = sock.recv(_HELLO.size, socket.MSG_WAITALL)
-        if len(hello) < _HELLO.size:
-            sock.close()
-            return 0
-        secret, peer, lane = _HELLO.unpack(hello)
-        stranger = not secrets.compare_digest(secret, self._secret())
-        if stranger or peer <= self.rank or peer >= self.size or lane not in _LANES:
-            sock.close()
-            return 0
-        self._keep(sock, peer, lane)
+        with self._passes(sock):
+            hello = self._hello(sock, until)
+            if len(hello) < _HELLO.size:
+                return 0
+            secret, peer, lane = _HELLO.unpack(hello)
+            stranger = not secrets.compare_digest(secret, self._secret())
+            if stranger or not self.rank < peer < self.size or lane not in _LANES or (peer, lane) in self._peers:
+                return 0
+            self._keep(sock, peer, lane)
         return 1
+
+    def _hello(self, sock: socket.socket, until: float) -> bytes:
+        """What the caller says first; too short where it ends, or keeps the others waiting."""
+        latest = min(until, time.monotonic() + _HELLO_S)
+        hello = b""
+        while len(hello) < _HELLO.size:
+            sock.settimeout(max(0.001, latest - time.monotonic()))
+            try:
+                more = sock.recv(_HELLO.size - len(hello))
+            except OSError:
+                break
+            if not more:
+                break
+            hello += more
+        return hello
 
     def _secret(self) -> bytes:
         return hashlib.sha256(f"{self.site.token}|{self.name}|{self.size}".encode()).digest()
@@ -148,8 +171,9 @@ class Mesh:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
+            if self.halted:
+                raise GenerationHalted("halted while its groups were formed")
             self._peers[peer, lane] = sock
-            self._refuse_halted(sock)
 
     def exchange(
         self,
@@ -242,7 +266,7 @@ class Mesh:
         """End every call that is blocked in a connection; from any thread."""
         with self._lock:
             self.halted = True
-            socks = [*self._peers.values(), *([self._listener] if self._listener is not None else [])]
+            socks = [*self._peers.values(), *self._passing]
         for sock in socks:
             try:
                 sock.shutdown(socket.SHUT_RDWR)

@@ -215,6 +215,12 @@ class MeshTransport:
     def _all_gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         return self._run(lambda run: _each(run.all_gather, outputs, inputs), outputs)
 
+    def _all_gather_coalesced(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        by_input = [list(of_all_ranks) for of_all_ranks in zip(*outputs, strict=True)]
+        return self._run(lambda run: _each(run.all_gather, by_input, inputs), outputs)
+
     def _all_gather_into(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
         return self._run(lambda run: run.all_gather(self._rows(output), given), [output])
 
@@ -266,7 +272,12 @@ class MeshTransport:
         return self._lane("receive", peer).submit(lambda: self._collectives.receive(tensors, peer, tag), tensors)
 
     def _rows(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return list(tensor.view(-1).chunk(self._mesh.size) if tensor.is_contiguous() else tensor.chunk(self._mesh.size))
+        size = self._mesh.size
+        rows = tensor.view(-1) if tensor.is_contiguous() else tensor
+        count = rows.shape[0] if rows.dim() else 1
+        if count % size:
+            raise UsageError(f"{count} elements cannot be dealt out to {size} ranks", hint="pad the tensor")
+        return list(rows.tensor_split(size)) if count else [rows] * size
 
 
 _METHODS: dict[str, Callable[..., Work]] = {
@@ -278,7 +289,7 @@ _METHODS: dict[str, Callable[..., Work]] = {
     "all_gather_single": MeshTransport._all_gather_into,
     "allgather_into_tensor_coalesced": MeshTransport._all_gather_into_many,
     "all_gather_single_coalesced": MeshTransport._all_gather_into_many,
-    "allgather_coalesced": MeshTransport._all_gather,
+    "allgather_coalesced": MeshTransport._all_gather_coalesced,
     "reduce_scatter": MeshTransport._reduce_scatter,
     "_reduce_scatter_base": MeshTransport._reduce_scatter_from,
     "reduce_scatter_single": MeshTransport._reduce_scatter_from,

@@ -71,7 +71,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     job_dir: str
     """Records and logs of the job; outlives it."""
     log_dir: str
-    """Per-rank output files: `rank<R>.<worker>.log`."""
+    """Output files, one a rank, whoever fills it: `rank<R>.log`."""
     socket_dir: str
     """Private folder (0700) for unix sockets; removed at the end."""
     bind: str = "127.0.0.1"

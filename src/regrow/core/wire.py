@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 import threading
@@ -95,7 +96,10 @@ class BlockingChannel(Generic[Incoming]):
         """Close the socket; a blocked `messages` ends."""
         with contextlib.suppress(OSError):  # not connected any more: then nobody is blocked in it
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        # Not `close`: that waits for the reader's file object, which lives as long as the unfinished `messages`.
+        descriptor = self._sock.detach()
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def connect(address: str, deadline: float = CONNECT_S) -> socket.socket:

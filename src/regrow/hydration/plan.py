@@ -1,14 +1,26 @@
 """Who sends which bytes. Pure: no sockets, no tensors, no clock."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
-from regrow.hydration.inventory import TensorEntry
+from typing import NamedTuple, Protocol
 
 CHUNK_BYTES = 1 << 20
 """The most that one checksum covers. Small enough to stay in a core's cache between the copy and its checksum."""
 SMALL_BYTES = 64 << 10
 """Ranges below this share a chunk: thousands of tiny tensors then cost no more than a few large ones."""
+
+
+class Sized(Protocol):
+    """A tensor as far as a plan goes: its name and its bytes."""
+
+    @property
+    def name(self) -> str:
+        """What both sides call it."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        ...
 
 
 class Span(NamedTuple):
@@ -37,7 +49,7 @@ Chunk = tuple[Span, ...]
 """What one checksum covers."""
 
 
-def whole(entries: Iterable[TensorEntry]) -> list[Span]:
+def whole(entries: Iterable[Sized]) -> list[Span]:
     """All bytes of all tensors, in order; tensors without elements have none."""
     return [Span(entry.name, 0, entry.nbytes) for entry in entries if entry.nbytes]
 

@@ -98,4 +98,4 @@ def stopped(reason: str, step: StepNo) -> str:
 def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None) -> str:
     """Standbys that cannot be built are not tried for ever."""
     why = f": {error[0].type}: {error[0].message}" if error else ""
-    return f"standbys die before they are built, the last was {worker}{why}; going on without"
+    return f"standbys die or do not fit before they are of use, the last was {worker}{why}; going on without"

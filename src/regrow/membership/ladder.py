@@ -162,6 +162,12 @@ class Ladder:
             error = self.errors.of(standby.worker)
             self.orders.note(say.standbys_given_up(standby.worker, error), now, standby)
 
+    def standby_differs(self, standby: WorkerRecord, now: Instant) -> None:
+        """A standby built another model than the ranks: the job can do without it, in a rank too."""
+        self.orders.note(f"{say.layout_differs(standby.worker, None)}; it is not used", now, standby)
+        self.standby_failed(standby, now)
+        self.orders.fence(standby, "built another model", now)
+
     def own_error(self, worker: WorkerRecord) -> str:
         """The error that ended the worker's script, for people; empty where it told none."""
         told = self.errors.of(worker.worker)

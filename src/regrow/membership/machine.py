@@ -209,7 +209,9 @@ class Membership:
             case _ if worker.stage is Stage.GONE:
                 pass
             case WorkerStarted():
-                worker.pid = event.pid
+                if worker.pid != event.pid and worker.stage in BUILDING:
+                    worker.pid = event.pid
+                    self._orders.write(record.WorkerForked(at=now, worker=worker.worker, pid=event.pid))
                 if worker.stage is Stage.ORDERED:
                     self.roster.move(worker, Stage.STARTING, now)
             case WorkerExited():
@@ -253,18 +255,23 @@ class Membership:
         if worker.stage not in BUILDING or (worker.script_ordered and not event.endpoint):
             return
         if not event.endpoint:
+            if worker.stage is not Stage.IDLE:
+                self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
             self.roster.move(worker, Stage.IDLE, now)
             self._ladder.start_if_seated(worker, now)
             return
         worker.has_session = True
         worker.state_at, worker.endpoint, worker.layout = event.state_at, event.endpoint, event.layout
         self.roster.move(worker, Stage.READY, now)
-        if worker.role is Role.STANDBY:
-            self.roster.nodes[worker.node].failed_standbys = 0
         self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
         self._ladder.layout = self._ladder.layout or event.layout
-        if event.layout != self._ladder.layout:
+        fits = event.layout == self._ladder.layout
+        if not fits and worker.role is Role.STANDBY:
+            self._ladder.standby_differs(worker, now)
+        elif not fits:
             self._ladder.end(SCRIPT_ERROR, say.layout_differs(worker.worker, worker.rank), now)
+        elif worker.role is Role.STANDBY:
+            self.roster.nodes[worker.node].failed_standbys = 0
 
     def _worker_committed(self, worker: WorkerRecord, event: WorkerCommitted, now: Instant) -> None:
         if worker.stage is Stage.JOINING:

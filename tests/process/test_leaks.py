@@ -1,0 +1,109 @@
+"""A hundred faults in one run leave the survivors and the agent as they were."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+import pytest
+from tests.process.launching import Running, Site, site
+from tests.process.training import SCRIPTS, Fault
+
+FAULTS, WARM = 100, 25
+QUIET_STEPS = 200
+STAGES = ("data", "forward", "backward", "reduce", "update", "commit")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one process holds; `resident` in bytes."""
+
+    descriptors: int
+    threads: int
+    resident: int
+
+
+def look(pid: int) -> Sample:
+    process = psutil.Process(pid)
+    with process.oneshot():
+        return Sample(process.num_fds(), process.num_threads(), process.memory_info().rss)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+def closed_incidents(site: Site) -> int:
+    return (site.home / "jobs" / "long" / "events.jsonl").read_text().count('"IncidentClosed"')
+
+
+def settled(pids: dict[str, int]) -> dict[str, Sample]:
+    """The median of a few looks: at any one moment a worker may be in the middle of a recovery."""
+    looks = []
+    for _ in range(9):
+        looks.append({name: look(pid) for name, pid in pids.items()})
+        time.sleep(0.05)
+    return {
+        name: Sample(
+            int(median(each[name].descriptors for each in looks)),
+            int(median(each[name].threads for each in looks)),
+            int(median(each[name].resident for each in looks)),
+        )
+        for name in pids
+    }
+
+
+def wait_for_incidents(site: Site, running: Running, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while closed_incidents(site) < count:
+        assert running.process.poll() is None, running.output
+        assert time.monotonic() < deadline, f"{closed_incidents(site)} of {count} incidents"
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(240)
+def test_a_hundred_faults_leave_no_trace_in_survivors_and_agent(here: Site) -> None:
+    plan = here.folder / "plan.toml"
+    # A quiet stretch after the first faults and one at the end, to look at. Rank 0 is spared, so that one worker lives
+    # through all of it.
+    faults = [
+        Fault(
+            1 + at % 2,
+            3 + 3 * at + (QUIET_STEPS if at >= WARM else 0),
+            STAGES[at % 6],
+            ("sigkill", "exception")[at // 6 % 2],
+        )
+        for at in range(FAULTS)
+    ]
+    plan.write_text("\n".join(fault.toml() for fault in faults))
+    script = (str(SCRIPTS / "train_small.py"), "--steps", str(3 * FAULTS + 2 * QUIET_STEPS), "--pause", "0.01")
+    shared_before = set(Path("/dev/shm").iterdir())
+    with here.start(
+        "run", "--job", "long", "--nproc-per-node", "3", "--max-faults", "1000", "--fault-plan", str(plan), *script
+    ) as running:
+        running.wait_for("records and logs")
+        deadline = time.monotonic() + 60
+        while not (here.home / "jobs" / "long" / "events.jsonl").exists() or closed_incidents(here) < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        status = json.loads(here.regrow("status", "long", "--json").stdout)
+        launcher = psutil.Process(running.process.pid)
+        agent = next(child for child in launcher.children() if "regrow.agent" in " ".join(child.cmdline()))
+        pids = {"survivor": status["ranks"][0]["pid"], "agent": agent.pid, "launcher": launcher.pid}
+        wait_for_incidents(here, running, WARM)
+        before, processes_before = settled(pids), len(launcher.children(recursive=True))
+        wait_for_incidents(here, running, FAULTS)
+        after, processes_after = settled(pids), len(launcher.children(recursive=True))
+        assert running.wait() == 0, running.output
+    assert set(Path("/dev/shm").iterdir()) <= shared_before
+    assert processes_after <= processes_before
+    for name in pids:
+        assert after[name].descriptors <= before[name].descriptors, (name, before, after)
+        assert after[name].threads <= before[name].threads, (name, before, after)
+        assert after[name].resident <= before[name].resident * 1.02, (name, before, after)
