@@ -6,10 +6,8 @@ and, as it is, alone: `python examples/train_gpt.py`.
 """
 
 import argparse
-import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -34,28 +32,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def digest(*parts: Any) -> str:
-    """SHA-256 over the bits of all tensors and numbers in the parts' state."""
-    sha = hashlib.sha256()
-
-    def feed(item: Any) -> None:
-        if isinstance(item, torch.Tensor):
-            sha.update(item.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(item, dict):
-            for key, value in item.items():
-                sha.update(repr(key).encode())
-                feed(value)
-        elif isinstance(item, list | tuple):
-            for value in item:
-                feed(value)
-        else:
-            sha.update(repr(item).encode())
-
-    for part in parts:
-        feed(part.state_dict())
-    return sha.hexdigest()
-
-
 def main() -> None:
     """One training run."""
     args = arguments()
@@ -76,16 +52,15 @@ def main() -> None:
         with step as batch:
             x, y = batch
             loss = model(x, y)
+            step.log(loss=loss)  # staged with the step: not even the death of this worker loses it
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            # Inside the body it is staged with the step: nothing is lost if this worker dies after the reduction.
-            step.log(loss=loss)
 
     if args.out is not None and session.is_main:
-        receipt = {"steps": args.steps, "world": session.world_size, "state": digest(model, optimizer, scheduler)}
+        receipt = {"steps": args.steps, "world": session.world_size, "state": session.digest()}
         args.out.write_text(json.dumps(receipt) + "\n")
 
 
