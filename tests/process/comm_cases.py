@@ -1,6 +1,7 @@
 """What every transport is asked to do: the cases of the conformance suite."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -51,7 +52,7 @@ def reductions() -> Iterator[tuple[str, Case]]:
     kinds += [(torch.int64, Op.BXOR), (torch.bool, Op.MAX), (torch.bool, Op.MIN)]
     for (dtype, op), shape in product(kinds, SHAPES):
         name = f"all_reduce {str(dtype).removeprefix('torch.')} {str(op).rpartition('.')[2]} {shape}"
-        yield name, _all_reduce(lambda rank, d=dtype, s=shape: data(d, SHAPES[s], rank), op)
+        yield name, _all_reduce(partial(data, dtype, SHAPES[shape]), op)
     yield "all_reduce strided", _all_reduce(strided, Op.SUM)
     yield "all_reduce row of a matrix", _all_reduce(lambda rank: data(torch.float32, (5, 9), rank)[3], Op.SUM)
 
@@ -97,12 +98,10 @@ def _all_gather_coalesced(call: Call, rank: int, size: int) -> list[torch.Tensor
 
 def _all_gather_into(call: Call, rank: int, size: int) -> list[torch.Tensor]:
     out = []
-    for shape in [(0,), (1,), (3,), (1001, 7)]:
-        joined, stacked = torch.zeros(size * shape[0], *shape[1:]), torch.zeros(size, *shape)
-        given = data(torch.float32, shape, rank)
-        call("_allgather_base", joined, given, options(AllgatherOptions))
-        call("_allgather_base", stacked, given, options(AllgatherOptions))
-        out += [joined, stacked]
+    for shape in [(1,), (3,), (1001, 7)]:
+        joined = torch.zeros(size * shape[0], *shape[1:])
+        call("_allgather_base", joined, data(torch.float32, shape, rank), options(AllgatherOptions))
+        out.append(joined)
     return out
 
 
@@ -194,4 +193,4 @@ def compare(name: str, ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> 
     for left, right in zip(ours, theirs, strict=True):
         close = {torch.bfloat16: (0.05, 0.1), torch.float32: (1e-5, 1e-5), torch.float64: (1e-12, 1e-12)}
         relative, absolute = close.get(left.dtype, (0.0, 0.0))
-        torch.testing.assert_close(left, right, rtol=relative, atol=absolute, msg=lambda text: f"{name}: {text}")  # noqa: B023
+        torch.testing.assert_close(left, right, rtol=relative, atol=absolute, msg=lambda text: f"{name}: {text}")

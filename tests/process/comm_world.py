@@ -1,21 +1,28 @@
 """Worlds of real processes for transports: forked from a server that has torch imported and no threads."""
 
+import asyncio
 import multiprocessing
 import os
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from inspect import signature
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from tests.unit.test_agent_contract import config
+from torch._C._distributed_c10d import FileStore
 
+from regrow.agent.store import StoreServer
 from regrow.comm.mesh import Mesh, Site
+from regrow.comm.private import PrefixStore, Store
 from regrow.comm.transport import MeshTransport
 
 DEADLINE = 60.0
@@ -42,9 +49,9 @@ class Seat:
     def site(self) -> Site:
         return Site(None if self.tcp else self.folder, "127.0.0.1", "secret")
 
-    def store(self, name: str) -> dist.Store:
-        keys = dist.FileStore(f"{self.folder}/keys", -1)
-        return dist.PrefixStore(name, keys)
+    def store(self, name: str) -> Store:
+        keys = FileStore(f"{self.folder}/keys", -1)
+        return PrefixStore(name, keys)
 
     def mesh(self, name: str) -> Mesh:
         return Mesh(self.store(name), f"mesh/{name}", self.rank, self.size, self.site)
@@ -90,39 +97,34 @@ class World:
     processes: list[Any]
     pipes: list[Connection]
 
-    def pid(self, rank: int) -> int:
-        pid = self.processes[rank].pid
-        assert isinstance(pid, int)
-        return pid
+    def tell(self, order: Any) -> None:
+        """Send all of them the same."""
+        for pipe in self.pipes:
+            pipe.send(order)
 
-    def results(self, ranks: list[int] | None = None) -> list[Any]:
-        """What the body returned on each of these ranks. Fails with a rank's traceback, or where one takes too long."""
+    def results(self) -> list[Any]:
+        """What each said next, or its body returned. Fails with a traceback of one, or where one takes too long."""
         until, found = time.monotonic() + DEADLINE, dict[int, Any]()
-        waiting = {self.pipes[rank]: rank for rank in (range(len(self.pipes)) if ranks is None else ranks)}
-        wanted = list(waiting.values())
-        while waiting:
-            ready = wait(list(waiting), timeout=max(0.0, until - time.monotonic()))
-            assert ready, f"ranks {sorted(waiting.values())} did not end within {DEADLINE} s"
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                rank = waiting.pop(pipe)
+        while waiting := [pipe for at, pipe in enumerate(self.pipes) if at not in found]:
+            ready = wait(waiting, timeout=max(0.0, until - time.monotonic()))
+            assert ready, f"{len(waiting)} of {len(self.pipes)} said nothing within {DEADLINE} s"
+            for at in [at for at, pipe in enumerate(self.pipes) if pipe in ready]:
                 try:
-                    error, value = pipe.recv()
+                    error, found[at] = self.pipes[at].recv()
                 except EOFError:
-                    error, value = "it ended without a word", None
-                assert not error, f"rank {rank}: {error}"
-                found[rank] = value
-        return [found[rank] for rank in wanted]
+                    error = "it ended without a word"
+                assert not error, f"process {at}: {error}"
+        return [found[at] for at in range(len(self.pipes))]
 
 
 @contextmanager
-def world(size: int, folder: Path, body: Callable[..., Any], *args: Any, tcp: bool = False) -> Any:
-    """`body(seat, *args)` in a process a rank; they are gone afterwards."""
+def world(seats: Sequence[Seat], body: Callable[..., Any], *args: Any) -> Iterator[World]:
+    """`body(seat, *args)` in a process a seat, with its end of the `pipe` if it wants it; they are gone afterwards."""
     processes, pipes = [], []
     try:
-        for rank in range(size):
-            ours, theirs = _SERVER.Pipe(duplex=False)
-            process = _SERVER.Process(target=_enter, args=(theirs, body, Seat(rank, size, str(folder), tcp), args))
+        for seat in seats:
+            ours, theirs = _SERVER.Pipe()
+            process = _SERVER.Process(target=_enter, args=(theirs, body, seat, args))
             process.start()
             theirs.close()
             processes.append(process)
@@ -139,16 +141,16 @@ def world(size: int, folder: Path, body: Callable[..., Any], *args: Any, tcp: bo
 
 def play(size: int, folder: Path, body: Callable[..., Any], *args: Any, tcp: bool = False) -> list[Any]:
     """What the body returned, rank by rank."""
-    with world(size, folder, body, *args, tcp=tcp) as playing:
-        results: list[Any] = playing.results()
-        return results
+    with world([Seat(rank, size, str(folder), tcp) for rank in range(size)], body, *args) as playing:
+        return playing.results()
 
 
 def _enter(pipe: Connection, body: Callable[..., Any], seat: Seat, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
+    wants = {"pipe": pipe} if "pipe" in signature(body).parameters else {}
     try:
-        answer = ("", body(seat, *args))
-    except Exception:
+        answer = ("", body(seat, *args, **wants))
+    except Exception:  # noqa: BLE001 - whatever it is, the test shows it
         answer = (traceback.format_exc(), None)
     pipe.send(answer)
     pipe.close()
@@ -157,3 +159,27 @@ def _enter(pipe: Connection, body: Callable[..., Any], seat: Seat, args: tuple[A
 
 def as_bytes(tensors: list[torch.Tensor]) -> list[bytes]:
     return [tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+
+
+@contextmanager
+def store(folder: Path) -> Iterator[str]:
+    """The address of an agent's store, served from a thread."""
+    addresses: list[str] = []
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    over = asyncio.Event()
+
+    async def serve() -> None:
+        async with StoreServer(config(socket_dir=str(folder), token="secret")) as server:
+            addresses.append(server.address)
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(10.0)
+        yield addresses[0]
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()

@@ -1,35 +1,57 @@
 """The conformance suite of the transport seam: ours beside torch's gloo, in real processes."""
 
-import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from tests.process.comm_cases import CASES, LARGE, compare, data
-from tests.process.comm_scripts import echo, mirrored, point_to_point, through_torch, uneven_halves
-from tests.process.comm_world import Seat, as_bytes, play
-from tests.unit.test_agent_contract import config
+from tests.process.comm_scripts import beyond_gloo, conform, echo, point_to_point, sums, through_torch, wrong_tag
+from tests.process.comm_world import play, store
 
-from regrow.agent.store import StoreServer
-from regrow.comm import collectives
-
-SITES = pytest.mark.parametrize(("size", "tcp"), [(2, False), (3, False), (4, False), (3, True)])
+WORLDS = pytest.mark.parametrize(("size", "tcp"), [(2, False), (3, False), (4, False), (3, True)])
 
 
-def conform(seat: Seat) -> dict[str, list[bytes]]:
-    """Every case twice on ours and once on gloo; what ours answered."""
-    collectives.PIECE_BYTES = 4096
-    first, again = seat.transport("first"), seat.transport("again")
-    gloo = seat.gloo()
-    answers = {}
-    for name, case in CASES.items():
-        answer = case(seat.ours(first), seat.rank, seat.size)
-        answers[name] = as_bytes(answer)
-        assert answers[name] == as_bytes(case(seat.ours(again), seat.rank, seat.size)), f"{name}: another run, other bits"
-        compare(name, answer, case(gloo, seat.rank, seat.size))
-    return answers
+@WORLDS
+def test_every_collective_answers_as_gloo_does_and_with_the_same_bits_each_time(
+    tmp_path: Path, size: int, tcp: bool
+) -> None:
+    answers = play(size, tmp_path, conform, tcp=tcp)
+    same_everywhere = [name for name in answers[0] if name.startswith(("all_reduce", "broadcast", "all_gather"))]
+    assert len(same_everywhere) > 100
+    for name in same_everywhere:
+        assert all(answer[name] == answers[0][name] for answer in answers), f"{name} differs between ranks"
+
+
+def test_a_large_sum_has_the_same_bits_on_every_rank_over_any_kind_of_socket(tmp_path: Path) -> None:
+    bits = set()
+    for tcp in (False, True):
+        folder = tmp_path / str(tcp)
+        folder.mkdir()
+        bits |= set(play(4, folder, sums, tcp=tcp))
+    assert len(bits) == 1
+
+
+@WORLDS
+def test_large_sends_go_both_ways_at_once_beside_a_collective(tmp_path: Path, size: int, tcp: bool) -> None:
+    assert len(play(size, tmp_path, point_to_point, tcp=tcp)) == size
+
+
+def test_lists_are_exchanged_all_to_all_and_gathers_may_be_stacked(tmp_path: Path) -> None:
+    play(4, tmp_path, beyond_gloo)
+
+
+def test_a_receive_with_another_tag_says_what_came_instead(tmp_path: Path) -> None:
+    _, error = play(2, tmp_path, wrong_tag)
+    assert "rank 0 sent 12 bytes with tag 5; 12 with tag 6 were awaited" in error
+
+
+@WORLDS
+def test_a_script_on_torch_distributed_finds_the_same_on_regrow_as_on_gloo(
+    tmp_path: Path, size: int, tcp: bool
+) -> None:
+    with store(tmp_path) as address:
+        ours = play(size, tmp_path, through_torch, address, tcp=tcp)
+    theirs = play(size, tmp_path, through_torch, None)
+    assert ours == theirs
+
+
+def test_alone_the_echo_is_exact(tmp_path: Path) -> None:
+    play(1, tmp_path, echo)

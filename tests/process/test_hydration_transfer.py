@@ -8,13 +8,15 @@ import socket
 import threading
 import time
 import traceback
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from regrow.core.errors import GenerationHalted, HydrationError, StateError
-from regrow.core.ids import NO_STATE
+from regrow.core.ids import NO_STATE, Generation, StepNo
 from regrow.hydration.client import Hydration, receive
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.server import HydrationServer
@@ -26,50 +28,50 @@ TOKEN = "secret"
 class Tensors:
     """A source and a sink over a dictionary of tensors."""
 
-    def __init__(self, tensors, step=3, touch=None):
+    def __init__(self, tensors: Any, step: Any = 3, touch: Any = None) -> None:
         self.tensors = tensors
         self.step = step
         self.touch = touch
         self.finished = False
 
-    def inventory(self, step):
+    def inventory(self, step: Any) -> Any:
         if step != self.step:
             raise StateError(f"stands at {self.step}")
         return Inventory(step, [TensorEntry.of(name, t) for name, t in sorted(self.tensors.items())], b"")
 
-    def tensor(self, name):
+    def tensor(self, name: Any) -> Any:
         if self.touch is not None:
             self.touch(name)
         return self.tensors[name]
 
-    def prepare(self, inventory):
+    def prepare(self, inventory: Any) -> Any:
         return self.tensors
 
-    def finish(self):
+    def finish(self) -> None:
         self.finished = True
 
 
-def big(seed, count=4):
+def big(seed: Any, count: Any = 4) -> Any:
     generator = torch.Generator().manual_seed(seed)
     return {f"w{at}": torch.randn(1 << 19, generator=generator) for at in range(count)}
 
 
-def empty(tensors):
+def empty(tensors: Any) -> Any:
     return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
 
 
-def assert_equal(left, right):
+def assert_equal(left: Any, right: Any) -> None:
     assert left.keys() == right.keys()
     for name in left:
         assert torch.equal(left[name], right[name]), name
 
 
 @pytest.fixture
-def holder(tmp_path):
+def holder(tmp_path: Path) -> Any:
     """Starts holder processes; ends them with the test."""
     pids = []
 
-    def start(make, *, generation=1, step=3, nodes=1):
+    def start(make: Any, *, generation: Any = 1, step: Any = 3, nodes: Any = 1) -> Any:
         """Fork a holder that serves `make()`; returns its endpoint and pid."""
         read, write = os.pipe()
         pid = os.fork()
@@ -100,17 +102,19 @@ def holder(tmp_path):
 
 
 @pytest.fixture
-def local(tmp_path):
+def local(tmp_path: Path) -> Any:
     """Opens holders in this process, for what needs a look inside."""
     with contextlib.ExitStack() as stack:
 
-        def start(source, **more):
+        def start(source: Any, **more: Any) -> Any:
             return stack.enter_context(HydrationServer(source, token=TOKEN, socket_dir=tmp_path, **more))
 
         yield start
 
 
-def hydrate(sink, endpoints, *, step=3, generation=1, token=TOKEN, within=20.0):
+def hydrate(
+    sink: Any, endpoints: Any, *, step: Any = 3, generation: Any = 1, token: Any = TOKEN, within: Any = 20.0
+) -> Any:
     return receive(
         sink, step=step, generation=generation, token=token, endpoints=endpoints, deadline=time.monotonic() + within
     )
@@ -119,7 +123,7 @@ def hydrate(sink, endpoints, *, step=3, generation=1, token=TOKEN, within=20.0):
 class Flipping:
     """A connection in between that flips one bit of what the holder sends, `at` bytes after its greeting's start."""
 
-    def __init__(self, endpoint, path, *, at=0):
+    def __init__(self, endpoint: Any, path: Any, *, at: Any = 0) -> None:
         self._target, self._at = endpoint.removeprefix("unix:"), at
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -128,7 +132,7 @@ class Flipping:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _run(self):
+    def _run(self) -> None:
         front, _ = self._listener.accept()
         back = socket.socket(socket.AF_UNIX)
         back.connect(self._target)
@@ -142,12 +146,12 @@ class Flipping:
             except OSError:
                 return
 
-    def _spoil(self, data, passed):
+    def _spoil(self, data: Any, passed: Any) -> None:
         if 0 <= self._at - passed < len(data):
             data[self._at - passed] ^= 0x10
 
     @staticmethod
-    def _pump(front, back):
+    def _pump(front: Any, back: Any) -> None:
         with contextlib.suppress(OSError):
             while data := front.recv(65536):
                 back.sendall(data)
@@ -155,7 +159,7 @@ class Flipping:
             back.shutdown(socket.SHUT_RDWR)
 
 
-def awkward():
+def awkward() -> Any:
     wide = torch.randn(64, 96)
     return {
         "bf16": torch.randn(300, 7).bfloat16(),
@@ -173,8 +177,8 @@ def awkward():
 
 
 @pytest.mark.parametrize("nodes", [1, 2], ids=["unix", "tcp"])
-def test_every_kind_of_tensor_arrives_bitwise_from_two_holders(holder, nodes):
-    def make():
+def test_every_kind_of_tensor_arrives_bitwise_from_two_holders(holder: Any, nodes: Any) -> None:
+    def make() -> Any:
         torch.manual_seed(4)
         return Tensors(awkward())
 
@@ -191,12 +195,12 @@ def test_every_kind_of_tensor_arrives_bitwise_from_two_holders(holder, nodes):
         assert torch.equal(got.reshape(-1).view(torch.uint8), want.reshape(-1).view(torch.uint8)), name
 
 
-def test_each_holder_sends_a_different_part(local):
+def test_each_holder_sends_a_different_part(local: Any) -> None:
     tensors = big(1)
-    touched = [[], []]
+    touched: list[list[Any]] = [[], []]
     servers = [local(Tensors(tensors, touch=touched[at].append)) for at in range(2)]
     for server in servers:
-        server.offer(1, 3)
+        server.offer(Generation(1), StepNo(3))
     sink = Tensors(empty(tensors))
     hydrate(sink, [server.endpoint for server in servers])
     assert_equal(sink.tensors, tensors)
@@ -204,9 +208,13 @@ def test_each_holder_sends_a_different_part(local):
     assert set(touched[1]) == {"w2", "w3"}
 
 
-def test_a_holder_killed_in_mid_transfer_is_replaced_by_the_others(holder):
-    def dying():
-        return Tensors(big(1), touch=lambda name: name == "w1" and os.kill(os.getpid(), signal.SIGKILL))
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_holder_killed_in_mid_transfer_is_replaced_by_the_others(holder: Any) -> None:
+    def dying() -> Any:
+        return Tensors(big(1), touch=lambda name: die() if name == "w1" else None)
 
     endpoints = [holder(dying)[0], holder(lambda: Tensors(big(1)))[0], holder(lambda: Tensors(big(1)))[0]]
     sink = Tensors(empty(big(1)))
@@ -216,9 +224,9 @@ def test_a_holder_killed_in_mid_transfer_is_replaced_by_the_others(holder):
     assert endpoints[0] in report.lost[0]
 
 
-def test_when_the_only_holder_is_killed_the_error_says_so_and_nothing_is_finished(holder):
-    def dying():
-        return Tensors(big(1), touch=lambda name: name == "w2" and os.kill(os.getpid(), signal.SIGKILL))
+def test_when_the_only_holder_is_killed_the_error_says_so_and_nothing_is_finished(holder: Any) -> None:
+    def dying() -> Any:
+        return Tensors(big(1), touch=lambda name: die() if name == "w2" else None)
 
     endpoint, _ = holder(dying)
     sink = Tensors(empty(big(1)))
@@ -227,7 +235,7 @@ def test_when_the_only_holder_is_killed_the_error_says_so_and_nothing_is_finishe
     assert not sink.finished
 
 
-def test_a_holder_that_is_gone_already_is_left_out(holder, tmp_path):
+def test_a_holder_that_is_gone_already_is_left_out(holder: Any, tmp_path: Path) -> None:
     living, _ = holder(lambda: Tensors(big(2)))
     sink = Tensors(empty(big(2)))
     report = hydrate(sink, [f"unix:{tmp_path}/nobody", living])
@@ -237,7 +245,7 @@ def test_a_holder_that_is_gone_already_is_left_out(holder, tmp_path):
         hydrate(Tensors(empty(big(2))), [f"unix:{tmp_path}/nobody"])
 
 
-def test_a_stopped_holder_does_not_hold_up_the_others(holder):
+def test_a_stopped_holder_does_not_hold_up_the_others(holder: Any) -> None:
     stopped, pid = holder(lambda: Tensors(big(2)))
     living, _ = holder(lambda: Tensors(big(2)))
     os.kill(pid, signal.SIGSTOP)
@@ -248,7 +256,7 @@ def test_a_stopped_holder_does_not_hold_up_the_others(holder):
     assert "no answer in time" in report.lost[0]
 
 
-def test_a_corrupted_chunk_is_read_again_from_another_holder(holder, tmp_path):
+def test_a_corrupted_chunk_is_read_again_from_another_holder(holder: Any, tmp_path: Path) -> None:
     first, second = (holder(lambda: Tensors(big(1)))[0] for _ in range(2))
     flipping = Flipping(first, tmp_path / "flip", at=2_500_000)
     sink = Tensors(empty(big(1)))
@@ -257,14 +265,14 @@ def test_a_corrupted_chunk_is_read_again_from_another_holder(holder, tmp_path):
     assert any("did not match their checksum" in text for text in report.lost)
 
 
-def test_a_corrupted_chunk_of_the_only_holder_is_read_again_from_it(holder, tmp_path):
+def test_a_corrupted_chunk_of_the_only_holder_is_read_again_from_it(holder: Any, tmp_path: Path) -> None:
     endpoint, _ = holder(lambda: Tensors(big(1)))
     sink = Tensors(empty(big(1)))
     hydrate(sink, [Flipping(endpoint, tmp_path / "flip", at=2_500_000).endpoint])
     assert_equal(sink.tensors, big(1))
 
 
-def test_a_holder_that_corrupts_without_end_is_given_up(holder, tmp_path):
+def test_a_holder_that_corrupts_without_end_is_given_up(holder: Any, tmp_path: Path) -> None:
     endpoint, _ = holder(lambda: Tensors({"w": torch.randn(1 << 18)}))
     sink = Tensors({"w": torch.zeros(1 << 18)})
 
@@ -277,27 +285,32 @@ def test_a_holder_that_corrupts_without_end_is_given_up(holder, tmp_path):
 class Endless(Flipping):
     """Flips a bit in every piece it passes on, once the greeting is through."""
 
-    def _spoil(self, data, passed):
+    def _spoil(self, data: Any, passed: Any) -> None:
         if passed:
             data[0] ^= 1
 
 
-def test_cancel_ends_a_reception_within_milliseconds(local):
+def test_cancel_ends_a_reception_within_milliseconds(local: Any) -> None:
     blocked, release = threading.Event(), threading.Event()
 
-    def block(name):
+    def block(name: Any) -> None:
         blocked.set()
         release.wait(20)
 
     server = local(Tensors(big(1), touch=block))
-    server.offer(1, 3)
+    server.offer(Generation(1), StepNo(3))
     sink = Tensors(empty(big(1)))
     hydration = Hydration(
-        sink, step=3, generation=1, token=TOKEN, endpoints=[server.endpoint], deadline=time.monotonic() + 30
+        sink,
+        step=StepNo(3),
+        generation=Generation(1),
+        token=TOKEN,
+        endpoints=[server.endpoint],
+        deadline=time.monotonic() + 30,
     )
     ended = []
 
-    def run():
+    def run() -> None:
         with pytest.raises(GenerationHalted):
             hydration.run()
         ended.append(time.monotonic())
@@ -313,10 +326,15 @@ def test_cancel_ends_a_reception_within_milliseconds(local):
     assert not sink.finished
 
 
-def test_cancel_also_ends_the_wait_for_a_holder_that_is_not_ready(local):
+def test_cancel_also_ends_the_wait_for_a_holder_that_is_not_ready(local: Any) -> None:
     server = local(Tensors(big(1)))
     hydration = Hydration(
-        Tensors({}), step=3, generation=1, token=TOKEN, endpoints=[server.endpoint], deadline=time.monotonic() + 30
+        Tensors({}),
+        step=StepNo(3),
+        generation=Generation(1),
+        token=TOKEN,
+        endpoints=[server.endpoint],
+        deadline=time.monotonic() + 30,
     )
     threading.Timer(0.05, hydration.cancel).start()
     began = time.monotonic()
@@ -325,7 +343,7 @@ def test_cancel_also_ends_the_wait_for_a_holder_that_is_not_ready(local):
     assert time.monotonic() - began < 1
 
 
-def test_a_newcomer_that_comes_before_its_holder_is_ready_waits(local):
+def test_a_newcomer_that_comes_before_its_holder_is_ready_waits(local: Any) -> None:
     server = local(Tensors(big(1)))
     server.offer(1, 2)
     sink = Tensors(empty(big(1)))
@@ -334,7 +352,7 @@ def test_a_newcomer_that_comes_before_its_holder_is_ready_waits(local):
     assert_equal(sink.tensors, big(1))
 
 
-def test_another_step_another_generation_and_another_token_are_refused_with_the_reason(local):
+def test_another_step_another_generation_and_another_token_are_refused_with_the_reason(local: Any) -> None:
     server = local(Tensors(big(1)))
     server.offer(5, 3)
     with pytest.raises(HydrationError, match="stands at step 3, not at 4"):
@@ -345,7 +363,7 @@ def test_another_step_another_generation_and_another_token_are_refused_with_the_
         hydrate(Tensors({}), [server.endpoint], generation=5, token="guess")
 
 
-def test_a_deadline_ends_the_wait_for_a_holder_that_never_offers(local):
+def test_a_deadline_ends_the_wait_for_a_holder_that_never_offers(local: Any) -> None:
     server = local(Tensors(big(1)))
     began = time.monotonic()
     with pytest.raises(HydrationError):
@@ -353,19 +371,19 @@ def test_a_deadline_ends_the_wait_for_a_holder_that_never_offers(local):
     assert time.monotonic() - began < 3
 
 
-def test_the_session_learns_when_nobody_reads_any_more_and_can_end_the_rest(local):
+def test_the_session_learns_when_nobody_reads_any_more_and_can_end_the_rest(local: Any) -> None:
     reading, release = threading.Event(), threading.Event()
 
-    def block(name):
+    def block(name: Any) -> None:
         reading.set()
         release.wait(20)
 
     server = local(Tensors(big(1), touch=block))
-    server.offer(1, 3)
+    server.offer(Generation(1), StepNo(3))
     assert server.readers == 0
     failed = []
 
-    def run():
+    def run() -> None:
         try:
             hydrate(Tensors(empty(big(1))), [server.endpoint])
         except HydrationError as error:
@@ -385,38 +403,38 @@ def test_the_session_learns_when_nobody_reads_any_more_and_can_end_the_rest(loca
         hydrate(Tensors({}), [server.endpoint], within=0.2)
 
 
-def test_holders_that_disagree_with_the_first_are_not_read(local):
+def test_holders_that_disagree_with_the_first_are_not_read(local: Any) -> None:
     tensors = big(1)
     servers = [local(Tensors(tensors)), local(Tensors({"other": torch.ones(3)}))]
     for server in servers:
-        server.offer(1, 3)
+        server.offer(Generation(1), StepNo(3))
     sink = Tensors(empty(tensors))
     report = hydrate(sink, [server.endpoint for server in servers])
     assert_equal(sink.tensors, tensors)
     assert "holds other tensors" in report.lost[0]
 
 
-def test_bytes_that_do_not_exist_are_not_sent(local):
+def test_bytes_that_do_not_exist_are_not_sent(local: Any) -> None:
     class Greedy(Tensors):
-        def prepare(self, inventory):
+        def prepare(self, inventory: Any) -> Any:
             entries = [TensorEntry(e.name, e.dtype, e.shape, e.nbytes + 8, e.device_type) for e in inventory.entries]
             inventory.entries[:] = entries
             return {e.name: torch.zeros(e.nbytes, dtype=torch.uint8) for e in entries}
 
     server = local(Tensors(big(1)))
-    server.offer(1, 3)
+    server.offer(Generation(1), StepNo(3))
     with pytest.raises(HydrationError, match="could not be had"):
         hydrate(Greedy({}), [server.endpoint])
 
 
-def test_nothing_is_left_behind(tmp_path):
-    def threads():
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    def threads() -> Any:
         return {t.name for t in threading.enumerate() if t.name.startswith("regrow-")}
 
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with HydrationServer(Tensors(big(1)), token=TOKEN, socket_dir=tmp_path) as server:
-            server.offer(1, 3)
+            server.offer(Generation(1), StepNo(3))
             hydrate(Tensors(empty(big(1))), [server.endpoint])
             idle = socket.socket(socket.AF_UNIX)
             idle.connect(server.endpoint.removeprefix("unix:"))
@@ -427,22 +445,22 @@ def test_nothing_is_left_behind(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_a_socket_folder_that_does_not_exist_is_a_clear_error(tmp_path):
+def test_a_socket_folder_that_does_not_exist_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(HydrationError, match="cannot listen at .*No such file or directory"):
         HydrationServer(Tensors({}), token=TOKEN, socket_dir=tmp_path / "no").open()
     with pytest.raises(HydrationError, match="longer than 107 bytes"):
         HydrationServer(Tensors({}), token=TOKEN, socket_dir=tmp_path / ("x" * 120)).open()
 
 
-def training(seed):
+def training(seed: Any) -> Any:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(40, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 40)
     state = ProtectedState([model, optimizer, scheduler])
-    state.state_at = 0
+    state.state_at = StepNo(0)
 
-    def step(number):
+    def step(number: Any) -> Any:
         torch.manual_seed(500 + number)
         loss = model(torch.randn(16, 40)).pow(2).mean()
         loss.backward()
@@ -455,8 +473,10 @@ def training(seed):
     return state, step
 
 
-def test_a_fresh_process_hydrates_adamw_and_trains_on_bitwise_without_unpickling_anything(holder, monkeypatch):
-    def make():
+def test_a_fresh_process_hydrates_adamw_and_trains_on_bitwise_without_unpickling_anything(
+    holder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> Any:
         state, step = training(0)
         for number in range(3):
             step(number)
@@ -466,7 +486,7 @@ def test_a_fresh_process_hydrates_adamw_and_trains_on_bitwise_without_unpickling
 
     newcomer, step = training(9)
 
-    def forbidden(*_, **__):
+    def forbidden(*_: Any, **__: Any) -> None:
         raise AssertionError("unpickled")
 
     with monkeypatch.context() as patched:
@@ -482,7 +502,7 @@ def test_a_fresh_process_hydrates_adamw_and_trains_on_bitwise_without_unpickling
     assert newcomer.digest() == reference.digest()
 
 
-def test_a_model_that_does_not_fit_is_a_state_error_and_is_not_touched(local):
+def test_a_model_that_does_not_fit_is_a_state_error_and_is_not_touched(local: Any) -> None:
     state, _ = training(0)
     server = local(state)
     server.offer(1, 0)

@@ -41,7 +41,9 @@ def test_two_ranks_killed_at_once_at_every_stage(here: Site, undisturbed: Outcom
     for at, stage in enumerate(STAGES):
         first = at % WORLD
         faults += [Fault(first, 3 + 5 * at, stage), Fault((first + 1) % WORLD, 3 + 5 * at, stage)]
-    assert_equal(train(here, "pairs", world=WORLD, steps=STEPS, faults=faults), undisturbed, faults=len(faults))
+    outcome = train(here, "pairs", world=WORLD, steps=STEPS, faults=faults)
+    # Where the first of a pair died so late that the others had all they needed, the step never runs again for the second.
+    assert_equal(outcome, undisturbed, faults=len(faults) - 2)
 
 
 @pytest.mark.timeout(120)

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from regrow.agent.ledger import Ledger, StepsFile
 from regrow.core.events import StepCommitted
@@ -54,6 +55,8 @@ def test_a_step_that_others_had_committed_counts_for_the_rank_that_died_in_it(tm
     book = Book(tmp_path)
     book.commits("b", 4, rank=1)
     book.dies("a", 0, staged=4, committed=3)
+    assert book.lines() == [(1, 4, False)]
+    book.ledger.formed(Generation(2), StepNo(5))
     assert book.lines() == [(1, 4, False), (0, 4, True)]
 
 
@@ -62,7 +65,39 @@ def test_a_step_that_others_commit_after_the_death_counts_too(tmp_path: Path) ->
     book.dies("a", 0, staged=4, committed=3)
     assert book.lines() == []
     book.commits("b", 4, rank=1)
+    book.ledger.formed(Generation(2), StepNo(5))
     assert book.lines() == [(1, 4, False), (0, 4, True)]
+
+
+@pytest.mark.parametrize(("step", "adopted"), [(4, False), (5, True)])
+def test_a_death_that_is_known_after_the_new_generation_is_judged_by_it_and_by_no_later_one(
+    tmp_path: Path, step: int, adopted: bool
+) -> None:
+    book = Book(tmp_path)
+    book.ledger.formed(Generation(1), StepNo(0))
+    book.ledger.formed(Generation(2), StepNo(step))
+    book.ledger.formed(Generation(3), StepNo(9))
+    book.dies("a", 0, staged=4, committed=3)
+    assert book.lines() == ([(0, 4, True)] if adopted else [])
+    book.ledger.formed(Generation(4), StepNo(11))
+    assert len(book.lines()) == adopted
+
+
+def test_a_commit_that_was_lost_with_all_who_had_it_is_not_adopted(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    book.commits("b", 4, rank=1)
+    book.dies("a", 0, staged=4, committed=3)
+    book.dies("b", 1, staged=4, committed=4)
+    book.ledger.formed(Generation(2), StepNo(4))
+    assert book.lines() == [(1, 4, False)]
+
+
+def test_a_generation_so_old_that_its_end_is_forgotten_adopts_nothing(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    for number in range(2, 100):
+        book.ledger.formed(Generation(number), StepNo(number))
+    book.dies("a", 0, staged=1, committed=0)
+    assert book.lines() == []
 
 
 def test_the_state_of_the_next_generation_tells_when_the_others_are_elsewhere(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -184,3 +185,50 @@ async def test_a_full_store_says_so_and_takes_no_more() -> None:
     assert table.delete("a")
     table.put("b", b"x" * 10)
     assert len(table) == 1
+
+
+async def test_a_write_in_the_same_moment_as_the_wait_begins_is_not_missed() -> None:
+    table = KeyTable()
+    arrival = table.arrival("k")
+    table.put("k", b"x")
+    assert arrival.done(), "the wait began only after the write"
+    assert not table._waiters
+
+
+async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
+    table = KeyTable()
+    arrivals = [table.arrival("k") for _ in range(3)]
+    for arrival in arrivals:
+        arrival.cancel()
+    await asyncio.gather(*arrivals, return_exceptions=True)
+    assert not table._waiters
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_every_read_ends_however_reads_and_writes_fall_together(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    keys = [f"g1/{number}" for number in range(40)]
+
+    async def go(client: Client, requests: list[msgspec.Struct]) -> list[bytes]:
+        answers = []
+        for request in requests:
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+            answers.append((await client.reply(request)).value)
+        return answers
+
+    async with store(tmp_path) as (server, _):
+        clients = [(await connect(server))[0] for _ in range(12)]
+        writes = chance.sample(keys, len(keys))
+        works = [
+            go(client, [StoreSet(key, key.encode()) for key in writes[at::4]]) for at, client in enumerate(clients[:4])
+        ]
+        reads = [chance.sample(keys, len(keys)) for _ in clients[4:]]
+        works += [
+            go(client, [StoreGet(key, 5.0) for key in some]) for client, some in zip(clients[4:], reads, strict=True)
+        ]
+        found = await asyncio.gather(*works)
+        assert found[4:] == [[key.encode() for key in some] for some in reads]
+        assert not server._table._waiters
+        for client in clients:
+            client.writer.close()

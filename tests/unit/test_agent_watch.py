@@ -46,6 +46,15 @@ def test_all_that_are_equally_far_behind_are_named() -> None:
     assert culprits(sight("a", calls=3), sight("b", calls=3), sight("c", calls=4)) == ["a", "b"]
 
 
+def test_a_standstill_is_told_again_after_every_further_bound() -> None:
+    watcher = Watcher(timeout=10.0)
+    reading = Reading(beats=5, step=3, calls=2, generation=1, phase=Phase.DATA)
+    told = []
+    for now in (0.0, 11.0, 15.0, 20.5, 21.0, 22.0, 30.9, 31.5):
+        told += [now for _ in watcher.news(watcher.look({WorkerId("a"): reading}, now), now)]
+    assert told == [11.0, 21.0, 31.5]
+
+
 def test_a_standstill_is_told_once_and_again_after_it_moved() -> None:
     watcher = Watcher(timeout=10.0)
     reading = Reading(beats=5, step=3, calls=2, generation=1, phase=Phase.DATA)

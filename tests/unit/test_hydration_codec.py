@@ -3,6 +3,7 @@ import math
 import pickle
 import struct
 from collections import Counter, OrderedDict, defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow.core.errors import StateError
-from regrow.hydration.codec import TensorRef, decode, encode
+from regrow.hydration import codec
+from regrow.hydration.codec import TensorRef, encode
+
+decode: Any = codec.decode
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -26,7 +30,7 @@ plain = st.recursive(
 
 
 @given(plain)
-def test_plain_state_comes_back_equal_and_of_the_same_types(value):
+def test_plain_state_comes_back_equal_and_of_the_same_types(value: Any) -> None:
     back = decode(encode(value))
     assert back == value
     assert repr(back) == repr(value)
@@ -56,13 +60,13 @@ def test_plain_state_comes_back_equal_and_of_the_same_types(value):
     ],
     ids=repr,
 )
-def test_every_supported_type_keeps_its_type(value):
+def test_every_supported_type_keeps_its_type(value: Any) -> None:
     back = decode(encode(value))
     assert type(back) is type(value)
     assert back == value
 
 
-def test_float_bits_are_exact_even_of_nan_and_negative_zero():
+def test_float_bits_are_exact_even_of_nan_and_negative_zero() -> None:
     bits = [0x7FF8000000000ABC, 0x8000000000000000, 0x7FF0000000000000, 0x0000000000000001, 0xFFF0000000000000]
     floats = [struct.unpack("<d", struct.pack("<Q", pattern))[0] for pattern in bits]
     back = decode(encode(floats))
@@ -70,7 +74,7 @@ def test_float_bits_are_exact_even_of_nan_and_negative_zero():
     assert math.isnan(decode(encode({"best": math.nan}))["best"])
 
 
-def test_numpy_arrays_come_back_writable_and_equal():
+def test_numpy_arrays_come_back_writable_and_equal() -> None:
     state = ("MT19937", np.arange(5, dtype=np.uint32), 3)
     back = decode(encode(state))
     assert back[1].dtype == np.uint32
@@ -78,14 +82,14 @@ def test_numpy_arrays_come_back_writable_and_equal():
     assert back[1].tolist() == [9, 1, 2, 3, 4]
 
 
-def test_a_defaultdict_comes_back_as_a_dict():
+def test_a_defaultdict_comes_back_as_a_dict() -> None:
     assert decode(encode(defaultdict(int, a=1))) == {"a": 1}
 
 
-def test_tensors_become_references_named_by_their_path():
+def test_tensors_become_references_named_by_their_path() -> None:
     lifted = {}
 
-    def lift(path, tensor):
+    def lift(path: Any, tensor: Any) -> Any:
         lifted[path] = tensor
         return path
 
@@ -97,21 +101,21 @@ def test_tensors_become_references_named_by_their_path():
     assert decode(data, resolve=lifted.__getitem__)["list"][0] is lifted["ema.list[0]"]
 
 
-def test_what_cannot_be_carried_is_named_with_its_place_and_a_cure():
+def test_what_cannot_be_carried_is_named_with_its_place_and_a_cure() -> None:
     with pytest.raises(StateError, match=r"scheduler\.lr_lambdas\[0\]: function cannot be protected .*state_dict"):
         encode({"lr_lambdas": [lambda step: step]}, path="scheduler")
     with pytest.raises(StateError, match=r"ema\.w is a tensor"):
         encode({"w": torch.ones(1)}, path="ema")
 
 
-def test_state_that_contains_itself_is_refused_and_not_followed_for_ever():
-    loop = []
+def test_state_that_contains_itself_is_refused_and_not_followed_for_ever() -> None:
+    loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(StateError, match="contain itself"):
         encode(loop, path="loop")
 
 
-def test_canonical_bytes_do_not_depend_on_the_order_of_insertion():
+def test_canonical_bytes_do_not_depend_on_the_order_of_insertion() -> None:
     one = {"a": {"x": 1, "y": {3: 0, 1: 0}}, "b": {5, 1, 9}}
     other = {"b": {9, 1, 5}, "a": {"y": {1: 0, 3: 0}, "x": 1}}
     assert encode(one, canonical=True) == encode(other, canonical=True)
@@ -119,13 +123,13 @@ def test_canonical_bytes_do_not_depend_on_the_order_of_insertion():
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_refused_with_a_state_error(data):
+def test_garbage_is_refused_with_a_state_error(data: Any) -> None:
     with contextlib.suppress(StateError):
         decode(data)
 
 
-def test_nothing_is_ever_unpickled(monkeypatch):
-    def forbidden(*_):
+def test_nothing_is_ever_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any) -> None:
         raise AssertionError("unpickled")
 
     monkeypatch.setattr(pickle, "loads", forbidden)

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.membership_job import OOM, Job, form
 
-from regrow.core.events import IncidentClosed, IncidentOpened, Noted
+from regrow.core.events import IncidentClosed, IncidentOpened, Noted, WorkerBuilt, WorkerForked
 from regrow.core.ids import NO_STATE, Rank
 from regrow.core.messages import (
     FaultKind,
@@ -16,6 +16,7 @@ from regrow.core.messages import (
     Warmth,
     WorkerExited,
     WorkerReady,
+    WorkerStarted,
 )
 from regrow.membership.machine import EndJob
 
@@ -69,6 +70,51 @@ def test_standbys_that_never_get_built_are_given_up_after_three_and_the_job_goes
     assert not job.machine.roster.standbys()
     assert "going on without" in job.last(Noted).text
     assert not job.all(EndJob)
+
+
+def test_a_standby_that_built_another_model_is_ended_and_the_job_goes_on() -> None:
+    job = Job(2, standbys=1).trained()
+    odd = job.standby()
+    job.ready(odd, layout="other")
+    assert job.last(FenceWorker).worker == odd
+    assert "a standby" in job.last(Noted).text and "not used" in job.last(Noted).text
+    assert job.standby() != odd
+    assert not job.all(EndJob)
+
+
+def test_after_three_standbys_that_built_another_model_no_more_are_started() -> None:
+    job = Job(2, standbys=1).trained()
+    for _ in range(3):
+        job.ready(job.standby(), layout="other")
+    assert not job.machine.roster.standbys()
+    assert "going on without" in job.last(Noted).text
+    assert len([s for s in job.all(SpawnWorker) if s.role is Role.STANDBY]) == 3
+    job.stepped(1)
+    assert not job.all(EndJob)
+
+
+def test_a_standby_that_built_another_model_for_a_lost_rank_is_replaced_by_a_fork() -> None:
+    job = Job(2, standbys=1).trained()
+    odd = job.standby()
+    job.exited(job.of(1))
+    job.halted(0, 1)
+    assert job.of(1) == odd
+    job.ready(odd, layout="other")
+    assert job.of(1) != odd
+    assert job.last(SpawnWorker).role is Role.JOINER
+    job.ready(job.of(1))
+    job.joined().stepped(1)
+    assert not job.all(EndJob)
+
+
+def test_the_record_tells_which_process_a_worker_is_and_when_a_standby_has_its_imports() -> None:
+    job = Job(2, standbys=1, warmth=Warmth.IMPORTS).trained()
+    standby = job.standby()
+    for _ in range(2):
+        job.tell(WorkerStarted(standby, 4711))
+        job.tell(WorkerReady(standby, NO_STATE, "", "", 0.2))
+    assert [(line.worker, line.pid) for line in job.all(WorkerForked)] == [(standby, 4711)]
+    assert [line.seconds for line in job.all(WorkerBuilt) if line.worker == standby] == [0.2]
 
 
 # --- the rungs ------------------------------------------------------------------------------------------------------

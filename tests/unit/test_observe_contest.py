@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.contest import Job, JobStuck, Kill, lost_seconds, redone_steps
+from contest import Job, JobStuck, Kill, lost_seconds, redone_steps
 from tests.unit.observe_records import FakeJob, commit
 
 from regrow.core.events import JobStarted, StepCommitted

@@ -1,12 +1,14 @@
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from regrow.comm.private import HashStore
 from regrow.core.errors import StateError, UsageError
-from regrow.core.ids import NO_STATE
+from regrow.core.ids import NO_STATE, StepNo
 from regrow.train.protect import ProtectedState
 
 OPTIMIZERS = {
@@ -25,48 +27,49 @@ OPTIMIZERS = {
 class Average:
     """An object of a script's own, with tensors in its state."""
 
-    def __init__(self, model):
+    def __init__(self, model: Any) -> None:
         self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
         self.seen = 0
 
-    def update(self, model):
+    def update(self, model: Any) -> None:
         self.seen += 1
         for name, p in model.named_parameters():
             self.shadow[name].lerp_(p.detach(), 0.1)
 
-    def state_dict(self):
+    def state_dict(self) -> Any:
         return {"shadow": self.shadow, "seen": self.seen}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Any) -> None:
         self.shadow, self.seen = state["shadow"], state["seen"]
 
 
 class Training:
-    def __init__(self, make=OPTIMIZERS["adamw"], seed=0):
+    def __init__(self, make: Any = OPTIMIZERS["adamw"], seed: Any = 0) -> None:
         torch.manual_seed(seed)
-        self.model = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 5).bfloat16().float()
-        ).to(memory_format=torch.channels_last)
-        self.optimizer = make(self.model.parameters())
+        layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 5)]
+        layers[-1].bfloat16().float()
+        self.model: Any = nn.Sequential(*layers)
+        self.model.to(memory_format=torch.channels_last)
+        self.optimizer: Any = make(self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         self.average = Average(self.model)
         self.state = ProtectedState([self.model, self.optimizer, self.scheduler], {"ema": self.average})
-        self.state.state_at = 0
-        self.losses = []
+        self.state.state_at = StepNo(0)
+        self.losses: list[float] = []
 
-    def forward(self, step):
+    def forward(self, step: Any) -> Any:
         torch.manual_seed(1000 + step)
         return self.model(torch.randn(8, 1, 6, 6)).pow(2).mean()
 
-    def step(self, step):
-        def closure():
+    def step(self, step: Any) -> None:
+        def closure() -> Any:
             self.optimizer.zero_grad()
             loss = self.forward(step)
             loss.backward()
             return loss
 
         if isinstance(self.optimizer, torch.optim.LBFGS):
-            loss = self.optimizer.step(closure)
+            loss = self.optimizer.step(closure)  # type: ignore[no-untyped-call]
         else:
             loss = closure()
             self.optimizer.step()
@@ -76,7 +79,7 @@ class Training:
         self.losses.append(loss.item())
 
 
-def copied(holder, receiver):
+def copied(holder: Any, receiver: Any) -> None:
     """Hydrate without a network."""
     inventory = holder.inventory(holder.state_at)
     targets = receiver.prepare(inventory)
@@ -87,11 +90,11 @@ def copied(holder, receiver):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_newcomer_that_never_stepped_trains_on_bitwise_like_its_holder(make):
+def test_a_newcomer_that_never_stepped_trains_on_bitwise_like_its_holder(make: Any) -> None:
     holder, newcomer = Training(make), Training(make, seed=5)
     for step in range(3):
         holder.step(step)
-    holder.state.state_at = 3
+    holder.state.state_at = StepNo(3)
     copied(holder.state, newcomer.state)
     assert newcomer.state.state_at == 3
     assert newcomer.state.digest() == holder.state.digest()
@@ -103,7 +106,7 @@ def test_a_newcomer_that_never_stepped_trains_on_bitwise_like_its_holder(make):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_receiver_ahead_of_its_holder_drops_the_state_the_holder_lacks(make):
+def test_a_receiver_ahead_of_its_holder_drops_the_state_the_holder_lacks(make: Any) -> None:
     holder, ahead = Training(make), Training(make)
     ahead.step(0)
     ahead.step(1)
@@ -116,7 +119,7 @@ def test_a_receiver_ahead_of_its_holder_drops_the_state_the_holder_lacks(make):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_after_a_rehearsal_that_is_restored_the_run_is_bitwise_the_same(make):
+def test_after_a_rehearsal_that_is_restored_the_run_is_bitwise_the_same(make: Any) -> None:
     plain, rehearsed = Training(make), Training(make)
     before = rehearsed.state.digest()
     kept = rehearsed.state.capture()
@@ -136,7 +139,7 @@ def test_after_a_rehearsal_that_is_restored_the_run_is_bitwise_the_same(make):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_update_is_noticed_and_a_forward_pass_is_not_one(make):
+def test_an_update_is_noticed_and_a_forward_pass_is_not_one(make: Any) -> None:
     training = Training(make)
     training.step(0)
     training.state.begin()
@@ -148,11 +151,11 @@ def test_an_update_is_noticed_and_a_forward_pass_is_not_one(make):
     assert not training.state.parameters_changed()
 
 
-def test_an_update_that_another_hook_forbids_counts_as_none():
+def test_an_update_that_another_hook_forbids_counts_as_none() -> None:
     training = Training()
     training.step(0)
 
-    def forbid(*_):
+    def forbid(*_: Any) -> None:
         raise RuntimeError("given up")
 
     training.optimizer.register_step_pre_hook(forbid)
@@ -164,7 +167,7 @@ def test_an_update_that_another_hook_forbids_counts_as_none():
 
 
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
-def test_rollback_puts_back_all_that_a_body_changes_before_its_update(to_none):
+def test_rollback_puts_back_all_that_a_body_changes_before_its_update(to_none: Any) -> None:
     training = Training()
     training.step(0)
     if not to_none:
@@ -185,7 +188,7 @@ def test_rollback_puts_back_all_that_a_body_changes_before_its_update(to_none):
             assert (p.grad is None) if to_none else not p.grad.any()
 
 
-def test_rollback_puts_back_running_statistics_though_batch_norm_counts_no_versions():
+def test_rollback_puts_back_running_statistics_though_batch_norm_counts_no_versions() -> None:
     training = Training()
     norm = training.model[1]
     version, before = norm.running_mean._version, norm.running_mean.clone()
@@ -197,8 +200,8 @@ def test_rollback_puts_back_running_statistics_though_batch_norm_counts_no_versi
     assert torch.equal(norm.running_mean, before)
 
 
-def test_rollback_puts_back_buffers_that_are_replaced_large_or_not_contiguous():
-    module = nn.Module()
+def test_rollback_puts_back_buffers_that_are_replaced_large_or_not_contiguous() -> None:
+    module: Any = nn.Module()
     module.register_buffer("replaced", torch.ones(2))
     module.register_buffer("large", torch.zeros(100_000))
     module.register_buffer("crooked", torch.arange(6.0).reshape(2, 3).t())
@@ -221,11 +224,11 @@ def test_rollback_puts_back_buffers_that_are_replaced_large_or_not_contiguous():
         assert state.digest() == before
 
 
-def test_what_was_hydrated_is_what_the_next_rollback_goes_back_to():
+def test_what_was_hydrated_is_what_the_next_rollback_goes_back_to() -> None:
     holder, receiver = Training(), Training(seed=3)
     receiver.state.begin()
     holder.step(0)
-    holder.state.state_at = 1
+    holder.state.state_at = StepNo(1)
     copied(holder.state, receiver.state)
     with pytest.raises(StateError, match="begin"):
         receiver.state.rollback()
@@ -235,25 +238,25 @@ def test_what_was_hydrated_is_what_the_next_rollback_goes_back_to():
     assert receiver.state.digest() == holder.state.digest()
 
 
-def test_names_are_those_of_distributed_checkpoints():
+def test_names_are_those_of_distributed_checkpoints() -> None:
     training = Training()
     training.step(0)
-    names = [entry.name for entry in training.state.inventory(0).entries]
+    names = [entry.name for entry in training.state.inventory(StepNo(0)).entries]
     assert {"model.0.weight", "model.1.running_mean", "optim.0.weight.exp_avg", "optim.3.bias.step"} <= set(names)
     assert "ema.shadow.0.weight" in names
     assert names == sorted(names)
 
 
-def test_wrapped_models_have_the_names_of_the_model_inside():
+def test_wrapped_models_have_the_names_of_the_model_inside() -> None:
     inner = nn.Linear(2, 2)
-    compiled = torch.compile(inner)
+    compiled: Any = torch.compile(inner)
     assert {e.name for e in _entries([compiled])} == {"model.weight", "model.bias"}
     assert {e.name for e in _entries([inner, compiled])} == {"model.weight", "model.bias"}
     assert {e.name for e in _entries([nn.Sequential(compiled)])} == {"model.0.weight", "model.0.bias"}
 
 
-def test_a_model_inside_ddp_has_the_names_of_the_model_itself():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+def test_a_model_inside_ddp_has_the_names_of_the_model_itself() -> None:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         inner = nn.Linear(2, 2)
         assert {e.name for e in _entries([nn.parallel.DistributedDataParallel(inner)])} == {
@@ -264,7 +267,7 @@ def test_a_model_inside_ddp_has_the_names_of_the_model_itself():
         torch.distributed.destroy_process_group()
 
 
-def test_several_modules_and_optimizers_get_numbers_or_names():
+def test_several_modules_and_optimizers_get_numbers_or_names() -> None:
     first, second, third = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
     optimizers = [torch.optim.SGD(m.parameters(), lr=1.0, momentum=0.5) for m in (first, second)]
     for module in (first, second):
@@ -276,13 +279,13 @@ def test_several_modules_and_optimizers_get_numbers_or_names():
     assert {"optim.weight.momentum_buffer", "optim1.model1.weight.momentum_buffer"} <= names
 
 
-def test_a_tied_parameter_travels_once_and_stays_tied():
+def test_a_tied_parameter_travels_once_and_stays_tied() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
     assert [entry.name for entry in _entries([model])] == ["model.0.weight"]
 
 
-def test_a_parameter_of_no_module_is_protected_through_its_optimizer():
+def test_a_parameter_of_no_module_is_protected_through_its_optimizer() -> None:
     loose = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([loose], lr=0.1)
     state = ProtectedState([optimizer])
@@ -290,15 +293,15 @@ def test_a_parameter_of_no_module_is_protected_through_its_optimizer():
     assert state.parameters()[0] is loose
 
 
-def test_an_averaged_model_and_a_modules_extra_state_are_protected():
+def test_an_averaged_model_and_a_modules_extra_state_are_protected() -> None:
     class Extra(nn.Linear):
-        def get_extra_state(self):
+        def get_extra_state(self) -> Any:
             return {"count": self.count}
 
-        def set_extra_state(self, state):
+        def set_extra_state(self, state: Any) -> None:
             self.count = state["count"]
 
-    def make(count):
+    def make(count: Any) -> Any:
         model = Extra(2, 2)
         model.count = count
         return model, ProtectedState([model], {"ema": AveragedModel(nn.Linear(2, 2))})
@@ -309,7 +312,7 @@ def test_an_averaged_model_and_a_modules_extra_state_are_protected():
     assert other.count == 3
 
 
-def test_the_digest_depends_on_neither_the_order_of_creation_nor_on_strides():
+def test_the_digest_depends_on_neither_the_order_of_creation_nor_on_strides() -> None:
     one, other = Training(), Training()
     one.step(0)
     other.step(0)
@@ -322,7 +325,7 @@ def test_the_digest_depends_on_neither_the_order_of_creation_nor_on_strides():
     assert one.state.digest() != other.state.digest()
 
 
-def test_the_layout_tells_models_apart_but_not_their_values():
+def test_the_layout_tells_models_apart_but_not_their_values() -> None:
     assert Training(seed=1).state.layout() == Training(seed=2).state.layout()
     assert ProtectedState([nn.Linear(2, 3)]).layout() != ProtectedState([nn.Linear(2, 4)]).layout()
 
@@ -337,20 +340,22 @@ def test_the_layout_tells_models_apart_but_not_their_values():
     ],
     ids=["shape", "dtype", "surplus", "missing"],
 )
-def test_state_of_another_model_is_refused_with_the_tensors_name_and_nothing_changes(receiver, complaint):
+def test_state_of_another_model_is_refused_with_the_tensors_name_and_nothing_changes(
+    receiver: Any, complaint: Any
+) -> None:
     holder = ProtectedState([nn.Linear(2, 3)])
-    holder.state_at = 4
+    holder.state_at = StepNo(4)
     state = ProtectedState(receiver())
-    state.state_at = 2
+    state.state_at = StepNo(2)
     before = state.digest()
     with pytest.raises(StateError, match=complaint):
-        state.prepare(holder.inventory(4))
+        state.prepare(holder.inventory(StepNo(4)))
     assert state.digest() == before
     assert state.state_at == 2
 
 
-def test_other_parameter_groups_or_objects_are_refused_with_a_cure():
-    def build(groups, scheduler):
+def test_other_parameter_groups_or_objects_are_refused_with_a_cure() -> None:
+    def build(groups: Any, scheduler: Any) -> Any:
         model = nn.Linear(2, 2)
         split = [{"params": [p]} for p in model.parameters()] if groups else model.parameters()
         optimizer = torch.optim.AdamW(split)
@@ -363,17 +368,17 @@ def test_other_parameter_groups_or_objects_are_refused_with_a_cure():
         build(False, False).prepare(build(False, True).inventory(NO_STATE))
 
 
-def test_state_at_another_step_is_not_given_out():
+def test_state_at_another_step_is_not_given_out() -> None:
     training = Training()
-    training.state.state_at = 7
+    training.state.state_at = StepNo(7)
     with pytest.raises(StateError, match="state@8 was asked for; the state of this worker stands at step 7"):
-        training.state.inventory(8)
+        training.state.inventory(StepNo(8))
     training.state.state_at = NO_STATE
     with pytest.raises(StateError, match="is torn"):
-        training.state.inventory(7)
+        training.state.inventory(StepNo(7))
 
 
-def test_what_has_no_state_and_names_that_clash_are_usage_errors():
+def test_what_has_no_state_and_names_that_clash_are_usage_errors() -> None:
     with pytest.raises(UsageError, match="a int, which has no state_dict"):
         ProtectedState([3])
     with pytest.raises(UsageError, match="'model'"):
@@ -382,14 +387,14 @@ def test_what_has_no_state_and_names_that_clash_are_usage_errors():
         ProtectedState([], {"regrow": nn.Linear(1, 1)})
 
 
-def test_a_tensor_without_plain_memory_is_refused_by_name():
+def test_a_tensor_without_plain_memory_is_refused_by_name() -> None:
     module = nn.Module()
     module.register_buffer("graph", torch.eye(3).to_sparse())
     with pytest.raises(StateError, match=r"model\.graph"):
         ProtectedState([module]).inventory(NO_STATE)
 
 
-def test_gradients_of_a_capture_come_back_bitwise():
+def test_gradients_of_a_capture_come_back_bitwise() -> None:
     training = Training()
     training.forward(0).backward()
     grads = [copy.deepcopy(p.grad) for p in training.model.parameters()]
@@ -399,5 +404,5 @@ def test_gradients_of_a_capture_come_back_bitwise():
     assert all(torch.equal(p.grad, g) for p, g in zip(training.model.parameters(), grads, strict=True))
 
 
-def _entries(objects, **named):
+def _entries(objects: Any, **named: Any) -> Any:
     return ProtectedState(objects, named).inventory(NO_STATE).entries

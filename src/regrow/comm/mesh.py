@@ -66,7 +66,7 @@ class Mesh:
     site: Site
     _peers: dict[tuple[int, int], socket.socket] = field(default_factory=dict)
     _passing: set[socket.socket] = field(default_factory=set)
-    """What is used while the mesh is formed: the listener, and connections that have not said who they are."""
+    """What `halt` shuts while the mesh is formed: its bell, and connections that have not said who they are."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     halted: bool = False
 
@@ -75,13 +75,15 @@ class Mesh:
         until = time.monotonic() + deadline
         with contextlib.ExitStack() as stack:
             listener, address = self._listen(stack)
+            bell, ring = (stack.enter_context(sock) for sock in socket.socketpair())
+            stack.enter_context(self._passes(bell))
             self.store.set(f"{self.name}/{self.rank}", address)
             for peer in range(self.rank):
                 for lane in _LANES:
                     self._call(peer, lane, until)
             expected = len(_LANES) * (self.size - 1 - self.rank)
             while expected:
-                expected -= self._answer(listener, until)
+                expected -= self._answer(listener, ring, until)
         return self
 
     def _listen(self, stack: contextlib.ExitStack) -> tuple[socket.socket, str]:
@@ -95,7 +97,7 @@ class Mesh:
             listener = stack.enter_context(socket.create_server((self.site.host, 0)))
             address = f"tcp:{self.site.host}:{listener.getsockname()[1]}"
         listener.listen(2 * self.size)
-        stack.enter_context(self._passes(listener))
+        listener.setblocking(False)
         return listener, address
 
     @contextlib.contextmanager
@@ -123,18 +125,20 @@ class Mesh:
             sock.sendall(_HELLO.pack(self._secret(), self.rank, lane))
             self._keep(sock, peer, lane)
 
-    def _answer(self, listener: socket.socket, until: float) -> int:
-        listener.settimeout(max(0.001, until - time.monotonic()))
+    def _answer(self, listener: socket.socket, ring: socket.socket, until: float) -> int:
+        # Linux does not wake who polls a listening unix socket when that is shut: hence a bell beside it.
+        poller = select.poll()
+        for sock in (listener, ring):
+            poller.register(sock, select.POLLIN)
+        ready = poller.poll(max(1.0, 1000 * (until - time.monotonic())))
+        if self.halted:
+            raise GenerationHalted("halted while its groups were formed")
+        if not ready:
+            raise DeadlineExceeded(f"{self.name}: not all of {self.size} ranks connected in time", hint="is one hung?")
         try:
             sock, _ = listener.accept()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"{self.name}: not all of {self.size} ranks connected in time", hint="is a peer hung?"
-            ) from None
-        except OSError as error:
-            if self.halted:
-                raise GenerationHalted("halted while its groups were formed") from error
-            raise
+        except (BlockingIOError, ConnectionError):
+            return 0  # the caller has hung up
         with self._passes(sock):
             hello = self._hello(sock, until)
             if len(hello) < _HELLO.size:

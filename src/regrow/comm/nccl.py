@@ -1,6 +1,7 @@
 """NCCL behind the same seam: aborted from another thread, then a new communicator.
 
-Where CUDA is absent nothing here is used. Two transports serve a CUDA job: NCCL for CUDA tensors, the mesh for CPU ones.
+Where CUDA is absent nothing here is used. Two transports serve a CUDA job: NCCL for CUDA tensors, the mesh
+for CPU ones.
 """
 
 import os

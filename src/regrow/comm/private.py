@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed.distributed_c10d import Backend
 
+
 def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:
     """An empty group to register real backends with."""
     return ProcessGroup(store, rank, size)

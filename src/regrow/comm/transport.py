@@ -310,5 +310,3 @@ _METHODS: dict[str, Callable[..., Work]] = {
 def _each(call: Callable[..., None], *lists: Any) -> None:
     for items in zip(*lists, strict=True):
         call(*items)
-
-

@@ -162,11 +162,19 @@ class Ladder:
             error = self.errors.of(standby.worker)
             self.orders.note(say.standbys_given_up(standby.worker, error), now, standby)
 
-    def standby_differs(self, standby: WorkerRecord, now: Instant) -> None:
-        """A standby built another model than the ranks: the job can do without it, in a rank too."""
-        self.orders.note(f"{say.layout_differs(standby.worker, None)}; it is not used", now, standby)
-        self.standby_failed(standby, now)
-        self.orders.fence(standby, "built another model", now)
+    def built(self, worker: WorkerRecord, now: Instant) -> None:
+        """A worker stands before its first step: with the same model as the others, or the job does without it."""
+        self.layout = self.layout or worker.layout
+        fits = worker.layout == self.layout
+        if worker.role is not Role.STANDBY:
+            if not fits:
+                self.end(SCRIPT_ERROR, say.layout_differs(worker.worker, worker.rank), now)
+        elif fits:
+            self.roster.nodes[worker.node].failed_standbys = 0
+        else:
+            self.orders.note(f"{say.layout_differs(worker.worker, None)}; it is not used", now, worker)
+            self.standby_failed(worker, now)
+            self.orders.fence(worker, "built another model", now)
 
     def own_error(self, worker: WorkerRecord) -> str:
         """The error that ended the worker's script, for people; empty where it told none."""

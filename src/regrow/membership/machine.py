@@ -264,14 +264,7 @@ class Membership:
         worker.state_at, worker.endpoint, worker.layout = event.state_at, event.endpoint, event.layout
         self.roster.move(worker, Stage.READY, now)
         self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
-        self._ladder.layout = self._ladder.layout or event.layout
-        fits = event.layout == self._ladder.layout
-        if not fits and worker.role is Role.STANDBY:
-            self._ladder.standby_differs(worker, now)
-        elif not fits:
-            self._ladder.end(SCRIPT_ERROR, say.layout_differs(worker.worker, worker.rank), now)
-        elif worker.role is Role.STANDBY:
-            self.roster.nodes[worker.node].failed_standbys = 0
+        self._ladder.built(worker, now)
 
     def _worker_committed(self, worker: WorkerRecord, event: WorkerCommitted, now: Instant) -> None:
         if worker.stage is Stage.JOINING:

@@ -163,6 +163,17 @@ class Transaction:
         """The state is being overwritten, or was found to be unusable."""
         self.state = Stopped(self.step, NO_STATE)
 
+    def replace(self) -> bool:
+        """Newer state is there, whole, and is about to be put in the place of the own; False when it must not be."""
+        if self.halted is None or not isinstance(self.state, Stopped | Idle):
+            return False
+        self.state = Updating(self.state.step)
+        return True
+
+    def replaced(self, step: StepNo) -> None:
+        """The own state is now `state@step`."""
+        self.state = Stopped(self.step, step)
+
     def resume(self, step: StepNo) -> Resumed | Adopted:
         """A new generation stands and this worker has `state@step`."""
         was = self.state

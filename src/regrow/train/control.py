@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from regrow.agent.link import AgentGone, WorkerLink
-from regrow.core.errors import DeadlineExceeded
+from regrow.core.errors import DeadlineExceeded, GenerationHalted
 from regrow.core.ids import Generation, Seconds, StepNo
 from regrow.core.messages import (
     ArmFault,
@@ -139,10 +139,23 @@ class Control:
             self._transaction.fail()
         self._tell()
 
-    def lose(self) -> None:
-        """The state is about to be overwritten."""
+    @property
+    def holds_state(self) -> bool:
+        """Whether this worker has state of its own, that must not be given up before there is better."""
+        state_at = self._transaction.state_at
+        return state_at is not None and state_at >= 0
+
+    def replace(self, generation: Generation) -> None:
+        """Newer state is about to be put in the place of the own. Raises `GenerationHalted` when that is not wanted."""
         with self._changed:
-            self._transaction.lose()
+            if self.is_over(generation) or not self._transaction.replace():
+                raise GenerationHalted(f"generation {generation} was given up before its state was in place")
+
+    def replaced(self, step: StepNo) -> None:
+        """The own state is now `state@step`."""
+        with self._changed:
+            self._transaction.replaced(step)
+        self._tell()
 
     def resume(self, generation: Generation, step: StepNo) -> Resumed | Adopted | None:
         """The new generation stands; None when it was given up meanwhile."""

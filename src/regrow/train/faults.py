@@ -69,12 +69,14 @@ class FaultInjector:
         self._groups.after_collective = None
 
     def _due(self, stage: FaultStage) -> FaultSpec | None:
-        for spec in self._armed.values():
-            if spec.stage is stage and spec.step in (None, self._step):
-                return spec
-            if spec.stage is FaultStage.NOW and stage is FaultStage.FORWARD and spec.step in (None, self._step):
-                return spec
-        return None
+        return next((spec for spec in self._armed.values() if self._strikes(spec, stage)), None)
+
+    def _strikes(self, spec: FaultSpec, stage: FaultStage) -> bool:
+        if stage in (FaultStage.FORM, FaultStage.HYDRATE):
+            # A recovery belongs to no exact step: the first one at the step or after it.
+            return spec.stage is stage and (spec.step is None or self._step >= spec.step)
+        at_once = spec.stage is FaultStage.NOW and stage is FaultStage.FORWARD
+        return (spec.stage is stage or at_once) and spec.step in (None, self._step)
 
     def strike(self, stage: FaultStage, step: StepNo) -> None:
         """If a fault is due at this stage of this step, suffer it."""

@@ -13,12 +13,14 @@ from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import FaultStage, FormGeneration, WorkerResumed
 from regrow.hydration.client import Hydration
+from regrow.hydration.inventory import StateSink
 from regrow.hydration.server import HydrationServer
 from regrow.step.machine import Adopted, Resumed
 from regrow.train.control import Control
 from regrow.train.faults import FaultInjector
 from regrow.train.frozen import FrozenState
 from regrow.train.protect import ProtectedState
+from regrow.train.staged import StagedState
 
 HYDRATE_S: Seconds = 600.0
 
@@ -68,8 +70,6 @@ class Recovery:
         holder = form.rank in form.holders
         if holder:
             self._offer(form)
-        else:
-            self.control.lose()
         self.faults.strike(FaultStage.FORM, form.step)
         form_s = self._form_groups(form)
         self.faults.strike(FaultStage.HYDRATE, form.step)
@@ -117,8 +117,15 @@ class Recovery:
     def _hydrate(self, form: FormGeneration) -> tuple[Seconds, int]:
         holders = {Rank(rank) for rank in form.holders}
         endpoints = [member.endpoint for member in form.members if member.rank in holders]
+        sink: StateSink = self.state
+        if self.control.holds_state:
+            sink = StagedState(
+                self.state,
+                replace=lambda: self.control.replace(form.generation),
+                replaced=self.control.replaced,
+            )
         reception = Hydration(
-            self.state,
+            sink,
             step=StepNo(form.step),
             generation=Generation(form.generation),
             token=self.link.env.token,

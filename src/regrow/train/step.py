@@ -60,9 +60,9 @@ class Step:
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Log numbers of this step: only committed steps reach the log, each once.
 
-        Inside the body the numbers wait for the commit, and even the death of this worker after its gradients were
-        reduced does not lose them; after the body they are lost in that one case. Silent in a rehearsal, and where the
-        step must run again.
+        Inside the body, before `backward`, the numbers wait for the commit, and even the death of this worker after its
+        gradients were reduced does not lose them; later they are lost in that one case. Silent in a rehearsal, and
+        where the step must run again.
 
         Args:
             metrics: floats, or tensors with one element.
