@@ -425,18 +425,21 @@ async def test_a_fault_on_demand_is_told_before_it_strikes(bench: Bench, how: Fa
         await part.kill()
 
 
-@pytest.mark.parametrize(("step", "counted"), [(8, True), (7, False)])
-async def test_metrics_of_a_dead_worker_count_if_its_step_does(bench: Bench, step: int, counted: bool) -> None:
+@pytest.mark.parametrize(("before", "step", "counted"), [(20, 8, True), (22, 7, False)])
+async def test_metrics_of_a_dead_worker_count_if_its_step_does(
+    bench: Bench, before: int, step: int, counted: bool
+) -> None:
     dead = await start(
         bench,
         LINK
-        + "link.send(committed(6, 20))\nlink.send(WorkerStaged(me, 20, 7, {'loss': 9.0}))\nos.kill(os.getpid(), 9)",
-        generation=Generation(20),
+        + f"link.send(committed(6, {before}))\nlink.send(WorkerStaged(me, {before}, 7, {{'loss': 9.0}}))\n"
+        + "os.kill(os.getpid(), 9)",
+        generation=Generation(before),
     )
     await dead.code()
     heir = await start(bench, WAIT)
     await bench.coordinator.order(
-        FormGeneration(heir.id, Generation(21), Rank(heir.rank), 0, StepNo(step), [], [], "", [])
+        FormGeneration(heir.id, Generation(before + 1), Rank(heir.rank), 0, StepNo(step), [], [], "", [])
     )
     # Anything after the order shows that it was carried out, and the flush follows within 0.2 s.
     await heir.kill()

@@ -42,7 +42,8 @@ def test_two_ranks_killed_at_once_at_every_stage(here: Site, undisturbed: Outcom
         first = at % WORLD
         faults += [Fault(first, 3 + 5 * at, stage), Fault((first + 1) % WORLD, 3 + 5 * at, stage)]
     outcome = train(here, "pairs", world=WORLD, steps=STEPS, faults=faults)
-    # Where the first of a pair died so late that the others had all they needed, the step never runs again for the second.
+    # Where the first of a pair died so late that the others had all they needed, the step never runs again for the
+    # second.
     assert_equal(outcome, undisturbed, faults=len(faults) - 2)
 
 

@@ -49,7 +49,7 @@ class Training:
         layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 5)]
         layers[-1].bfloat16().float()
         self.model: Any = nn.Sequential(*layers)
-        self.model.to(memory_format=torch.channels_last)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer: Any = make(self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         self.average = Average(self.model)

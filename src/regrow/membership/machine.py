@@ -21,7 +21,6 @@ from regrow.core.messages import (
     NodeLost,
     NodeProgress,
     NodeStopped,
-    Role,
     StopRequested,
     TimeAdvanced,
     WorkerCommitted,

@@ -262,10 +262,19 @@ class Member:
         self._link.send(WorkerStaged(self._link.env.worker, Generation(self.generation), number, metrics))
 
     def announce(
-        self, number: StepNo, generation: Generation, at: Instant, seconds: Seconds, metrics: dict[str, float]
+        self,
+        number: StepNo,
+        generation: Generation,
+        at: Instant,
+        seconds: Seconds,
+        metrics: dict[str, float],
+        *,
+        adopted: bool,
     ) -> None:
         """A step was committed."""
-        self._link.send(WorkerCommitted(self._link.env.worker, generation, number, at, seconds, metrics))
+        self._link.send(
+            WorkerCommitted(self._link.env.worker, generation, number, at, seconds, metrics, adopted=adopted)
+        )
 
     def _stop(self) -> None:
         """The generation is over: end all that the training thread may be blocked in. From the control thread."""
@@ -351,7 +360,14 @@ class Alone:
         """Nobody to tell."""
 
     def announce(
-        self, number: StepNo, generation: Generation, at: Instant, seconds: Seconds, metrics: dict[str, float]
+        self,
+        number: StepNo,
+        generation: Generation,
+        at: Instant,
+        seconds: Seconds,
+        metrics: dict[str, float],
+        *,
+        adopted: bool,
     ) -> None:
         """Nobody to tell."""
 

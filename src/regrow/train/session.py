@@ -4,7 +4,7 @@ import atexit
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +13,7 @@ from regrow.agent.link import WorkerLink
 from regrow.comm.ddp import buckets, replicas, reset_unfinished, settle_buckets, share_buffers, take_over_buffers
 from regrow.core.config import WorkerEnv
 from regrow.core.errors import GenerationHalted, UsageError
-from regrow.core.ids import Generation, StepNo
+from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.data.loader import StepLoader
 from regrow.data.seeding import seed_everything
 from regrow.train.member import Alone, Member
@@ -21,6 +21,16 @@ from regrow.train.protect import ProtectedState
 from regrow.train.step import Step
 
 _log = logging.getLogger("regrow")
+
+
+class _Unsent(NamedTuple):
+    """A commit that the agent has not been told: a log after the body may still add to it."""
+
+    step: Step
+    at: Instant
+    seconds: Seconds
+    generation: Generation
+    adopted: bool
 
 
 class Session:
@@ -42,7 +52,7 @@ class Session:
         self._started = False
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
-        self._unsent: tuple[Step, float, float, Generation] | None = None
+        self._unsent: _Unsent | None = None
 
     # --- what a script may ask ---------------------------------------------------------------------------------
 
@@ -213,10 +223,10 @@ class Session:
             return False
         return self._failed(error, step)
 
-    def _committed(self, step: Step) -> None:
+    def _committed(self, step: Step, *, adopted: bool = False) -> None:
         now = time.monotonic()
         step.committed = True
-        self._unsent = (step, now, now - self._begun_at, Generation(self.generation))
+        self._unsent = _Unsent(step, now, now - self._begun_at, Generation(self.generation), adopted)
 
     def _failed(self, error: Exception, step: Step | None = None) -> bool:
         """An attempt ended with an error: report it if it is news, put back what it changed, go on when told to.
@@ -240,7 +250,7 @@ class Session:
         adopted = self._member.rejoin()
         if step is not None and adopted == step.number:
             # The others had all of this worker's gradients: the step has happened, though not here.
-            self._committed(step)
+            self._committed(step, adopted=True)
         self._data().seek(self._member.step, self.rank, self.world_size)
 
     # --- the log -----------------------------------------------------------------------------------------------
@@ -255,10 +265,12 @@ class Session:
     def _send_commit(self) -> None:
         if self._unsent is None:
             return
-        (step, at, seconds, generation), self._unsent = self._unsent, None
-        numbers = step.numbers()
-        self._member.announce(step.number, generation, at, seconds, numbers)
-        _log.info("step %d: %s", step.number, numbers)
+        unsent, self._unsent = self._unsent, None
+        numbers = unsent.step.numbers()
+        self._member.announce(
+            unsent.step.number, unsent.generation, unsent.at, unsent.seconds, numbers, adopted=unsent.adopted
+        )
+        _log.info("step %d: %s", unsent.step.number, numbers)
 
     # --- small things ------------------------------------------------------------------------------------------
 

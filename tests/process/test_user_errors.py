@@ -1,0 +1,117 @@
+"""What a user does wrong, or the machine lacks: one clear message, no stack of ours, the right exit code, nothing left."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.process.launching import Site, site
+
+BODY = """
+import sys
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+import regrow
+
+torch.set_num_threads(1)
+session = regrow.init()
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session.protect(model, optimizer)
+inputs = torch.randn(64, {width})
+loader = DataLoader(TensorDataset(inputs), batch_size=4, shuffle=True, num_workers={workers})
+for step in session.steps(loader, until=8):
+    with step as (x,):
+        {inside}
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    {after}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+def script(here: Site, *, inside: str = "pass", after: str = "pass", width: int = 4, workers: int = 0) -> str:
+    return here.script(BODY.format(inside=inside, after=after, width=width, workers=workers))
+
+
+def run(here: Site, name: str) -> "subprocess.CompletedProcess[str]":
+    return here.regrow("run", "--job", "wrong", "--nproc-per-node", "2", name)
+
+
+def assert_told_once(done: "subprocess.CompletedProcess[str]", error: str) -> None:
+    told = done.stdout + done.stderr
+    assert done.returncode == 1, told
+    assert told.count(error) == 1, told
+    assert told.count("Traceback (most recent call last)") == 1, told
+    assert "src/regrow/" not in told, told
+
+
+def test_an_error_in_the_body_is_tried_once_more_and_then_shown_once_with_rank_and_step(here: Site) -> None:
+    failing = "if step.number == 3 and session.rank == 1: raise ValueError('no such colour')"
+    done = run(here, script(here, inside=failing))
+    assert_told_once(done, "ValueError: no such colour")
+    assert "rank 1 failed at step 3, the same error twice" in done.stderr
+    assert "train.py" in done.stderr
+
+
+def test_an_error_between_two_steps_is_shown_once(here: Site) -> None:
+    failing = "if step.number == 3 and session.rank == 0 and not step.rehearsal: raise ValueError('no such colour')"
+    done = run(here, script(here, after=failing))
+    assert_told_once(done, "ValueError: no such colour")
+    assert "rank 0 failed" in done.stderr
+
+
+def test_a_batch_of_the_wrong_shape_is_shown_once(here: Site) -> None:
+    done = run(here, script(here, width=5))
+    assert_told_once(done, "RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_an_error_that_does_not_come_back_costs_one_retry(here: Site) -> None:
+    mark = here.folder / "mark"
+    failing = f"fail_once({str(mark)!r}) if step.number == 3 and session.rank == 1 else None"
+    helper = (
+        "def fail_once(path):\n"
+        "    import pathlib\n"
+        "    if not pathlib.Path(path).exists():\n"
+        "        pathlib.Path(path).touch()\n"
+        "        raise OSError('a moment')\n"
+    )
+    text = helper + BODY.format(inside=failing, after="pass", width=4, workers=0)
+    done = run(here, here.script(text))
+    assert done.returncode == 0, done.stderr
+    assert mark.exists()
+    assert "(retry)" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount of its own needs root")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_full_shared_memory_folder(here: Site, workers: int) -> None:
+    name = script(here, workers=workers)
+    fill = "mount -t tmpfs -o size=64k none /dev/shm && head -c 65536 /dev/zero > /dev/shm/full"
+    command = f'{fill} && exec "$0" -m regrow run --job full --nproc-per-node 2 {name}'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command, sys.executable],
+        cwd=here.folder,
+        env=here.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    told = done.stdout + done.stderr
+    if workers == 0:
+        assert done.returncode == 0, told
+    else:
+        assert done.returncode == 1, told
+        assert "No space left on device" in told or "shared memory" in told, told
+    assert "src/regrow/" not in told, told
