@@ -1,4 +1,4 @@
-"""What a user does wrong, or the machine lacks: one clear message, no stack of ours, the right exit code, nothing left."""
+"""What a user does wrong, or the machine lacks: one clear message, the right exit code, nothing left behind."""
 
 import os
 import subprocess

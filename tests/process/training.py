@@ -79,7 +79,8 @@ def assert_equal(disturbed: Outcome, undisturbed: Outcome, *, faults: int) -> No
     assert {at: loss for at, loss in disturbed.losses.items() if undisturbed.losses.get(at) != loss} == {}
     assert redone(disturbed.ledger) == []
     assert disturbed.ledger.open_incidents == {}
-    assert all(incident.steps_lost == 0 for incident in disturbed.ledger.incidents)
+    # Where the one rank that had committed a step dies too before it has given its state, that step runs again.
+    assert all(incident.steps_lost <= (incident.faults > 1) for incident in disturbed.ledger.incidents)
 
 
 def redone(ledger: Ledger) -> list[tuple[int, int, int]]:

@@ -79,10 +79,24 @@ def test_no_update_begins_between_two_steps() -> None:
     assert not at(3).update()
 
 
-def test_no_update_begins_once_the_generation_is_halted() -> None:
+def test_a_halt_in_a_body_is_answered_at_its_end() -> None:
     machine = computing(3)
-    assert machine.halt(G(1)) == Halted(StepNo(3))
-    assert not machine.update()
+    assert machine.halt(G(1)) == Halted(None)
+    machine.fail()
+    assert machine.state_at == 3
+
+
+def test_a_worker_that_has_all_its_gradients_rolls_forward_though_the_generation_is_over() -> None:
+    machine = computing(3)
+    machine.halt(G(1))
+    assert machine.update()
+    assert machine.commit() == Committed(StepNo(3))
+    assert machine.state_at == 4
+
+
+def test_a_body_without_an_update_does_not_commit_once_the_generation_is_over() -> None:
+    machine = computing(3)
+    machine.halt(G(1))
     assert machine.commit() == Aborted(StepNo(3))
     assert machine.state == Stopped(StepNo(3), StepNo(3))
 
@@ -137,10 +151,14 @@ def test_a_worker_between_two_steps_adopts_nothing() -> None:
     assert at(3).resume(StepNo(4)) == Resumed(StepNo(4))
 
 
-def test_state_that_is_being_overwritten_is_no_state() -> None:
-    machine = at(3)
-    machine.lose()
-    assert machine.state_at == NO_STATE
+def test_newer_state_takes_the_place_of_the_own_as_a_whole() -> None:
+    machine = computing(3)
+    machine.fail()
+    machine.halt(G(1))
+    assert machine.replace()
+    machine.replaced(StepNo(4))
+    assert machine.state_at == 4
+    assert machine.resume(StepNo(4)) == Adopted(StepNo(3))
 
 
 def test_a_halt_told_again_or_late_does_not_reach_back() -> None:

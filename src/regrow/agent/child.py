@@ -145,12 +145,14 @@ def _run_file(target: str) -> None:
 
 
 def _report_failure(link: WorkerLink, error: BaseException) -> None:
+    link.failed = True
     with contextlib.suppress(OSError, ValueError):  # the script may have closed its own standard output
         sys.stdout.flush()
     if sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, error.__traceback__)
     try:
-        link.send(WorkerFailed(link.env.worker, report(error), _step(link.board.read())))
+        fact = WorkerFailed(link.env.worker, report(error), _step(link.board.read()), own=not link.excused())
+        link.send(fact)
     except AgentGone as gone:
         sys.stderr.write(f"{gone}\n{report(error).traceback}")
 

@@ -4,7 +4,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import msgspec
@@ -35,6 +35,10 @@ class WorkerLink:
     def __init__(self, env: WorkerEnv, sock: socket.socket, board: Board) -> None:
         self.env = env
         self.board = board
+        self.failed = False
+        """Whether the script has ended with an error: nobody must be waited for any more."""
+        self.excused: Callable[[], bool] = lambda: False
+        """Whether an error of the script may be the consequence of a fault elsewhere."""
         self._pid = os.getpid()
         self._gone = False
         codec: FrameCodec[WorkerOrder] = FrameCodec(WorkerOrder)

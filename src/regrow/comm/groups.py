@@ -124,7 +124,8 @@ class RegrowGroup(ProcessGroup):
         if self.echo is not None:
             return self.echo.call(name, args, options)
         groups, transport = self._groups, self.transport
-        if groups.halted or transport is None:
+        if (groups.halted and not groups.draining) or transport is None:
+            groups.refused = True
             raise GenerationHalted(f"{name}: generation {groups.generation} is over")
         if groups.on_collective is not None:
             groups.on_collective(name)
@@ -154,6 +155,10 @@ class Groups:
     def __init__(self) -> None:
         self.generation = Generation(0)
         self.halted = False
+        self.refused = False
+        """Whether a collective was refused since the generation was formed."""
+        self.draining = False
+        """While set, collectives of a halted generation are run on what had arrived before the halt."""
         self.on_collective: Callable[[str], None] | None = None
         self.after_collective: Callable[[str], None] | None = None
         self._groups: list[RegrowGroup] = []
@@ -214,7 +219,7 @@ class Groups:
         store = AgentStore(formation.store, formation.site.token, f"g{formation.generation}/")
         with self._lock:
             self._store, self._formation = store, formation
-            self.generation, self.halted = formation.generation, False
+            self.generation, self.halted, self.refused = formation.generation, False, False
 
     # --- re-forming --------------------------------------------------------------------------------------------
 

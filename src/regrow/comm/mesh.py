@@ -189,6 +189,9 @@ class Mesh:
     ) -> None:
         """Send to some peers and receive from some, all at the same time, until every byte has gone.
 
+        What has arrived decides: a peer that takes nothing any more does not fail the call, for this worker may have
+        all that it needs for its update, and a halt leaves what had arrived before it to be read.
+
         Raises `PeerLost`, `GenerationHalted` or `DeadlineExceeded`; the connections cannot be used afterwards.
         """
         out = {peer: view for peer, view in out.items() if len(view)}
@@ -213,8 +216,8 @@ class Mesh:
                     self._send(peer, out, lane)
                 if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and peer in into:
                     self._receive(peer, into, lane)
-                if event & select.POLLHUP and peer not in into and peer in out:
-                    raise self._lost(peer)
+                if event & select.POLLHUP:
+                    out.pop(peer, None)
                 if (peer in out, peer in into) != before:
                     mask = _mask(peer, out, into)
                     if mask:
@@ -234,8 +237,9 @@ class Mesh:
             sent = self._socket(peer, lane).send(out[peer])
         except BlockingIOError:
             return
-        except OSError as error:
-            raise self._lost(peer) from error
+        except OSError:
+            del out[peer]  # it is gone, or we are halted: whether that matters shows in what does not arrive
+            return
         if sent == len(out[peer]):
             del out[peer]
         else:
@@ -257,7 +261,7 @@ class Mesh:
 
     def _socket(self, peer: int, lane: int) -> socket.socket:
         sock = self._peers.get((peer, lane))
-        if sock is None or self.halted:
+        if sock is None:
             raise GenerationHalted(f"{self.name}: this generation is over")
         return sock
 

@@ -191,8 +191,6 @@ class MeshTransport:
 
     def _lane(self, kind: str, peer: int = -1) -> _Lane:
         with self._lock:
-            if self._mesh.halted:
-                raise GenerationHalted("this generation is over")
             key = (kind, peer)
             if key not in self._lanes:
                 self._lanes[key] = _Lane(f"regrow-{kind}", self._note_failure)

@@ -210,11 +210,15 @@ class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
-    """The script ended with an exception of its own, outside any step. The exit follows."""
+    """The script ended with an exception outside any step. The exit follows.
+
+    `own`: nothing had failed around it, so it is the script's own error; else it may be another's fault.
+    """
 
     worker: WorkerId
     error: ErrorReport
     step: StepNo
+    own: bool = False
 
 
 class WorkerHung(msgspec.Struct, frozen=True, tag=True):

@@ -217,6 +217,9 @@ class Membership:
                 self._worker_exited(worker, event, now)
             case WorkerFailed():
                 self._errors.tell(worker.worker, event.error, event.step)
+                if event.own and isinstance(self.state, Forming | Training | Mending) and worker.rank is not None:
+                    text = say.script_error(worker.rank, event.step, event.error)
+                    self._ladder.end(SCRIPT_ERROR, text, now)
             case WorkerReady():
                 self._worker_ready(worker, event, now)
             case WorkerHung():

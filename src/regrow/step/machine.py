@@ -66,7 +66,7 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Halted:
-    """The generation is over. `state_at`: where the state stands, or None when only the end of the update will tell."""
+    """The generation is over. `state_at`: where the state stands, or None when only the end of the body will tell."""
 
     state_at: StepNo | None
 
@@ -100,15 +100,15 @@ class Transaction:
 
     @property
     def state_at(self) -> StepNo | None:
-        """Where the state stands for good; None while an update runs."""
+        """Where the state stands for good; None while a body runs, whose end decides it."""
         match self.state:
             case Empty():
                 return NO_STATE
-            case Updating():
+            case Computing() | Updating():
                 return None
             case Stopped(state_at=at):
                 return at
-            case Idle(step=step) | Computing(step=step):
+            case Idle(step=step):
                 return step
 
     def begin(self) -> bool:
@@ -119,11 +119,15 @@ class Transaction:
         return True
 
     def update(self) -> bool:
-        """Start to change protected state; False when it must stay as it is."""
+        """Start to change protected state; False when it must stay as it is.
+
+        A worker that has all its gradients rolls forward, also when the generation was given up meanwhile: another may
+        have done so, and died.
+        """
         match self.state:
             case Updating():
                 return True
-            case Computing(step=step) if self.halted is None:
+            case Computing(step=step):
                 self.state = Updating(step)
                 return True
             case _:
@@ -154,14 +158,10 @@ class Transaction:
         return Aborted(step)
 
     def halt(self, generation: Generation) -> Halted:
-        """The generation is given up: no update may begin any more."""
+        """The generation is given up: no step may begin any more."""
         if self.halted is None or generation > self.halted:
             self.halted = generation
         return Halted(self.state_at)
-
-    def lose(self) -> None:
-        """The state is being overwritten, or was found to be unusable."""
-        self.state = Stopped(self.step, NO_STATE)
 
     def replace(self) -> bool:
         """Newer state is there, whole, and is about to be put in the place of the own; False when it must not be."""

@@ -65,6 +65,7 @@ class Member:
         formation = None
         if env.role is Role.RANK:
             formation = Formation(env.generation, env.rank, env.world, env.store, site_of(env))
+        link.excused = lambda: member.control.halted or groups.refused or groups.broke()
         member.control.start()
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
         groups.on_collective = lambda name: link.board.call()
@@ -179,7 +180,13 @@ class Member:
             return
         if not self._begun or self._recovery is None or self.control.updating:
             return
-        last_collective()
+        self._groups.draining = True
+        try:
+            last_collective()
+        finally:
+            self._groups.draining = False
+        if self.control.halted and (self._groups.refused or self._groups.broke()):
+            raise GenerationHalted(f"step {self.control.step} was given up before its gradients were there")
         self._faults.strike(FaultStage.UPDATE, self.control.step)
         self._recovery.withdraw(time.monotonic() + WITHDRAW_S)
         if not self.control.update():
@@ -245,6 +252,8 @@ class Member:
 
     def finish(self) -> bool:
         """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed."""
+        if self._link.failed:
+            return True
         self._link.board.enter(Phase.WAITING)
         if self.control.halted:
             return False
