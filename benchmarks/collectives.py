@@ -22,12 +22,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
+from torch._C._distributed_c10d import FileStore
 
 from regrow.comm.mesh import Mesh, Site
 from regrow.comm.private import AllreduceOptions, PrefixStore
@@ -96,8 +97,8 @@ def _fork(rank: int, folder: str, rounds: int, writer: int) -> int:
 def _rank(rank: int, folder: str, rounds: int) -> Times:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
-    keys = dist.FileStore(f"{folder}/keys", -1)
-    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", keys), rank, WORLD, timedelta(seconds=FORM_S))
+    keys = FileStore(f"{folder}/keys", -1)
+    gloo: Any = dist.ProcessGroupGloo(PrefixStore("gloo", keys), rank, WORLD, timedelta(seconds=FORM_S))
     mesh = MeshTransport(Mesh(PrefixStore("mesh", keys), "all", rank, WORLD, Site(folder, "127.0.0.1", "token")))
     mesh.form(FORM_S)
     options = AllreduceOptions()

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable
 
 from regrow.agent.link import AgentGone, WorkerLink
@@ -102,11 +101,6 @@ class Control:
         return halted is not None and halted >= generation
 
     @property
-    def torn(self) -> bool:
-        """Whether the state cannot be used and must come from peers."""
-        return self._transaction.state_at == -1
-
-    @property
     def updating(self) -> bool:
         """Whether protected state is being changed."""
         return isinstance(self._transaction.state, Updating)
@@ -175,12 +169,16 @@ class Control:
 
     def await_form(self, deadline: Seconds = VERDICT_S) -> FormGeneration:
         """The next membership. Raises `DeadlineExceeded`."""
-        form = self._await(lambda: self._form is not None, deadline)
-        if form is None:
-            raise DeadlineExceeded(
-                f"no verdict on generation {self.generation} within {deadline:.0f} s", hint="see the coordinator's log"
-            )
-        return form
+        with self._changed:
+            self._changed.wait_for(lambda: self._form is not None, deadline)
+            form, self._form = self._form, None
+            if form is None:
+                raise DeadlineExceeded(
+                    f"no verdict on generation {self.generation} within {deadline:.0f} s",
+                    hint="see the coordinator's log",
+                )
+            self.generation = form.generation
+            return form
 
     def await_release(self, deadline: Seconds = VERDICT_S) -> bool:
         """Whether all ranks have finished; False: the generation is over first. Raises `DeadlineExceeded`."""
@@ -190,12 +188,3 @@ class Control:
                     f"the other ranks did not finish within {deadline:.0f} s", hint="did one leave the loop early?"
                 )
             return self._released
-
-    def _await(self, ready: Callable[[], bool], deadline: Seconds) -> FormGeneration | None:
-        until = time.monotonic() + deadline
-        with self._changed:
-            self._changed.wait_for(ready, until - time.monotonic())
-            form, self._form = self._form, None
-            if form is not None:
-                self.generation = form.generation
-            return form
