@@ -92,7 +92,7 @@ def commands() -> None:
 @commands.command(context_settings=_AS_GIVEN, no_args_is_help=False)
 @torchrun.options
 @click.option("--standby", type=int, default=0, metavar="N", help="Warm workers a node that wait to take a lost place.")
-@click.option("--warmth", default=str(Warmth.IMPORTS), metavar="|".join(Warmth), help="How far standbys go ahead.")
+@click.option("--warmth", default=str(Warmth.BUILT), metavar="|".join(Warmth), help="How far standbys go ahead.")
 @click.option("--max-faults", type=int, default=100, metavar="N", help="Most faults within --window.  [100]")
 @click.option("--window", default="1h", metavar="TIME", help="See --max-faults.  [1h]")
 @click.option("--checkpoint-dir", default="", metavar="DIR", help="Where durable checkpoints go; none without it.")

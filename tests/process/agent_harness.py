@@ -30,12 +30,11 @@ from regrow.core.messages import (
     Role,
     SpawnWorker,
     StopNode,
-    StoreHello,
-    StoreReply,
     Warmth,
     WorkerExited,
     WorkerStarted,
 )
+from regrow.core.store_messages import StoreHello, StoreReply
 from regrow.core.wire import BlockingChannel, FrameCodec
 
 NODE = NodeId("n0")

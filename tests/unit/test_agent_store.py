@@ -11,7 +11,7 @@ from tests.unit.test_agent_contract import config
 
 from regrow.agent.store import KeyTable, StoreServer
 from regrow.core.ids import Generation
-from regrow.core.messages import (
+from regrow.core.store_messages import (
     StoreAdd,
     StoreCheck,
     StoreCompareSet,

@@ -11,7 +11,7 @@ from typing import Any, Self
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Seconds
-from regrow.core.messages import (
+from regrow.core.store_messages import (
     StoreAdd,
     StoreCheck,
     StoreCompareSet,

@@ -8,7 +8,7 @@ import msgspec
 
 from regrow.comm.private import Store
 from regrow.core.errors import DeadlineExceeded, GenerationHalted, ProtocolError
-from regrow.core.messages import (
+from regrow.core.store_messages import (
     StoreAdd,
     StoreCheck,
     StoreCompareSet,
