@@ -72,25 +72,29 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def stat_of(pid: int) -> ProcessStat | None:
-    """The state of a process, None when there is none of this number."""
+def _stat_fields(pid: int) -> list[bytes] | None:
+    """What `/proc/<pid>/stat` says after the name; None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(b")") + 2 :].split()
+    return text[text.rindex(b")") + 2 :].split()
+
+
+def stat_of(pid: int) -> ProcessStat | None:
+    """The state of a process, None when there is none of this number."""
+    fields = _stat_fields(pid)
+    if fields is None:
+        return None
     return ProcessStat(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]))
 
 
 def exit_code_of(pid: int) -> int | None:
     """The exit code, as of `waitpid`, of a process whose main thread is on its way out; None of any other."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+    fields = _stat_fields(pid)
+    if fields is None:
         return None
-    fields = text[text.rindex(b")") + 2 :].split()
     if not int(fields[_STAT_FLAGS]) & _PF_EXITING:
         return None
     return os.waitstatus_to_exitcode(int(fields[_STAT_EXIT_CODE]))

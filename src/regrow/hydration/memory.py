@@ -15,10 +15,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def _in_place(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and _straight(tensor)
-
-
 def _straight(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 

@@ -9,7 +9,6 @@ import msgspec
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.messages import FaultSpec, JobFacts
-from regrow.membership.orders import EndJob
 from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -40,10 +39,6 @@ class CoordinatorClient:
     def status(self) -> JobView:
         """What the job looks like now."""
         return self._get("/status", JobView)
-
-    def wait_end(self) -> EndJob:
-        """Wait for the job's end; set `timeout` accordingly."""
-        return self._get("/end", EndJob)
 
     def kill(self, fault: FaultSpec) -> None:
         """Let one worker fail."""
