@@ -1,23 +1,26 @@
 """regrow: training that runs straight through failures.
 
-`init` joins the job (or trains alone), `Session.protect` names what must survive, `Session.steps` runs the steps.
+`init` joins the job (or trains alone), `Session.protect` names what must survive, `Session.steps` runs the steps,
+`restartable` marks functions that use collectives between them.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regrow.core.errors import RegrowError
+    from regrow.train.regions import restartable
     from regrow.train.session import Session, init
     from regrow.train.step import Step
 
 __version__ = "0.1.0"
-__all__ = ["RegrowError", "Session", "Step", "__version__", "init"]
+__all__ = ["RegrowError", "Session", "Step", "__version__", "init", "restartable"]
 
 _HOMES = {
     "init": "regrow.train.session",
     "Session": "regrow.train.session",
     "Step": "regrow.train.step",
     "RegrowError": "regrow.core.errors",
+    "restartable": "regrow.train.regions",
 }
 
 

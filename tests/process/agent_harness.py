@@ -150,7 +150,7 @@ class Bench:
             "local_rank": 0,
             "world": 2,
             "generation": Generation(1),
-            "store": "",
+            "stores": [],
             "restarts": 0,
             "resume": False,
         }

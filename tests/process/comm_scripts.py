@@ -1,9 +1,12 @@
 """What the processes of a world run, beyond the cases that are compared one by one."""
 
+import itertools
+import threading
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.process import comm_calls
 from tests.process.comm_cases import CASES, LARGE, compare, data
 from tests.process.comm_world import Seat, as_bytes
 
@@ -75,7 +78,7 @@ def wrong_tag(seat: Seat) -> str:
 
 def echo(seat: Seat) -> None:
     """All cases in a world of one: exactly what gloo answers."""
-    transport, gloo = EchoTransport(1), seat.gloo()
+    transport, gloo = EchoTransport(0, 1), seat.gloo()
     for name, case in CASES.items():
         answer = case(lambda method, *args: transport.call(method, args, {}).wait(), 0, 1)
         compare(name, answer, case(gloo, 0, 1))
@@ -169,3 +172,44 @@ def sums(seat: Seat) -> bytes:
     tensor = data(torch.float32, (LARGE,), seat.rank) * 10.0 ** (8 * seat.rank)
     seat.ours(seat.transport("sums"))("allreduce", [tensor], AllreduceOptions())
     return as_bytes([tensor])[0]
+
+
+def calls_on_gloo(seat: Seat) -> dict[str, list[Any]]:
+    """What torch's own groups answer, and of which shapes that is."""
+    dist.init_process_group("gloo", store=seat.store("calls"), rank=seat.rank, world_size=seat.size)
+    place = comm_calls.Places(seat.rank)
+    found = {name: case(place) for name, case in comm_calls.CASES.items()}
+    return {name: [comm_calls.plain(value), comm_calls.shapes(value)] for name, value in found.items()}
+
+
+def calls_on_ours(seat: Seat, address: str, alone: bool) -> dict[str, Any]:
+    """The same on ours, formed twice. Alone: built as a newcomer is, with all calls answered locally at first."""
+    groups = Groups()
+    formations = (Formation(Generation(at), seat.rank, seat.size, address, seat.site) for at in itertools.count(1))
+    groups.install(rank=seat.rank, world=seat.size, formation=None if alone else next(formations), form_s=30.0)
+    place = comm_calls.Places(seat.rank)
+    found: dict[str, Any] = {"shapes": {}, "first": {}, "again": {}, "groups": groups.count}
+    with groups.echo():
+        for name, case in comm_calls.CASES.items():
+            found["shapes"][name] = comm_calls.shapes(case(place))
+    for turn in ("first", "again"):
+        if alone or turn == "again":
+            groups.halt()
+            found["seconds"] = groups.form(next(formations), lambda: False)
+        for name, case in comm_calls.CASES.items():
+            found[turn][name] = comm_calls.plain(case(place))
+    groups.close()
+    return found
+
+
+def objects_alone(seat: Seat) -> list[Any]:
+    """What a newcomer gets where the others' objects would come; an answer nobody could unpickle would end it."""
+    Groups().install(rank=seat.rank, world=seat.size, formation=None, form_s=30.0)
+    sent = ["mine", seat.rank]
+    dist.broadcast_object_list(sent, src=1)
+    passed: list[Any] = ["mine", threading.Lock()]  # a placeholder may be what cannot be pickled
+    if seat.rank != 1:
+        dist.recv_object_list(passed, src=1)
+    mine: list[Any] = ["placeholder"]
+    dist.scatter_object_list(mine, [("for", to) for to in range(seat.size)] if seat.rank == 1 else None, src=1)
+    return [sent, ["mine", None] if seat.rank == 1 else passed, mine[0]]

@@ -27,7 +27,10 @@ from regrow.comm.transport import MeshTransport
 
 DEADLINE = 60.0
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["regrow.comm.groups"])
+# What scripts import, once instead of in each process: seconds each.
+_SERVER.set_forkserver_preload(
+    ["regrow.comm.groups", "torch._dynamo", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"]
+)
 
 
 class Call(Protocol):
@@ -101,6 +104,21 @@ class World:
         """Send all of them the same."""
         for pipe in self.pipes:
             pipe.send(order)
+
+    def but(self, left_out: int) -> "World":
+        """All but one of them."""
+        kept = [at for at in range(len(self.pipes)) if at != left_out]
+        return World([self.processes[at] for at in kept], [self.pipes[at] for at in kept])
+
+    def halt_when_asked(self, times: int) -> None:
+        """Each time one of them says "halt", tell all of them."""
+        for _ in range(times):
+            ready = wait(self.pipes, timeout=DEADLINE)
+            assert ready, f"nobody asked for a halt within {DEADLINE} s"
+            asking = next(pipe for pipe in self.pipes if pipe in ready)
+            error, said = asking.recv()
+            assert said == "halt", error
+            self.tell("halt")
 
     def results(self) -> list[Any]:
         """What each said next, or its body returned. Fails with a traceback of one, or where one takes too long."""

@@ -439,7 +439,7 @@ async def test_metrics_of_a_dead_worker_count_if_its_step_does(
     await dead.code()
     heir = await start(bench, WAIT)
     await bench.coordinator.order(
-        FormGeneration(heir.id, Generation(before + 1), Rank(heir.rank), 0, StepNo(step), [], [], "", [])
+        FormGeneration(heir.id, Generation(before + 1), Rank(heir.rank), 0, StepNo(step), [], [], [], [])
     )
     # Anything after the order shows that it was carried out, and the flush follows within 0.2 s.
     await heir.kill()
@@ -482,7 +482,7 @@ async def test_a_standby_is_quiet_until_it_takes_a_rank(bench: Bench) -> None:
     await part.says("warming up", f"standby-{part.id}.log")
     assert not (bench.folder / f"logs/rank{part.rank}.log").exists()
     await bench.coordinator.order(
-        FormGeneration(part.id, Generation(30), Rank(part.rank), 0, StepNo(0), [], [], "", [])
+        FormGeneration(part.id, Generation(30), Rank(part.rank), 0, StepNo(0), [], [], [], [])
     )
     assert await part.code() == 0
     await part.says("at work\n")

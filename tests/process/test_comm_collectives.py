@@ -1,9 +1,22 @@
 """The conformance suite of the transport seam: ours beside torch's gloo, in real processes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.process.comm_scripts import beyond_gloo, conform, echo, point_to_point, sums, through_torch, wrong_tag
+from tests.process.comm_calls import CASES
+from tests.process.comm_scripts import (
+    beyond_gloo,
+    calls_on_gloo,
+    calls_on_ours,
+    conform,
+    echo,
+    objects_alone,
+    point_to_point,
+    sums,
+    through_torch,
+    wrong_tag,
+)
 from tests.process.comm_world import play, store
 
 WORLDS = pytest.mark.parametrize(("size", "tcp"), [(2, False), (3, False), (4, False), (3, True)])
@@ -55,3 +68,32 @@ def test_a_script_on_torch_distributed_finds_the_same_on_regrow_as_on_gloo(
 
 def test_alone_the_echo_is_exact(tmp_path: Path) -> None:
     play(1, tmp_path, echo)
+
+
+@pytest.fixture(scope="module")
+def what_gloo_answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Any]]]:
+    return play(4, tmp_path_factory.mktemp("gloo"), calls_on_gloo)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["built together", "built alone"])
+def test_all_groups_of_a_script_answer_as_gloos_do_when_new_when_formed_again_and_while_alone(
+    tmp_path: Path, alone: bool, what_gloo_answers: list[dict[str, list[Any]]]
+) -> None:
+    with store(tmp_path) as address:
+        ours = play(4, tmp_path, calls_on_ours, address, alone)
+    for found, expected in zip(ours, what_gloo_answers, strict=True):
+        for name in CASES:
+            values, shapes = expected[name]
+            assert found["first"][name] == values, name
+            assert found["again"][name] == values, f"{name}, formed again"
+            if name not in ("from anyone", "objects"):
+                assert found["shapes"][name] == shapes, f"{name}, answered locally"
+
+
+def test_while_alone_objects_are_the_callers_own(tmp_path: Path) -> None:
+    assert play(4, tmp_path, objects_alone) == [
+        [["mine", 0], ["mine", None], "placeholder"],
+        [["mine", 1], ["mine", None], ("for", 1)],
+        [["mine", 2], ["mine", None], "placeholder"],
+        [["mine", 3], ["mine", None], "placeholder"],
+    ]

@@ -5,6 +5,9 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
 from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,7 +16,10 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from tests.process.comm_world import DEADLINE, Seat, store, world
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from regrow.comm.groups import Formation, Groups
 from regrow.core.errors import GenerationHalted
@@ -114,3 +120,95 @@ def test_every_wait_ends_within_a_second_and_nothing_is_left_after_thirty_halts(
     assert {name for name, _ in chain(*seen.values())} <= {"GenerationHalted", "PeerLost"}
     assert [name for name, _ in seen["forming"]].count("GenerationHalted") >= ROUNDS // 3
     assert not list(tmp_path.glob("mesh-*")), "sockets of a group that was never formed lie about"
+
+
+def _received_in_a_batch(group: dist.ProcessGroup) -> None:
+    works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.zeros(3), 0, group)])
+    for work in works:
+        work.wait()
+
+
+@cache
+def _region(group: dist.ProcessGroup) -> Callable[[torch.Tensor], Any]:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def region(x: torch.Tensor) -> Any:
+        return funcol.all_reduce(x * 2, "sum", group) + 1
+
+    return region
+
+
+def _redistributed(group: dist.ProcessGroup) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    DTensor.from_local(torch.ones(3), mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()])
+
+
+def _in_backward(group: dist.ProcessGroup) -> None:
+    given = torch.ones(4, requires_grad=True)
+    gathered = funcol.all_gather_tensor_autograd(given, 0, group)
+    gathered.sum().backward()
+
+
+wait_tensor: Callable[[torch.Tensor], torch.Tensor] = funcol.wait_tensor
+WAYS_TO_WAIT: dict[str, Callable[[dist.ProcessGroup], Any]] = {
+    "all_reduce": lambda group: dist.all_reduce(torch.ones(3), group=group),
+    "a work handle": lambda group: dist.all_reduce(torch.ones(ELEMENTS), group=group, async_op=True).wait(),
+    "a work handle, with a timeout": lambda group: dist.barrier(group, async_op=True).wait(timedelta(seconds=DEADLINE)),
+    "a future": lambda group: dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().wait(),
+    "broadcast": lambda group: dist.broadcast(torch.ones(3), group_src=0, group=group),
+    "all_gather_into_tensor": lambda group: dist.all_gather_into_tensor(torch.zeros(12), torch.ones(3), group),
+    "reduce_scatter_tensor": lambda group: dist.reduce_scatter_tensor(torch.zeros(3), torch.ones(12), group=group),
+    "all_to_all_single": lambda group: dist.all_to_all_single(torch.zeros(4), torch.ones(4), group=group),
+    "gather_object": lambda group: dist.all_gather_object([None] * 4, "mine", group),
+    "barrier": lambda group: dist.barrier(group),
+    "recv": lambda group: dist.recv(torch.zeros(3), group_src=0, group=group),
+    "recv from anyone": lambda group: dist.recv(torch.zeros(3), group=group),
+    "batch_isend_irecv": _received_in_a_batch,
+    "wait_tensor": lambda group: wait_tensor(funcol.all_reduce(torch.ones(3), "sum", group)),
+    "a compiled region": lambda group: _region(group)(torch.ones(3)),
+    "redistribute": _redistributed,
+    "a backward": _in_backward,
+}
+
+
+def wait_for_one_that_never_calls(seat: Seat, address: str, *, pipe: Connection) -> None:
+    """Every way to wait, for rank 0, which calls nothing; each in a generation of its own."""
+    groups = Groups()
+    groups.install(rank=seat.rank, world=seat.size, formation=formation(seat, 1, address), form_s=DEADLINE)
+    group = dist.new_group(list(range(seat.size)))
+    halted = threading.Event()
+
+    def obey() -> None:
+        while pipe.recv():
+            groups.halt()
+            halted.set()
+
+    threading.Thread(target=obey, daemon=True).start()
+    with groups.echo():
+        for way in WAYS_TO_WAIT.values() if seat.rank else ():
+            way(group)  # what is compiled is compiled here
+    for number, (name, way) in enumerate(WAYS_TO_WAIT.items(), start=2):
+        pipe.send(("", "calling"))
+        try:
+            if seat.rank:
+                way(group)
+                raise AssertionError(f"{name} did not wait")
+        except (GenerationHalted, OSError, RuntimeError):
+            pass
+        pipe.send(("", (name, time.monotonic())))
+        assert halted.wait(DEADLINE)
+        halted.clear()
+        groups.form(formation(seat, number, address), lambda: False)
+    groups.close()
+
+
+def test_whoever_waits_in_a_group_of_the_scripts_is_released_within_a_second(tmp_path: Path) -> None:
+    seats = [Seat(rank, 4, str(tmp_path), tcp=False) for rank in range(4)]
+    with store(tmp_path) as address, world(seats, wait_for_one_that_never_calls, address) as waiting:
+        for name in WAYS_TO_WAIT:
+            assert waiting.results() == ["calling"] * 4
+            threading.Event().wait(0.05)  # let them come to where they wait
+            said = time.monotonic()
+            waiting.tell(True)
+            endings = waiting.results()
+            assert all(found == name and at - said < 1.0 for found, at in endings), (name, said, endings)
+        assert waiting.results() == [None] * 4

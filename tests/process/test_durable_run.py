@@ -1,14 +1,20 @@
 """Durable checkpoints: the last resort, and what `--resume` starts from."""
 
+import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from tests.process.disk_watch import watched
 from tests.process.launching import Site, site
-from tests.process.training import SCRIPTS, Fault, train
+from tests.process.training import SCRIPTS, Fault, Outcome, train
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 STEPS = 30
+PAUSE = ("--pause", "0.1")
 
 
 @pytest.fixture
@@ -18,30 +24,61 @@ def here(tmp_path: Path) -> Iterator[Site]:
         made.assert_nothing_left()
 
 
+def flags(here: Site, every: str = "1ms", keep: int = 2) -> tuple[str, ...]:
+    folder = str(here.folder / "durable")
+    return ("--checkpoint-dir", folder, "--checkpoint-every", every, "--checkpoint-keep", str(keep))
+
+
+def saves(here: Site, job: str) -> list[int]:
+    """The steps of all checkpoints that a job has written."""
+    lines = (here.home / "jobs" / job / "events.jsonl").read_text().splitlines()
+    return [event["step"] for event in map(json.loads, lines) if event["type"] == "CheckpointSaved"]
+
+
+def begun(outcome: Outcome) -> int:
+    return min(step for step, _ in outcome.losses)
+
+
 def test_a_resumed_job_ends_like_one_that_was_never_stopped(here: Site) -> None:
     whole = train(here, "whole", world=2, steps=STEPS)
-    durable = ("--checkpoint-dir", str(here.folder / "durable"), "--checkpoint-every", "1ms")
-    script = (str(SCRIPTS / "train_small.py"), "--steps", str(STEPS), "--pause", "0.1", "--say-steps")
-    with here.start("run", "--job", "first", "--nproc-per-node", "2", *durable, *script) as first:
-        first.wait_for("step 12")
+    script = (str(SCRIPTS / "train_small.py"), "--steps", str(STEPS), *PAUSE)
+    with here.start("run", "--job", "first", "--nproc-per-node", "2", *flags(here), *script) as first:
+        first.wait_for("beside the training", times=2)
         first.signal(signal.SIGTERM)
         assert first.wait() == 75
-    second = train(here, "second", "--resume", *durable, world=2, steps=STEPS)
+    second = train(here, "second", "--resume", *flags(here), world=2, steps=STEPS)
     assert second.code == 0, second.output
     assert second.finals == whole.finals
-    begun = min(step for step, _ in second.losses)
-    assert begun > 0
-    assert second.losses == {place: loss for place, loss in whole.losses.items() if place[0] >= begun}
+    assert begun(second) == saves(here, "first")[-1]
+    assert second.losses == {place: loss for place, loss in whole.losses.items() if place[0] >= begun(second)}
+
+
+def test_the_last_state_is_on_disk_before_the_job_ends_and_the_newest_k_stay(here: Site) -> None:
+    outcome = train(here, "job", *flags(here, keep=3), world=2, steps=STEPS, extra=PAUSE)
+    assert outcome.code == 0, outcome.output
+    steps = saves(here, "job")
+    assert steps[-1] == STEPS
+    assert sorted(os.listdir(here.folder / "durable")) == sorted(f"step-{step}" for step in steps[-3:])
+    content = {"model.0.weight": torch.zeros(64, 16), "regrow.step": torch.tensor(0)}
+    dcp_load(content, checkpoint_id=here.folder / "durable" / f"step-{STEPS}", no_dist=True)
+    assert content["model.0.weight"].any()
+    assert content["regrow.step"] == STEPS
+    again = train(here, "again", "--resume", *flags(here), world=2, steps=STEPS)
+    assert again.code == 0, again.output
+    assert again.finals == outcome.finals
+    assert again.losses == {}
 
 
 def test_all_ranks_lost_at_once_go_back_to_the_durable_checkpoint(here: Site) -> None:
     whole = train(here, "whole", world=2, steps=STEPS)
-    durable = ("--checkpoint-dir", str(here.folder / "durable"), "--checkpoint-every", "1ms")
-    faults = [Fault(0, 20, "forward"), Fault(1, 20, "forward")]
-    outcome = train(here, "lost", *durable, world=2, steps=STEPS, faults=faults)
+    faults = [Fault(0, 25, "forward"), Fault(1, 25, "forward")]
+    outcome = train(here, "lost", *flags(here), world=2, steps=STEPS, faults=faults, extra=PAUSE)
     assert outcome.code == 0, outcome.output
     assert outcome.finals == whole.finals
     assert [incident.rung for incident in outcome.ledger.incidents] == ["restart"]
+    last = outcome.ledger.generations[-1]
+    assert 0 < last.step <= 25
+    assert last.step in saves(here, "lost")
 
 
 def test_all_ranks_lost_without_a_durable_checkpoint_end_the_job_with_a_diagnosis(here: Site) -> None:
@@ -50,3 +87,57 @@ def test_all_ranks_lost_without_a_durable_checkpoint_end_the_job_with_a_diagnosi
     assert outcome.code == 1
     assert "last copy of the training state" in outcome.output
     assert "--checkpoint-dir" in outcome.output
+
+
+def test_a_fault_that_leaves_a_replica_reads_nothing_from_disk(here: Site) -> None:
+    first = train(here, "first", *flags(here, "1h"), world=2, steps=5)
+    assert first.code == 0, first.output
+    with watched(here.folder / "durable") as disk:
+        outcome = train(here, "killed", *flags(here, "1h"), world=2, steps=STEPS, faults=[Fault(1, 12)])
+    assert outcome.code == 0, outcome.output
+    assert len(outcome.ledger.incidents) == 1
+    assert not [path for path in disk.opens if "step-5" in path and path.endswith(".distcp")]
+    assert not [path for path in disk.reads if path.endswith(".distcp")]
+
+
+def test_the_death_of_the_rank_that_takes_snapshots_does_not_keep_the_last_state_from_the_disk(here: Site) -> None:
+    whole = train(here, "whole", world=2, steps=STEPS)
+    faults = [Fault(0, 8, "update"), Fault(0, 16, "commit")]
+    outcome = train(here, "killed", *flags(here), world=2, steps=STEPS, faults=faults, extra=PAUSE)
+    assert outcome.code == 0, outcome.output
+    assert outcome.finals == whole.finals
+    assert saves(here, "killed")[-1] == STEPS
+
+
+def test_what_cannot_be_written_is_said_once_and_training_goes_on(here: Site) -> None:
+    (here.folder / "durable").write_text("a file, not a folder")
+    outcome = train(here, "full", *flags(here), world=2, steps=STEPS, extra=PAUSE)
+    assert outcome.code == 0, outcome.output
+    assert outcome.output.count("could not be written to disk") == 1
+    assert "Not a directory" in outcome.output
+
+
+def test_an_unknown_kind_of_place_is_said_and_training_goes_on(here: Site) -> None:
+    where = ("--checkpoint-dir", "nosuch://bucket/folder", "--checkpoint-every", "1ms")
+    outcome = train(here, "unknown", *where, world=2, steps=STEPS, extra=PAUSE)
+    assert outcome.code == 0, outcome.output
+    assert outcome.output.count("nosuch://bucket/folder cannot be used") == 1
+
+
+@pytest.mark.parametrize("mode", ["fsdp2", "pp_dp"])
+def test_a_sharded_world_resumes_from_its_parts(here: Site, mode: str) -> None:
+    script = (str(SCRIPTS / "train_parallel.py"), "--mode", mode, "--steps", "40", "--out")
+    common = ("run", "--nproc-per-node", "4")
+    whole = here.regrow(*common, "--job", "whole", *script, str(here.folder / "whole"))
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    with here.start(*common, "--job", "first", *flags(here), *script, str(here.folder / "first")) as first:
+        first.wait_for("beside the training")
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 75
+    second = here.regrow(*common, "--job", "second", "--resume", *flags(here), *script, str(here.folder / "second"))
+    assert second.returncode == 0, second.stdout + second.stderr
+    left = 40 - saves(here, "first")[-1]
+    for rank in range(4):
+        expected, ended = (json.loads((here.folder / f"{run}.{rank}.json").read_text()) for run in ("whole", "second"))
+        assert ended["digest"] == expected["digest"]
+        assert ended["losses"] == expected["losses"][-left:]

@@ -73,16 +73,6 @@ def test_a_launcher_that_is_killed_takes_everything_with_it(here: Site) -> None:
     assert "died" in here.regrow("jobs").stdout
 
 
-def test_an_agent_that_is_killed_ends_the_job(here: Site) -> None:
-    with here.start("run", here.script(PLAIN)) as job:
-        job.wait_for("waiting\n")
-        children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGKILL)
-        assert job.wait() == 75, job.output
-        assert "node0 was lost" in job.output
-    here.assert_nothing_left()
-
-
 def two_nodes(here: Site, script: str) -> tuple[Running, Running]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"

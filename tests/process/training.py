@@ -52,26 +52,37 @@ def train(
     steps: int = 20,
     faults: list[Fault] | None = None,
     extra: tuple[str, ...] = (),
+    script: str = "train_small.py",
+    nodes: int = 1,
 ) -> Outcome:
-    """Run `train_small.py` under `regrow run` to its end."""
-    words = ["run", "--job", name, "--nproc-per-node", str(world), *flags]
+    """Run a script under `regrow run` to its end, on so many nodes of this machine."""
+    words = ["run", "--job", name, "--nproc-per-node", str(world // nodes), *flags]
+    if nodes > 1:
+        words += ["--local-nodes", str(nodes)]
     if faults:
         plan = site.folder / f"{name}.toml"
         plan.write_text("\n".join(fault.toml() for fault in faults))
         words += ["--fault-plan", str(plan)]
     out = site.folder / f"{name}.out"
-    done = site.regrow(*words, str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--out", str(out), *extra)
+    done = site.regrow(*words, str(SCRIPTS / script), "--steps", str(steps), "--out", str(out), *extra)
     finals = {}
     for rank in range(world):
         path = out.with_suffix(f".{rank}.json")
         if path.exists():
-            finals[rank] = json.loads(path.read_text())
+            final = json.loads(path.read_text())
+            # What a worker has seen itself is not the job's: a newcomer has not seen all.
+            finals[rank] = {key: value for key, value in final.items() if key != "losses"}
     ledger = Ledger(read_records(site.home / "jobs" / name))
     return Outcome(done.returncode, done.stdout + done.stderr, ledger, finals)
 
 
-def assert_equal(disturbed: Outcome, undisturbed: Outcome, *, faults: int, missed: int = 0) -> None:
-    """Bitwise the same, nothing done twice, and all faults but at most `missed` really happened."""
+def assert_equal(
+    disturbed: Outcome, undisturbed: Outcome, *, faults: int, missed: int = 0, lost: int | None = None
+) -> None:
+    """Bitwise the same, nothing done twice, and all faults but at most `missed` really happened.
+
+    `lost`: how many committed steps each incident may have cost, where there is nobody to get newer state from.
+    """
     assert disturbed.code == 0, disturbed.output
     assert faults - missed <= len(disturbed.ledger.injected) <= faults, disturbed.output
     assert disturbed.finals == undisturbed.finals
@@ -79,6 +90,9 @@ def assert_equal(disturbed: Outcome, undisturbed: Outcome, *, faults: int, misse
     assert {at: loss for at, loss in disturbed.losses.items() if undisturbed.losses.get(at) != loss} == {}
     assert redone(disturbed.ledger) == []
     assert disturbed.ledger.open_incidents == {}
+    if lost is not None:
+        assert all(incident.steps_lost <= lost for incident in disturbed.ledger.incidents)
+        return
     # Where the one rank that had committed a step dies too before it has given its state, that step runs again.
     assert all(incident.steps_lost <= (incident.faults > 1) for incident in disturbed.ledger.incidents)
 

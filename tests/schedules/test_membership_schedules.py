@@ -63,7 +63,10 @@ def jobs(draw: st.DrawFn, /, **changes: Any) -> JobFacts:
     return job(draw(st.integers(1, 4 if drawn["nodes"] == 1 else 2)), **drawn)
 
 
-def strikes(how: list[str], moments: list[Doing | None]) -> st.SearchStrategy[list[Strike]]:
+def strikes(
+    how: list[str], moments: list[Doing | None], back: list[float | None] | None = None
+) -> st.SearchStrategy[list[Strike]]:
+    back = back or [0.0, 1.0, 20.0]
     one = st.builds(
         Strike,
         how=st.sampled_from(how),
@@ -71,10 +74,12 @@ def strikes(how: list[str], moments: list[Doing | None]) -> st.SearchStrategy[li
         doing=st.sampled_from(moments),
         nth=st.integers(1, 7),
         after=st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.5, 3.0]),
+        back=st.sampled_from(back),
     )
     several = st.builds(
         lambda strike, ranks: [
-            Strike(how=strike.how, rank=Rank(rank), doing=None, after=4.0 * strike.nth + strike.after) for rank in ranks
+            Strike(strike.how, Rank(rank), doing=None, after=4.0 * strike.nth + strike.after, back=strike.back)
+            for rank in ranks
         ],
         one,
         st.sets(st.integers(0, 3), min_size=2),
@@ -110,7 +115,7 @@ def run_survivable(facts: JobFacts, weather: Weather, plan: list[Strike], seed: 
     """No script error, a durable checkpoint, a budget without end: nothing may end this job but its last step."""
     world = World(facts, script=Script(until=UNTIL), weather=weather, strikes=plan, seed=seed)
     end = world.run()
-    if world.bad_moments & {"kill finished", "kill after", "hang finished", "hang after"}:
+    if world.bad_moments & {"kill finished", "kill after", "hang finished", "hang after", "lost releasing"}:
         assert end.code in (0, 1, 75), "what the script does after its last step is not run again"
         return
     assert (end.code, end.diagnosis) == (0, "")
@@ -198,6 +203,44 @@ def test_every_planned_fault_strikes_exactly_once(places: list[tuple[int, int]],
     assert world.run().code == 0
     struck = [line.fault for _, line in world.log if isinstance(line, FaultInjected)]
     assert sorted(struck) == sorted(spec.fault for spec in plan)
+
+
+losing_nodes = (
+    jobs(durable=True, max_restarts=None),
+    fair,
+    strikes(["node", "node", "freeze", "kill", "hang"], [*MOMENTS, *IN_STEP, None]),
+    seeds,
+)
+losing_nodes_for_good = (
+    st.one_of(jobs(max_faults=100), jobs(max_faults=3)),
+    st.builds(Script, until=st.just(UNTIL), with_session=st.sampled_from([True, True, False])),
+    foul,
+    strikes(["node", "freeze", "kill", "exit"], [*MOMENTS, *IN_STEP, None], [None, 1.0, 20.0, 500.0, 700.0]),
+    seeds,
+)
+
+
+@schedules(600)
+@given(*losing_nodes)
+def test_nodes_that_are_lost_and_come_back_do_not_keep_the_job_from_its_last_step(
+    facts: JobFacts, weather: Weather, plan: list[Strike], seed: int
+) -> None:
+    run_survivable(facts, weather, plan, seed)
+
+
+@schedules(600)
+@given(*losing_nodes_for_good)
+def test_whatever_becomes_of_nodes_the_job_ends_once_and_says_why(
+    facts: JobFacts, script: Script, weather: Weather, plan: list[Strike], seed: int
+) -> None:
+    run_any(facts, script, weather, plan, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_soak_schedules_of_lost_nodes() -> None:
+    schedules(soak())(given(*losing_nodes)(run_survivable))()
+    schedules(soak())(given(*losing_nodes_for_good)(run_any))()
 
 
 @pytest.mark.soak

@@ -20,6 +20,9 @@ parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--log-after", action="store_true", help="log after the step's body instead of in it")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
 parser.add_argument("--say-steps", action="store_true")
+parser.add_argument("--spoil", default="", metavar="RANK:STEP", help="a bit of that rank's optimizer state flips, once")
+parser.add_argument("--drift", action="store_true", help="every rank changes its parameters in a way of its own")
+parser.add_argument("--own-buffers", action="store_true", help="every rank has running statistics of its own")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -28,7 +31,7 @@ net = nn.Sequential(
     nn.Linear(16, args.width), nn.BatchNorm1d(args.width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(args.width, 1)
 )
 # Small buckets: several reductions a step, so that a fault can strike between them.
-model = DistributedDataParallel(net, bucket_cap_mb=0.002)
+model = DistributedDataParallel(net, bucket_cap_mb=0.002, broadcast_buffers=not args.own_buffers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 session.protect(model, optimizer, scheduler)
@@ -38,6 +41,7 @@ inputs = torch.randn(240, 16, generator=numbers)
 targets = inputs.sum(1, keepdim=True).sin()
 loader = DataLoader(TensorDataset(inputs, targets), batch_size=6, shuffle=True)
 
+unspoiled = True
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
         time.sleep(0 if step.rehearsal else args.pause)
@@ -48,6 +52,11 @@ for step in session.steps(loader, until=args.steps):
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
+        if args.spoil == f"{session.rank}:{step.number}" and unspoiled and not step.rehearsal:
+            unspoiled = False
+            optimizer.state[net[0].weight]["exp_avg"].view(torch.int32)[0, 0] ^= 1 << 20
+        if args.drift:
+            net[0].weight.data += 1e-3 * session.rank
     if args.log_after:
         step.log(loss=loss)
     if args.say_steps and session.is_main and not step.rehearsal:

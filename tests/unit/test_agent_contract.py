@@ -1,5 +1,6 @@
 from typing import Any
 
+import msgspec
 import pytest
 from tests.process.agent_harness import facts
 
@@ -26,7 +27,7 @@ def config(*, job: dict[str, Any] | None = None, **changes: Any) -> AgentConfig:
 
 def order(generation: int = 1) -> SpawnWorker:
     return SpawnWorker(
-        NodeId("n1"), WorkerId("w"), Role.RANK, Rank(3), 1, 4, Generation(generation), "", restarts=2, resume=False
+        NodeId("n1"), WorkerId("w"), Role.RANK, Rank(3), 1, 4, Generation(generation), [], restarts=2, resume=False
     )
 
 
@@ -50,6 +51,26 @@ def test_the_variables_name_the_place_in_node_and_world() -> None:
     assert told["RANK"] == "3" and told["LOCAL_RANK"] == "1" and told["WORLD_SIZE"] == "4"
     assert told["GROUP_RANK"] == "1" and told["GROUP_WORLD_SIZE"] == "2" and told["LOCAL_WORLD_SIZE"] == "2"
     assert told["TORCHELASTIC_RESTART_COUNT"] == "2" and told["TORCHELASTIC_MAX_RESTARTS"] == "3"
+
+
+ROOTLESS = {"TORCH_GLOO_LAZY_INIT": "1", "TORCH_NCCL_RANKS_PER_ROOT": "32"}
+
+
+@pytest.mark.parametrize(
+    ("world", "inherited", "expected"),
+    [
+        (64, {}, ROOTLESS),
+        (8, {}, {}),
+        (64, {"REGROW_ROOTLESS": "0"}, {}),
+        (64, {"TORCH_GLOO_LAZY_INIT": "0"}, {"TORCH_NCCL_RANKS_PER_ROOT": "32"}),
+    ],
+)
+def test_large_worlds_meet_without_a_root_unless_the_user_says_otherwise(
+    world: int, inherited: dict[str, str], expected: dict[str, str]
+) -> None:
+    large = msgspec.structs.replace(order(), world=world)
+    told = script_variables(large, config(), port=5, inherited=inherited)
+    assert {name: told[name] for name in ROOTLESS if name in told} == expected
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import msgspec
 import pytest
 from tests.unit.test_agent_contract import config
 
-from regrow.agent.store import KeyTable, StoreServer
+from regrow.agent.keys import KeyTable
+from regrow.agent.store import StoreServer
 from regrow.core.ids import Generation
 from regrow.core.store_messages import (
+    NO_COUNTER,
     StoreAdd,
     StoreCheck,
     StoreCompareSet,
@@ -130,7 +132,7 @@ async def test_counters_count(tmp_path: Path) -> None:
         assert (await client.reply(StoreAdd("n", -1))).number == 2
         assert (await client.reply(StoreGet("n", 0.0))).value == b"2"
         await client.ask(StoreSet("text", b"abc"))
-        assert "no counter" in (await client.reply(StoreAdd("text", 1))).error
+        assert (await client.reply(StoreAdd("text", 1))).error == NO_COUNTER
 
 
 async def test_check_delete_and_count(tmp_path: Path) -> None:
@@ -145,7 +147,7 @@ async def test_check_delete_and_count(tmp_path: Path) -> None:
 
 async def test_compare_and_set(tmp_path: Path) -> None:
     async with store(tmp_path) as (_, client):
-        assert (await client.reply(StoreCompareSet("k", b"x", b"y"))).value == b""
+        assert (await client.reply(StoreCompareSet("k", b"x", b"y"))).value == b"x"
         assert (await client.reply(StoreCompareSet("k", b"", b"1"))).value == b"1"
         assert (await client.reply(StoreCompareSet("k", b"0", b"2"))).value == b"1"
         assert (await client.reply(StoreCompareSet("k", b"1", b"2"))).value == b"2"
@@ -170,7 +172,7 @@ async def test_whoever_waits_for_a_key_of_an_ended_generation_is_told(tmp_path: 
         waiting = asyncio.create_task(waiter.reply(StoreGet("g1/k", 1000.0)))
         client, _ = await connect(server)
         async with asyncio.timeout(10.0):
-            while not server._table._waiters:
+            while not server.keeper.table._waiters:
                 await client.ask(StoreCount())
         server.generation_formed(Generation(5))
         assert "is over" in (await waiting).error
@@ -229,6 +231,6 @@ async def test_every_read_ends_however_reads_and_writes_fall_together(tmp_path: 
         ]
         found = await asyncio.gather(*works)
         assert found[4:] == [[key.encode() for key in some] for some in reads]
-        assert not server._table._waiters
+        assert not server.keeper.table._waiters
         for client in clients:
             client.writer.close()

@@ -81,8 +81,16 @@ def test_our_own_flags_reach_the_plan(planned: list[JobPlan], home: Path) -> Non
     facts = plan.facts
     assert (facts.job, facts.standbys, facts.warmth, facts.max_faults, facts.window) == ("mine", 2, "built", 7, 7200.0)
     assert [(fault.rank, fault.step) for fault in plan.faults] == [(3, 9)]
-    assert (plan.checkpoint_dir, plan.checkpoint_every) == (str(home / "ck"), 300.0)
+    assert (plan.checkpoint_dir, plan.facts.checkpoint_every) == (str(home / "ck"), 300.0)
     assert (plan.hang_timeout, plan.preload, plan.resume, plan.quiet) == (40.0, ["json", "email.mime"], True, True)
+
+
+def test_flags_about_nodes_reach_the_plan(planned: list[JobPlan]) -> None:
+    line = "run --local-nodes 2 --node-timeout 90s --domain a,b --buddy-every 2 --digest-every 3 train.py"
+    assert cli.main(line.split()) == 0
+    (plan,) = planned
+    assert (plan.facts.nodes, plan.local, plan.domains) == (2, True, ["a", "b"])
+    assert (plan.facts.node_deadline, plan.facts.buddy_every, plan.facts.digest_every) == (90.0, 2, 3)
 
 
 def test_another_node_joins(planned: list[JobPlan], home: Path) -> None:

@@ -36,7 +36,7 @@ def test_nproc_is_a_number_or_what_the_machine_has(text: str, gpus: int, ranks: 
 
 def test_durations_and_warmth_are_read() -> None:
     made = plan(window="30min", checkpoint_every="90s", checkpoint_dir="/ck", hang_timeout="2m", warmth="built")
-    assert (made.facts.window, made.checkpoint_every, made.hang_timeout) == (1800.0, 90.0, 120.0)
+    assert (made.facts.window, made.facts.checkpoint_every, made.hang_timeout) == (1800.0, 90.0, 120.0)
     assert made.facts.warmth is Warmth.BUILT
     assert made.facts.durable
 
@@ -64,6 +64,33 @@ def test_the_static_rendezvous_of_torchrun_names_node_0_by_its_master_address() 
 
 def test_standalone_ignores_the_rendezvous_flags() -> None:
     assert plan(standalone=True, rdzv_endpoint="far.example:1").endpoint == ("127.0.0.1", 0)
+
+
+def test_several_nodes_on_this_machine_need_no_secret_and_no_address() -> None:
+    made = plan(local_nodes=3, nproc_per_node="2", domain="a,a,b", node_timeout="90s", buddy_every=4, digest_every=5)
+    facts = made.facts
+    assert (facts.nodes, facts.world, made.node_ranks, made.bind) == (3, 6, [0, 1, 2], "127.0.0.1")
+    assert (facts.node_deadline, facts.buddy_every, facts.digest_every, made.notes) == (90.0, 4, 5, [])
+    configs = [
+        made.agent_config(facts, node_rank=rank, coordinator="", token="", job_dir=Path("/d"), advertise="")
+        for rank in made.node_ranks
+    ]
+    assert [(config.node, config.node_rank, config.domain) for config in configs] == [
+        ("node0", 0, "a"),
+        ("node1", 1, "a"),
+        ("node2", 2, "b"),
+    ]
+    assert all(config.one_machine for config in configs)
+
+
+def test_copies_of_one_node_alone_are_noted_to_be_lost_with_it() -> None:
+    made = plan(buddy_every=1)
+    assert made.facts.buddy_every == 1
+    assert "lost with it" in made.notes[0]
+
+
+def test_one_label_is_for_all_nodes_of_this_machine() -> None:
+    assert plan(local_nodes=2, domain="rack-7").domains == ["rack-7", "rack-7"]
 
 
 def test_output_goes_to_files_only_when_redirected() -> None:
@@ -101,6 +128,16 @@ def test_output_goes_to_files_only_when_redirected() -> None:
         ({"resume": True}, "add --checkpoint-dir"),
         ({"job": "../x"}, "cannot name a job"),
         ({"module": True, "no_python": True}, "exclude each other"),
+        ({"local_nodes": 0}, "--local-nodes 0"),
+        ({"local_nodes": 2, "nnodes": "2"}, "--local-nodes and --nnodes exclude each other"),
+        ({"local_nodes": 2, "node_rank": 0}, "--local-nodes and --node-rank exclude each other"),
+        ({"local_nodes": 2, "bind": "0.0.0.0"}, "--local-nodes and --bind exclude each other"),
+        ({"local_nodes": 3, "domain": "a,b"}, "2 names for 3 nodes"),
+        ({"domain": "a,b"}, "2 names for 1 node"),
+        ({"local_nodes": 2, "domain": "a,"}, "--domain ''"),
+        ({"buddy_every": -1}, "--buddy-every -1"),
+        ({"digest_every": -1}, "--digest-every -1"),
+        ({"node_timeout": "later"}, "--node-timeout: 'later' is not a duration"),
     ],
 )
 def test_a_wrong_flag_is_refused_with_its_cure(flags: dict[str, Any], said: str) -> None:

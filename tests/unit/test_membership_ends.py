@@ -4,7 +4,7 @@ import pytest
 from tests.unit.membership_job import OOM, Job, form, mend
 
 from regrow.core.events import FaultInjected, IncidentClosed, Noted
-from regrow.core.ids import NodeId, Rank, StepNo
+from regrow.core.ids import Rank, StepNo
 from regrow.core.messages import (
     ArmFault,
     FaultFired,
@@ -13,7 +13,6 @@ from regrow.core.messages import (
     FenceWorker,
     FormGeneration,
     HaltGeneration,
-    NodeLost,
     ReleaseWorker,
     SpawnWorker,
     StopRequested,
@@ -49,13 +48,6 @@ def test_a_stop_request_ends_the_job_to_be_run_again() -> None:
     job.tell(StopRequested("SIGTERM"))
     assert (job.end.code, job.end.diagnosis) == (75, "stopped at step 5: SIGTERM")
     assert job.machine.handle(TimeAdvanced(), job.now) == []
-
-
-def test_a_lost_node_ends_the_job_to_be_run_again() -> None:
-    job = Job(2).trained(4)
-    job.tell(NodeLost(NodeId("n0"), "its connection ended"))
-    assert job.end.code == 75
-    assert "n0" in job.end.diagnosis
 
 
 def test_a_job_whose_workers_have_all_finished_is_released_and_ends_well() -> None:

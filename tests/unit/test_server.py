@@ -103,7 +103,7 @@ async def agent(coordinator: Coordinator, node: str = "node0", pid: int = 1) -> 
 
 def spawn(node: str, worker: str) -> SpawnWorker:
     return SpawnWorker(
-        NodeId(node), WorkerId(worker), Role.RANK, Rank(0), 0, 2, Generation(1), "store", restarts=0, resume=False
+        NodeId(node), WorkerId(worker), Role.RANK, Rank(0), 0, 2, Generation(1), ["store"], restarts=0, resume=False
     )
 
 
@@ -150,16 +150,42 @@ async def test_an_agent_that_hangs_up_is_lost_and_one_that_said_goodbye_is_not()
 
 async def test_an_agent_that_connects_again_takes_over_its_own_place_only() -> None:
     machine = ScriptedMachine(lambda fact: [spawn("node0", "a")] if isinstance(fact, WorkerStarted) else [])
-    async with serving(machine) as (coordinator, _), agent(coordinator, pid=5):
+    async with serving(machine, lease=0.3) as (coordinator, _), agent(coordinator, pid=5) as first:
         await machine.hears()
         async with agent(coordinator, pid=6) as stranger:
+            alive = asyncio.create_task(first.socket.receive())  # answers pings
             message = await stranger.socket.receive(PATIENCE)
+            alive.cancel()
             assert message.type is aiohttp.WSMsgType.CLOSE
             assert message.extra == "node0 is in the job already"
         async with agent(coordinator, pid=5) as again:
             assert isinstance(await machine.hears(), NodeJoined)
             await again.tells(WorkerStarted(WorkerId("a"), 1))
             assert await again.gets() == spawn("node0", "a")
+
+
+async def test_an_agent_takes_the_place_of_one_that_answers_nothing_any_more() -> None:
+    machine = ScriptedMachine(lambda fact: [spawn("node0", "a")] if isinstance(fact, WorkerStarted) else [])
+    nodes = [NodeId("node0")]
+    async with serving(machine, lease=0.3, nodes=nodes) as (coordinator, _), agent(coordinator, pid=5) as stopped:
+        mourned: list[NodeId] = []
+        coordinator.mourners.append(mourned.append)
+        await machine.hears()
+        async with agent(coordinator, pid=6) as successor:
+            ordered = asyncio.create_task(successor.gets())  # answers pings, as the stopped one does not
+            lost, joined = await machine.hears(), await machine.hears()
+            assert isinstance(lost, NodeLost)
+            assert isinstance(joined, NodeJoined)
+            assert (lost.node, joined.pid, mourned) == ("node0", 6, ["node0"])
+            await successor.tells(WorkerStarted(WorkerId("a"), 1))
+            assert isinstance(await machine.hears(), WorkerStarted)
+            assert await ordered == spawn("node0", "a")
+            # Whoever is stopped and goes on later finds itself shut out, and nobody listens to it.
+            with pytest.raises(ConnectionError):
+                while True:
+                    await stopped.tells(WorkerStarted(WorkerId("late"), 1))
+                    await stopped.socket.receive(PATIENCE)
+            assert machine.heard.empty()
 
 
 async def test_the_machine_hears_of_nodes_in_the_jobs_order_and_of_no_others() -> None:
@@ -246,7 +272,7 @@ async def test_a_defect_of_the_machine_ends_the_job_and_says_where() -> None:
 
 
 async def test_an_order_that_cannot_be_sent_ends_the_job_and_says_so() -> None:
-    wrong = SpawnWorker(NodeId("node0"), WorkerId("w"), Role.RANK, Rank(0), 0, 2, Generation(1), "", object(), False)  # type: ignore[arg-type]
+    wrong = SpawnWorker(NodeId("node0"), WorkerId("w"), Role.RANK, Rank(0), 0, 2, Generation(1), [], object(), False)  # type: ignore[arg-type]
     async with serving(ScriptedMachine(lambda fact: [wrong])) as (coordinator, _), agent(coordinator):
         end = await asyncio.wait_for(coordinator.wait_ended(), PATIENCE)
         assert end.code == INTERNAL_ERROR

@@ -210,3 +210,55 @@ def test_a_state_that_was_told_holds_until_a_new_generation_and_no_attempt_commi
         if said is not None:
             assert machine.state_at == said, f"{order} moved the state that was told"
     assert not commits or max(commits.values()) == 1
+
+
+def ready_at(step: int) -> Transaction:
+    transaction = Transaction()
+    transaction.resume(StepNo(step))
+    assert transaction.begin()
+    assert transaction.ready()
+    return transaction
+
+
+def test_a_ready_worker_updates_when_all_have_voted() -> None:
+    transaction = ready_at(4)
+    assert transaction.update()
+    assert transaction.commit() == Committed(StepNo(4))
+
+
+def test_a_ready_worker_says_where_it_stands_at_once_and_stays_there() -> None:
+    transaction = ready_at(4)
+    assert transaction.halt(Generation(1)) == Halted(StepNo(4))
+    assert transaction.is_ready
+    assert not transaction.update()
+    assert transaction.state_at == 4
+
+
+def test_a_ready_worker_rolls_forward_when_the_step_has_happened() -> None:
+    transaction = ready_at(4)
+    transaction.halt(Generation(1))
+    assert not transaction.roll_forward(StepNo(4))
+    assert transaction.roll_forward(StepNo(5))
+    assert transaction.state_at is None
+    assert transaction.commit() == Committed(StepNo(4))
+    assert transaction.state_at == 5
+
+
+def test_a_ready_worker_that_gives_up_keeps_its_state() -> None:
+    transaction = ready_at(4)
+    transaction.halt(Generation(1))
+    assert transaction.fail() == Aborted(StepNo(4))
+    assert transaction.state_at == 4 and not transaction.is_ready
+
+
+def test_only_a_body_can_be_ready() -> None:
+    transaction = Transaction()
+    transaction.resume(StepNo(4))
+    assert not transaction.ready()
+
+
+def test_who_has_begun_to_update_does_not_roll_forward() -> None:
+    transaction = ready_at(4)
+    transaction.update()
+    transaction.halt(Generation(1))
+    assert not transaction.roll_forward(StepNo(5))

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import importlib
 import importlib.machinery
 import io
 import os
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _ADOPTION_S: Seconds = 10.0
 _LOST_AGENT = 1
+_RENDEZVOUS = "regrow.comm.rendezvous"
 
 
 def run_worker(seed: "WorkerSeed") -> None:
@@ -39,6 +41,8 @@ def run_worker(seed: "WorkerSeed") -> None:
         raise RegrowError("a worker was forked without its channel", hint="this is a fault of regrow; please report it")
     if env.role is Role.STANDBY and env.warmth is Warmth.IMPORTS:
         _await_start(link)
+    if not seed.request.script.binary:
+        _meet_without_a_root()
     try:
         _run_script(seed.request.script)
     except (SystemExit, KeyboardInterrupt):
@@ -104,6 +108,21 @@ def _await_start(link: WorkerLink) -> None:
             case _:
                 continue  # nothing else concerns a worker that has neither groups nor state
     os._exit(_LOST_AGENT)
+
+
+def _meet_without_a_root() -> None:
+    # By name: this room starts without torch, which the zygote has imported.
+    try:
+        rendezvous = importlib.import_module(_RENDEZVOUS)
+    except ImportError as error:
+        sys.stderr.write(f"regrow: env:// is torch's own, since the job's store cannot be used: {error}\n")
+        return
+    rendezvous.install(_told)
+
+
+def _told() -> WorkerEnv | None:
+    link = WorkerLink.current()
+    return None if link is None else link.env
 
 
 def _run_script(script: Script) -> None:

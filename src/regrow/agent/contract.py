@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from regrow.core.config import AgentConfig, Script, WorkerEnv
+from regrow.core.config import AgentConfig, Script, WorkerEnv, rootless
 from regrow.core.ids import Generation
 from regrow.core.messages import SpawnWorker
 
 _THREADS = "OMP_NUM_THREADS"
+_LAZY_WORLD = 16
+"""In larger worlds gloo connects only the ranks that speak to one another; in smaller ones all are connected as fast."""
+_RANKS_PER_ROOT = 32
+"""NCCL's own bootstrap: so many ranks send their addresses to one root. torch's default is 128."""
 
 
 class MasterPorts:
@@ -75,7 +79,17 @@ def script_variables(
     }
     if one_thread_each(config, inherited):
         variables[_THREADS] = "1"
-    return variables
+    return variables | _without_a_root(order.world, inherited)
+
+
+def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What keeps any one rank from being asked by all; where the user has a wish, that counts."""
+    if not rootless(inherited):
+        return {}
+    wanted = {"TORCH_GLOO_LAZY_INIT": "1"} if world > _LAZY_WORLD else {}
+    if world > _RANKS_PER_ROOT:
+        wanted["TORCH_NCCL_RANKS_PER_ROOT"] = str(_RANKS_PER_ROOT)
+    return {name: value for name, value in wanted.items() if name not in inherited}
 
 
 def one_thread_each(config: AgentConfig, inherited: Mapping[str, str]) -> bool:
@@ -96,8 +110,12 @@ def path_entry(script: Script) -> str | None:
     return os.getcwd() if script.module else str(Path(script.target).resolve().parent)
 
 
-def worker_env(order: SpawnWorker, config: AgentConfig) -> WorkerEnv:
-    """What the worker is told of its place; the descriptors are filled in where they arrive."""
+def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> WorkerEnv:
+    """What the worker is told of its place; the descriptors are filled in where they arrive.
+
+    Args:
+        store: where the agent of this node serves the keys.
+    """
     return WorkerEnv(
         job=config.facts.job,
         worker=order.worker,
@@ -107,7 +125,7 @@ def worker_env(order: SpawnWorker, config: AgentConfig) -> WorkerEnv:
         local_rank=order.local_rank,
         world=order.world,
         generation=order.generation,
-        store=order.store,
+        store=store,
         token=config.token,
         channel=-1,
         board=-1,
@@ -116,8 +134,10 @@ def worker_env(order: SpawnWorker, config: AgentConfig) -> WorkerEnv:
         advertise=config.advertise,
         warmth=config.facts.warmth,
         nodes=config.facts.nodes,
+        local=config.local,
         resume=order.resume,
         checkpoint_dir=config.checkpoint_dir,
-        checkpoint_every=config.checkpoint_every,
         faults=order.faults,
+        buddy_every=config.facts.buddy_every,
+        digest_every=config.facts.digest_every,
     )

@@ -7,10 +7,11 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regrow.agent.checkpoints import CheckpointDesk
 from regrow.agent.contract import (
     MasterPorts,
     one_thread_each,
@@ -25,10 +26,18 @@ from regrow.agent.output import OutputPump
 from regrow.agent.requests import SpawnRequest
 from regrow.agent.store import StoreServer
 from regrow.agent.uplink import Uplink
+from regrow.agent.vault import Vault
 from regrow.agent.watch import Watcher
 from regrow.agent.workers import Worker
 from regrow.agent.zygote_client import ZygoteClient
+from regrow.core.checkpoint_messages import (
+    AbandonCheckpoint,
+    FinishCheckpoint,
+    SnapshotForDisk,
+    WriteCheckpoint,
+)
 from regrow.core.config import AgentConfig, inherited_environment
+from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotStored, SnapshotTaken
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import (
@@ -43,6 +52,7 @@ from regrow.core.messages import (
     NodeJoined,
     NodeProgress,
     NodeStopped,
+    Role,
     SpawnWorker,
     StartScript,
     StopNode,
@@ -94,6 +104,12 @@ class Agent:
         self._watcher = Watcher(config.hang_timeout)
         self._store = StoreServer(config)
         self._uplink = Uplink(config)
+        self._vault = Vault(
+            config,
+            stored=lambda answer: self._from_thread(self._snapshot_stored, answer),
+            streamed=lambda fact: self._from_thread(self._uplink.send, fact),
+        )
+        self._desk = CheckpointDesk(config.node, config.checkpoint_dir, tell=self._uplink.send)
         self._zygote = ZygoteClient(
             self,
             preload=config.preload,
@@ -125,6 +141,8 @@ class Agent:
                         slots=self._config.facts.nproc,
                         store=self._store.address,
                         pid=os.getpid(),
+                        vault=self._vault.open(),
+                        domain=self._config.domain,
                     )
                 )
                 self._start_task(self._obey_all())
@@ -155,6 +173,15 @@ class Agent:
         _log.error("the agent of node %s fails: %s", self._config.node, place, exc_info=error)
         self._end(_Ending(70, 0.0, f"{place}: {error!r}"))
 
+    def _from_thread(self, call: Callable[[Any], None], fact: object) -> None:
+        if self._ending is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                self._ending.get_loop().call_soon_threadsafe(call, fact)
+
+    def _snapshot_stored(self, answer: SnapshotStored) -> None:
+        if (worker := self._workers.get(answer.worker)) is not None and not worker.told:
+            worker.order(answer)
+
     def _end(self, ending: _Ending) -> None:
         if self._ending is not None and not self._ending.done():
             self._ending.set_result(ending)
@@ -178,6 +205,15 @@ class Agent:
             case StopNode(reason=reason, grace=grace):
                 self._end(_Ending(0, grace, reason, ordered=True))
                 return
+            case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
+                self._desk.obey(order)
+                return
+            case PlaceCopies():
+                self._vault.place(order)
+                return
+            case ReportCopies():
+                self._uplink.send(self._vault.report(order))
+                return
         worker = self._workers.get(order.worker)
         if worker is None:
             _log.debug("%s is for worker %s, which has ended", type(order).__name__, order.worker)
@@ -189,8 +225,9 @@ class Agent:
                 self._uplink.send(FaultFired(worker.id, fault.fault, worker.step, time.monotonic()))
                 worker.strike(_STRIKES[fault.how])
             case FormGeneration():
-                self._store.generation_formed(order.generation)
+                self._store.generation_formed(order.generation, order.stores)
                 self._ledger.formed(order.generation, order.step)
+                self._vault.formed(order.step)
                 self._output.place(worker.id, order.rank)
                 worker.order(order)
             case StartScript():
@@ -204,13 +241,16 @@ class Agent:
             _log.warning("worker %s is not spawned: it exists, or this node ends", order.worker)
             return
         config = self._config
+        if order.role is Role.RANK:
+            self._store.generation_formed(order.generation, order.stores)
         worker = Worker(order, on_fact=self._worker_said)
         self._workers[worker.id] = worker
         theirs, ours = worker.descriptors()
         self._output.add(worker.id, worker.rank if worker.shown else None, ours)
         variables = script_variables(order, config, port=self._ports.of(order.generation), inherited=self._inherited)
         script = worker_script(config.script, order.local_rank)
-        self._zygote.spawn(SpawnRequest(worker_env(order, config), script, variables), theirs)
+        env = worker_env(order, config, store=self._store.address)
+        self._zygote.spawn(SpawnRequest(env, script, variables), theirs)
 
     async def _fence(self, worker: Worker, order: FenceWorker) -> None:
         worker.doomed = True
@@ -249,6 +289,7 @@ class Agent:
             self._tell_exit(worker, code, at)
         del self._workers[worker.id]
         self._ledger.died(worker.staged, worker.committed, worker.rank, at)
+        self._vault.worker_ended(worker.id)
         self._output.head(worker.id, f"worker {worker.id} ended with code {code}")
         self._output.finish(worker.id)
         if worker.pid is not None:
@@ -274,14 +315,15 @@ class Agent:
         if self._zygote.busy:
             return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
         kept = {worker.pid for worker in self._workers.values() if worker.pid is not None}
-        if self._zygote.pid is not None:
-            kept.add(self._zygote.pid)
+        kept.update(pid for pid in (self._zygote.pid, self._desk.pid) if pid is not None)
         sweep_orphans(kept, self._dead_leaders)
 
     def _worker_said(self, worker: Worker, fact: WorkerFact) -> None:
         match fact:
             case WorkerStaged():
                 pass  # kept with the worker: it counts only if the step commits without it
+            case SnapshotTaken():
+                self._vault.snapshot_taken(fact, worker.pid or 0)
             case WorkerCommitted():
                 self._ledger.committed(fact, worker.rank)
                 self._watcher.step_took(fact.seconds)
@@ -292,6 +334,8 @@ class Agent:
                     self._commits[worker.id] = fact
             case _ if worker.told:
                 pass  # another thread of it was quicker than its end, and slower than the news
+            case SnapshotForDisk():
+                self._desk.hear(fact, worker.pid)
             case WorkerFailed(error=error):
                 self._output.keep(worker.id, error.traceback)
                 self._uplink.send(fact)
@@ -355,6 +399,8 @@ class Agent:
             task.cancel()
         with contextlib.suppress(ProcessLookupError):
             await self._zygote.close()
+        self._vault.close()
+        self._desk.close()
         left = end_children(within=_END_S)
         if left:
             _log.error("these processes could not be ended: %s", left)

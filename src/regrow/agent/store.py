@@ -1,136 +1,32 @@
-"""The node's key-value store: where ranks leave what others need to form groups. It outlives every worker."""
+"""The node's door to the job's key-value store: where ranks leave what others need to form groups.
+
+The keys are spread over the agents of the job and outlive every worker. A worker speaks to its own node's agent, which
+speaks to the others (`keeper`).
+"""
 
 import asyncio
 import hmac
 import logging
-import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+import msgspec
+
+from regrow.agent.keeper import Keeper
+from regrow.agent.peers import PeerLinks
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Seconds
-from regrow.core.store_messages import (
-    StoreAdd,
-    StoreCheck,
-    StoreCompareSet,
-    StoreCount,
-    StoreDelete,
-    StoreGet,
-    StoreHello,
-    StoreReply,
-    StoreRequest,
-    StoreSet,
-    StoreWait,
-)
-from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+from regrow.core.store_messages import StoreCancel, StoreHello, StoreReply, StoreRequest
+from regrow.core.wire import FrameCodec
 
-_TOTAL_LIMIT = 1 << 30
 _HELLO_S: Seconds = 10.0
-_WAIT_LIMIT_S: Seconds = 24 * 3600.0
-_GENERATION = re.compile(r"g(\d+)/")
 _log = logging.getLogger("regrow.agent")
 
 
-class _Refused(Exception):
-    """The sentence that goes back to the client."""
-
-
-class KeyTable:
-    """The keys themselves. Keys of a generation begin with `g<number>/`, and end with it.
-
-    Args:
-        limit: bytes of all keys and values together.
-    """
-
-    def __init__(self, *, limit: int = _TOTAL_LIMIT) -> None:
-        self._limit = limit
-        self._values: dict[str, bytes] = {}
-        self._bytes = 0
-        self._oldest = Generation(0)
-        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def get(self, key: str) -> bytes | None:
-        """The value, None where there is none."""
-        self._refuse_old(key)
-        return self._values.get(key)
-
-    def put(self, key: str, value: bytes) -> None:
-        """Write, and wake who waits for it."""
-        self._refuse_old(key)
-        if len(value) > MAX_FRAME_BYTES:
-            raise _Refused(f"the value of {key!r} has {len(value)} bytes; the most is {MAX_FRAME_BYTES}")
-        grown = self._bytes + len(value) - len(self._values.get(key, b"")) + (0 if key in self._values else len(key))
-        if grown > self._limit:
-            raise _Refused(f"the store is full: {key!r} would make it {grown} bytes, the most is {self._limit}")
-        self._bytes = grown
-        self._values[key] = value
-        for waiter in self._waiters.pop(key, ()):
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def delete(self, key: str) -> bool:
-        """Whether it was there."""
-        value = self._values.pop(key, None)
-        if value is None:
-            return False
-        self._bytes -= len(key) + len(value)
-        return True
-
-    def missing(self, keys: Iterable[str]) -> list[str]:
-        """Those that are not there."""
-        wanted = list(keys)
-        for key in wanted:
-            self._refuse_old(key)
-        return [key for key in wanted if key not in self._values]
-
-    def arrival(self, key: str) -> "asyncio.Future[None]":
-        """Done when a key that is missing is written; an error when its generation ends. Cancel it to stop waiting.
-
-        No coroutine: it waits from the moment of the call, so that no write between a look and the wait is missed.
-        """
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(key, set()).add(waiter)
-        waiter.add_done_callback(lambda done: self._forget(key, done))
-        return waiter
-
-    def _forget(self, key: str, waiter: "asyncio.Future[None]") -> None:
-        waiters = self._waiters.get(key)
-        if waiters is not None:
-            waiters.discard(waiter)
-            if not waiters:
-                del self._waiters[key]
-
-    def drop_before(self, oldest: Generation) -> None:
-        """Forget the keys of earlier generations, and refuse them from now on."""
-        if oldest <= self._oldest:
-            return
-        self._oldest = oldest
-        for key in [key for key in self._values if self._is_old(key)]:
-            self.delete(key)
-        for key in [key for key in self._waiters if self._is_old(key)]:
-            for waiter in self._waiters.pop(key):
-                if not waiter.done():
-                    waiter.set_exception(_Refused(self._over(key)))
-
-    def _is_old(self, key: str) -> bool:
-        match = _GENERATION.match(key)
-        return match is not None and int(match.group(1)) < self._oldest
-
-    def _over(self, key: str) -> str:
-        return f"the generation of {key!r} is over: the oldest kept is {self._oldest}"
-
-    def _refuse_old(self, key: str) -> None:
-        if self._is_old(key):
-            raise _Refused(self._over(key))
-
-
 class StoreServer:
-    """Serves a `KeyTable` to whoever knows the job's token.
+    """Serves the store to workers of this node and to other agents, where they know the job's token.
 
     Args:
         config: one node serves a unix socket, several serve TCP on `bind`.
@@ -139,33 +35,41 @@ class StoreServer:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._token = config.token.encode()
-        self._table = KeyTable()
+        self._peers = PeerLinks(config.token)
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self.address = ""
+        self.keeper = self._keeper()
+
+    def _keeper(self) -> Keeper:
+        return Keeper(self.address, self._peers, alone=self._config.facts.nodes == 1)
 
     async def __aenter__(self) -> Self:
         config = self._config
-        if config.facts.nodes > 1:
-            self._server = await asyncio.start_server(self._serve, config.bind, 0)
-            self.address = f"tcp:{config.advertise}:{self._server.sockets[0].getsockname()[1]}"
-        else:
+        if config.one_machine:
             path = Path(config.socket_dir) / "store"
             path.unlink(missing_ok=True)
             self._server = await asyncio.start_unix_server(self._serve, str(path))
             self.address = f"unix:{path}"
+        else:
+            self._server = await asyncio.start_server(self._serve, config.bind, 0)
+            self.address = f"tcp:{config.advertise}:{self._server.sockets[0].getsockname()[1]}"
+        self._peers.open(self.address)
+        self.keeper = self._keeper()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
+        await self._peers.close()
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    def generation_formed(self, generation: Generation) -> None:
-        """Keep the keys of this generation and of the one before."""
-        self._table.drop_before(Generation(generation - 1))
+    def generation_formed(self, generation: Generation, stores: Sequence[str] = ()) -> None:
+        """Keep the keys of this generation, which are spread over these agents, and of the one before."""
+        self.keeper.learn(generation, stores, self._config.facts.world)
+        self.keeper.drop_before(Generation(generation - 1))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -173,7 +77,7 @@ class StoreServer:
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
         try:
-            await _Conversation(self._table, self._token, reader, writer).run()
+            await _Conversation(self.keeper, self._token, reader, writer).run()
         except (ProtocolError, TimeoutError) as error:
             _log.warning("a connection to the store was closed: %s", str(error) or "no greeting came")
         except ConnectionError:
@@ -185,17 +89,18 @@ class StoreServer:
 
 
 class _Conversation:
-    """One client: requests answered in order."""
+    """One client: a worker, or another agent. Requests that wait do not hold up others."""
 
     def __init__(
-        self, table: KeyTable, token: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, keeper: Keeper, token: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._table = table
+        self._keeper = keeper
         self._token = token
         self._reader = reader
         self._writer = writer
+        self._caller = ""
         self._codec: FrameCodec[StoreRequest] = FrameCodec(StoreRequest)
-        self._next: asyncio.Task[StoreRequest | None] | None = None
+        self._answering: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Answer until the client leaves. Raises `ProtocolError` where it has no business here."""
@@ -204,84 +109,40 @@ class _Conversation:
             return
         if not isinstance(hello, StoreHello) or not hmac.compare_digest(hello.token.encode(), self._token):
             raise ProtocolError("the client does not know the job's token")
-        await self._answer(StoreReply())
+        self._caller = hello.agent
+        self._say(StoreReply(), hello.ask)
         try:
-            while (request := await self._read()) is not None:
-                await self._answer(await self._reply(request))
+            while (request := await self._codec.read(self._reader)) is not None:
+                self._take(request)
+                await self._writer.drain()
         finally:
-            if self._next is not None:
-                self._next.cancel()
+            for task in list(self._answering.values()):
+                task.cancel()
 
-    async def _answer(self, reply: StoreReply) -> None:
-        self._writer.write(self._codec.frame(reply))
-        await self._writer.drain()
+    def _take(self, request: StoreRequest) -> None:
+        asked = self._answering.get(request.ask)
+        if isinstance(request, StoreCancel):
+            if asked is not None:
+                asked.cancel()
+            return
+        if asked is not None:
+            raise ProtocolError(f"request {request.ask} is not answered yet, and was sent again")
+        task = asyncio.get_running_loop().create_task(self._answer(request))
+        self._answering[request.ask] = task
+        task.add_done_callback(lambda done: self._answered(request.ask, done))
 
-    async def _read(self) -> StoreRequest | None:
-        if self._next is None:
-            return await self._codec.read(self._reader)
-        reading, self._next = self._next, None
-        return await reading
+    def _answered(self, number: int, done: "asyncio.Task[None]") -> None:
+        del self._answering[number]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _log.error("a request to the store could not be answered", exc_info=error)
+            self._writer.close()  # so that nobody waits for the answer
 
-    async def _reply(self, request: StoreRequest) -> StoreReply:
+    async def _answer(self, request: StoreRequest) -> None:
+        self._say(await self._keeper.carry_out(request, self._caller), request.ask)
+
+    def _say(self, reply: StoreReply, number: int) -> None:
         try:
-            return await self._carry_out(request)
-        except _Refused as refused:
-            return StoreReply(error=str(refused))
-
-    async def _carry_out(self, request: StoreRequest) -> StoreReply:
-        table = self._table
-        match request:
-            case StoreSet(key=key, value=value):
-                table.put(key, value)
-                return StoreReply()
-            case StoreGet(key=key, timeout=timeout):
-                if not await self._wait([key], timeout):
-                    return StoreReply(error="timeout")
-                return StoreReply(value=table.get(key) or b"")
-            case StoreWait(keys=keys, timeout=timeout):
-                return StoreReply() if await self._wait(keys, timeout) else StoreReply(error="timeout")
-            case StoreAdd(key=key, amount=amount):
-                return self._add(key, amount)
-            case StoreCheck(keys=keys):
-                return StoreReply(number=0 if table.missing(keys) else 1)
-            case StoreCompareSet(key=key, expected=expected, desired=desired):
-                found = table.get(key)
-                if found == expected or (found is None and not expected):
-                    table.put(key, desired)
-                    found = desired
-                return StoreReply(value=found or b"")
-            case StoreDelete(key=key):
-                return StoreReply(number=int(table.delete(key)))
-            case StoreCount():
-                return StoreReply(number=len(table))
-            case StoreHello():
-                return StoreReply(error="hello was said already")
-
-    def _add(self, key: str, amount: int) -> StoreReply:
-        text = self._table.get(key) or b"0"
-        try:
-            number = int(text) + amount
-        except ValueError:
-            return StoreReply(error=f"{key!r} holds {text[:40]!r}, which is no counter")
-        self._table.put(key, str(number).encode())
-        return StoreReply(number=number)
-
-    async def _wait(self, keys: list[str], timeout: Seconds) -> bool:
-        """Whether all keys were there in time. A client that leaves meanwhile is not waited for."""
-        deadline = asyncio.get_running_loop().time() + min(max(timeout, 0.0), _WAIT_LIMIT_S)
-        while missing := self._table.missing(keys):
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                return False
-            if self._next is None:
-                self._next = asyncio.create_task(self._codec.read(self._reader))
-            arrival = self._table.arrival(missing[0])
-            watched: set[asyncio.Future[Any]] = {arrival} if self._next.done() else {arrival, self._next}
-            await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not arrival.done():
-                arrival.cancel()
-            elif (refused := arrival.exception()) is not None:
-                raise refused
-            if self._next.done() and self._next.result() is None:
-                raise ConnectionResetError("the client left while it waited")
-        return True
+            frame = self._codec.frame(msgspec.structs.replace(reply, ask=number))
+        except ProtocolError as error:
+            frame = self._codec.frame(StoreReply(error=str(error), ask=number))
+        self._writer.write(frame)

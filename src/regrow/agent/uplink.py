@@ -17,6 +17,8 @@ from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 
 _RETRY_S: Seconds = 0.1
 _FLUSH_S: Seconds = 2.0
+_REFUSED = 4400
+"""Close codes from here on are the coordinator's own."""
 _log = logging.getLogger("regrow.agent")
 
 
@@ -101,10 +103,20 @@ class Uplink:
                 return  # the end of `orders` says so
 
     async def orders(self) -> AsyncIterator[AgentOrder]:
-        """Orders until the connection ends. Raises `ProtocolError` on what is no order."""
-        if self._socket is None:
-            return
-        async for message in self._socket:
-            if message.type is not aiohttp.WSMsgType.BINARY:
-                raise ProtocolError(f"the coordinator sent a {message.type.name} frame, not a message")
-            yield self._codec.decode(message.data)
+        """Orders until the connection ends. Raises `ProtocolError` on what is none, or where this agent is refused."""
+        while self._socket is not None:
+            try:
+                message = await self._socket.receive()
+            except (ConnectionError, aiohttp.ClientError):
+                return  # a ping cannot be answered: the coordinator has given up an agent that was silent for so long
+            match message.type:
+                case aiohttp.WSMsgType.BINARY:
+                    yield self._codec.decode(message.data)
+                case aiohttp.WSMsgType.CLOSE if message.data is not None and message.data >= _REFUSED:
+                    raise ProtocolError(f"the coordinator refuses this agent: {message.extra}")
+                case aiohttp.WSMsgType.CLOSE | aiohttp.WSMsgType.CLOSING | aiohttp.WSMsgType.CLOSED:
+                    return
+                case aiohttp.WSMsgType.ERROR:
+                    return
+                case _:
+                    raise ProtocolError(f"the coordinator sent a {message.type.name} frame, not a message")

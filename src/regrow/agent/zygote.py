@@ -39,7 +39,7 @@ from regrow.core.errors import ProtocolError
 
 _TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "numpy", "torch.distributed.checkpoint")
 _OWN = ("regrow.core.wire", "regrow.agent.child", "regrow.agent.link")
-_SESSION = "regrow.train.session"
+_TORCHS = ("regrow.train.session", "regrow.comm.rendezvous")
 _GUARD_S = 3.0
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ZygoteOrder] = msgspec.msgpack.Decoder(ZygoteOrder)
@@ -134,7 +134,8 @@ def _import_all(setup: ZygoteSetup, control: _Control) -> None:
 def _import_session() -> str:
     """Why it could not be imported, if so. A script that does not use it runs all the same; one that does says so."""
     try:
-        importlib.import_module(_SESSION)
+        for name in _TORCHS:
+            importlib.import_module(name)
     except ImportError as error:
         return str(error)
     return ""

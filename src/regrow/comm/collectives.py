@@ -5,6 +5,8 @@ ranks, and sends the sum back. Each element is summed by one rank in one order, 
 arrives first. Two rounds, and the volume of a ring.
 """
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +53,7 @@ class Collectives:
         self._mesh, self._deadline = mesh, deadline
         self._rank, self._size = mesh.rank, mesh.size
         self._others = [peer for peer in range(mesh.size) if peer != mesh.rank]
+        self._receiving = {peer: threading.Lock() for peer in self._others}
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     # --- reductions --------------------------------------------------------------------------------------------
@@ -178,17 +181,35 @@ class Collectives:
 
     def receive(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> None:
         """Receive tensors from one peer. Raises `UsageError` when it sends something else first."""
-        for tensor in tensors:
-            flat = _flat(tensor)
-            head = torch.empty(2, dtype=torch.int64)
-            self._mesh.exchange({}, {peer: _view(head)}, lane=POINT_TO_POINT, deadline=self._deadline)
-            if head.tolist() != [tag, flat.nbytes]:
-                raise UsageError(
-                    f"rank {peer} sent {head[1]} bytes with tag {head[0]}; {flat.nbytes} with tag {tag} were awaited",
-                    hint="receive in the order of the sends",
-                )
-            self._mesh.exchange({}, {peer: _view(flat)}, lane=POINT_TO_POINT, deadline=self._deadline)
-            _put(tensor, flat)
+        with self._receiving[peer]:
+            for tensor in tensors:
+                self._receive(tensor, peer, tag)
+
+    def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        flat = _flat(tensor)
+        head = torch.empty(2, dtype=torch.int64)
+        self._mesh.exchange({}, {peer: _view(head)}, lane=POINT_TO_POINT, deadline=self._deadline)
+        if head.tolist() != [tag, flat.nbytes]:
+            raise UsageError(
+                f"rank {peer} sent {head[1]} bytes with tag {head[0]}; {flat.nbytes} with tag {tag} were awaited",
+                hint="receive in the order of the sends",
+            )
+        self._mesh.exchange({}, {peer: _view(flat)}, lane=POINT_TO_POINT, deadline=self._deadline)
+        _put(tensor, flat)
+
+    def receive_any(self, tensors: Sequence[torch.Tensor], tag: int) -> int:
+        """Receive tensors from the first peer that sends and from which nothing is awaited by name; its rank."""
+        until = time.monotonic() + self._deadline
+        while True:
+            free = [peer for peer in self._others if not self._receiving[peer].locked()]
+            for peer in self._mesh.await_any(free, lane=POINT_TO_POINT, until=until):
+                if self._receiving[peer].acquire(blocking=False):
+                    try:
+                        for tensor in tensors:
+                            self._receive(tensor, peer, tag)
+                    finally:
+                        self._receiving[peer].release()
+                    return peer
 
     # --- bytes -------------------------------------------------------------------------------------------------
 

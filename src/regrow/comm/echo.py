@@ -1,22 +1,31 @@
 """Collectives answered locally."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from regrow.comm.transport import finished_work
+import torch
+
+from regrow.comm.asking import answer_special
+from regrow.comm.work import finished_work
 from regrow.core.ids import Seconds
 
 
 class EchoTransport:
     """Answers every collective locally, as if all ranks had the caller's data.
 
-    So a worker can build its model and rehearse alone: what it computes is overwritten when it is admitted. For a
-    world of one the answers are exact.
+    So a worker can build its model and rehearse alone: what it computes is overwritten when it is admitted. Shapes are
+    right. What only a peer could know (a received activation, a part of a root's tensor) is zero; Python objects are
+    the caller's own. For a world of one the answers are exact.
+
+    Args:
+        rank: the caller's in the group.
+        size: ranks in the group.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
         self._answers: dict[str, Callable[..., Any]] = {
+            "broadcast": self._broadcast,
             "allgather": _fill_lists,
             "allgather_coalesced": _fill_rows,
             "_allgather_base": self._gather_base,
@@ -24,26 +33,33 @@ class EchoTransport:
             "allgather_into_tensor_coalesced": _pairwise(self._gather_base),
             "all_gather_single_coalesced": _pairwise(self._gather_base),
             "gather": _fill_lists,
-            "reduce_scatter": _take_first,
+            "reduce_scatter": self._take_own,
             "_reduce_scatter_base": self._scatter_base,
             "reduce_scatter_single": self._scatter_base,
             "reduce_scatter_tensor_coalesced": _pairwise(self._scatter_base),
             "reduce_scatter_single_coalesced": _pairwise(self._scatter_base),
-            "scatter": _take_first,
-            "alltoall": _copy_lists,
-            "alltoall_base": _copy_base,
-            "all_to_all_single": _copy_base,
+            "scatter": self._take_own,
+            "alltoall": _pairwise(_fit),
+            "alltoall_base": _fit,
+            "all_to_all_single": _fit,
+            "recv": _receive,
+            "recv_anysource": _receive,
         }
 
     def form(self, deadline: Seconds) -> None:
         """Nothing to connect."""
 
     def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Answer one method; the work it returns is done."""
+        """Answer one method; the work it returns is done. Raises `UsageError` where no answer can be right."""
         answer = self._answers.get(name)
         if answer is not None:
-            answer(*args)
-        return finished_work(args[0] if args else [])
+            with torch.no_grad():
+                answer(*args, **options)
+        result = args[0] if args else []
+        if isinstance(result, torch.Tensor):
+            result = [result]
+        # Whoever receives from anybody is told of a rank that is not its own.
+        return finished_work(result if isinstance(result, list) else [], source=0 if self._rank else self._size - 1)
 
     def broke(self) -> bool:
         """Nothing can fail."""
@@ -55,43 +71,59 @@ class EchoTransport:
     def close(self) -> None:
         """Nothing to free."""
 
-    def _gather_base(self, output: Any, given: Any, *_: Any) -> None:
+    def _broadcast(self, tensors: list[torch.Tensor], opts: Any = None, **_: Any) -> None:
+        if opts is not None and opts.rootRank != self._rank:
+            for tensor in tensors:
+                answer_special(tensor)
+
+    def _gather_base(self, output: torch.Tensor, given: torch.Tensor, *_: Any, **__: Any) -> None:
         output.copy_(given.reshape(1, -1).expand(self._size, -1).reshape(output.shape))
 
-    def _scatter_base(self, output: Any, given: Any, *_: Any) -> None:
-        output.copy_(given.reshape(self._size, -1)[0].reshape(output.shape))
+    def _scatter_base(self, output: torch.Tensor, given: torch.Tensor, *_: Any, **__: Any) -> None:
+        output.copy_(given.reshape(self._size, -1)[self._rank].reshape(output.shape))
+
+    def _take_own(
+        self, outputs: list[torch.Tensor], given: Sequence[Sequence[torch.Tensor]], *_: Any, **__: Any
+    ) -> None:
+        for at, output in enumerate(outputs):
+            if at < len(given):
+                output.copy_(given[at][self._rank])
+            elif not answer_special(output):
+                output.zero_()
 
 
 def _pairwise(answer: Callable[..., None]) -> Callable[..., None]:
-    def answer_all(outputs: list[Any], given: list[Any], *_: Any) -> None:
+    def answer_all(outputs: list[torch.Tensor], given: list[torch.Tensor], *_: Any, **__: Any) -> None:
         for output, source in zip(outputs, given, strict=True):
             answer(output, source)
 
     return answer_all
 
 
-def _fill_lists(outputs: list[list[Any]], given: list[Any], *_: Any) -> None:
+def _fill_lists(outputs: list[list[torch.Tensor]], given: list[torch.Tensor], *_: Any, **__: Any) -> None:
     for output, source in zip(outputs, given, strict=False):
         for tensor in output:
-            tensor.copy_(source)
+            _fit(tensor, source)
 
 
-def _fill_rows(outputs: list[list[Any]], given: list[Any], *_: Any) -> None:
+def _fill_rows(outputs: list[list[torch.Tensor]], given: list[torch.Tensor], *_: Any, **__: Any) -> None:
     for row in outputs:
         for tensor, source in zip(row, given, strict=True):
-            tensor.copy_(source)
+            _fit(tensor, source)
 
 
-def _take_first(outputs: list[Any], given: list[list[Any]], *_: Any) -> None:
-    for output, sources in zip(outputs, given, strict=False):
-        output.copy_(sources[0])
+def _receive(tensors: list[torch.Tensor], *_: Any, **__: Any) -> None:
+    for tensor in tensors:
+        if not answer_special(tensor):
+            tensor.zero_()
 
 
-def _copy_lists(outputs: list[Any], given: list[Any], *_: Any) -> None:
-    for output, source in zip(outputs, given, strict=True):
-        output.copy_(source)
-
-
-def _copy_base(output: Any, given: Any, *_: Any) -> None:
+def _fit(output: torch.Tensor, given: torch.Tensor, *_: Any, **__: Any) -> None:
+    """The given elements, as many as there is room for; zeros where a peer would have sent more."""
     if output.numel() == given.numel():
         output.copy_(given.reshape(output.shape))
+        return
+    count = min(output.numel(), given.numel())
+    flat = torch.zeros(output.numel(), dtype=output.dtype, device=output.device)
+    flat[:count] = given.reshape(-1)[:count]
+    output.copy_(flat.view(output.shape))

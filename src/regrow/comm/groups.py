@@ -13,41 +13,13 @@ import torch.distributed as dist
 
 from regrow.comm import nccl, private
 from regrow.comm.echo import EchoTransport
+from regrow.comm.group import BACKEND, EchoScope, RegrowGroup
+from regrow.comm.lone_store import LoneStore
 from regrow.comm.mesh import Mesh, Site
-from regrow.comm.private import ProcessGroup, Work
 from regrow.comm.store import AgentStore
 from regrow.comm.transport import MeshTransport, Transport
-from regrow.core.errors import GenerationHalted
+from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import Generation, Seconds
-
-BACKEND = "regrow"
-
-_COLLECTIVES = (
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "_allgather_base",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
-)
 
 
 @dataclass(frozen=True)
@@ -59,94 +31,6 @@ class Formation:
     world: int
     store: str
     site: Site
-
-
-class RegrowGroup(ProcessGroup):
-    """A process group that forwards to a transport, which can be replaced under it.
-
-    DDP and every function of `torch.distributed` hold this object; they never see the transport.
-    """
-
-    def __init__(self, groups: "Groups", name: str, ranks: list[int], rank: int, size: int) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
-        self._groups = groups
-        self._name = name
-        self.ranks = ranks
-        self.key = name
-        """What it is called in the store: the same on all of its ranks, and never used twice in a generation."""
-        self._place, self._count = rank, size
-        self.transport: Transport | None = None
-        self.echo: EchoTransport | None = None
-        """While set, it answers instead of the transport."""
-
-    def seat(self, rank: int) -> None:
-        """Take another rank of the group."""
-        self._place = rank
-
-    def rank(self) -> int:
-        """This worker's rank in the group."""
-        return self._place
-
-    def size(self) -> int:
-        """How many ranks the group has."""
-        return self._count
-
-    def getRank(self) -> int:
-        """This worker's rank in the group."""
-        return self._place
-
-    def getSize(self) -> int:
-        """How many ranks the group has."""
-        return self._count
-
-    def name(self) -> str:
-        """The backend's name."""
-        return BACKEND
-
-    def getBackendName(self) -> str:
-        """The backend's name."""
-        return BACKEND
-
-    @property
-    def group_name(self) -> str:  # type: ignore[override]
-        """The group's name in torch's registry."""
-        return self._name
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")] + ([torch.device("cuda")] if nccl.available() else [])
-
-    def forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Run one method on the transport. Raises `GenerationHalted` at once when the generation is over."""
-        if self.echo is not None:
-            return self.echo.call(name, args, options)
-        groups, transport = self._groups, self.transport
-        if (groups.halted and not groups.draining) or transport is None:
-            groups.refused = True
-            raise GenerationHalted(f"{name}: generation {groups.generation} is over")
-        if groups.on_collective is not None:
-            groups.on_collective(name)
-        result = transport.call(name, args, options)
-        if groups.after_collective is not None:
-            groups.after_collective(name)
-        return result
-
-
-def _forwarding(name: str) -> Callable[..., Work]:
-    def method(self: RegrowGroup, *args: Any, **options: Any) -> Work:
-        result: Work = self.forward(name, args, options)
-        return result
-
-    method.__name__ = name
-    method.__doc__ = f"`ProcessGroup.{name}`, on whatever transport the group has now."
-    return method
-
-
-for _name in _COLLECTIVES:
-    setattr(RegrowGroup, _name, _forwarding(_name))
 
 
 class Groups:
@@ -165,6 +49,7 @@ class Groups:
         self._made: Counter[str] = Counter()
         self._formation: Formation | None = None
         self._store: AgentStore | None = None
+        self._lone = LoneStore()  # torch does not keep what it is of Python
         self._lock = threading.Lock()
 
     # --- making groups -----------------------------------------------------------------------------------------
@@ -186,12 +71,18 @@ class Groups:
         if formation is not None:
             self._open(formation)
         hook = sys.excepthook
-        dist.init_process_group(BACKEND, store=private.HashStore(), rank=rank, world_size=world)
+        dist.init_process_group(BACKEND, store=self._lone, rank=rank, world_size=world)
         sys.excepthook = hook  # torch's prints a traceback of its own; under an agent the script's error is shown once
 
-    def make(self, name: str, ranks: list[int], rank: int, size: int) -> RegrowGroup:
-        """A new group of the script's, on an echo transport or on the present generation."""
-        group = RegrowGroup(self, name, ranks or list(range(size)), rank, size)
+    def make(self, name: str, ranks: list[int], rank: int, *, run_s: Seconds) -> RegrowGroup:
+        """A new group of the script's, on an echo transport or on the present generation.
+
+        Args:
+            ranks: who is in it, of the world.
+            rank: this worker's rank in the group.
+            run_s: how long one of its collectives may take, in seconds.
+        """
+        group = RegrowGroup(self, name, ranks, rank, run_s=run_s)
         # Ranks are in different groups, so a count of their own would not mean the same one to all of them.
         group.key = f"{name}.{self._made[name]}"
         self._made[name] += 1
@@ -202,9 +93,10 @@ class Groups:
     def _give_transport(self, group: RegrowGroup) -> None:
         formation, store = self._formation, self._store
         if formation is None or store is None:
-            group.transport = EchoTransport(group.size())
+            group.transport = EchoTransport(group.rank(), group.size())
             return
-        mesh = MeshTransport(Mesh(store, f"mesh/{group.key}", group.rank(), group.size(), formation.site))
+        connections = Mesh(store, f"mesh/{group.key}", group.rank(), group.size(), formation.site, group.ranks)
+        mesh = MeshTransport(connections, group.run_s)
         transport: Transport = mesh
         if nccl.available():
             keys = private.PrefixStore(f"nccl/{group.key}", store)
@@ -214,6 +106,16 @@ class Groups:
                 raise GenerationHalted(f"generation {self.generation} was halted while its groups were formed")
             group.transport = transport
         transport.form(self._form_s)
+
+    def drop(self, group: RegrowGroup) -> None:
+        """Forget a group, and free what it has."""
+        with self._lock:
+            if group in self._groups:
+                self._groups.remove(group)
+            transport, group.transport = group.transport, None
+        if transport is not None:
+            transport.halt()
+            transport.close()
 
     def _open(self, formation: Formation) -> None:
         store = AgentStore(formation.store, formation.site.token, f"g{formation.generation}/")
@@ -234,10 +136,31 @@ class Groups:
         if is_halted():
             self.halt()
         for group in self._groups:
-            if formation.rank in group.ranks:
-                group.seat(group.ranks.index(formation.rank))
+            if formation.rank not in group.ranks:
+                raise StateError(
+                    f"this worker was built for another rank: rank {formation.rank} is not in its group of ranks "
+                    f"{group.ranks}",
+                    hint="a rank whose groups differ from its neighbours' must be filled by a worker built for it",
+                )
+            group.seat(group.ranks.index(formation.rank))
             self._give_transport(group)
         return time.monotonic() - started
+
+    @property
+    def count(self) -> int:
+        """How many groups this worker is in."""
+        return len(self._groups)
+
+    def vote(self) -> None:
+        """Return when every rank of the world has called this in the present generation. Raises what collectives do."""
+        self._groups[0].forward("barrier", (), {}).wait()
+
+    def gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor, of the same size on all, in the order of ranks. Raises what collectives do."""
+        world = self._groups[0]
+        heard = [torch.empty_like(mine) for _ in range(world.size())]
+        world.forward("allgather", ([heard], [mine]), {}).wait()
+        return heard
 
     def serves(self, generation: Generation) -> bool:
         """Whether the groups stand in this generation already: those of the first workers form while they build."""
@@ -261,6 +184,8 @@ class Groups:
             for group in self._groups:
                 group.transport = None
             store, self._store = self._store, None
+        # Calls that were being put together when the step was given up: torch would add to them from now on.
+        private.calls_being_coalesced().clear()
         for transport in transports:
             transport.halt()
             transport.close()
@@ -291,20 +216,5 @@ _current: Groups | None = None
 def _create(options: Any, _: object) -> RegrowGroup:
     if _current is None:
         raise GenerationHalted("the regrow backend serves only processes that called regrow.init()")
-    ranks = list(options.global_ranks_in_group)
-    return _current.make(options.group_id, ranks, options.group_rank, options.group_size)
-
-
-class EchoScope:
-    """Lets all groups answer locally, whatever happens to their transports meanwhile."""
-
-    def __init__(self, groups: list[RegrowGroup]) -> None:
-        self._groups = groups
-
-    def __enter__(self) -> None:
-        for group in self._groups:
-            group.echo = EchoTransport(group.size())
-
-    def __exit__(self, *_: object) -> None:
-        for group in self._groups:
-            group.echo = None
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    return _current.make(options.group_id, ranks, options.group_rank, run_s=options.timeout.total_seconds())

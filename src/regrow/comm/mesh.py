@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -22,11 +22,13 @@ from typing import Self
 from regrow.comm.private import Store
 from regrow.core.errors import DeadlineExceeded, GenerationHalted
 from regrow.core.ids import Seconds
+from regrow.core.store_messages import placed
 from regrow.core.wire import connect
 
 _HELLO = struct.Struct("!32sII")
 _HELLO_S: Seconds = 10.0
 _POLL_MS = 1000
+_ANY_MS = 50
 _BUFFER_BYTES = 4 << 20
 COLLECTIVES, POINT_TO_POINT = 0, 1
 _LANES = (COLLECTIVES, POINT_TO_POINT)
@@ -57,6 +59,7 @@ class Mesh:
         name: what the group is called there; the same on all ranks.
         rank: this worker's rank in the group.
         size: ranks in the group.
+        ranks: the group's ranks in the world: each publishes its address with its own agent. Empty: anywhere.
     """
 
     store: Store
@@ -64,6 +67,7 @@ class Mesh:
     rank: int
     size: int
     site: Site
+    ranks: Sequence[int] = ()
     _peers: dict[tuple[int, int], socket.socket] = field(default_factory=dict)
     _passing: set[socket.socket] = field(default_factory=set)
     """What `halt` shuts while the mesh is formed: its bell, and connections that have not said who they are."""
@@ -77,7 +81,7 @@ class Mesh:
             listener, address = self._listen(stack)
             bell, ring = (stack.enter_context(sock) for sock in socket.socketpair())
             stack.enter_context(self._passes(bell))
-            self.store.set(f"{self.name}/{self.rank}", address)
+            self.store.set(self._published(self.rank), address)
             for peer in range(self.rank):
                 for lane in _LANES:
                     self._call(peer, lane, until)
@@ -85,6 +89,10 @@ class Mesh:
             while expected:
                 expected -= self._answer(listener, ring, until)
         return self
+
+    def _published(self, peer: int) -> str:
+        name = f"{self.name}/{peer}"
+        return placed(name, self.ranks[peer]) if self.ranks else name
 
     def _listen(self, stack: contextlib.ExitStack) -> tuple[socket.socket, str]:
         if self.site.socket_dir is not None:
@@ -119,7 +127,7 @@ class Mesh:
     def _call(self, peer: int, lane: int, until: float) -> None:
         left = max(0.001, until - time.monotonic())
         self.store.set_timeout(timedelta(seconds=left))
-        address = self.store.get(f"{self.name}/{peer}").decode()
+        address = self.store.get(self._published(peer)).decode()
         sock = connect(address, left)
         with self._passes(sock):
             sock.sendall(_HELLO.pack(self._secret(), self.rank, lane))
@@ -224,6 +232,21 @@ class Mesh:
                         poller.modify(descriptor, mask)
                     else:
                         poller.unregister(descriptor)
+
+    def await_any(self, peers: list[int], *, lane: int, until: float) -> list[int]:
+        """Those of some peers from which something can be read, or whose connection has ended; waits a moment for it.
+
+        May be empty, so that the caller can look at other peers. Raises `GenerationHalted` or `DeadlineExceeded`.
+        """
+        poller, by_descriptor = select.poll(), {}
+        for peer in peers:
+            sock = self._socket(peer, lane)
+            by_descriptor[sock.fileno()] = peer
+            poller.register(sock, select.POLLIN)
+        ready = poller.poll(_ANY_MS)
+        if not ready and time.monotonic() > until:
+            raise DeadlineExceeded(f"{self.name}: nobody sent what was awaited from anyone")
+        return [by_descriptor[descriptor] for descriptor, _ in ready]
 
     def _move(self, out: dict[int, memoryview], into: dict[int, memoryview], lane: int) -> None:
         """What goes at once, without asking whether it would."""

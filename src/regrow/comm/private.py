@@ -1,5 +1,7 @@
 """The one place where names that torch does not promise to keep are imported."""
 
+from typing import Any
+
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
@@ -11,12 +13,20 @@ from torch._C._distributed_c10d import (
     Store,
     Work,
 )
-from torch.distributed.distributed_c10d import Backend
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.distributed_c10d import Backend, _world
+from torch.distributed.rendezvous import _rendezvous_handlers as rendezvous_handlers
 
 
 def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:
     """An empty group to register real backends with."""
     return ProcessGroup(store, rank, size)
+
+
+def calls_being_coalesced() -> dict[Any, Any]:
+    """For each group inside torch's coalescing manager, what was collected so far."""
+    collected: dict[Any, Any] = _world.pg_coalesce_state
+    return collected
 
 
 __all__ = [
@@ -30,5 +40,7 @@ __all__ = [
     "ReduceScatterOptions",
     "Store",
     "Work",
+    "default_pg_timeout",
     "inner_group",
+    "rendezvous_handlers",
 ]

@@ -1,121 +1,298 @@
-"""A `torch.distributed.Store` whose keys live in an agent's memory, and so outlive every worker."""
+"""A `torch.distributed.Store` whose keys live in the memory of the job's agents, and so outlive every worker.
 
-from collections.abc import Iterator
+A worker speaks to the agent of its own node only, which knows where each key lives.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import msgspec
+from torch.distributed import DistNetworkError, DistStoreError, QueueEmptyError
 
 from regrow.comm.private import Store
-from regrow.core.errors import DeadlineExceeded, GenerationHalted, ProtocolError
+from regrow.core.errors import GenerationHalted, ProtocolError
+from regrow.core.ids import Seconds
 from regrow.core.store_messages import (
+    NO_COUNTER,
+    TIMEOUT,
     StoreAdd,
+    StoreAppend,
     StoreCheck,
     StoreCompareSet,
     StoreCount,
     StoreDelete,
     StoreGet,
     StoreHello,
+    StoreLength,
+    StoreList,
+    StoreMessage,
+    StoreMultiGet,
+    StoreMultiSet,
+    StorePop,
+    StorePush,
     StoreReply,
     StoreSet,
     StoreWait,
 )
 from regrow.core.wire import BlockingChannel, FrameCodec, connect
 
-DEFAULT_WAIT = timedelta(seconds=300)
+ANSWER_S: Seconds = 120.0
+"""How much longer than the wait that was asked for an answer may take, before the agent counts as hung."""
+FOREVER_S: Seconds = 24 * 3600.0
+"""torch's zero, which means no deadline."""
+_IDLE = 2
+
+
+class _Connection:
+    """One stream to the agent; one request at a time."""
+
+    def __init__(self, address: str, token: str) -> None:
+        codec: FrameCodec[StoreReply] = FrameCodec(StoreReply)
+        self._sock: socket.socket = connect(address)
+        self._channel: BlockingChannel[StoreReply] = BlockingChannel(self._sock, codec)
+        self._replies: Iterator[StoreReply] = self._channel.messages()
+        self.ask(StoreHello(token), ANSWER_S)
+
+    def ask(self, request: StoreMessage, within: Seconds) -> StoreReply:
+        """The answer. Raises `OSError`, `ValueError` where it was closed meanwhile, and `ProtocolError`."""
+        self._sock.settimeout(within)
+        self._channel.send(request)
+        reply = next(self._replies, None)
+        if reply is None:
+            raise ConnectionResetError("it has closed the connection")
+        return reply
+
+    def close(self) -> None:
+        """End a request that is blocked."""
+        self._channel.close()
+
+
+class Connections:
+    """Streams to one agent, as many as there are requests at the same time; some are kept for the next.
+
+    Args:
+        address: where the agent of this node serves its store.
+        token: the job's token.
+    """
+
+    def __init__(self, address: str, token: str) -> None:
+        self._address, self._token = address, token
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._pid = os.getpid()
+
+    def take(self) -> _Connection:
+        """One for this request alone. Raises `OSError` or `ProtocolError`."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._idle, self._pid = [], os.getpid()  # a fork must not speak on its parent's streams
+            if self._idle:
+                return self._idle.pop()
+        return _Connection(self._address, self._token)
+
+    def give_back(self, connection: _Connection) -> None:
+        """It has answered."""
+        with self._lock:
+            if len(self._idle) < _IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Hang up those that are not in use."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
 
 class AgentStore(Store):
-    """The store of one generation.
+    """The store of one generation. May be used by any number of threads, C++ ones included.
+
+    torch looks for overridden methods in this object, so it must be referenced for as long as C++ uses it.
 
     Args:
-        address: where the agent that keeps the keys listens.
+        address: where the agent of this node serves its store.
         token: the job's token.
         prefix: put before every key; carries the generation, so that no one finds the addresses of the dead.
+        connections: to be shared with other stores; by default the store has its own.
     """
 
-    def __init__(self, address: str, token: str, prefix: str) -> None:
+    timeout: timedelta
+    """How long `get` waits, and others where they are given no timeout: torch's property, set by `set_timeout`."""
+
+    def __init__(self, address: str, token: str, prefix: str, *, connections: Connections | None = None) -> None:
         super().__init__()
         self._prefix = prefix
-        self._wait = DEFAULT_WAIT
         self._closed = False
-        codec: FrameCodec[StoreReply] = FrameCodec(StoreReply)
-        sock = connect(address)
-        sock.settimeout(None)  # every request carries its own deadline, kept by the agent
-        self._channel: BlockingChannel[StoreReply] = BlockingChannel(sock, codec)
-        self._replies: Iterator[StoreReply] = self._channel.messages()
-        self._ask(StoreHello(token))
+        self._shared = connections is not None
+        self._connections = connections or Connections(address, token)
+        self._lock = threading.Lock()
+        self._in_use: set[_Connection] = set()
+        self._connections.give_back(self._connect())
 
-    def _ask(self, request: msgspec.Struct) -> StoreReply:
+    # --- asking ------------------------------------------------------------------------------------------------
+
+    def _ask(self, request: StoreMessage, wait: Seconds = 0.0) -> StoreReply:
+        connection = self._connect()
         try:
-            self._channel.send(request)
-            reply = next(self._replies, None)
-        except (OSError, ValueError) as error:
-            raise self._ended(f"the agent's store cannot be reached: {error}") from error
-        if reply is None:
-            raise self._ended("the agent's store has closed the connection")
-        if reply.error == "timeout":
-            raise DeadlineExceeded(f"no such key within the time given: {request}")
+            reply = connection.ask(request, wait + ANSWER_S)
+        except (OSError, ValueError, ProtocolError) as error:
+            connection.close()
+            raise self._ended(error) from error
+        finally:
+            with self._lock:
+                self._in_use.discard(connection)
+        self._connections.give_back(connection)
+        if reply.error == TIMEOUT:
+            raise DistStoreError(f"wait timeout after {wait:g} s: {_named(request)}")
+        if reply.error == NO_COUNTER:
+            raise ValueError(f"the value is no number: {_named(request)}")
         if reply.error:
-            raise ProtocolError(f"the agent's store refuses: {reply.error}")
+            raise DistStoreError(f"{_named(request)}: {reply.error}")
         return reply
 
-    def _ended(self, cause: str) -> Exception:
-        return GenerationHalted("the store of this generation is closed") if self._closed else ProtocolError(cause)
+    def _connect(self) -> _Connection:
+        try:
+            connection = self._connections.take()
+        except (OSError, ProtocolError) as error:
+            raise self._ended(error) from error
+        with self._lock:
+            if not self._closed:
+                self._in_use.add(connection)
+                return connection
+        connection.close()
+        raise GenerationHalted("the store of this generation is closed")
+
+    def _ended(self, error: Exception) -> Exception:
+        if self._closed:
+            return GenerationHalted("the store of this generation is closed")
+        return DistNetworkError(f"the store of this node's agent cannot be reached: {error}")
 
     def _key(self, key: str) -> str:
         return self._prefix + key
 
+    def _keys(self, keys: Sequence[str]) -> list[str]:
+        return [self._prefix + key for key in keys]
+
+    def _limit(self, timeout: timedelta | None = None) -> Seconds:
+        # The base class keeps the timeout: C++ sets it there, past any method of ours.
+        return (timeout if timeout is not None else self.timeout).total_seconds() or FOREVER_S
+
+    # --- values ------------------------------------------------------------------------------------------------
+
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._ask(StoreSet(self._key(key), value.encode() if isinstance(value, str) else bytes(value)))
+        self._ask(StoreSet(self._key(key), _bytes(value)))
 
     def get(self, key: str) -> bytes:
-        """Read a value, waiting for it up to the store's timeout."""
-        return self._ask(StoreGet(self._key(key), self._wait.total_seconds())).value
+        """Read a value, waiting for it up to the store's timeout. Raises `DistStoreError`."""
+        limit = self._limit()
+        return self._ask(StoreGet(self._key(key), limit), limit).value
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; its new value."""
+        """Add to a counter; its new value. Raises `ValueError` where the value is no number."""
         return self._ask(StoreAdd(self._key(key), amount)).number
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Write at the end of a value."""
+        self._ask(StoreAppend(self._key(key), _bytes(value)))
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are there."""
-        return bool(self._ask(StoreCheck([self._key(key) for key in keys])).number)
+        return bool(self._ask(StoreCheck(self._keys(keys))).number)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there."""
-        self._ask(StoreWait([self._key(key) for key in keys], (timeout or self._wait).total_seconds()))
+        """Wait until all keys are there. Raises `DistStoreError`."""
+        limit = self._limit(timeout)
+        self._ask(StoreWait(self._keys(keys), limit), limit)
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write `desired` if the value is `expected`; the value after."""
-        return self._ask(StoreCompareSet(self._key(key), expected.encode(), desired.encode())).value
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Write `desired` if the value is `expected`, or if there is none and `expected` is empty.
+
+        Returns the value after; `expected` where there is none.
+        """
+        return self._ask(StoreCompareSet(self._key(key), _bytes(expected), _bytes(desired))).value
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
         return bool(self._ask(StoreDelete(self._key(key))).number)
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Read several values, waiting for all of them up to the store's timeout. Raises `DistStoreError`."""
+        limit = self._limit()
+        return self._ask(StoreMultiGet(self._keys(keys), limit), limit).values
+
+    def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
+        """Write several values, one after the other."""
+        self._ask(StoreMultiSet(self._keys(keys), [_bytes(value) for value in values]))
+
     def num_keys(self) -> int:
-        """How many keys the agent holds."""
-        return self._ask(StoreCount()).number
+        """How many keys this store has, on all nodes; queues are not counted."""
+        return self._ask(StoreCount(self._prefix)).number
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """How long `get` and `wait` wait where no timeout is given."""
-        self._wait = timeout
+    def list_keys(self) -> list[str]:
+        """The keys that this store has, on all nodes; queues are not among them."""
+        return [key.removeprefix(self._prefix) for key in self._ask(StoreList(self._prefix)).keys]
 
-    @property
-    def timeout(self) -> timedelta:
-        """How long `get` and `wait` wait where no timeout is given."""
-        return self._wait
+    # --- queues: torch's C++ does not hand these on to a store in Python, so not through a `PrefixStore` ----------
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """Put a value at the end of a queue."""
+        self._ask(StorePush(self._key(key), _bytes(value)))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take a queue's first value, waiting for one up to the store's timeout.
+
+        Raises `DistStoreError`; `QueueEmptyError` where it does not wait.
+        """
+        limit = self._limit() if block else 0.0
+        try:
+            return self._ask(StorePop(self._key(key), limit), limit).value
+        except DistStoreError as error:
+            if block:
+                raise
+            raise QueueEmptyError(f"queue {key!r} is empty") from error
+
+    def queue_len(self, key: str) -> int:
+        """How many values a queue has."""
+        return self._ask(StoreLength(self._key(key))).number
+
+    # --- the rest ----------------------------------------------------------------------------------------------
 
     def has_extended_api(self) -> bool:
-        """No append, multi_get or multi_set yet."""
-        return False
+        """Whether there are `append`, `multi_get` and `multi_set`."""
+        return True
 
     def clone(self) -> Any:
-        """The same store: requests of several threads are not interleaved, since torch holds the GIL while it asks."""
+        """The same store, which threads may share."""
         return self
+
+    # The names under which C++ looks for these two.
+    deleteKey = delete_key
+    getNumKeys = num_keys
 
     def close(self) -> None:
         """Hang up; a blocked request ends with `GenerationHalted`."""
-        self._closed = True
-        self._channel.close()
+        with self._lock:
+            self._closed = True
+            in_use = list(self._in_use)
+        for connection in in_use:
+            connection.close()
+        if not self._shared:
+            self._connections.close()
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _named(request: StoreMessage) -> str:
+    """The request with its keys, without its values."""
+    fields = msgspec.structs.asdict(request)
+    keys = fields.get("keys") or [fields.get("key", fields.get("prefix", ""))]
+    return f"{type(request).__name__} of {', '.join(map(repr, keys[:3]))}{' …' if len(keys) > 3 else ''}"

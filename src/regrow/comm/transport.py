@@ -6,20 +6,19 @@ A transport is formed once and never re-used: after a fault it is halted and ano
 import queue
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-from torch.futures import Future
 
 from regrow.comm.collectives import Collectives
 from regrow.comm.mesh import Mesh
 from regrow.comm.private import Work
+from regrow.comm.work import Promise
 from regrow.core.errors import GenerationHalted, RegrowError, UsageError
 from regrow.core.ids import Seconds
 
 RUN_S: Seconds = 1800.0
-"""How long one collective may take: torch's own default for the processor's memory."""
+"""How long one collective may take where the script does not say: torch's own default for the processor's memory."""
 END_S: Seconds = 5.0
 
 
@@ -47,80 +46,21 @@ class Transport(Protocol):
         ...
 
 
-class PendingWork(Work):
-    """A work handle on a future that the transport completes, or fails when it is halted."""
-
-    def __init__(self, future: "Future[Any]") -> None:
-        super().__init__()
-        self._future = future
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until done. Raises what the collective raised."""
-        self._future.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether it is done."""
-        return bool(self._future.done())
-
-    def get_future(self) -> "Future[Any]":
-        """The future; its value is the list of result tensors."""
-        return self._future
-
-    def result(self) -> Any:
-        """The result tensors."""
-        return self._future.wait()
-
-
-def finished_work(result: Any) -> Work:
-    """A work handle that is done already, with `result` as its value."""
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return PendingWork(future)
-
-
-class _Promise:
-    """The end of a future that the transport holds.
-
-    `Future.set_exception` hands the exception to C++ as if it were the result, and DDP then takes it for its tensors. A
-    callback that raises makes an error of it that C++ knows.
-    """
-
-    def __init__(self) -> None:
-        self._outcome: Future[Any] = Future()
-        self.future: Future[Any] = self._outcome.then(_unwrapped)
-
-    def keep(self, result: Any) -> None:
-        """The result is there."""
-        self._outcome.set_result((None, result))
-
-    def fail(self, error: Exception) -> None:
-        """There will be no result; waiting raises."""
-        self._outcome.set_result((error, None))
-
-
-def _unwrapped(outcome: "Future[Any]") -> Any:
-    error, result = outcome.value()
-    if error is not None:
-        raise error
-    return result
-
-
 class _Lane:
     """A thread that runs calls one after another; each ends a future."""
 
     def __init__(self, name: str, failed: Callable[[], None]) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], None], _Promise, Any] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Promise, Any] | None] = queue.SimpleQueue()
         self._failed = failed
         self._broken: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], None], result: Any) -> Work:
-        """Run `call` after those before it; the work's value is `result`."""
-        promise = _Promise()
+    def submit(self, call: Callable[[], Any], result: Any) -> Work:
+        """Run `call` after those before it; the work's value is `result`, its source the rank that `call` returns."""
+        promise = Promise()
         self._calls.put((call, promise, result))
-        return PendingWork(promise.future)
+        return promise.work()
 
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
@@ -129,7 +69,9 @@ class _Lane:
                 if self._broken is not None:
                     raise self._broken
                 with torch.no_grad():
-                    call()
+                    source = call()
+                if source is not None:
+                    promise.source.append(source)
             except Exception as error:  # noqa: BLE001  whoever waits for the future gets it
                 # What was under way is torn: nothing that comes after it on these connections can be right.
                 self._broken = error
@@ -146,11 +88,15 @@ class _Lane:
 
 
 class MeshTransport:
-    """Collectives over a mesh of our own connections, for tensors in the processor's memory (others are staged)."""
+    """Collectives over a mesh of our own connections, for tensors in the processor's memory (others are staged).
 
-    def __init__(self, mesh: Mesh) -> None:
+    Args:
+        run_s: how long one collective may take, in seconds.
+    """
+
+    def __init__(self, mesh: Mesh, run_s: Seconds = RUN_S) -> None:
         self._mesh = mesh
-        self._collectives = Collectives(mesh, RUN_S)
+        self._collectives = Collectives(mesh, run_s)
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._lock = threading.Lock()
         self._failed = False
@@ -199,7 +145,7 @@ class MeshTransport:
     def _note_failure(self) -> None:
         self._failed = True
 
-    def _run(self, call: Callable[[Collectives], None], result: Any) -> Work:
+    def _run(self, call: Callable[[Collectives], Any], result: Any) -> Work:
         return self._lane("collectives").submit(lambda: call(self._collectives), result)
 
     def _all_reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
@@ -269,6 +215,9 @@ class MeshTransport:
     def _recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
         return self._lane("receive", peer).submit(lambda: self._collectives.receive(tensors, peer, tag), tensors)
 
+    def _recv_any(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+        return self._lane("receive").submit(lambda: self._collectives.receive_any(tensors, tag), tensors)
+
     def _rows(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         size = self._mesh.size
         rows = tensor.view(-1) if tensor.is_contiguous() else tensor
@@ -302,6 +251,7 @@ _METHODS: dict[str, Callable[..., Work]] = {
     "barrier": MeshTransport._barrier,
     "send": MeshTransport._send,
     "recv": MeshTransport._recv,
+    "recv_anysource": MeshTransport._recv_any,
 }
 
 

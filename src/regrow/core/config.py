@@ -82,10 +82,18 @@ class AgentConfig(msgspec.Struct, frozen=True):
     forward_output: bool = True
     """Whether workers' output is also written, prefixed by rank, to this process's standard output and error."""
     checkpoint_dir: str | None = None
-    checkpoint_every: Seconds = 600.0
     hang_timeout: Seconds | None = None
     """None: adaptive, ten times the longest recent step but at least 30 s."""
     lease: Seconds = 10.0
+    domain: str = ""
+    """What fails together with this node, a rack's name for example; empty: the node alone."""
+    local: bool = False
+    """All nodes of the job are on this machine (`--local-nodes`)."""
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether every process of the job is on this machine, so that unix sockets reach all of them."""
+        return self.local or self.facts.nodes == 1
 
 
 class WorkerEnv(msgspec.Struct, frozen=True):
@@ -100,6 +108,7 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     world: int
     generation: Generation
     store: str
+    """Where the agent of this node serves the keys of all nodes."""
     token: str
     channel: int
     """Descriptor of the stream socket to the agent."""
@@ -110,12 +119,22 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     advertise: str
     warmth: Warmth
     nodes: int = 1
+    local: bool = False
+    """All nodes of the job are on this machine."""
     resume: bool = False
     checkpoint_dir: str | None = None
-    checkpoint_every: Seconds = 600.0
+    digest_every: int = 0
+    """Steps between two comparisons of the replicas' state; 0: never."""
     faults: list[FaultSpec] = []
+    buddy_every: int = 0
+    """Steps between two copies of the state in the agent's memory; 0: none."""
 
     VARIABLE = "REGROW_WORKER_ENV"
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether all workers of the job are on this machine, so that unix sockets reach all of them."""
+        return self.local or self.nodes == 1
 
     def variables(self) -> dict[str, str]:
         """The environment variables that carry this to the worker."""
@@ -153,6 +172,21 @@ class TorchrunEnv(msgspec.Struct, frozen=True):
             return cls(int(env["RANK"]), int(env.get("LOCAL_RANK", "0")), int(env["WORLD_SIZE"]))
         except ValueError as error:
             raise UsageError(f"RANK, LOCAL_RANK or WORLD_SIZE is not a number: {error}") from error
+
+
+def rootless(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `env://` is answered by the job's own store: unless `REGROW_ROOTLESS` is 0."""
+    return (os.environ if environ is None else environ).get("REGROW_ROOTLESS", "1") != "0"
+
+
+def meeting_place() -> tuple[str, str]:
+    """`MASTER_ADDR` and `MASTER_PORT` as they stand now; scripts may change them."""
+    return os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+
+
+def rank_variable(name: str) -> str:
+    """`RANK` or `WORLD_SIZE` as it stands now, empty where it is not set; scripts may change them."""
+    return os.environ.get(name, "")
 
 
 def publish_rank(rank: int, local_rank: int) -> None:

@@ -93,7 +93,7 @@ class IncidentClosed(Record, frozen=True):
     ranks: list[Rank]
     cause: str
     rung: str
-    """`retry`, `standby`, `fork`, `restart`."""
+    """`retry`, `standby`, `fork`, `node` (a lost node came back), `restart`."""
     faults: int
     detect: Seconds
     abort: Seconds
@@ -123,6 +123,42 @@ class Noted(Record, frozen=True):
 
     text: str
     worker: WorkerId | None = None
+
+
+class ReplicaCorrupted(Record, frozen=True):
+    """The state of a rank before `step` was not that of its replicas: silent corruption, counted against its node.
+
+    `tensors`: the first of those that differed, as far as known. `on_node`: how often that node was counted so far.
+    """
+
+    step: StepNo
+    rank: Rank
+    worker: WorkerId
+    node: NodeId
+    tensors: list[str]
+    on_node: int
+
+
+class CheckpointSaved(Record, frozen=True):
+    """A durable checkpoint of `state@step` is complete. `seconds`: since it was ordered; training went on meanwhile."""
+
+    step: StepNo
+    folder: str
+    nbytes: int
+    seconds: Seconds
+
+
+class CopyStreamed(Record, frozen=True):
+    """A copy of a rank's state has reached the node's buddy, in so many seconds; not every one is written down."""
+
+    node: NodeId
+    buddy: NodeId
+    rank: Rank
+    step: StepNo
+    nbytes: int
+    seconds: Seconds
+    every: int
+    """Steps between two copies."""
 
 
 class JobEnded(Record, frozen=True):
@@ -156,6 +192,9 @@ AnyRecord = (
     | IncidentClosed
     | FaultInjected
     | Noted
+    | ReplicaCorrupted
+    | CheckpointSaved
+    | CopyStreamed
     | JobEnded
     | StepCommitted
 )

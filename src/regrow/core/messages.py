@@ -8,7 +8,28 @@ from enum import StrEnum
 
 import msgspec
 
-from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.checkpoint_messages import (
+    AbandonCheckpoint,
+    CheckpointFailed,
+    CheckpointWritten,
+    FinishCheckpoint,
+    PartsWritten,
+    SnapshotForDisk,
+    SnapshotHeld,
+    WriteCheckpoint,
+)
+from regrow.core.copies import (
+    CopiesHeld,
+    CopySource,
+    CopyStreamed,
+    PlaceCopies,
+    ReportCopies,
+    SnapshotStored,
+    SnapshotTaken,
+    TakeSnapshot,
+)
+from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.replica_messages import CorruptionNamed, ReplicasDiffer
 
 
 class FaultStage(StrEnum):
@@ -19,10 +40,16 @@ class FaultStage(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     REDUCE = "reduce"
+    VOTE = "vote"
+    """All have voted that the update may happen (sharded worlds); it has not begun."""
     UPDATE = "update"
     COMMIT = "commit"
+    BETWEEN = "between"
+    """In a restartable function between the step before and this one."""
     FORM = "form"
     HYDRATE = "hydrate"
+    ROLL = "roll"
+    """The verdict was that the step has happened; its update has not begun here."""
 
 
 STEP_STAGES = (
@@ -42,7 +69,11 @@ class FaultHow(StrEnum):
     SIGSTOP = "sigstop"
     EXCEPTION = "exception"
     EXIT = "exit"
+    PAUSE = "pause"
+    """One second of nothing, which harms nobody by itself."""
     OOM_LIKE = "oom-like"
+    BITFLIP = "bitflip"
+    """One bit of the largest element of a protected parameter changes, and nobody notices."""
 
 
 class FaultKind(StrEnum):
@@ -93,26 +124,32 @@ class ErrorReport(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A worker's place in a generation, and where its state can be read."""
+    """A worker's place in a generation, and where its state can be read. `holding`: equal where the state is too."""
 
     rank: Rank
     worker: WorkerId
     node: NodeId
     local_rank: int
     endpoint: str
+    holding: str = ""
 
 
 # --- facts about nodes -------------------------------------------------------------------------------------------
 
 
 class NodeJoined(msgspec.Struct, frozen=True, tag=True):
-    """An agent registered. `slots`: how many ranks it can hold; `store`: where its keys can be read and written."""
+    """An agent registered. `slots`: how many ranks it can hold; `store`: where its keys can be read and written.
+
+    `vault`: where copies of state can be left and fetched. `domain`: what fails together with this node (a rack's name).
+    """
 
     node: NodeId
     host: str
     slots: int
     store: str
     pid: int = 0
+    vault: str = ""
+    domain: str = ""
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):
@@ -141,7 +178,8 @@ class WorkerStarted(msgspec.Struct, frozen=True, tag=True):
 class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     """The worker reached `session.steps`: built and rehearsed; or, as an `imports` standby, waits to run the script.
 
-    `state_at`: the step its state stands at. `layout`: digest of its reduction layout and state names.
+    `state_at`: the step its state stands at. `layout`: digest of its reduction layout and state names. `holding`: which
+    shards it has, equal on replicas. `sharded`: the script gives ranks different parts of the state.
     """
 
     worker: WorkerId
@@ -149,6 +187,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     endpoint: str
     layout: str
     built_s: Seconds = 0.0
+    holding: str = ""
+    sharded: bool = False
 
 
 class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
@@ -162,11 +202,19 @@ class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
-    """The worker uses its groups of this generation no more; its state stands at `state_at` and stays there."""
+    """The worker uses its groups of this generation no more; its state stands at `state_at` and stays there.
+
+    `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
+    `inside`: which restartable function since its last step it is in, from 1; 0: in none.
+    `verified`: the step of the state upon which all replicas agreed last, where it has a copy of that.
+    """
 
     worker: WorkerId
     generation: Generation
     state_at: StepNo
+    ready: bool = False
+    inside: int = 0
+    verified: StepNo = NO_STATE
 
 
 class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
@@ -279,7 +327,10 @@ class TimeAdvanced(msgspec.Struct, frozen=True, tag=True):
 
 
 class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker. `rank`: its place, provisional for a standby. `store`: where the generation's keys live."""
+    """Fork a worker. `rank`: its place, provisional for a standby.
+
+    `stores`: the agents' stores in the order of nodes; the keys of the generation are spread over them.
+    """
 
     node: NodeId
     worker: WorkerId
@@ -288,7 +339,7 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     local_rank: int
     world: int
     generation: Generation
-    store: str
+    stores: list[str]
     restarts: int
     resume: bool
     faults: list[FaultSpec] = []
@@ -332,7 +383,12 @@ class HaltGeneration(msgspec.Struct, frozen=True, tag=True):
 
 
 class FormGeneration(msgspec.Struct, frozen=True, tag=True):
-    """The new membership. Who is not in `holders` receives `state@step` from those who are."""
+    """The new membership. Who is not in `holders` receives `state@step` from those of them with its own holding.
+
+    `restore`: the copy to go back to instead, where no living worker has the state; then nobody is a holder.
+    `inside`: the restartable function, of those after the last step, that all run again first; 0: none.
+    `rewind`: holders go back to their own copy of `state@step`, upon which all replicas had agreed.
+    """
 
     worker: WorkerId
     generation: Generation
@@ -341,8 +397,11 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     step: StepNo
     members: list[Member]
     holders: list[Rank]
-    store: str
+    stores: list[str]
     faults: list[FaultSpec] = []
+    restore: CopySource | None = None
+    inside: int = 0
+    rewind: bool = False
 
 
 class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
@@ -368,10 +427,14 @@ WorkerFact = (
     | WorkerFinished
     | WorkerFailed
     | FaultFired
+    | SnapshotTaken
+    | SnapshotForDisk
+    | ReplicasDiffer
+    | CorruptionNamed
 )
 """What a worker tells its agent."""
 
-WorkerOrder = StartScript | HaltGeneration | FormGeneration | ReleaseWorker | ArmFault
+WorkerOrder = StartScript | HaltGeneration | FormGeneration | ReleaseWorker | ArmFault | SnapshotStored | TakeSnapshot
 """What an agent passes on to a worker."""
 
 AgentFact = (
@@ -389,11 +452,32 @@ AgentFact = (
     | WorkerHung
     | WorkerExited
     | FaultFired
+    | CopiesHeld
+    | CopyStreamed
+    | SnapshotHeld
+    | PartsWritten
+    | CheckpointWritten
+    | CheckpointFailed
+    | ReplicasDiffer
+    | CorruptionNamed
 )
 """What an agent tells the coordinator."""
 
 AgentOrder = (
-    SpawnWorker | FenceWorker | StopNode | StartScript | HaltGeneration | FormGeneration | ReleaseWorker | ArmFault
+    SpawnWorker
+    | FenceWorker
+    | StopNode
+    | StartScript
+    | HaltGeneration
+    | FormGeneration
+    | ReleaseWorker
+    | ArmFault
+    | ReportCopies
+    | PlaceCopies
+    | TakeSnapshot
+    | WriteCheckpoint
+    | FinishCheckpoint
+    | AbandonCheckpoint
 )
 """What the coordinator orders an agent, for itself or for one of its workers."""
 
@@ -417,6 +501,21 @@ class JobFacts(msgspec.Struct, frozen=True):
     form_deadline: Seconds = 120.0
     build_deadline: Seconds = 1800.0
     verdict_grace: Seconds = 1.0
+    buddy_every: int = 0
+    """Steps between two copies of every rank's state in shared memory, streamed to the buddy node; 0: none."""
+    digest_every: int = 0
+    """Steps between two comparisons of the replicas' state; 0: never."""
+    node_deadline: Seconds = 600.0
+    """How long a lost node's return is waited for."""
+    checkpoint_every: Seconds = 0.0
+    """Least time between two durable checkpoints; 0: none are written."""
+    checkpoint_keep: int = 2
+    """How many of the newest durable checkpoints stay."""
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether agents keep copies of the ranks' state."""
+        return self.buddy_every > 0 or self.digest_every > 0
 
     @property
     def world(self) -> int:

@@ -1,76 +1,191 @@
-"""What a worker and the agent's key-value store say to one another, over a stream of frames."""
+"""What workers and agents say to the key-value store, over a stream of frames.
+
+A worker speaks to the agent of its node, agents speak to one another. `ask` numbers the requests of a connection; a
+reply carries the number of its request, and may overtake others.
+"""
 
 import msgspec
 
 from regrow.core.ids import Seconds
 
 
-class StoreHello(msgspec.Struct, frozen=True, tag=True):
-    """First frame of a connection: who does not know the job's token is hung up on."""
+def placed(name: str, rank: int) -> str:
+    """A name for a key that is to live with the agent of the given rank of the world, and to be read straight there."""
+    return f"{name}@{rank}"
+
+
+class StoreMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A request. `ask`: its number on this connection."""
+
+    ask: int = 0
+
+
+class StoreHello(StoreMessage, frozen=True, tag=True):
+    """First frame of a connection: who does not know the job's token is hung up on.
+
+    `agent`: where the caller can be told to forget what it has cached; empty for a worker, which caches nothing.
+    """
 
     token: str
+    agent: str = ""
 
 
-class StoreSet(msgspec.Struct, frozen=True, tag=True):
+class StoreCancel(StoreMessage, frozen=True, tag=True):
+    """The answer to request `ask` is wanted no more. Gets no reply."""
+
+
+class StoreSet(StoreMessage, frozen=True, tag=True):
     """Write a value."""
 
     key: str
     value: bytes
 
 
-class StoreGet(msgspec.Struct, frozen=True, tag=True):
-    """Read a value, waiting up to `timeout` seconds for it to exist."""
+class StoreGet(StoreMessage, frozen=True, tag=True):
+    """Read a value, waiting up to `timeout` seconds for it to exist.
+
+    `queue`: a queue that is not empty will do; the reply then has no value, and 1 in `number`.
+    """
 
     key: str
     timeout: Seconds
+    queue: bool = False
 
 
-class StoreAdd(msgspec.Struct, frozen=True, tag=True):
+class StoreMultiGet(StoreMessage, frozen=True, tag=True):
+    """Read several values into `values`, in the order of the keys; waits up to `timeout` seconds for all of them."""
+
+    keys: list[str]
+    timeout: Seconds
+
+
+class StoreMultiSet(StoreMessage, frozen=True, tag=True):
+    """Write several values, in the order of the keys."""
+
+    keys: list[str]
+    values: list[bytes]
+
+
+class StoreAdd(StoreMessage, frozen=True, tag=True):
     """Add to a counter kept as decimal text; replies its new value in `number`."""
 
     key: str
     amount: int
 
 
-class StoreCheck(msgspec.Struct, frozen=True, tag=True):
+class StoreAppend(StoreMessage, frozen=True, tag=True):
+    """Add bytes to the end of a value."""
+
+    key: str
+    value: bytes
+
+
+class StoreCheck(StoreMessage, frozen=True, tag=True):
     """Are all these keys there? Replies 1 or 0 in `number`."""
 
     keys: list[str]
 
 
-class StoreWait(msgspec.Struct, frozen=True, tag=True):
+class StoreWait(StoreMessage, frozen=True, tag=True):
     """Wait until all these keys are there."""
 
     keys: list[str]
     timeout: Seconds
 
 
-class StoreCompareSet(msgspec.Struct, frozen=True, tag=True):
-    """Write `desired` if the value is `expected` (or is absent and `expected` is empty); replies the value after."""
+class StoreCompareSet(StoreMessage, frozen=True, tag=True):
+    """Write `desired` if the value is `expected` (or is absent and `expected` is empty).
+
+    Replies the value after; where there is none, `expected`.
+    """
 
     key: str
     expected: bytes
     desired: bytes
 
 
-class StoreDelete(msgspec.Struct, frozen=True, tag=True):
+class StoreDelete(StoreMessage, frozen=True, tag=True):
     """Remove a key; replies in `number` whether it was there."""
 
     key: str
 
 
-class StoreCount(msgspec.Struct, frozen=True, tag=True):
-    """How many keys there are, in `number`."""
+class StorePush(StoreMessage, frozen=True, tag=True):
+    """Put a value at the end of a queue."""
+
+    key: str
+    value: bytes
 
 
-class StoreReply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to any request. `error`: empty, or `timeout`, or a sentence."""
+class StorePop(StoreMessage, frozen=True, tag=True):
+    """Take the first value of a queue, waiting up to `timeout` seconds for one."""
+
+    key: str
+    timeout: Seconds
+
+
+class StoreLength(StoreMessage, frozen=True, tag=True):
+    """How many values a queue has, in `number`."""
+
+    key: str
+
+
+class StoreCount(StoreMessage, frozen=True, tag=True):
+    """How many keys there are that begin with `prefix`, in `number`. `here`: in this agent's memory alone."""
+
+    prefix: str = ""
+    here: bool = False
+
+
+class StoreList(StoreMessage, frozen=True, tag=True):
+    """The keys that begin with `prefix`, in `keys`. `here`: in this agent's memory alone."""
+
+    prefix: str = ""
+    here: bool = False
+
+
+class StoreForget(StoreMessage, frozen=True, tag=True):
+    """To an agent that was given a copy: the value is about to change. It answers when no copy is left below it."""
+
+    key: str
+
+
+class StoreReply(StoreMessage, frozen=True, tag=True):
+    """The answer to any request. `error`: empty, or one of the constants below, or a sentence.
+
+    `keep`: the asking agent may cache the value, and will be told when it changes.
+    """
 
     value: bytes = b""
     number: int = 0
     error: str = ""
+    values: list[bytes] = []
+    keys: list[str] = []
+    keep: bool = False
 
+
+TIMEOUT = "timeout"
+"""`StoreReply.error` where a wait reached its deadline."""
+NO_COUNTER = "no counter"
+"""`StoreReply.error` where something is added to a value that is no number."""
 
 StoreRequest = (
-    StoreHello | StoreSet | StoreGet | StoreAdd | StoreCheck | StoreWait | StoreCompareSet | StoreDelete | StoreCount
+    StoreHello
+    | StoreCancel
+    | StoreSet
+    | StoreGet
+    | StoreMultiGet
+    | StoreMultiSet
+    | StoreAdd
+    | StoreAppend
+    | StoreCheck
+    | StoreWait
+    | StoreCompareSet
+    | StoreDelete
+    | StorePush
+    | StorePop
+    | StoreLength
+    | StoreCount
+    | StoreList
+    | StoreForget
 )

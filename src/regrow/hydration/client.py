@@ -20,20 +20,9 @@ from regrow.core.errors import (
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.hydration.inventory import Inventory, StateSink
 from regrow.hydration.memory import Incoming, Landing
-from regrow.hydration.messages import (
-    DIGEST_BYTES,
-    STALL,
-    AskState,
-    SendSpans,
-    StateRefused,
-    allow,
-    checksum,
-    hang_up,
-    read_frame,
-    receive_into,
-    receiver_side,
-)
+from regrow.hydration.messages import AskState, SendSpans, StateRefused, receiver_side
 from regrow.hydration.plan import CHUNK_BYTES, Chunk, Span, chunked, deal, whole
+from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum, hang_up, read_frame, receive_into
 
 _GRACE: Seconds = 1.0
 """How long to wait for further holders once one has answered."""

@@ -8,27 +8,42 @@ import torch
 from regrow.core.errors import StateError
 from regrow.core.ids import StepNo
 from regrow.hydration.codec import dtype_name
+from regrow.hydration.shards import Box, box_of, local
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor. `device_type`: where the holder has it (`cpu`, `cuda`): a receiver that must make it follows."""
+    """One tensor, or the piece of it that a rank has.
+
+    `shape`, `nbytes`: of what is here. `device_type`: where the holder has it (`cpu`, `cuda`): a receiver that must make
+    it follows. `box`: which piece of the whole is here, None for a plain tensor; `whole`: the whole's shape then. Two
+    ranks with the same name and box have the same values.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
     device_type: str
+    box: Box | None = None
+    whole: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> "TensorEntry":
         """The entry of a tensor. Raises `StateError` where its values are not one plain block of numbers."""
-        sharded = hasattr(tensor, "__tensor_flatten__") or hasattr(tensor, "device_mesh")
-        if sharded or tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        box = box_of(tensor, name)
+        here = local(tensor)
+        if (
+            hasattr(here, "__tensor_flatten__")
+            or here.layout is not torch.strided
+            or here.is_quantized
+            or here.device.type == "meta"
+        ):
             raise StateError(
-                f"{name} is a {type(tensor).__name__} on {tensor.device} with layout {tensor.layout}",
-                hint="only dense tensors with memory of their own can be protected",
+                f"{name} is a {type(here).__name__} on {here.device} with layout {here.layout}",
+                hint="only dense tensors with memory of their own, and DTensors of such, can be protected",
             )
-        return cls(name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes, tensor.device.type)
+        whole = None if box is None else tuple(tensor.shape)
+        return cls(name, dtype_name(here.dtype), tuple(here.shape), here.nbytes, here.device.type, box, whole)
 
 
 class Inventory(msgspec.Struct, frozen=True):

@@ -8,23 +8,12 @@
 Either side ends it by closing. Nothing here is ever unpickled.
 """
 
-import socket
-import struct
-import time
-
 import msgspec
-import xxhash
 
-from regrow.core.errors import DeadlineExceeded, ProtocolError
-from regrow.core.ids import Generation, Instant, Seconds, StepNo
-from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+from regrow.core.ids import Generation, Seconds, StepNo
+from regrow.core.wire import FrameCodec
 from regrow.hydration.inventory import Inventory
 from regrow.hydration.plan import Span
-
-DIGEST_BYTES = 8
-STALL: Seconds = 5.0
-"""A peer that moves no byte for this long is as good as dead."""
-_LENGTH = struct.Struct(">I")
 
 
 class AskState(msgspec.Struct, frozen=True, tag=True):
@@ -59,50 +48,3 @@ Request = AskState | SendSpans
 Reply = StateOffered | StateRefused
 holder_side: FrameCodec[Request] = FrameCodec(Request)
 receiver_side: FrameCodec[Reply] = FrameCodec(Reply)
-
-
-def checksum(data: memoryview | bytes) -> bytes:
-    """xxh3_64 of the bytes; runs without the interpreter lock."""
-    return xxhash.xxh3_64_digest(data)
-
-
-def allow(sock: socket.socket, deadline: Instant, *, stall: Seconds = STALL) -> None:
-    """Let the next calls on the socket wait until the deadline, at most `stall`. Raises `DeadlineExceeded`."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise DeadlineExceeded("the deadline for moving state has passed")
-    sock.settimeout(min(left, stall))
-
-
-def receive_into(sock: socket.socket, room: memoryview) -> None:
-    """Fill `room`. Raises `EOFError` when the peer closes before, `TimeoutError`, `OSError`."""
-    at, size = 0, len(room)
-    while at < size:
-        count = sock.recv_into(room[at:])
-        if not count:
-            raise EOFError("the peer hung up")
-        at += count
-
-
-def read_frame(sock: socket.socket) -> bytearray | None:
-    """The body of the next frame; None when the peer has closed between frames."""
-    head = bytearray(_LENGTH.size)
-    first = sock.recv_into(head)
-    if not first:
-        return None
-    receive_into(sock, memoryview(head)[first:])
-    (length,) = _LENGTH.unpack(head)
-    if length > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {length} bytes was announced; the most is {MAX_FRAME_BYTES}")
-    body = bytearray(length)
-    receive_into(sock, memoryview(body))
-    return body
-
-
-def hang_up(sock: socket.socket) -> None:
-    """End the connection at once, also under a thread that is blocked in it; that thread closes it."""
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        # Not connected, or closed already: then nobody is blocked in it.
-        return

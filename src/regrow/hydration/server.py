@@ -13,18 +13,9 @@ from regrow.core.errors import HydrationError, ProtocolError, RegrowError, State
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.memory import Outgoing
-from regrow.hydration.messages import (
-    AskState,
-    SendSpans,
-    StateOffered,
-    StateRefused,
-    allow,
-    checksum,
-    hang_up,
-    holder_side,
-    read_frame,
-)
+from regrow.hydration.messages import AskState, SendSpans, StateOffered, StateRefused, holder_side
 from regrow.hydration.plan import chunked
+from regrow.hydration.streams import allow, checksum, hang_up, read_frame, widen
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE: Seconds = 10.0
@@ -199,8 +190,7 @@ class HydrationServer:
 
     def _attend(self, sock: socket.socket) -> None:
         try:
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            widen(sock)
             if (inventory := self._greet(sock)) is not None:
                 self._send_all(sock, inventory)
         except (OSError, EOFError, RegrowError) as error:

@@ -1,6 +1,9 @@
 """A node's agent as a child process of the launcher."""
 
 import asyncio
+import contextlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +21,7 @@ class AgentProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self.pid = process.pid
 
     @classmethod
     async def start(cls, config: AgentConfig, command: Sequence[str] = AGENT_COMMAND) -> "AgentProcess":
@@ -41,6 +45,13 @@ class AgentProcess:
         """Whether it has not been seen to end."""
         return self._process.returncode is None
 
+    def kill(self) -> None:
+        """End it at once, if it has not ended by itself."""
+        # Not by `Process.kill`: that reaps an ended process, whose exit code asyncio then reports as unknown.
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
     async def wait(self) -> str:
         """Wait, as long as the job lasts, until it has ended; how it did, in words."""
         return describe_exit(await self._process.wait())
@@ -50,5 +61,5 @@ class AgentProcess:
         try:
             await asyncio.wait_for(self._process.wait(), within)
         except TimeoutError:
-            self._process.kill()
+            self.kill()
             await self._process.wait()

@@ -5,8 +5,9 @@ import signal
 import sys
 from collections.abc import Callable
 
-from regrow.core.events import IncidentClosed, Noted, Record
+from regrow.core.events import CheckpointSaved, IncidentClosed, Noted, Record, ReplicaCorrupted
 from regrow.core.messages import NodeProgress
+from regrow.observe.story import tell
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REASONS = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGHUP: "the terminal was closed"}
@@ -44,6 +45,11 @@ class Speaker:
             case IncidentClosed():
                 lost = f"{item.steps_lost} steps lost" if item.steps_lost else "no step lost"
                 self.note(f"{item.cause}; step {item.step} goes on after {item.total:.2f} s ({item.rung}), {lost}")
+            case CheckpointSaved():
+                size = f"{item.nbytes / 1e6:.1f} MB in {item.seconds:.1f} s"
+                self.note(f"state@{item.step} is in {item.folder}: {size}, beside the training")
+            case ReplicaCorrupted() if (text := tell(item)) is not None:
+                self.say(text)
             case Noted():
                 self.note(item.text)
             case _:

@@ -43,6 +43,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     no_python: bool = False
     nproc_per_node: str = "1"
     nnodes: str = "1"
+    local_nodes: int | None = None
     node_rank: int | None = None
     standalone: bool = False
     rdzv_backend: str = ""
@@ -61,7 +62,12 @@ class RunFlags(msgspec.Struct, frozen=True):
     window: str = "1h"
     checkpoint_dir: str = ""
     checkpoint_every: str = "10min"
+    checkpoint_keep: int = 2
     resume: bool = False
+    buddy_every: int = 0
+    digest_every: int = 0
+    node_timeout: str = "10min"
+    domain: str = ""
     hang_timeout: str = ""
     grace: str = "10s"
     preload: list[str] = []
@@ -80,6 +86,10 @@ class JobPlan(msgspec.Struct, frozen=True):
     jobs_home: Path
     socket_home: Path
     node_rank: int = 0
+    local: bool = False
+    """All nodes are run here (`--local-nodes`)."""
+    domains: list[str] = []
+    """What each node of this machine fails together with; empty: each alone."""
     token: str = ""
     """Empty: a new secret is made (one node only)."""
     bind: str = LOOPBACK
@@ -94,7 +104,6 @@ class JobPlan(msgspec.Struct, frozen=True):
     preload: list[str] = []
     forward_output: bool = True
     checkpoint_dir: str | None = None
-    checkpoint_every: Seconds = 600.0
     hang_timeout: Seconds | None = None
     grace: Seconds = 10.0
     faults: list[FaultSpec] = []
@@ -108,28 +117,34 @@ class JobPlan(msgspec.Struct, frozen=True):
         """The name of this node."""
         return node_name(self.node_rank)
 
+    @property
+    def node_ranks(self) -> list[int]:
+        """The nodes that this machine runs."""
+        return list(range(self.facts.nodes)) if self.local else [self.node_rank]
+
     def agent_config(
-        self, facts: JobFacts, *, coordinator: str, token: str, job_dir: Path, socket_dir: Path, advertise: str
+        self, facts: JobFacts, *, node_rank: int, coordinator: str, token: str, job_dir: Path, advertise: str
     ) -> AgentConfig:
-        """What this node's agent is told, once addresses and folders are known."""
+        """What a node's agent is told, once addresses and folders are known; all but its `socket_dir`."""
         return AgentConfig(
             facts=facts,
-            node=self.node,
-            node_rank=self.node_rank,
+            node=node_name(node_rank),
+            node_rank=node_rank,
             coordinator=coordinator,
             token=token,
             script=self.script,
             job_dir=str(job_dir),
             log_dir=self.log_dir or str(job_dir / "logs"),
-            socket_dir=str(socket_dir),
+            socket_dir="",
             bind=self.bind,
             advertise=advertise,
             master_port=self.master_port,
             preload=self.preload,
             forward_output=self.forward_output,
             checkpoint_dir=self.checkpoint_dir,
-            checkpoint_every=self.checkpoint_every,
             hang_timeout=self.hang_timeout,
+            domain=self.domains[self.node_ranks.index(node_rank)] if self.domains else "",
+            local=self.local,
         )
 
 
@@ -150,9 +165,11 @@ def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec]
         UsageError: names the flag and what to write instead.
     """
     facts, notes = _facts(flags, around)
-    node_rank = _node_rank(flags, facts.nodes)
-    endpoint, bind = _addresses(flags, facts.nodes)
-    if facts.nodes > 1 and not around.token:
+    local = flags.local_nodes is not None
+    machines = 1 if local else facts.nodes
+    node_rank = _node_rank(flags, machines)
+    endpoint, bind = _addresses(flags, machines)
+    if machines > 1 and not around.token:
         raise UsageError(
             "a job of several nodes needs a secret that all of them know",
             hint="put it in a file and give --token-file, or set REGROW_TOKEN, the same on every node",
@@ -164,17 +181,18 @@ def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec]
         jobs_home=around.jobs_home,
         socket_home=around.socket_home,
         node_rank=node_rank,
+        local=local,
+        domains=_domains(flags, facts.nodes if local else 1),
         token=around.token,
         bind=bind,
         port=endpoint[1],
         endpoint=endpoint,
         advertise=flags.local_addr or (endpoint[0] if node_rank == 0 or _is_loopback(endpoint[0]) else ""),
-        master_port=0 if facts.nodes > 1 else _in_range("--master-port", flags.master_port, 0, 65535),
+        master_port=0 if machines > 1 else _in_range("--master-port", flags.master_port, 0, 65535),
         log_dir=_absolute(flags.log_dir) or "",
         preload=flags.preload,
         forward_output=not quiet_output,
         checkpoint_dir=_absolute(flags.checkpoint_dir),
-        checkpoint_every=_duration("--checkpoint-every", flags.checkpoint_every),
         hang_timeout=_duration("--hang-timeout", flags.hang_timeout) if flags.hang_timeout else None,
         grace=_duration("--shutdown-timeout", flags.grace),
         faults=list(faults),
@@ -191,7 +209,7 @@ def world_of(flags: RunFlags, around: Surroundings) -> int:
 
 def _facts(flags: RunFlags, around: Surroundings) -> tuple[JobFacts, list[str]]:
     notes = [f"{flag} means nothing to regrow and is ignored" for flag in flags.without_meaning]
-    nodes, most = _nnodes(flags.nnodes)
+    nodes, most = _nnodes(flags.nnodes) if flags.local_nodes is None else _local_nodes(flags)
     if most > nodes:
         notes.append(f"--nnodes {flags.nnodes}: the job runs on {nodes}; growing to {most} is not built yet")
     if flags.standalone and nodes > 1:
@@ -200,6 +218,9 @@ def _facts(flags: RunFlags, around: Surroundings) -> tuple[JobFacts, list[str]]:
         raise UsageError("--resume needs to know where the checkpoints are", hint="add --checkpoint-dir DIR")
     if flags.module and flags.no_python:
         raise UsageError("--module and --no-python exclude each other", hint="leave one of them out")
+    buddy_every = _in_range("--buddy-every", flags.buddy_every, 0)
+    if buddy_every and nodes == 1:
+        notes.append("--buddy-every with one node: copies are kept on this node alone, and are lost with it")
     name = _job_name(flags)
     facts = JobFacts(
         job=JobId(name or f"{_default_name(flags)}-{around.stamp}"),
@@ -211,6 +232,11 @@ def _facts(flags: RunFlags, around: Surroundings) -> tuple[JobFacts, list[str]]:
         window=_duration("--window", flags.window),
         max_restarts=None if flags.max_restarts is None else _in_range("--max-restarts", flags.max_restarts, 0),
         durable=bool(flags.checkpoint_dir),
+        buddy_every=buddy_every,
+        digest_every=_in_range("--digest-every", flags.digest_every, 0),
+        node_deadline=_duration("--node-timeout", flags.node_timeout),
+        checkpoint_every=_checkpoint_every(flags),
+        checkpoint_keep=_in_range("--checkpoint-keep", flags.checkpoint_keep, 1),
     )
     return facts, notes
 
@@ -253,6 +279,38 @@ def _nnodes(text: str) -> tuple[int, int]:
     if least < 1 or most < least:
         raise UsageError(f"--nnodes {text!r} is no number of nodes", hint="give N, or MIN:MAX with 1 <= MIN <= MAX")
     return least, most
+
+
+def _local_nodes(flags: RunFlags) -> tuple[int, int]:
+    """As `_nnodes`, for nodes that are all on this machine."""
+    for flag, given in (
+        ("--nnodes", flags.nnodes != "1"),
+        ("--node-rank", flags.node_rank is not None),
+        ("--bind", bool(flags.bind)),
+    ):
+        if given:
+            raise UsageError(
+                f"--local-nodes and {flag} exclude each other: all nodes of such a job are on this machine",
+                hint="leave one of them out",
+            )
+    nodes = _in_range("--local-nodes", flags.local_nodes or 0, 1, 64)
+    return nodes, nodes
+
+
+def _domains(flags: RunFlags, nodes: int) -> list[str]:
+    """What each node of this machine fails together with."""
+    if not flags.domain:
+        return []
+    labels = flags.domain.split(",")
+    for label in labels:
+        if _NAME.fullmatch(label) is None:
+            raise UsageError(f"--domain {label!r} is no name", hint="use letters, digits, '.', '_' and '-'")
+    if len(labels) not in (1, nodes):
+        raise UsageError(
+            f"--domain has {len(labels)} names for {nodes} {'node' if nodes == 1 else 'nodes'} on this machine",
+            hint="give one, or with --local-nodes one for each of them, with commas between",
+        )
+    return labels * nodes if len(labels) == 1 else labels
 
 
 def _node_rank(flags: RunFlags, nodes: int) -> int:
@@ -327,5 +385,12 @@ def _in_range(flag: str, value: int, least: int, most: int | None = None) -> int
     return value
 
 
+def _checkpoint_every(flags: RunFlags) -> Seconds:
+    every = _duration("--checkpoint-every", flags.checkpoint_every)
+    return max(every, 0.001) if flags.checkpoint_dir else 0.0
+
+
 def _absolute(folder: str) -> str | None:
+    if "://" in folder:
+        return folder
     return str(Path(folder).expanduser().absolute()) if folder else None

@@ -4,24 +4,27 @@ import asyncio
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 import msgspec
 
 from regrow.agent.processes import adopt_orphans
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
-from regrow.core.ids import Seconds
+from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import JobFacts
 from regrow.launch import folder
-from regrow.launch.child import AGENT_COMMAND, AgentProcess
+from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Interruptions, Speaker
 from regrow.launch.job import JobPlan
+from regrow.launch.keeper import AgentKeeper, Household
 from regrow.launch.local import GATHER_DEADLINE, VERDICT_DEADLINE, report_left
 from regrow.membership.ladder import OK, RUN_AGAIN
 from regrow.membership.orders import EndJob
+from regrow.membership.view import JobView
 
+Answer = TypeVar("Answer", bound=msgspec.Struct)
 _RETRY_EVERY: Seconds = 0.5
 _ANSWER_DEADLINE: Seconds = 10.0
 _LOST = EndJob(RUN_AGAIN, "node 0, which hosts the job's coordinator, was lost")
@@ -66,26 +69,29 @@ class _Joining:
         async with aiohttp.ClientSession(self._base, headers=headers) as session:
             facts = await self._find_job(session)
             self._check(facts)
-            with ExitStack() as stack:
-                socket_dir = folder.make_socket_dir(self._plan.socket_home)
-                stack.callback(folder.remove_socket_dir, socket_dir)
-                job_dir = self._plan.jobs_home / facts.job
-                folder.make_log_dir(Path(self._plan.log_dir) if self._plan.log_dir else job_dir / "logs")
-                stack.enter_context(Interruptions(lambda why: self._ask_stop(session, why), self._force.set))
-                agent = await self._start_agent(facts, job_dir, socket_dir)
+            job_dir = self._plan.jobs_home / facts.job
+            folder.make_log_dir(Path(self._plan.log_dir) if self._plan.log_dir else job_dir / "logs")
+            keeper = self._make_keeper(session, facts, job_dir)
+            with Interruptions(lambda why: self._ask_stop(session, why), self._force.set):
                 self._speaker.note(f"{self._plan.node} joins job {facts.job} at {self._base}; logs in {job_dir}")
-                return await self._accompany(session, agent)
+                return await self._accompany(session, keeper)
 
-    async def _start_agent(self, facts: JobFacts, job_dir: Path, socket_dir: Path) -> AgentProcess:
+    def _make_keeper(self, session: aiohttp.ClientSession, facts: JobFacts, job_dir: Path) -> AgentKeeper:
+        async def progress() -> StepNo:
+            try:
+                return (await self._ask(session, "GET", "/status", JobView)).step
+            except (aiohttp.ClientError, TimeoutError):
+                return NO_STATE  # node 0 is lost: `_wait_end` says so
+
         config = self._plan.agent_config(
             facts,
+            node_rank=self._plan.node_rank,
             coordinator=self._base,
             token=self._plan.token,
             job_dir=job_dir,
-            socket_dir=socket_dir,
             advertise=self._plan.advertise or _route_to(*self._plan.endpoint),
         )
-        return await AgentProcess.start(config, self._agent_command)
+        return AgentKeeper(Household(self._agent_command, self._plan.socket_home, self._speaker), config, progress)
 
     async def _find_job(self, session: aiohttp.ClientSession) -> JobFacts:
         """Node 0 may start later than this one."""
@@ -105,7 +111,7 @@ class _Joining:
                 waiting = True
             await asyncio.sleep(_RETRY_EVERY)
 
-    async def _ask(self, session: aiohttp.ClientSession, method: str, path: str, kind: type[JobFacts]) -> JobFacts:
+    async def _ask(self, session: aiohttp.ClientSession, method: str, path: str, kind: type[Answer]) -> Answer:
         timeout = aiohttp.ClientTimeout(total=_ANSWER_DEADLINE)
         async with session.request(method, path, timeout=timeout) as response:
             body = await response.read()
@@ -128,13 +134,14 @@ class _Joining:
             if here != there:
                 raise UsageError(f"{flag} is {here} here and {there} on node 0", hint="give the same on every node")
 
-    async def _accompany(self, session: aiohttp.ClientSession, agent: AgentProcess) -> EndJob:
-        """Until the job ends, or node 0 or this node's agent is lost."""
+    async def _accompany(self, session: aiohttp.ClientSession, keeper: AgentKeeper) -> EndJob:
+        """Until the job ends, node 0 is lost, or this node's agents do not stay."""
         ending = asyncio.create_task(_wait_end(session))
-        leaving = asyncio.create_task(agent.wait())
+        leaving = asyncio.create_task(keeper.keep())
         forced = asyncio.create_task(self._force.wait())
         try:
             await asyncio.wait({ending, leaving, forced}, return_when=asyncio.FIRST_COMPLETED)
+            keeper.retire()
             if forced.done():
                 return EndJob(RUN_AGAIN, "interrupted twice")
             if not ending.done():
@@ -146,10 +153,10 @@ class _Joining:
             )
             return ending.result()
         finally:
+            await keeper.end(within=0.0)
+            await asyncio.wait({leaving}, timeout=VERDICT_DEADLINE)
             for task in (ending, leaving, forced):
                 task.cancel()
-            if agent.running:
-                await agent.end(within=0.0)
 
     def _ask_stop(self, session: aiohttp.ClientSession, why: str) -> None:
         self._speaker.note(f"{why}; asking the job to stop (Ctrl-C again: at once)")

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from regrow.core.errors import UsageError
 from regrow.launch.folder import JobEntry
-from regrow.membership.view import JobView, WorkerView
+from regrow.membership.view import JobView, NodeView, WorkerView
 
 _CHUNK = 1 << 16
 
@@ -31,7 +31,18 @@ def status_lines(view: JobView) -> list[str]:
     )
     rows: list[tuple[str, ...]] = [("RANK", "WORKER", "NODE", "PID", "STAGE")]
     rows.extend(_worker_row(worker) for worker in [*view.ranks, *view.standbys])
-    return [head, *(_table(rows) if len(rows) > 1 else [])]
+    return [head, *(_table(rows) if len(rows) > 1 else []), *_node_lines(view.nodes)]
+
+
+def _node_lines(nodes: Sequence[NodeView]) -> list[str]:
+    """A table of nodes, where there are several; a line for each whose ranks were found with wrong state."""
+    bad = [f"{n.node}: wrong state was found {n.corruptions} times (silent corruption)" for n in nodes if n.corruptions]
+    if len(nodes) < 2:
+        return bad
+    rows: list[tuple[str, ...]] = [("NODE", "HOST", "STATE", "DOMAIN", "COPIES AT")]
+    for node in nodes:
+        rows.append((node.node, node.host, "lost" if node.away else "here", node.domain or "-", node.buddy or "-"))
+    return ["", *_table(rows), *bad]
 
 
 def print_logs(entry: JobEntry, rank: int, out: BinaryIO) -> None:

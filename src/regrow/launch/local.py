@@ -1,4 +1,4 @@
-"""Running node 0 of a job: the coordinator in this process, an agent below it, and nothing left when it returns."""
+"""Running node 0 of a job: coordinator in this process, agents below it, and nothing left when it returns."""
 
 import asyncio
 import secrets
@@ -14,14 +14,16 @@ import msgspec
 from regrow.agent.fencing import end_children
 from regrow.agent.processes import adopt_orphans
 from regrow.core.clock import MonotonicClock
+from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
 from regrow.core.events import JobStarted
-from regrow.core.ids import JobId, Seconds
+from regrow.core.ids import JobId, Seconds, StepNo
 from regrow.core.messages import JobFacts, StopRequested
 from regrow.launch import folder
-from regrow.launch.child import AGENT_COMMAND, AgentProcess
+from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Interruptions, Speaker
 from regrow.launch.job import LOOPBACK, JobPlan, job_nodes
+from regrow.launch.keeper import AgentKeeper, Household
 from regrow.membership.ladder import OK, RUN_AGAIN
 from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
@@ -30,7 +32,7 @@ from regrow.membership.states import Gathering
 from regrow.observe.record import EventWriter
 
 VERDICT_DEADLINE: Seconds = 5.0
-"""How long the machine may take to end a job whose stop was requested, or whose only agent is gone."""
+"""How long the machine may take to end a job whose stop was requested."""
 _KILL_DEADLINE: Seconds = 5.0
 GATHER_DEADLINE: Seconds = 600.0
 """How long the nodes of a job may take to register; torchrun's `join_timeout`."""
@@ -96,13 +98,11 @@ class _Launch:
         return end.code
 
     async def _run_in(self, job: JobId, job_dir: Path) -> tuple[EndJob, str]:
-        plan = self._plan
+        plan = _with_port(self._plan)
         facts = msgspec.structs.replace(plan.facts, job=job)
         token = plan.token or secrets.token_urlsafe(32)
         machine = Membership(facts, plan.faults, resume=plan.resume)
         async with AsyncExitStack() as stack:
-            socket_dir = folder.make_socket_dir(plan.socket_home)
-            stack.callback(folder.remove_socket_dir, socket_dir)
             events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
             coordinator = Coordinator(
                 machine,
@@ -115,33 +115,46 @@ class _Launch:
             coordinator.watchers.extend([self._speaker.record, *self._watchers])
             await stack.enter_async_context(coordinator)
             address = f"{_near_host(plan)}:{coordinator.port}"
-            config = plan.agent_config(
-                facts,
-                coordinator=f"http://{address}",
-                token=token,
-                job_dir=job_dir,
-                socket_dir=socket_dir,
-                advertise=plan.advertise or LOOPBACK,
-            )
+            configs = [
+                plan.agent_config(
+                    facts,
+                    node_rank=rank,
+                    coordinator=f"http://{address}",
+                    token=token,
+                    job_dir=job_dir,
+                    advertise=plan.advertise or LOOPBACK,
+                )
+                for rank in plan.node_ranks
+            ]
             command = [plan.script.target, *plan.script.args]
-            entry = folder.describe(job, address, token, world=facts.world, command=command, log_dir=config.log_dir)
+            log_dir = configs[0].log_dir
+            entry = folder.describe(job, address, token, world=facts.world, command=command, log_dir=log_dir)
             folder.write_entry(job_dir, entry)
-            folder.make_log_dir(Path(config.log_dir))
+            folder.make_log_dir(Path(log_dir))
             coordinator.publish(_started(facts, command))
             self._say_start(facts, job_dir)
             stack.enter_context(Interruptions(lambda why: self._stop(coordinator, why), self._force.set))
-            end = await self._host(coordinator, machine, await AgentProcess.start(config, self._agent_command))
+            end = await self._host(coordinator, machine, configs)
             self._close_entry(job_dir, entry, end)
         return end, coordinator.crash
 
-    async def _host(self, coordinator: Coordinator, machine: Membership, agent: AgentProcess) -> EndJob:
+    async def _host(self, coordinator: Coordinator, machine: Membership, configs: Sequence[AgentConfig]) -> EndJob:
         """Wait for the job's end, then for the end of its processes."""
+
+        async def progress() -> StepNo:
+            return machine.step
+
+        household = Household(self._agent_command, self._plan.socket_home, self._speaker)
+        keepers = {config.node: AgentKeeper(household, config, progress) for config in configs}
+        coordinator.mourners.append(lambda node: keepers[node].kill() if node in keepers else None)
         loop = asyncio.get_running_loop()
         gathering = loop.call_later(GATHER_DEADLINE, self._check_gathered, coordinator, machine)
-        watch = asyncio.create_task(self._watch_agent(coordinator, agent))
+        watches = [asyncio.create_task(self._watch_agent(coordinator, keeper)) for keeper in keepers.values()]
         try:
             end = await coordinator.wait_ended()
-            stop = asyncio.create_task(self._wind_down(coordinator, agent, end))
+            for keeper in keepers.values():
+                keeper.retire()
+            stop = asyncio.create_task(self._wind_down(coordinator, list(keepers.values()), end))
             force = asyncio.create_task(self._force.wait())
             await asyncio.wait({stop, force}, return_when=asyncio.FIRST_COMPLETED)
             for task in (stop, force):
@@ -149,16 +162,15 @@ class _Launch:
             return end
         finally:
             gathering.cancel()
-            watch.cancel()
-            if agent.running:
-                await agent.end(within=0.0)
+            await asyncio.gather(*(keeper.end(within=0.0) for keeper in keepers.values()))
+            await asyncio.wait(watches, timeout=VERDICT_DEADLINE)
 
-    async def _wind_down(self, coordinator: Coordinator, agent: AgentProcess, end: EndJob) -> None:
+    async def _wind_down(self, coordinator: Coordinator, keepers: Sequence[AgentKeeper], end: EndJob) -> None:
         reason = end.diagnosis.splitlines()[0] if end.diagnosis else "the job is done"
         late = await coordinator.stop_nodes(reason, grace=self._plan.grace)
         for node in late:
             self._speaker.say(f"{node} did not end its workers in time")
-        await agent.end(within=0.0 if late else 2.0)
+        await asyncio.gather(*(keeper.end(within=0.0 if keeper.node in late else 2.0) for keeper in keepers))
 
     def _stop(self, coordinator: Coordinator, why: str) -> None:
         self._speaker.note(f"{why}; stopping (Ctrl-C again: at once)")
@@ -171,13 +183,10 @@ class _Launch:
             text = f"{', '.join(missing)} did not register within {GATHER_DEADLINE:g} s"
             coordinator.end(EndJob(RUN_AGAIN, text))
 
-    async def _watch_agent(self, coordinator: Coordinator, agent: AgentProcess) -> None:
-        """An agent that ends before its job does, having registered or not, ends the job."""
-        how = await agent.wait()
-        try:
-            await asyncio.wait_for(coordinator.wait_ended(), VERDICT_DEADLINE)
-        except TimeoutError:
-            coordinator.end(EndJob(RUN_AGAIN, f"the agent of {self._plan.node} {how}; what it said is above"))
+    async def _watch_agent(self, coordinator: Coordinator, keeper: AgentKeeper) -> None:
+        """A node whose agents end before their job does, having registered or not, ends the job."""
+        how = await keeper.keep()
+        coordinator.end(EndJob(RUN_AGAIN, f"the agent of {keeper.node} {how}; what it said is above"))
 
     def _close_entry(self, job_dir: Path, entry: folder.JobEntry, end: EndJob) -> None:
         done = msgspec.structs.replace(entry, token="", ended=time.time(), code=end.code)
@@ -188,8 +197,10 @@ class _Launch:
 
     def _say_start(self, facts: JobFacts, job_dir: Path) -> None:
         ranks = f"{facts.world} ranks" if facts.world > 1 else "1 rank"
-        standbys = f", {facts.standbys} standby" if facts.standbys else ""
-        self._speaker.note(f"job {facts.job}: {ranks}{standbys}; records and logs in {job_dir}")
+        nodes = f" on {facts.nodes} nodes" if facts.nodes > 1 else ""
+        each = " a node" if facts.nodes > 1 else ""
+        standbys = f", {facts.standbys} standby{each}" if facts.standbys else ""
+        self._speaker.note(f"job {facts.job}: {ranks}{nodes}{standbys}; records and logs in {job_dir}")
 
     def _say_end(self, job: JobId, job_dir: Path, end: EndJob, crash: str) -> None:
         if end.code != OK:
@@ -228,6 +239,14 @@ def _check_port(host: str, port: int) -> None:
                 f"--master-port {port} cannot be used: {error.strerror or error}",
                 hint="leave it out, and a free one is found",
             ) from error
+
+
+def _with_port(plan: JobPlan) -> JobPlan:
+    """Several agents cannot each choose the workers' `MASTER_PORT`."""
+    if len(plan.node_ranks) == 1 or plan.master_port:
+        return plan
+    with socket.create_server((plan.bind, 0)) as probe:
+        return msgspec.structs.replace(plan, master_port=probe.getsockname()[1])
 
 
 def _listen_host(plan: JobPlan) -> str:

@@ -19,7 +19,7 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages import STEP_STAGES, FaultHow, FaultSpec, FaultStage
 
-_RECOVERY_STAGES: Final = (FaultStage.FORM, FaultStage.HYDRATE)
+_RECOVERY_STAGES: Final = (FaultStage.FORM, FaultStage.HYDRATE, FaultStage.ROLL)
 _FAULT_KEYS: Final = ("rank", "step", "at", "how")
 _RANDOM_KEYS: Final = ("seed", "count", "first_step", "every", "stages", "hows", "world")
 

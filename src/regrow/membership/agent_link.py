@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 from aiohttp import web
 
+from regrow.core.ids import Seconds
 from regrow.core.messages import AgentOrder, NodeJoined
 
 
@@ -24,6 +25,37 @@ class AgentLink:
         """It has said goodbye: what comes next is no loss."""
         self.gone = asyncio.Event()
         self.orders: asyncio.Queue[AgentOrder] = asyncio.Queue()
+
+    def is_of(self, joined: NodeJoined) -> bool:
+        """Whether it is of that very agent, which has connected again."""
+        return (self.joined.host, self.joined.pid) == (joined.host, joined.pid)
+
+    async def gives_way(self, successor: web.WebSocketResponse, *, within: Seconds) -> bool:
+        """Whether it ends in time for another agent of the same node, which waits meanwhile.
+
+        Args:
+            successor: that agent's connection. It says nothing before it is told to; listening to it answers its pings.
+            within: longer than a lease, so that an agent that answers nothing is known to be lost by then.
+        """
+        lost = asyncio.create_task(self.gone.wait())
+        leaves = asyncio.create_task(successor.receive())
+        try:
+            await asyncio.wait({lost, leaves}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+            return lost.done()
+        finally:
+            lost.cancel()
+            leaves.cancel()
+            await asyncio.wait({leaves})
+
+    def ended(self, lease: Seconds) -> str:
+        """Why its connection has ended, in words."""
+        match self.socket.exception():
+            case TimeoutError():
+                return f"it answered nothing for {lease:g} s"
+            case None | ConnectionError():
+                return "its connection ended"
+            case error:
+                return f"{type(error).__name__}: {error}"
 
     async def send_orders(self) -> None:
         """Send orders, in their order, until cancelled or until the connection has ended."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import ErrorReport
+from regrow.membership.covering import Uncovered
+from regrow.membership.roster import WorkerRecord
 
 
 def exit_text(code: int) -> str:
@@ -67,6 +69,55 @@ def state_lost(step: StepNo, cause: str) -> str:
     )
 
 
+def uncovered(start: Uncovered, buddy_every: int) -> str:
+    """Some part of the state is in nobody's memory."""
+    if not start.ranks:
+        return "no step has a whole copy of the state in the memory of the living"
+    ranks = ", ".join(str(rank) for rank in start.ranks)
+    whose = f"the state of rank {ranks}" if len(start.ranks) == 1 else f"the state of ranks {ranks}"
+    why = "and no copy of it is in any agent's memory" if buddy_every else "and copies are not kept (--buddy-every)"
+    return f"{whose} is held by no living worker, {why}"
+
+
+def replicas_differ(
+    step: StepNo, wrong: Sequence[WorkerRecord], undecided: Sequence[WorkerRecord], tensors: Sequence[str]
+) -> str:
+    """Silent corruption: whose state, where, in which tensors."""
+    where = f", in {', '.join(tensors)}" if tensors else ""
+    parts = []
+    if wrong:
+        parts.append(f"the state of {_places(wrong)} differs from its replicas' before step {step}{where}")
+    if undecided:
+        parts.append(
+            f"the states of {_places(undecided)} differ before step {step}{where}, and one of them is wrong: "
+            "another run from the last state that was equal will tell which"
+        )
+    return "; ".join(parts)
+
+
+def _places(workers: Sequence[WorkerRecord]) -> str:
+    return " and ".join(f"rank {worker.rank} ({worker.worker} on {worker.node})" for worker in workers)
+
+
+def replicas_differ_again(cause: str) -> str:
+    """The run again from the last agreement led to a difference too."""
+    return (
+        f"{cause}. The same steps had been run again for this reason already, and the replicas differ again: the "
+        "script or its kernels do not repeat themselves (random numbers of its own, state that each rank has for itself), or "
+        "memory is bad (look at those nodes)"
+    )
+
+
+def replicas_differ_ever(times: int, cause: str) -> str:
+    """The same step, time and again."""
+    return f"{cause}: {times} times at this step; look for bad memory on that node, or leave it out"
+
+
+def no_agreed_state(step: StepNo) -> str:
+    """Nothing to go back to."""
+    return f"replicas differ before step {step}, and no state on which they agreed is left in the memory of the living"
+
+
 def budget_spent(most: int, window: Seconds, cause: str) -> str:
     """Too many faults."""
     return (
@@ -87,7 +138,27 @@ def cannot_be_ended(workers: Sequence[WorkerId]) -> str:
 
 def node_lost(node: NodeId, reason: str) -> str:
     """An agent is gone, and with it its workers."""
-    return f"node {node} was lost ({reason}) and there is no other in its place; run again with --resume"
+    return f"{node} was lost ({reason})"
+
+
+def node_waited_for(node: NodeId, ranks: Sequence[Rank], deadline: Seconds) -> str:
+    """What becomes of the ranks of a lost node."""
+    which = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} wait"
+    return f"{node} was lost; {which} for it to come back, for {deadline:g} s at most"
+
+
+def nodes_stay_away(nodes: Sequence[NodeId], deadline: Seconds) -> str:
+    """Lost nodes that nobody has started again."""
+    which = f"{', '.join(nodes)} {'was' if len(nodes) == 1 else 'were'}"
+    return (
+        f"{which} lost and did not come back within {deadline:g} s: start `regrow run` there again in time, or raise "
+        "--node-timeout; then run the job again with --resume"
+    )
+
+
+def lost_after_loop(cause: str) -> str:
+    """A node went in what the script does after its last step."""
+    return f"{cause} in the code after the last step; every step had been committed"
 
 
 def stopped(reason: str, step: StepNo) -> str:

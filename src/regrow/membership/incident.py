@@ -8,7 +8,9 @@ from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 
 CLOCK_SLACK = 60.0
 """A fault cannot have struck earlier than this before it was known: such a time is of another machine's clock."""
-RUNGS = ("retry", "standby", "fork", "restart")
+CORRUPTION = "corruption"
+"""The kind of an incident that explains itself, though it may not be known whose fault it was."""
+RUNGS = ("retry", "standby", "fork", "node", "restart")
 
 
 @dataclass
@@ -110,7 +112,9 @@ class Incidents:
         if incident is None:
             self.count += 1
             fault_at = fault_at if 0 <= now - fault_at < CLOCK_SLACK else now
-            self.open = Incident(self.count, step, kind, cause, now, fault_at, list(ranks), unexplained=not ranks)
+            self.open = Incident(
+                self.count, step, kind, cause, now, fault_at, list(ranks), unexplained=not ranks and kind != CORRUPTION
+            )
             return [
                 IncidentOpened(
                     at=now,
@@ -128,7 +132,7 @@ class Incidents:
             incident.unexplained = False
         else:
             incident.faults += 1
-            incident.unexplained = not ranks
+            incident.unexplained = not ranks and kind != CORRUPTION
         incident.ranks.extend(rank for rank in ranks if rank not in incident.ranks)
         return []
 

@@ -7,14 +7,27 @@ readable diagnosis.
 from collections.abc import Sequence
 
 from regrow.core import events as record
-from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, StepNo
+from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo
 from regrow.core.messages import FaultSpec, JobFacts, Role
+from regrow.membership import covering
 from regrow.membership import diagnosis as say
+from regrow.membership.copies import HeldCopies
+from regrow.membership.corruption import Doubts
 from regrow.membership.faults import FaultPlan, ScriptErrors
 from regrow.membership.incident import Budget, Incidents
 from regrow.membership.orders import Orders
 from regrow.membership.roster import Roster, Stage, WorkerRecord
-from regrow.membership.states import Building, Ended, Forming, Gathering, Mending, Restarting, State, Training
+from regrow.membership.states import (
+    Building,
+    Ended,
+    Forming,
+    Gathering,
+    Mending,
+    Releasing,
+    Restarting,
+    State,
+    Training,
+)
 
 OK, SCRIPT_ERROR, RUN_AGAIN = 0, 1, 75
 STANDBY_ATTEMPTS = 3
@@ -36,8 +49,10 @@ class Ladder:
         self.generation = Generation(0)
         self.step = StepNo(0)
         self.restarts = 0
-        self.layout = ""
-        """What the workers of this build have in common: digest of their reduction layout and state names."""
+        self.layouts: dict[Rank, str] = {}
+        """What workers for one place have in common: digest of their reduction layout and state names."""
+        self.copies = HeldCopies()
+        self.doubts = Doubts()
         self.roster = Roster(facts.nproc)
         self.plan = FaultPlan(faults)
         self.errors = ScriptErrors()
@@ -48,7 +63,7 @@ class Ladder:
 
     def build(self, generation: Generation, now: Instant) -> None:
         """Start a worker for every rank."""
-        self.state, self.generation, self.layout = Building(), generation, ""
+        self.state, self.generation, self.layouts, self.doubts.open = Building(), generation, {}, None
         for rank in map(Rank, range(self.facts.world)):
             self._spawn(self.roster.home(rank)[0].node, Role.RANK, rank, now)
 
@@ -68,12 +83,16 @@ class Ladder:
         if not isinstance(self.state, Mending):
             self.state = Mending(halt_deadline=now + self.facts.halt_deadline)
             self.orders.halt(self.generation, cause, now)
+            if self.facts.keeps_copies:
+                self.copies.ask(self.generation, self.orders.ask_copies(self.generation))
 
     def fill(self, now: Instant) -> None:
         """Give every lost rank the best worker there is: a built standby, one on the way, a fresh fork."""
         for rank in sorted(worker.rank or Rank(0) for worker in self.roster.seated(Stage.FENCED, Stage.GONE)):
             node, _ = self.roster.home(rank)
-            standbys = self.roster.standbys(node.node)
+            if node.away:
+                continue  # its ranks wait for it
+            standbys = [each for each in self.roster.standbys(node.node) if self._can_take(each, rank)]
             if standbys:
                 standby = min(standbys, key=lambda each: _PREFERENCE.get(each.stage, 9))
                 self.roster.seat(standby, rank, now)
@@ -82,30 +101,52 @@ class Ladder:
                 self._spawn(node.node, Role.JOINER, rank, now)
             self.incidents.climb("standby" if standbys else "fork")
 
+    def _can_take(self, standby: WorkerRecord, rank: Rank) -> bool:
+        """Whether a standby fits a rank: in a sharded world its script must have built that rank's part, or not run."""
+        return not self.roster.sharded or standby.built_for == rank or standby.stage is Stage.IDLE
+
     def start_if_seated(self, worker: WorkerRecord, now: Instant) -> None:
         """An `imports` standby that has got a rank runs the script."""
         if worker.stage is Stage.IDLE and worker.seated and worker.rank is not None:
             self.orders.start_script(worker, worker.rank, self.generation, now)
 
     def form(self, generation: Generation, now: Instant) -> None:
-        """Order a membership. Who has the newest state gives it to who has not."""
-        newest = max(worker.state_at for worker in self.roster.seated())
-        if newest == NO_STATE:
-            self.restart("no living worker holds the state", now)
+        """Order a membership, when it is known where it starts. Who has the state gives it to who has not."""
+        standings = [_standing(worker) for worker in self.roster.seated()]
+        self.roster.sharded = len({each.holding for each in standings}) > 1
+        start: covering.Start | covering.Uncovered | None = self.doubts.start(standings)
+        if start is None and self.doubts.open is not None:
+            self.restart(say.no_agreed_state(self.doubts.open.step), now)
             return
-        self.incidents.ordered(set(self.roster.places), max(0, self.step - newest), now)
-        self.generation, self.step = generation, newest
-        self.state = Forming(now + self.facts.form_deadline, newest)
-        self.orders.form(generation, newest, now)
+        if start is None:
+            if self.copies.missing(standings):
+                return  # `form` is called again with each answer
+            start = covering.decide(standings, self.copies.held)
+        if isinstance(start, covering.Uncovered):
+            self.restart(say.uncovered(start, self.facts.buddy_every), now)
+            return
+        had = max(self.step, *(each.state_at for each in standings))
+        self.incidents.ordered(set(self.roster.places), max(0, had - start.step), now)
+        self.generation, self.step = generation, start.step
+        self.state = Forming(now + self.facts.form_deadline, start.step)
+        self.orders.form(generation, start, now)
 
     def formed(self, now: Instant) -> None:
-        """Every worker stands in the membership that was ordered."""
-        self.state = Training()
+        """Every worker stands in the membership that was ordered; some may have gone on from its step already."""
+        step = self.state.step if isinstance(self.state, Forming) else self.step
+        self.state, self.doubts.open = Training(), None
         workers = {str(rank): worker for rank, worker in self.roster.places.items()}
         self.orders.write(
-            record.GenerationFormed(at=now, generation=self.generation, step=self.step, workers=workers),
+            record.GenerationFormed(at=now, generation=self.generation, step=step, workers=workers),
             *self.incidents.formed(self.generation, now),
         )
+
+    def release(self, now: Instant) -> None:
+        """Every rank has run its last step, and nobody needs its state any more."""
+        self.state = Releasing(now + self.facts.halt_deadline)
+        self.orders.release(Stage.FINISHED, now)
+        for standby in self.roster.standbys():
+            self.orders.fence(standby, "the job has run its last step", now)
 
     def restart(self, cause: str, now: Instant, worker: WorkerRecord | None = None) -> None:
         """The rung for the whole job: every worker is ended and started again, from the durable checkpoint."""
@@ -149,7 +190,7 @@ class Ladder:
         """Every node has as many standbys as it should, unless they die before they are built."""
         while self.roster.short:
             node = self.roster.nodes[self.roster.short.pop()]
-            if node.failed_standbys < STANDBY_ATTEMPTS:
+            if node.failed_standbys < STANDBY_ATTEMPTS and not node.away:
                 for _ in range(self.facts.standbys - len(node.standbys)):
                     self._spawn(node.node, Role.STANDBY, None, now)
                 self.roster.short.discard(node.node)
@@ -164,8 +205,9 @@ class Ladder:
 
     def built(self, worker: WorkerRecord, now: Instant) -> None:
         """A worker stands before its first step: with the same model as the others, or the job does without it."""
-        self.layout = self.layout or worker.layout
-        fits = worker.layout == self.layout
+        # Where ranks have different parts, a worker must have that of the rank under which it was built.
+        key = (worker.built_for or Rank(0)) if worker.sharded else Rank(0)
+        fits = self.layouts.setdefault(key, worker.layout) == worker.layout
         if worker.role is not Role.STANDBY:
             if not fits:
                 self.end(SCRIPT_ERROR, say.layout_differs(worker.worker, worker.rank), now)
@@ -195,3 +237,8 @@ class Ladder:
     def _spawn(self, node: NodeId, role: Role, rank: Rank | None, now: Instant) -> None:
         resume = self._resume and role is Role.RANK
         self.orders.spawn(node, role, rank, generation=self.generation, restarts=self.restarts, resume=resume, now=now)
+
+
+def _standing(worker: WorkerRecord) -> covering.Standing:
+    rank = worker.rank if worker.rank is not None else Rank(-1)
+    return covering.Standing(rank, worker.holding, worker.state_at, worker.node, worker.ready, worker.verified)

@@ -9,6 +9,8 @@ In every state with something to wait for there is a deadline, and what has not 
 from collections.abc import Sequence
 
 from regrow.core import events as record
+from regrow.core.checkpoint_messages import CheckpointFailed, CheckpointWritten, PartsWritten, SnapshotHeld
+from regrow.core.copies import CopiesHeld, CopyStreamed
 from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.messages import (
     Fact,
@@ -34,10 +36,14 @@ from regrow.core.messages import (
     WorkerResumed,
     WorkerStarted,
 )
+from regrow.core.replica_messages import CorruptionNamed, ReplicaFact, ReplicasDiffer
 from regrow.membership import deadlines
 from regrow.membership import diagnosis as say
+from regrow.membership.checkpoints import Checkpoints
+from regrow.membership.corruption import Corruption
 from regrow.membership.incident import Incident
 from regrow.membership.ladder import OK, RUN_AGAIN, SCRIPT_ERROR, Ladder
+from regrow.membership.nodes import Nodes
 from regrow.membership.orders import Command, EndJob
 from regrow.membership.roster import BUILDING, IN_GENERATION, Roster, Stage, WorkerRecord
 from regrow.membership.states import (
@@ -51,11 +57,11 @@ from regrow.membership.states import (
     State,
     Training,
 )
-from regrow.membership.view import JobView, WorkerView
+from regrow.membership.view import JobView, NodeView, WorkerView
 
 __all__ = ["OK", "RUN_AGAIN", "SCRIPT_ERROR", "Command", "EndJob", "Gathering", "JobView", "Membership"]
 
-_GenerationFact = WorkerFaulted | WorkerHalted | WorkerResumed | WorkerCommitted | WorkerFinished
+_GenerationFact = WorkerFaulted | WorkerHalted | WorkerResumed | WorkerCommitted | WorkerFinished | ReplicaFact
 _WorkerFact = WorkerStarted | WorkerReady | WorkerFailed | WorkerExited | WorkerHung | FaultFired | _GenerationFact
 
 
@@ -71,7 +77,10 @@ class Membership:
     def __init__(self, facts: JobFacts, faults: Sequence[FaultSpec] = (), resume: bool = False) -> None:
         self.facts = facts
         self._ladder = Ladder(facts, faults, resume)
+        self._nodes = Nodes(self._ladder)
+        self._corruption = Corruption(self._ladder)
         self._orders, self._errors, self._plan = self._ladder.orders, self._ladder.errors, self._ladder.plan
+        self._checkpoints = Checkpoints(facts, self.roster, self._orders)
 
     # --- what the outside calls --------------------------------------------------------------------------------
 
@@ -81,19 +90,26 @@ class Membership:
             return []
         match event:
             case NodeJoined():
-                self._node_joined(event, now)
+                self._nodes.joined(event, now)
             case NodeLost():
-                if event.node in self.roster.nodes:
-                    self._ladder.end(RUN_AGAIN, say.node_lost(event.node, event.reason), now)
+                self._nodes.lost(event, now)
+                self._checkpoints.node_lost(event.node, now)
             case StopRequested():
                 self._ladder.end(RUN_AGAIN, say.stopped(event.reason, self.step), now)
             case FaultRequested():
                 self._fault_requested(event.fault, now)
             case TimeAdvanced():
+                self._checkpoints.time_passed(now)
                 self._deadlines(now)
             case NodeProgress():
                 for commit in event.commits:
                     self._worker_fact(commit, now)
+            case CopiesHeld():
+                self._ladder.copies.tell(event)
+            case SnapshotHeld() | PartsWritten() | CheckpointWritten() | CheckpointFailed():
+                self._checkpoints.tell(event, now)
+            case CopyStreamed():
+                self._orders.copied(event, self.facts.buddy_every, now)
             case NodeStopped():
                 pass
             case _:
@@ -107,7 +123,8 @@ class Membership:
 
     def next_deadline(self) -> Instant | None:
         """When `TimeAdvanced` must be sent at the latest; None: nothing is being waited for."""
-        return deadlines.earliest(self.state, self.roster, self.facts)
+        waits = [deadlines.earliest(self.state, self.roster, self.facts), self._checkpoints.next_deadline()]
+        return min((at for at in waits if at is not None), default=None)
 
     def snapshot(self) -> JobView:
         """What the job looks like now."""
@@ -120,6 +137,7 @@ class Membership:
             incidents=self._ladder.incidents.count,
             ranks=[WorkerView.of(worker) for worker in self.roster.seated()],
             standbys=[WorkerView.of(worker) for worker in self.roster.standbys()],
+            nodes=[NodeView.of(node) for node in self.roster.nodes.values()],
         )
 
     @property
@@ -147,14 +165,7 @@ class Membership:
         """The open incident."""
         return self._ladder.incidents.open
 
-    # --- nodes, people, time -----------------------------------------------------------------------------------
-
-    def _node_joined(self, event: NodeJoined, now: Instant) -> None:
-        if not isinstance(self.state, Gathering) or event.node in self.roster.nodes:
-            return
-        self.roster.add_node(event.node, event.host, event.store)
-        if len(self.roster.nodes) == self.facts.nodes:
-            self._ladder.build(Generation(1), now)
+    # --- people, time ------------------------------------------------------------------------------------------
 
     def _fault_requested(self, fault: FaultSpec, now: Instant) -> None:
         worker = self.roster.places.get(fault.rank)
@@ -164,6 +175,7 @@ class Membership:
             self._orders.arm(self.roster.workers[worker], fault)
 
     def _deadlines(self, now: Instant) -> None:
+        self._nodes.overdue(now)
         late = deadlines.late(self.state, self.roster, self.facts, now)
         match self.state:
             case Building(verdict_at=at) if at is not None and now >= at:
@@ -183,7 +195,7 @@ class Membership:
                     self._ladder.mend("hang", [], "some ranks have finished and others have not", now, now)
             case Mending() if late:
                 self._ladder.fence_late(late, "no answer in time", now)
-            case Restarting(deadline=at) if now >= at:
+            case Restarting(deadline=at) if now >= at and self.roster.present():
                 stuck = [worker.worker for worker in self.roster.workers.values() if worker.stage is not Stage.GONE]
                 self._ladder.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
             case Releasing() if late:
@@ -230,7 +242,8 @@ class Membership:
     def _generation_fact(self, worker: WorkerRecord, event: _GenerationFact, now: Instant) -> None:
         match event:
             case WorkerHalted() if worker.stage is Stage.HALTING:
-                worker.state_at = event.state_at
+                worker.state_at, worker.ready, worker.inside = event.state_at, event.ready, event.inside
+                worker.verified = event.verified
                 self.roster.move(worker, Stage.HALTED, now)
             case WorkerResumed() if worker.stage is Stage.JOINING:
                 self._ladder.incidents.resumed(event.form_s, event.hydrated_bytes)
@@ -244,13 +257,16 @@ class Membership:
                 self._served(worker, now)
             case WorkerFaulted():
                 self._worker_faulted(worker, event, now)
+            case ReplicasDiffer() | CorruptionNamed() if isinstance(self.state, Forming | Training | Mending):
+                self._corruption.tell(event, now)
             case _:
                 pass
 
     def _joined(self, worker: WorkerRecord, now: Instant) -> None:
         if isinstance(self.state, Forming):
             worker.state_at = self.state.step
-        worker.suspect = False
+        worker.suspect = worker.ready = False
+        worker.inside = 0
         self.roster.move(worker, Stage.MEMBER, now)
 
     def _worker_ready(self, worker: WorkerRecord, event: WorkerReady, now: Instant) -> None:
@@ -264,6 +280,7 @@ class Membership:
             return
         worker.has_session = True
         worker.state_at, worker.endpoint, worker.layout = event.state_at, event.endpoint, event.layout
+        worker.holding, worker.sharded, worker.ready = event.holding, event.sharded, False
         self.roster.move(worker, Stage.READY, now)
         self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
         self._ladder.built(worker, now)
@@ -376,21 +393,26 @@ class Membership:
                     self._ladder.form(Generation(self.generation + 1), now)
             case Forming() if roster.all_at(Stage.MEMBER, Stage.FINISHED):
                 self._ladder.formed(now)
-            case Training() if roster.all_at(Stage.FINISHED):
-                self._ladder.state = Releasing(now + self.facts.halt_deadline)
-                self._orders.release(Stage.FINISHED, now)
-                for standby in roster.standbys():
-                    self._orders.fence(standby, "the job has run its last step", now)
+            case Training(deadline=at) if roster.all_at(Stage.FINISHED):
+                if self._checkpoints.finished(self.step, now):
+                    self._ladder.release(now)
+                elif at is not None:
+                    self._ladder.state = Training()
             case Training(deadline=None) if roster.count(Stage.FINISHED):
                 self._ladder.state = Training(now + self.facts.build_deadline)
             case Releasing() if roster.all_at(Stage.GONE):
                 self._ladder.end(OK, "", now)
-            case Restarting() if not roster.present():
-                self._ladder.build(Generation(self.generation + 1), now)
+            case Restarting() if not roster.present() and len(roster.living_nodes()) == self.facts.nodes:
+                if self._checkpoints.idle:
+                    self._ladder.build(Generation(self.generation + 1), now)
             case _:
                 pass
         if isinstance(self.state, Training) and self.incident is None:
             self._ladder.top_up_standbys(now)
+        if isinstance(self.state, Training):
+            self._checkpoints.training(self.step, now)
+        else:
+            self._checkpoints.interrupted()
 
     def _served(self, worker: WorkerRecord, now: Instant) -> None:
         """A rank has gone on; the last one closes the incident."""

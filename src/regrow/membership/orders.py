@@ -5,7 +5,8 @@ from typing import TypeAlias
 import msgspec
 
 from regrow.core import events as record
-from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo
+from regrow.core.copies import CopySource, CopyStreamed, PlaceCopies, ReportCopies
+from regrow.core.ids import Generation, Instant, NodeId, Rank
 from regrow.core.messages import (
     AgentOrder,
     ArmFault,
@@ -19,6 +20,7 @@ from regrow.core.messages import (
     SpawnWorker,
     StartScript,
 )
+from regrow.membership.covering import Source, Start
 from regrow.membership.faults import FaultPlan
 from regrow.membership.roster import IN_GENERATION, Roster, Stage, WorkerRecord
 
@@ -67,10 +69,10 @@ class Orders:
         now: Instant,
     ) -> None:
         """A new worker for a rank, or a standby."""
-        # A standby builds under the last rank, so that what a script does on rank 0 alone is not done twice.
-        place = rank if rank is not None else Rank(self._facts.world - 1)
+        place = rank if rank is not None else self._standby_place(node)
         local_rank = place % self._facts.nproc
         worker = self._roster.add_worker(node, role, rank, local_rank, now)
+        worker.built_for = place
         self._out.append(
             SpawnWorker(
                 node=node,
@@ -80,7 +82,7 @@ class Orders:
                 local_rank=local_rank,
                 world=self._facts.world,
                 generation=generation,
-                store=next(iter(self._roster.nodes.values())).store,
+                stores=self._stores(),
                 restarts=restarts,
                 resume=resume,
                 faults=self._plan.of(place) if role is Role.RANK else [],
@@ -90,9 +92,21 @@ class Orders:
             record.WorkerSpawned(at=now, worker=worker.worker, node=node, role=role, rank=place, generation=generation)
         )
 
+    def _standby_place(self, node: NodeId) -> Rank:
+        """The rank that a standby builds under.
+
+        Where every rank has the same state that is the last one, so that what a script does on rank 0 alone is not done
+        twice. Where they have not, the node's ranks in turn, beginning with the last: each can replace but one.
+        """
+        if not self._roster.sharded:
+            return Rank(self._facts.world - 1)
+        taken = [standby.built_for for standby in self._roster.standbys(node)]
+        own = [Rank(self._roster.nodes[node].index * self._facts.nproc + local) for local in range(self._facts.nproc)]
+        return min(reversed(own), key=taken.count)
+
     def start_script(self, worker: WorkerRecord, rank: Rank, generation: Generation, now: Instant) -> None:
         """An `imports` standby builds for its rank."""
-        worker.script_ordered = True
+        worker.script_ordered, worker.built_for = True, rank
         self._roster.move(worker, Stage.STARTING, now)
         self._out.append(StartScript(worker.worker, rank, worker.local_rank, generation))
 
@@ -102,12 +116,21 @@ class Orders:
             self._roster.move(worker, Stage.HALTING, now)
             self._out.append(HaltGeneration(worker.worker, generation, reason))
 
-    def form(self, generation: Generation, step: StepNo, now: Instant) -> None:
-        """Everyone who holds a rank enters a generation that starts with `state@step`."""
+    def ask_copies(self, generation: Generation) -> list[NodeId]:
+        """Every node says which copies of state it has; returns who was asked."""
+        nodes = [node.node for node in self._roster.living_nodes()]
+        self._out.extend(ReportCopies(node, generation) for node in nodes)
+        return nodes
+
+    def form(self, generation: Generation, start: Start, now: Instant) -> None:
+        """Everyone who holds a rank enters a generation."""
         seated = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
         members = [self._roster.member(worker, rank) for rank, worker in seated]
-        holders = [rank for rank, worker in seated if worker.state_at == step]
-        store = self._roster.nodes[seated[0][1].node].store
+        holders = sorted(start.holders)
+        # Who is in none of them any more has the functions in mind, and runs them again with the others.
+        inside = min((w.inside for _, w in seated if w.inside and w.state_at == start.step), default=0)
+        inside = 0 if start.rewind else inside
+        stores = self._stores()
         for rank, worker in seated:
             self._roster.move(worker, Stage.JOINING, now)
             self._out.append(
@@ -116,13 +139,24 @@ class Orders:
                     generation=generation,
                     rank=rank,
                     local_rank=worker.local_rank,
-                    step=step,
+                    step=start.step,
                     members=members,
                     holders=holders,
-                    store=store,
+                    stores=stores,
                     faults=self._plan.of(rank),
+                    restore=self._restore(start.restored.get(rank)),
+                    inside=inside,
+                    rewind=start.rewind,
                 )
             )
+
+    def _stores(self) -> list[str]:
+        return [node.store for node in self._roster.living_nodes()]
+
+    def _restore(self, source: Source | None) -> CopySource | None:
+        if source is None:
+            return None
+        return CopySource(source.rank, source.step, self._roster.nodes[source.node].vault)
 
     def release(self, stage: Stage, now: Instant) -> None:
         """Nobody needs the state of those at `stage` any more."""
@@ -139,11 +173,39 @@ class Orders:
         """The worker fails on demand."""
         self._out.append(ArmFault(worker.worker, fault))
 
+    def place_copies(self, node: NodeId, buddy: NodeId | None) -> None:
+        """The node's copies go to its buddy from now on, or stay with it alone."""
+        there = self._roster.nodes[buddy].vault if buddy is not None else ""
+        self._roster.nodes[node].buddy = buddy
+        self._out.append(PlaceCopies(node, buddy or NodeId(""), there))
+
+    def add(self, order: AgentOrder) -> None:
+        """An order that changes nothing in the roster."""
+        self._out.append(order)
+
     # --- what is written down ----------------------------------------------------------------------------------
 
     def write(self, *records: record.Record) -> None:
         """Lines for the record."""
         self._out.extend(records)
+
+    def copied(self, fact: CopyStreamed, every: int, now: Instant) -> None:
+        """A copy has reached a buddy, or will not."""
+        if fact.error:
+            self.note(f"{fact.error}; training goes on, its copies stay on {fact.node} alone", now)
+            return
+        self.write(
+            record.CopyStreamed(
+                at=now,
+                node=fact.node,
+                buddy=fact.buddy,
+                rank=fact.rank,
+                step=fact.step,
+                nbytes=fact.nbytes,
+                seconds=fact.seconds,
+                every=every,
+            )
+        )
 
     def note(self, text: str, now: Instant, worker: WorkerRecord | None = None) -> None:
         """A line that is none of the others."""

@@ -51,6 +51,18 @@ class WorkerRecord:
     state_at: StepNo = NO_STATE
     endpoint: str = ""
     layout: str = ""
+    holding: str = ""
+    """Which shards it has; equal on replicas."""
+    sharded: bool = False
+    """Its script gives ranks different parts of the state."""
+    built_for: Rank | None = None
+    """The rank under which its script ran: in a sharded world it can take no other."""
+    ready: bool = False
+    """Halted with all that the update of `state_at` needs."""
+    inside: int = 0
+    """Halted in this restartable function since its last step; 0: in none."""
+    verified: StepNo = NO_STATE
+    """When it was halted: the step of its copy of a state upon which all replicas had agreed."""
     pid: int = 0
     has_session: bool = False
     script_ordered: bool = False
@@ -76,9 +88,22 @@ class NodeRecord:
     index: int
     host: str
     store: str
+    vault: str = ""
+    domain: str = ""
+    away_since: Instant | None = None
+    """When it was lost; None: it is here."""
+    buddy: NodeId | None = None
+    """The node that keeps copies of its ranks' state."""
+    corruptions: int = 0
+    """How often the state of a rank on it was found to be wrong."""
     failed_standbys: int = 0
     standbys: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     """Its living workers without a rank."""
+
+    @property
+    def away(self) -> bool:
+        """Whether it was lost and has not come back."""
+        return self.away_since is not None
 
 
 _Index = OrderedDict[WorkerId, WorkerRecord]
@@ -97,6 +122,8 @@ class Roster:
         self.workers: dict[WorkerId, WorkerRecord] = {}
         self.places: dict[Rank, WorkerId] = {}
         """In the order of ranks."""
+        self.sharded = False
+        """Whether ranks hold different parts of the state."""
         self.short: set[NodeId] = set()
         """Nodes that may have fewer standbys than they should."""
         self._order: list[NodeRecord] = []
@@ -106,11 +133,19 @@ class Roster:
 
     # --- changes -----------------------------------------------------------------------------------------------
 
-    def add_node(self, node: NodeId, host: str, store: str) -> None:
+    def add_node(self, node: NodeId, host: str, store: str, *, vault: str = "", domain: str = "") -> None:
         """A node takes the next index in the order of nodes."""
-        self.nodes[node] = NodeRecord(node, len(self.nodes), host, store)
+        self.nodes[node] = NodeRecord(node, len(self.nodes), host, store, vault, domain)
         self._order.append(self.nodes[node])
         self.short.add(node)
+
+    def nodes_here(self) -> list[NodeRecord]:
+        """The nodes that are not lost, in their order."""
+        return [node for node in self._order if not node.away]
+
+    def nodes_away(self) -> list[NodeRecord]:
+        """The lost nodes, in their order."""
+        return [node for node in self._order if node.away]
 
     def add_worker(self, node: NodeId, role: Role, rank: Rank | None, local_rank: int, now: Instant) -> WorkerRecord:
         """A new worker with an id never used before; holds place `rank` at once when that is given."""
@@ -194,6 +229,10 @@ class Roster:
         """Who of those that hold a rank came to this stage last."""
         return next(reversed(self._seated[stage].values()), None)
 
+    def living_nodes(self) -> list[NodeRecord]:
+        """The nodes whose agents are there, in order."""
+        return [node for node in self._order if not node.away]
+
     def present(self) -> bool:
         """Whether any worker's process may still exist."""
         return any(
@@ -207,4 +246,4 @@ class Roster:
 
     def member(self, worker: WorkerRecord, rank: Rank) -> Member:
         """A worker's line in a generation's table."""
-        return Member(rank, worker.worker, worker.node, worker.local_rank, worker.endpoint)
+        return Member(rank, worker.worker, worker.node, worker.local_rank, worker.endpoint, worker.holding)

@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import os
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -11,7 +10,9 @@ from typing import Protocol
 import msgspec
 from aiohttp import WSMsgType, web
 
+from regrow.core.checkpoint_messages import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.clock import Clock, MonotonicClock
+from regrow.core.copies import PlaceCopies, ReportCopies
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.events import JobEnded, Record
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
@@ -35,6 +36,7 @@ from regrow.core.messages import (
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 from regrow.membership.agent_link import AgentLink
 from regrow.membership.orders import Command, EndJob
+from regrow.membership.replies import refusal, reply, words_of
 
 INTERNAL_ERROR = 70
 """Exit code of a job that ended by a defect of regrow itself (`EX_SOFTWARE`)."""
@@ -91,6 +93,8 @@ class Coordinator:
         clock: Clock | None = None,
     ) -> None:
         self.watchers: list[Watcher] = []
+        self.mourners: list[Callable[[NodeId], None]] = []
+        """Told of every node that is lost."""
         self.crash = ""
         """Stack of a defect of regrow's own that ended the job, for the record and not for the screen."""
         self._machine = machine
@@ -131,7 +135,7 @@ class Coordinator:
         except OSError as error:
             await self._runner.cleanup()
             raise UsageError(
-                f"cannot listen on {self._host}:{self._port}: {_reason(error)}",
+                f"cannot listen on {self._host}:{self._port}: {words_of(error)}",
                 hint="another job may hold that port; choose another in --rdzv-endpoint, or leave it out",
             ) from error
         self._port = int(self._runner.addresses[0][1])
@@ -214,7 +218,9 @@ class Coordinator:
             case SpawnWorker():
                 self._homes[command.worker] = command.node
                 self._order(command.node, command)
-            case FenceWorker() | StopNode():
+            case FenceWorker() | StopNode() | ReportCopies() | PlaceCopies():
+                self._order(command.node, command)
+            case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self._order(command.node, command)
             case _:
                 self._order(self._homes[command.worker], command)
@@ -267,8 +273,7 @@ class Coordinator:
         if self._nodes is not None and joined.node not in self._nodes:
             await socket.close(code=4404, message=f"this job has no {joined.node}".encode())
             return socket
-        former = self._links.get(joined.node)
-        if former is not None and former.joined.pid != joined.pid:
+        if not await self._succeeds(joined, socket):
             await socket.close(code=4409, message=f"{joined.node} is in the job already".encode())
             return socket
         link = self._links[joined.node] = AgentLink(joined, socket)
@@ -288,8 +293,15 @@ class Coordinator:
         await socket.close(message=b"this connection is over")
         return socket
 
+    async def _succeeds(self, joined: NodeJoined, socket: web.WebSocketResponse) -> bool:
+        """Whether an agent may take its node's place. Where another has it: when that is known to be lost."""
+        while (former := self._links.get(joined.node)) is not None and not former.is_of(joined):
+            if not await former.gives_way(socket, within=1.5 * self._lease):
+                return False
+        return True
+
     def _introduce(self, joined: NodeJoined) -> None:
-        if self._nodes is None:
+        if self._nodes is None or joined.node in self._nodes[: self._introduced]:
             self.submit(joined)
             return
         # Ranks are dealt out in the order in which the machine hears of nodes, and must be those of `--node-rank`.
@@ -313,13 +325,14 @@ class Coordinator:
         async for message in link.socket:
             if message.type is not WSMsgType.BINARY:
                 continue
+            if self._links.get(link.node) is not link:
+                return "another connection is in its place"
             fact = self._codec.decode(message.data)
             if isinstance(fact, NodeStopped):
                 link.stopped = True
                 link.gone.set()
             self.submit(fact)
-        error = link.socket.exception()
-        return f"{type(error).__name__}: {error}" if error else "its connection ended"
+        return link.ended(self._lease)
 
     def _sending_done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -331,8 +344,10 @@ class Coordinator:
         if self._links.get(link.node) is not link:
             return
         del self._links[link.node]
-        if not link.stopped:
+        if not link.stopped and self._end is None:
             self.submit(NodeLost(link.node, reason))
+            for mourner in self.mourners:
+                mourner(link.node)
 
     # --- people and other nodes --------------------------------------------------------------------------------
 
@@ -342,33 +357,33 @@ class Coordinator:
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._secret):
-            return _refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
+            return refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
         try:
             return await handler(request)
         except web.HTTPException as error:
-            return _refusal(error.status, f"{request.method} {request.path}: {error.reason}", "")
+            return refusal(error.status, f"{request.method} {request.path}: {error.reason}", "")
         except Exception as error:  # noqa: BLE001 - as in `submit`
             self._fail(error, f"serving {request.path}")
-            return _refusal(500, "regrow's coordinator failed; the job ends", "")
+            return refusal(500, "regrow's coordinator failed; the job ends", "")
 
     async def _serve_job(self, request: web.Request) -> web.Response:
-        return _reply(self._machine.facts)
+        return reply(self._machine.facts)
 
     async def _serve_status(self, request: web.Request) -> web.Response:
-        return _reply(self._machine.snapshot())
+        return reply(self._machine.snapshot())
 
     async def _serve_end(self, request: web.Request) -> web.Response:
         """Answers when the job has ended: how the launchers of the other nodes learn it."""
-        return _reply(await self.wait_ended())
+        return reply(await self.wait_ended())
 
     async def _serve_kill(self, request: web.Request) -> web.Response:
         try:
             fault = msgspec.json.decode(await request.read(), type=FaultSpec)
         except msgspec.MsgspecError as error:
-            return _refusal(400, f"not a fault: {error}", "")
+            return refusal(400, f"not a fault: {error}", "")
         world = self._machine.facts.world
         if not 0 <= fault.rank < world:
-            return _refusal(400, f"there is no rank {fault.rank}", f"this job has ranks 0 to {world - 1}")
+            return refusal(400, f"there is no rank {fault.rank}", f"this job has ranks 0 to {world - 1}")
         return self._accept(FaultRequested(fault))
 
     async def _serve_stop(self, request: web.Request) -> web.Response:
@@ -377,19 +392,6 @@ class Coordinator:
 
     def _accept(self, fact: StopRequested | FaultRequested) -> web.Response:
         if self._end is not None:
-            return _refusal(409, "the job is ending", "")
+            return refusal(409, "the job is ending", "")
         self.submit(fact)
         return web.json_response({}, status=202)
-
-
-def _reason(error: OSError) -> str:
-    """The system's own words; asyncio wraps them in a sentence of its own."""
-    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
-
-
-def _reply(message: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(message), content_type="application/json")
-
-
-def _refusal(status: int, error: str, hint: str) -> web.Response:
-    return web.json_response({"error": error, "hint": hint}, status=status)

@@ -3,7 +3,7 @@
 import msgspec
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
-from regrow.membership.roster import WorkerRecord
+from regrow.membership.roster import NodeRecord, WorkerRecord
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -22,6 +22,23 @@ class WorkerView(msgspec.Struct, frozen=True):
         return cls(worker.worker, worker.node, worker.rank, worker.pid, worker.stage.value, worker.state_at)
 
 
+class NodeView(msgspec.Struct, frozen=True):
+    """One node for people. `buddy`: the node that keeps copies of its ranks' state; empty: none."""
+
+    node: NodeId
+    host: str
+    domain: str
+    away: bool
+    buddy: str = ""
+    corruptions: int = 0
+    """How often the state of a rank on it was found to be wrong."""
+
+    @classmethod
+    def of(cls, node: NodeRecord) -> "NodeView":
+        """The node as it is now."""
+        return cls(node.node, node.host, node.domain, node.away, node.buddy or "", node.corruptions)
+
+
 class JobView(msgspec.Struct, frozen=True):
     """The job for people."""
 
@@ -33,3 +50,4 @@ class JobView(msgspec.Struct, frozen=True):
     incidents: int
     ranks: list[WorkerView]
     standbys: list[WorkerView]
+    nodes: list[NodeView] = []

@@ -15,6 +15,7 @@ from regrow.core.events import (
     JobEnded,
     JobStarted,
     Record,
+    ReplicaCorrupted,
     StepCommitted,
 )
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
@@ -39,6 +40,7 @@ class Ledger:
         self.incidents: list[IncidentClosed] = []
         self.open_incidents: dict[int, IncidentOpened] = {}
         self.injected: list[FaultInjected] = []
+        self.corruptions: list[ReplicaCorrupted] = []
         self.commits: dict[StepNo, dict[Rank, StepCommitted]] = {}
         """Step to rank to the commit that counts: the last one that the rank computed itself."""
         self.history: dict[tuple[StepNo, Rank], list[StepCommitted]] = {}
@@ -65,6 +67,8 @@ class Ledger:
                 self.incidents.append(record)
             case FaultInjected():
                 self.injected.append(record)
+            case ReplicaCorrupted():
+                self.corruptions.append(record)
             case _:
                 pass
 

@@ -107,6 +107,8 @@ class Receipt:
         table.add_row("time to mend", f"{seconds(median)} median, the step run again included" if median else "–")
         table.add_row("median step", _step(ledger))
         table.add_row("committed steps lost", str(self.steps_lost))
+        for found in ledger.corruptions:
+            table.add_row("silent corruption", f"rank {found.rank} before step {found.step}, on {found.node}")
         table.add_row("goodput", f"{ledger.goodput:.1%} disturbed, {alone.goodput:.1%} alone")
         table.add_row("time from first step to last", f"{seconds(ledger.wall)} disturbed, {seconds(alone.wall)} alone")
         table.add_row("committed losses", _verdict(self._losses_equal(), f"{len(alone.numbers)} compared"))

@@ -9,6 +9,7 @@ from regrow.core.events import (
     JobStarted,
     Noted,
     Record,
+    ReplicaCorrupted,
     WorkerGone,
 )
 from regrow.core.ids import Rank, Seconds
@@ -30,6 +31,13 @@ def tell(record: Record) -> str | None:
             return _mended(record)
         case GenerationFormed():
             return f"generation {record.generation} stands at step {record.step} with {len(record.workers)} ranks"
+        case ReplicaCorrupted():
+            where = f", in {', '.join(record.tensors)}" if record.tensors else ""
+            count = _count(record.on_node, "corruption", "corruptions")
+            return (
+                f"the state of rank {record.rank} was wrong before step {record.step}{where}: worker {record.worker}, "
+                f"{count} on {record.node} so far"
+            )
         case WorkerGone() if record.code != 0:
             place = f" (rank {record.rank})" if record.rank is not None else ""
             return f"worker {record.worker}{place} is gone: {record.reason or f'exit code {record.code}'}"

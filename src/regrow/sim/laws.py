@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 
 from regrow.core.errors import RegrowError
 from regrow.core.events import IncidentClosed, IncidentOpened, JobEnded, Noted, Record, WorkerGone
-from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
+from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import (
     FenceWorker,
     FormGeneration,
     HaltGeneration,
     JobFacts,
+    NodeJoined,
     Role,
     SpawnWorker,
     WorkerExited,
@@ -41,9 +42,11 @@ class Laws:
     def __init__(self, facts: JobFacts, workers: Mapping[WorkerId, SimWorker]) -> None:
         self._facts = facts
         self._workers = workers
-        self._spawned: set[WorkerId] = set()
+        self._spawned: dict[WorkerId, NodeId] = {}
         self._fenced: set[WorkerId] = set()
         self._known_gone: set[WorkerId] = set()
+        self._stores: dict[NodeId, str] = {}
+        """Of the nodes that are there."""
         self._tables: dict[WorkerId, Generation] = {}
         self._formed = Generation(0)
         self._committed: dict[StepNo, set[Rank]] = {}
@@ -62,6 +65,17 @@ class Laws:
         """The machine was told of the end of a worker."""
         self._known_gone.add(exit.worker)
 
+    def joined(self, node: NodeJoined) -> None:
+        """The machine is about to be told of a node."""
+        self._stores[node.node] = node.store
+
+    def lost(self, node: NodeId) -> None:
+        """The machine is about to be told of the loss of a node: its workers count as ended, and end in a moment."""
+        del self._stores[node]
+        theirs = {worker for worker, home in self._spawned.items() if home == node}
+        self._fenced |= theirs
+        self._known_gone |= theirs
+
     def decided(self, commands: Sequence[Command], machine: Membership, now: Instant) -> None:
         """The machine has answered a fact. Raises `LawBroken`."""
         require(self.end is None or not commands, "nothing is ordered after the end")
@@ -72,9 +86,10 @@ class Laws:
             match command:
                 case SpawnWorker():
                     require(command.worker not in self._spawned, f"{command.worker} is spawned once")
-                    alone = command.role is not Role.RANK or self._spawned <= self._known_gone | together
+                    require(command.node in self._stores, f"{command.worker} is spawned on a node that is there")
+                    alone = command.role is not Role.RANK or self._spawned.keys() <= self._known_gone | together
                     require(alone, "all are started again only when nobody is left of those before")
-                    self._spawned.add(command.worker)
+                    self._spawned[command.worker] = command.node
                     together.add(command.worker)
                 case FenceWorker():
                     self._fenced.add(command.worker)
@@ -92,9 +107,9 @@ class Laws:
 
     def _formation(self, forms: list[FormGeneration]) -> None:
         first = forms[0]
-        table = (first.generation, first.step, first.members, first.holders, first.store)
+        table = (first.generation, first.step, first.members, first.holders, first.stores)
         require(
-            all((f.generation, f.step, f.members, f.holders, f.store) == table for f in forms),
+            all((f.generation, f.step, f.members, f.holders, f.stores) == table for f in forms),
             "all members of a generation are sent the same table",
         )
         require(first.generation > self._formed, "generations only grow")
@@ -107,6 +122,7 @@ class Laws:
             require(member.worker not in self._fenced, f"{member.worker} was fenced and never comes back")
             require(member.worker not in self._known_gone, f"{member.worker} is known to be gone")
             require(bool(member.endpoint), f"{member.worker} can be reached")
+        require(sorted(first.stores) == sorted(self._stores.values()), "keys live on the nodes that are there")
         require(bool(first.holders), "somebody holds the state")
         for rank in first.holders:
             holder = self._workers[places[rank]]

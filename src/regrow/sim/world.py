@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from regrow.core.checkpoint_messages import SnapshotForDisk
+from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotTaken
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import (
     ErrorReport,
@@ -14,6 +16,7 @@ from regrow.core.messages import (
     JobFacts,
     Member,
     NodeJoined,
+    NodeLost,
     NodeProgress,
     SpawnWorker,
     StopNode,
@@ -34,19 +37,25 @@ from regrow.sim.script import IN_STEP, Doing, Script
 from regrow.sim.workers import SimWorker
 
 HANG_BOUND = 30.0
+LEASE = 10.0
 
 
 class Strike(msgspec.Struct, frozen=True):
     """Something goes wrong: the `nth` time that the target does `doing`, or at an instant after the start."""
 
     how: str
-    """`kill`, `hang`, `exit`, `raise`; or in a step only: `body`, an exception, and `stall`, of the training thread."""
+    """`kill`, `hang`, `exit`, `raise`; or in a step only: `body`, an exception, and `stall`, of the training thread.
+
+    To the target's whole node: `node`, it is gone at once; `freeze`, its agent stops, its workers live on for a while.
+    """
     rank: Rank | None = None
     """None: a standby."""
     doing: Doing | None = None
     nth: int = 1
     after: Seconds = 0.0
     """From the start where `doing` is None, else from the moment at which it was entered."""
+    back: Seconds | None = 2.0
+    """When a lost node is there again, from the moment at which it is known to be lost; None: never."""
 
 
 class World:
@@ -90,10 +99,16 @@ class World:
         self._strikes = list(strikes)
         self._unsent: dict[NodeId, dict[WorkerId, WorkerCommitted]] = {}
         self._alarm: Instant | None = None
+        self._lives: dict[NodeId, int] = {}
+        """How many agents each node has lost; whoever belongs to one of those is heard no more."""
+        self._connected: set[NodeId] = set()
+        self._losing: set[NodeId] = set()
+        """Lost, and the coordinator does not know it yet."""
+        self._born: dict[WorkerId, int] = {}
         for index in range(facts.nodes):
             node = NodeId(f"n{index}")
-            joined = NodeJoined(node, f"host{index}", facts.nproc, f"store{index}")
-            self._network.send(node, self._telling(joined), sure=True)
+            self._lives[node] = 0
+            self._network.send(node, lambda node=node: self._join(node), sure=True)  # type: ignore[misc]
         for number, strike in enumerate(self._strikes):
             if strike.doing is None:
                 self.after(strike.after, self._striking(strike, number))
@@ -150,16 +165,56 @@ class World:
             case EndJob():
                 self.end = command
             case SpawnWorker():
-                self._network.send(("to", command.node), lambda: self._spawn(command))
+                self._to_agent(command.node, lambda: self._spawn(command))
             case FenceWorker():
-                self._network.send(("to", command.node), lambda: self._fence(command))
-            case StopNode():
+                self._to_agent(command.node, lambda: self._fence(command))
+            case StopNode() | ReportCopies() | PlaceCopies():
                 pass
             case msgspec.Struct() if hasattr(command, "worker") and not hasattr(command, "at"):
                 node = self.machine.roster.workers[command.worker].node
-                self._network.send(("to", node), lambda: self._pass_on(command))
+                self._to_agent(node, lambda: self._pass_on(command))
             case _:
                 pass
+
+    def _to_agent(self, node: NodeId, deliver: Callable[[], None]) -> None:
+        """Over the connection that there is now; what is on its way when that ends is lost."""
+        if node in self._connected:
+            life = self._lives[node]
+            self._network.send(("to", node), lambda: deliver() if self._lives[node] == life else None)
+
+    # --- nodes -------------------------------------------------------------------------------------------------
+
+    def _join(self, node: NodeId) -> None:
+        joined = NodeJoined(node, f"host of {node}", self._facts.nproc, f"store of {node}.{self._lives[node]}")
+        self._connected.add(node)
+        self.laws.joined(joined)
+        self.tell(joined)
+
+    def _lose(self, node: NodeId, strike: Strike) -> None:
+        """An agent is gone or stopped; the coordinator learns it at once, or when the lease is over."""
+        if node not in self._connected or node in self._losing:
+            return
+        self._losing.add(node)
+        self._lives[node] += 1
+        lost = [worker for worker in self.workers.values() if worker.spawn.node == node and worker.alive]
+        known = self.jitter(0.01) if strike.how == "node" else LEASE
+        ends = 0.0 if strike.how == "node" else LEASE + self._rng.uniform(0.0, 20.0)
+        for worker in lost:
+            self.after(ends, lambda worker=worker: worker.end(-9))  # type: ignore[misc]
+        self.after(known, lambda: self._lost(node, strike, lost))
+
+    def _lost(self, node: NodeId, strike: Strike, lost: Sequence[SimWorker]) -> None:
+        self.bad_moments.add(f"lost {type(self.machine.state).__name__.lower()}")
+        self._connected.discard(node)
+        self._losing.discard(node)
+        self.laws.lost(node)
+        self.tell(NodeLost(node, strike.how))
+        if strike.back is not None:
+            self.after(strike.back, lambda: self._join(node))
+
+    def _heard(self, worker: SimWorker) -> bool:
+        """Whether what a worker says reaches the coordinator: not if its agent is gone."""
+        return self._born[worker.worker] == self._lives[worker.spawn.node]
 
     # --- agents ------------------------------------------------------------------------------------------------
 
@@ -168,6 +223,7 @@ class World:
             return
         worker = SimWorker(order, self._facts.warmth, self)
         self.workers[order.worker] = worker
+        self._born[order.worker] = self._lives[order.node]
         self.say_of_agent(order.node, WorkerStarted(order.worker, 1000 + len(self.workers)))
         self.entered(worker, Doing.BUILDING)
         worker.start()
@@ -193,7 +249,7 @@ class World:
             self.after(HANG_BOUND, lambda: self._report_hang(worker, worker.ticket, HANG_BOUND))
 
     def _report_hang(self, worker: SimWorker, ticket: int, bound: Seconds) -> None:
-        if not worker.alive or worker.ticket != ticket:
+        if not worker.alive or worker.ticket != ticket or not self._heard(worker):
             return
         fact = WorkerHung(
             worker.worker, worker.generation, worker.state, bound, bound, f"rank {worker.rank} makes no progress"
@@ -217,7 +273,8 @@ class World:
         return len(living) == self._facts.world and all(worker.state >= step for worker in living)
 
     def _report_progress(self, node: NodeId) -> None:
-        commits, self._unsent[node] = self._unsent[node], {}
+        unsent, self._unsent[node] = self._unsent[node], {}
+        commits = {worker: commit for worker, commit in unsent.items() if self._heard(self.workers[worker])}
         self.say_of_agent(node, NodeProgress(node, list(commits.values())))
 
     # --- what workers ask of the world -------------------------------------------------------------------------
@@ -238,8 +295,10 @@ class World:
         """Carry a fact to the coordinator."""
         if isinstance(fact, WorkerResumed):
             self.laws.acted(worker)
-        if isinstance(fact, WorkerStaged):
+        if isinstance(fact, WorkerStaged | SnapshotTaken | SnapshotForDisk):
             return  # For the agent's own eyes.
+        if not self._heard(worker):
+            return
         self._network.send(worker.worker, self._telling(fact))
 
     def exited(self, worker: SimWorker, code: int) -> None:
@@ -247,8 +306,9 @@ class World:
         overtakes = self._rng.random() < self._weather.overtaking_exit
         channel = ("exit", worker.worker) if overtakes else worker.worker
         late = self._rng.uniform(0.0, self._weather.late_exit) if self._weather.late_exit else 0.0
-        fact = WorkerExited(worker.worker, code, self._timeline.now)
-        self._network.send(channel, self._telling(fact), sure=True, extra=late)
+        if self._heard(worker):
+            fact = WorkerExited(worker.worker, code, self._timeline.now)
+            self._network.send(channel, self._telling(fact), sure=True, extra=late)
         if not self.script.with_session and code != 0:
             self._trouble_peers(worker)
 
@@ -293,6 +353,8 @@ class World:
                     target.stall()
                 case "stall":
                     pass
+                case "node" | "freeze":
+                    self._lose(target.spawn.node, strike)
                 case "body" if target.doing not in (Doing.COMPUTING, Doing.REDUCING):
                     pass
                 case _:

@@ -4,8 +4,13 @@ The training thread and the control thread both use this, under the session's lo
 once a worker has said where its state stands, the state stays there until a new generation is formed.
 
     Empty ─resume→ Idle(n) ─begin→ Computing(n) ─update→ Updating(n) ─commit→ Idle(n+1)
-                     ↑                 │ fail/halt             │ fail
-                     └──── resume ─ Stopped(n) ←───────────────┘ Stopped(-1): a torn update
+                     ↑                 │ fail/halt   ↑         │ fail
+                     └──── resume ─ Stopped(n) ←─────┼─────────┘ Stopped(-1): a torn update
+                                       │ fail     update, roll_forward
+                                       └──────── Ready(n) ←ready─ Computing(n)
+
+A replicated world goes from Computing to Updating at once. A sharded one votes in between, in Ready: there nobody could
+give this worker the state after the step, so it may happen everywhere or nowhere.
 """
 
 from dataclasses import dataclass
@@ -33,6 +38,13 @@ class Computing:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """All that the update needs is there, and the others are being told. Nothing protected has been changed."""
+
+    step: StepNo
+
+
+@dataclass(frozen=True)
 class Updating:
     """The update has begun; it is never interrupted."""
 
@@ -47,7 +59,7 @@ class Stopped:
     state_at: StepNo
 
 
-State = Empty | Idle | Computing | Updating | Stopped
+State = Empty | Idle | Computing | Ready | Updating | Stopped
 
 
 @dataclass(frozen=True)
@@ -108,8 +120,19 @@ class Transaction:
                 return None
             case Stopped(state_at=at):
                 return at
-            case Idle(step=step):
+            case Idle(step=step) | Ready(step=step):
                 return step
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the state would go on by one step, if that was the verdict."""
+        return isinstance(self.state, Ready)
+
+    def ready(self) -> bool:
+        """All that the update needs is there; False outside a body. From now on a halt leaves the step to the verdict."""
+        if isinstance(self.state, Computing):
+            self.state = Ready(self.state.step)
+        return isinstance(self.state, Ready)
 
     def begin(self) -> bool:
         """Start an attempt; False when the generation is over."""
@@ -121,13 +144,25 @@ class Transaction:
     def update(self) -> bool:
         """Start to change protected state; False when it must stay as it is.
 
-        A worker that has all its gradients rolls forward, also when the generation was given up meanwhile: another may
-        have done so, and died.
+        In a replicated world a worker that has all its gradients rolls forward, also when the generation was given up
+        meanwhile: another may have done so, and died. In a sharded one it does so when all have voted; once the
+        generation is given up it has said that it is ready, and waits for the verdict.
         """
         match self.state:
             case Updating():
                 return True
-            case Computing(step=step):
+            case Ready() if self.halted is not None:
+                return False
+            case Computing(step=step) | Ready(step=step):
+                self.state = Updating(step)
+                return True
+            case _:
+                return False
+
+    def roll_forward(self, verdict: StepNo) -> bool:
+        """The next generation starts with `state@verdict`: begin the update if that is the state after it."""
+        match self.state:
+            case Ready(step=step) if verdict == step + 1:
                 self.state = Updating(step)
                 return True
             case _:
@@ -145,13 +180,18 @@ class Transaction:
             case _:
                 return self.fail()
 
+    def rest(self) -> None:
+        """A body without an update has ended well: the state stands where it stood."""
+        if isinstance(self.state, Computing):
+            self.state = Idle(self.state.step)
+
     def fail(self) -> Aborted:
         """The body has ended with an error, or too late."""
         step = self.step
         match self.state:
             case Updating():
                 self.state = Stopped(step, NO_STATE)
-            case Computing() | Idle():
+            case Computing() | Ready() | Idle():
                 self.state = Stopped(step, step)
             case _:
                 pass

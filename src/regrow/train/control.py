@@ -2,11 +2,13 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from regrow.agent.link import AgentGone, WorkerLink
+from regrow.core.copies import SnapshotStored, TakeSnapshot
 from regrow.core.errors import DeadlineExceeded, GenerationHalted
-from regrow.core.ids import Generation, Seconds, StepNo
+from regrow.core.ids import NO_STATE, Generation, Seconds, StepNo
 from regrow.core.messages import (
     ArmFault,
     FaultSpec,
@@ -15,7 +17,7 @@ from regrow.core.messages import (
     ReleaseWorker,
     WorkerHalted,
 )
-from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Transaction, Updating
+from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Stopped, Transaction, Updating
 
 VERDICT_S: Seconds = 3600.0
 LOST_AGENT = 1
@@ -28,17 +30,30 @@ class Control:
         link: the channel to the agent.
         stop: ends whatever the training thread is blocked in (collectives, hydration, a forward pass).
         arm: takes in a fault on demand.
+        stored: told that the agent has a copy of the state.
     """
 
-    def __init__(self, link: WorkerLink, *, stop: Callable[[], None], arm: Callable[[FaultSpec], None]) -> None:
+    def __init__(
+        self,
+        link: WorkerLink,
+        *,
+        stop: Callable[[], None],
+        arm: Callable[[FaultSpec], None],
+        stored: Callable[[SnapshotStored], None],
+    ) -> None:
         self.link = link
         self.generation = Generation(0)
         """The generation this worker is in, or is forming."""
-        self._stop, self._arm = stop, arm
+        self.verified = NO_STATE
+        """The step of the copy of the state upon which all replicas agreed; `NO_STATE` where there is none."""
+        self._stop, self._arm, self._stored = stop, arm, stored
         self._transaction = Transaction()
         self._changed = threading.Condition()
         self._form: FormGeneration | None = None
         self._released = False
+        self._snapshot_at: StepNo | None = None
+        self.inside = 0
+        """Which restartable function since its last step this worker is in, from 1; 0: in none."""
         self._untold: Generation | None = None
 
     def start(self) -> None:
@@ -61,8 +76,14 @@ class Control:
                         with self._changed:
                             self._released = True
                             self._changed.notify_all()
+                    case TakeSnapshot():
+                        with self._changed:
+                            self._snapshot_at = order.step
+                            self._changed.notify_all()
                     case ArmFault():
                         self._arm(order.fault)
+                    case SnapshotStored():
+                        self._stored(order)
                     case _:
                         pass
         except AgentGone:
@@ -77,11 +98,15 @@ class Control:
             if self._form is not None and self._form.generation <= order.generation:
                 self._form = None
             state_at = self._transaction.halt(order.generation).state_at
+            ready = self._transaction.is_ready
             self._untold = order.generation if state_at is None else None
             self._changed.notify_all()
         self._stop()
         if state_at is not None:
-            self.link.send(WorkerHalted(self.link.env.worker, order.generation, state_at))
+            self._send_halted(order.generation, state_at, ready)
+
+    def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
+        self.link.send(WorkerHalted(self.link.env.worker, generation, state_at, ready, self.inside, self.verified))
 
     # --- the training thread -----------------------------------------------------------------------------------
 
@@ -115,10 +140,34 @@ class Control:
         with self._changed:
             return self._transaction.begin()
 
+    def ready(self) -> bool:
+        """All that the update needs is there; False where no body runs."""
+        with self._changed:
+            ready = self._transaction.ready()
+        self._tell()
+        return ready
+
     def update(self) -> bool:
-        """Start to change protected state; False when it must stay as it is."""
+        """Start to change protected state; False when it must stay as it is, or as the verdict says."""
         with self._changed:
             return self._transaction.update()
+
+    def await_verdict(self, deadline: Seconds = VERDICT_S) -> bool:
+        """After `update` was refused to a worker that is ready: whether the step happens, by the next membership.
+
+        True: the update has begun. The membership stays to be taken by `await_form`. Raises `DeadlineExceeded`.
+        """
+        until = time.monotonic() + deadline
+        with self._changed:
+            while True:
+                if not self._changed.wait_for(lambda: self._form is not None, max(0.0, until - time.monotonic())):
+                    raise DeadlineExceeded(
+                        f"no verdict on generation {self.generation} within {deadline:.0f} s",
+                        hint="see the coordinator's log",
+                    )
+                form = self._form
+                if form is not None:
+                    return form.restore is None and self._transaction.roll_forward(form.step)
 
     def commit(self) -> Committed | Aborted:
         """The body has ended without an error."""
@@ -133,11 +182,27 @@ class Control:
             self._transaction.fail()
         self._tell()
 
+    def rest(self) -> None:
+        """A body without an update has ended well."""
+        with self._changed:
+            self._transaction.rest()
+        self._tell()
+
+    @property
+    def state_at(self) -> StepNo | None:
+        """Where the own state stands; None in the middle of a body."""
+        return self._transaction.state_at
+
     @property
     def holds_state(self) -> bool:
         """Whether this worker has state of its own, that must not be given up before there is better."""
         state_at = self._transaction.state_at
         return state_at is not None and state_at >= 0
+
+    @property
+    def torn(self) -> bool:
+        """Whether an update ended in its middle, so that the own state is that of no step."""
+        return isinstance(self._transaction.state, Stopped) and not self.holds_state
 
     def replace(self, generation: Generation) -> None:
         """Newer state is about to be put in the place of the own. Raises `GenerationHalted` when that is not wanted."""
@@ -164,8 +229,28 @@ class Control:
             generation, state_at = self._untold, self._transaction.state_at
             if generation is None or state_at is None:
                 return
-            self._untold = None
-        self.link.send(WorkerHalted(self.link.env.worker, generation, state_at))
+            self._untold, ready = None, self._transaction.is_ready
+        self._send_halted(generation, state_at, ready)
+
+    @property
+    def _snapshot_wanted(self) -> bool:
+        return self._snapshot_at is not None and self._snapshot_at <= self.step
+
+    def snapshot_due(self) -> StepNo | None:
+        """At a step's boundary: the step at which a snapshot was ordered, once that is reached or passed."""
+        with self._changed:
+            if not self._snapshot_wanted:
+                return None
+            asked, self._snapshot_at = self._snapshot_at, None
+            return asked
+
+    def peek_form(self, deadline: Seconds = VERDICT_S) -> FormGeneration:
+        """The next membership, which stays to be taken by `await_form`. Raises `DeadlineExceeded`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._form is not None, deadline)
+            if self._form is None:
+                raise DeadlineExceeded(f"no membership within {deadline:.0f} s", hint="see the coordinator's log")
+            return self._form
 
     def await_form(self, deadline: Seconds = VERDICT_S) -> FormGeneration:
         """The next membership. Raises `DeadlineExceeded`."""
@@ -181,9 +266,12 @@ class Control:
             return form
 
     def await_release(self, deadline: Seconds = VERDICT_S) -> bool:
-        """Whether all ranks have finished; False: the generation is over first. Raises `DeadlineExceeded`."""
+        """Whether all ranks have finished.
+
+        False: the generation is over first, or a snapshot of the last state is wanted. Raises `DeadlineExceeded`.
+        """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._released or self.halted, deadline):
+            if not self._changed.wait_for(lambda: self._released or self.halted or self._snapshot_wanted, deadline):
                 raise DeadlineExceeded(
                     f"the other ranks did not finish within {deadline:.0f} s", hint="did one leave the loop early?"
                 )

@@ -1,64 +1,94 @@
-"""When durable checkpoints are written, and what a resumed job starts from; `hydration.durable` writes them."""
+"""The worker's part in durable checkpoints: a copy in shared memory when it is asked for one, and reading them back.
+
+When they are written is decided by `membership.checkpoints`; the agent's writer process writes them.
+"""
 
 import logging
-import time
-from pathlib import Path
+from collections.abc import Callable
 
-from regrow.core.errors import CheckpointError
-from regrow.core.ids import Seconds, StepNo
-from regrow.hydration.durable import CheckpointWriter, latest, load
+import msgspec
+
+from regrow.core.checkpoint_messages import SnapshotForDisk
+from regrow.core.ids import Rank, StepNo, WorkerId
+from regrow.hydration.durable_place import place
+from regrow.hydration.durable_reader import latest, load
+from regrow.hydration.durable_source import take
+from regrow.hydration.inventory import TensorEntry
+from regrow.hydration.segment import NoRoom, Segment
 from regrow.train.protect import ProtectedState
 
 _log = logging.getLogger("regrow")
-LAST_WRITE_S: Seconds = 600.0
 
 
 class DurableState:
     """Durable checkpoints of this worker's state.
 
     Args:
-        directory: holds one folder a checkpoint.
-        every: least time between two, in seconds.
+        worker: whose.
+        url: where they are kept: a path, or a URL that fsspec knows.
+        send: tells the agent.
     """
 
-    def __init__(self, directory: Path, every: Seconds) -> None:
-        self._directory, self._every = directory, every
-        self._last = time.monotonic()
-        self._writer = CheckpointWriter(directory, on_written=_written, on_error=_failed)
+    def __init__(self, worker: WorkerId, url: str, *, send: Callable[[SnapshotForDisk], None]) -> None:
+        self._worker, self._url, self._send = worker, url, send
+        self._segment: Segment | None = None
 
-    def tick(self, state: ProtectedState, step: StepNo) -> None:
-        """At a step's boundary: begin to write if it is time and the last one is done."""
-        if time.monotonic() - self._last < self._every:
+    def snapshot(self, state: ProtectedState, asked: StepNo, step: StepNo, rank: Rank) -> None:
+        """Put `state@step` into shared memory and say so. Training waits for the copy, and for nothing else.
+
+        Args:
+            state: stands still meanwhile.
+            asked: the step that was ordered; this worker may have passed it.
+            step: where the state stands.
+            rank: whose part it will be.
+        """
+        state.state_at = step
+        holding = state.layout()
+        try:
+            if self._segment is None:
+                self._segment = Segment.create()
+            nbytes = take(self._segment, state, step, rank, holding)
+        except NoRoom as error:
+            reason = f"rank {rank} has no memory for a snapshot: {error}"
+            self._send(SnapshotForDisk(self._worker, rank, holding, asked, step, -1, 0, reason))
             return
-        state.state_at = step
-        if self._writer.begin(state, step):
-            self._last = time.monotonic()
+        self._send(SnapshotForDisk(self._worker, rank, holding, asked, step, self._segment.descriptor, nbytes))
 
-    def load(self, state: ProtectedState) -> StepNo:
-        """Load the newest checkpoint; its step, or 0 where there is none. Raises `CheckpointError`, `StateError`."""
-        found = latest(self._directory)
-        return load(state, found[0]) if found is not None else StepNo(0)
+    def load(self, state: ProtectedState, rank: Rank) -> StepNo:
+        """Load this worker's part of the newest checkpoint; its step, or 0 where there is none.
 
-    def finish(self, state: ProtectedState, step: StepNo) -> None:
-        """The training is over: wait for the one being written, then write the final state."""
-        self.close()
-        state.state_at = step
-        if self._last_written() != step:
-            self._writer.begin(state, step)
-            self.close()
-
-    def _last_written(self) -> StepNo | None:
-        found = latest(self._directory)
-        return found[1] if found is not None else None
-
-    def close(self) -> None:
-        """Wait for a checkpoint that is being written."""
-        self._writer.close(LAST_WRITE_S)
+        The checkpoint may have been written by a world of another size, or divided in another way.
+        Raises `CheckpointError`, `StateError`, `UsageError`.
+        """
+        at = place(self._url)
+        found = latest(at)
+        if found is None:
+            return StepNo(0)
+        _, folder = found
+        step = load(state, at, folder, holding=state.layout(), rank=rank, piece=_pieces(state))
+        _log.info("state@%d read from %s", step, at.address(folder))
+        return step
 
 
-def _written(folder: Path, step: StepNo, seconds: Seconds) -> None:
-    _log.info("state@%d written to %s in %.1f s", step, folder, seconds)
+def _pieces(state: ProtectedState) -> Callable[[TensorEntry], TensorEntry]:
+    """Says which piece of a tensor of a checkpoint this worker has."""
+    find = state.finder()
+
+    def piece(entry: TensorEntry) -> TensorEntry:
+        own = find(entry.name)
+        if own is None:
+            return entry
+        here = TensorEntry.of(entry.name, own)
+        if (here.whole or here.shape) != (entry.whole or entry.shape):
+            return entry  # an optimizer's number for a parameter, or what does not fit and will be refused
+        itemsize = entry.nbytes // max(1, _elements(entry))
+        return msgspec.structs.replace(here, dtype=entry.dtype, nbytes=_elements(here) * itemsize)
+
+    return piece
 
 
-def _failed(error: CheckpointError) -> None:
-    _log.error("%s", error)
+def _elements(entry: TensorEntry) -> int:
+    count = 1
+    for size in entry.shape:
+        count *= size
+    return count

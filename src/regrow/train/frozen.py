@@ -29,12 +29,9 @@ class FrozenState:
         state.state_at = step
         inventory = state.inventory(step)
         table = {entry.name: state.tensor(entry.name) for entry in inventory.entries}
-        lasting = {id(parameter) for parameter in state.parameters()}
-        for optimizer in state.optimizers():
-            for values in optimizer.state.values():
-                lasting.update(id(value) for value in values.values() if isinstance(value, torch.Tensor))
+        lasting = state.lasting()
         with torch.no_grad():
-            table = {name: t if id(t) in lasting else t.detach().clone() for name, t in table.items()}
+            table = {name: t if name in lasting else t.detach().clone() for name, t in table.items()}
         with self._lock:
             self._inventory, self._table = inventory, table
 

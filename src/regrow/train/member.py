@@ -2,9 +2,8 @@
 
 import atexit
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from regrow.comm.groups import Formation, Groups
 from regrow.core.board import Phase
 from regrow.core.config import TorchrunEnv
 from regrow.core.errors import GenerationHalted
-from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import (
     FaultKind,
     FaultStage,
@@ -29,7 +28,9 @@ from regrow.core.messages import (
 )
 from regrow.hydration.server import HydrationServer
 from regrow.step.machine import Adopted, Committed
+from regrow.train.comparing import Comparison
 from regrow.train.control import Control
+from regrow.train.copies import Copies
 from regrow.train.durable import DurableState
 from regrow.train.faults import FaultInjector
 from regrow.train.frozen import FrozenState
@@ -53,7 +54,13 @@ class Member:
         self._durable: DurableState | None = None
         self._rehearsing = self._updated = self._begun = False
         self._born = time.monotonic()
-        self.control = Control(link, stop=self._stop, arm=lambda fault: self._faults.arm(fault))
+        self.control = Control(
+            link,
+            stop=self._stop,
+            arm=lambda fault: self._faults.arm(fault),
+            stored=lambda answer: self._copies.stored(answer),
+        )
+        self._copies = Copies(link, every=link.env.buddy_every, halted=lambda: self.control.halted)
         self._interrupt = ForwardInterrupt(lambda: self.control.interruptible)
         self._faults = FaultInjector(link, groups, lambda: self._state.parameters() if self._state else [])
 
@@ -128,30 +135,73 @@ class Member:
         """Whether the rehearsed body updated protected state through an optimizer."""
         return self._updated
 
-    def arrive(self, state: ProtectedState, buckets: str) -> None:
-        """Report to the coordinator: built and warm."""
+    def arrive(self, state: ProtectedState, buckets: str, buffered: Sequence[torch.nn.Module] = ()) -> None:
+        """Report to the coordinator: built and warm.
+
+        Args:
+            buckets: which gradients are reduced together.
+            buffered: the modules whose buffers are the same on all ranks between two steps.
+        """
         env = self._link.env
         self._state = state
         frozen = FrozenState(state)
         server = HydrationServer(
-            frozen, token=env.token, socket_dir=env.socket_dir, bind=env.bind, advertise=env.advertise, nodes=env.nodes
+            frozen,
+            token=env.token,
+            socket_dir=env.socket_dir,
+            bind=env.bind,
+            advertise=env.advertise,
+            nodes=1 if env.one_machine else env.nodes,
         )
         endpoint = server.open()
         atexit.register(server.close)
+        comparison = None
+        if env.digest_every:
+            comparison = Comparison(
+                self._link,
+                self._groups,
+                self.control,
+                state,
+                every=env.digest_every,
+                own=lambda: state.buffers_of_no(buffered),
+                builder=env.role is Role.RANK,
+            )
         self._recovery = Recovery(
-            self._link, self.control, self._groups, state, frozen, server, self._faults, form_s=FORM_S
+            self._link,
+            self.control,
+            self._groups,
+            state,
+            frozen,
+            server,
+            self._faults,
+            self._copies,
+            form_s=FORM_S,
+            comparison=comparison,
         )
         state_at = StepNo(-1)
         if env.checkpoint_dir is not None:
-            self._durable = DurableState(Path(env.checkpoint_dir), env.checkpoint_every)
+            self._durable = DurableState(env.worker, env.checkpoint_dir, send=self._link.send)
         if env.role is Role.RANK:
-            state_at = self._durable.load(state) if self._durable is not None and env.resume else StepNo(0)
-        layout = xxhash.xxh3_64_hexdigest(f"{state.layout()}|{buckets}".encode())
+            state_at = self._durable.load(state, env.rank) if self._durable is not None and env.resume else StepNo(0)
+        holding = state.layout()
+        layout = xxhash.xxh3_64_hexdigest(f"{holding}|{buckets}".encode())
+        sharded = self._groups.count > 1 or state.distributed()
         self._link.board.enter(Phase.WAITING)
         built_s = time.monotonic() - self._born
-        self._link.send(WorkerReady(env.worker, state_at, endpoint, layout, built_s))
+        self._link.send(WorkerReady(env.worker, state_at, endpoint, layout, built_s, holding, sharded))
 
     # --- steps -------------------------------------------------------------------------------------------------
+
+    def compare(self, *, last: bool = False) -> bool:
+        """At a step's boundary: whether replicas have the same state, where that is to be asked.
+
+        False: they have not; the coordinator knows, and `rejoin` waits for its verdict. Raises what collectives do.
+
+        Args:
+            last: no step follows.
+        """
+        comparison = self._recovery.comparison if self._recovery is not None else None
+        return comparison is None or comparison.compare(self.control.step, last=last)
 
     def fetch(self, number: StepNo, get: Callable[[], Any]) -> Any:
         """The batch of a step, by `get`."""
@@ -169,6 +219,36 @@ class Member:
         self._link.board.enter(Phase.COMPUTING)
         return True
 
+    def enter_region(self, number: int, *, training: bool) -> bool:
+        """A restartable function starts, the so-and-so-manieth since the last step; False when the generation is over."""
+        self._interrupt.clear()
+        if not self.control.begin():
+            return False
+        self.control.inside, self._begun = number, True
+        if training:
+            self._faults.enter(self.control.step)
+        else:
+            self._faults.enter_between(self.control.step)
+        self._link.board.enter(Phase.COMPUTING, step=self.control.step, generation=self.control.generation)
+        return True
+
+    def leave_region(self) -> None:
+        """A restartable function has ended well."""
+        self._faults.leave()
+        self.control.inside, self._begun = 0, False
+        self.control.rest()
+        self._link.board.enter(Phase.OUTSIDE)
+
+    def await_position(self) -> tuple[StepNo, int]:
+        """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
+        form = self.control.peek_form()
+        return form.step, form.inside
+
+    @property
+    def inside(self) -> int:
+        """The restartable function that all run again before they go on; 0: none."""
+        return self._recovery.inside if self._recovery is not None else 0
+
     def before_update(self, last_collective: Callable[[], None]) -> None:
         """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
 
@@ -180,18 +260,52 @@ class Member:
             return
         if not self._begun or self._recovery is None or self.control.updating:
             return
+        step = self.control.step
         self._groups.draining = True
         try:
             last_collective()
         finally:
             self._groups.draining = False
         if self.control.halted and (self._groups.refused or self._groups.broke()):
-            raise GenerationHalted(f"step {self.control.step} was given up before its gradients were there")
-        self._faults.strike(FaultStage.UPDATE, self.control.step)
+            raise GenerationHalted(f"step {step} was given up before its gradients were there")
+        if self._recovery.sharded:
+            self._agree(step)
+        self._faults.strike(FaultStage.UPDATE, step)
         self._recovery.withdraw(time.monotonic() + WITHDRAW_S)
         if not self.control.update():
-            raise GenerationHalted(f"step {self.control.step} was given up before its update")
+            raise GenerationHalted(f"step {step} was given up before its update")
         self._link.board.enter(Phase.UPDATING)
+
+    def _agree(self, step: StepNo) -> None:
+        """In a sharded world: begin the update when all ranks can, or when the verdict says that it has happened.
+
+        Raises `GenerationHalted` when the step must run again.
+        """
+        if self.control.ready() and self._vote(step):
+            self._faults.strike(FaultStage.VOTE, step)
+            if self.control.update():
+                return
+        self._link.board.enter(Phase.WAITING)
+        if not self.control.await_verdict():
+            raise GenerationHalted(f"step {step} was given up: not all ranks were ready for its update")
+        self._link.board.enter(Phase.UPDATING)
+        self._faults.strike(FaultStage.ROLL, step)
+
+    def _vote(self, step: StepNo) -> bool:
+        """Whether every rank has said that it is ready; False: the generation is over, or about to be."""
+        self._copies.settle()
+        if self.control.halted:
+            return False
+        try:
+            self._groups.vote()
+        except RuntimeError as error:  # what a collective raises, halted or broken
+            if not self.control.halted:
+                self._told_fault(FaultKind.COLLECTIVE, step, error)
+            return False
+        return True
+
+    def _told_fault(self, kind: FaultKind, step: StepNo, error: Exception) -> None:
+        self._link.send(WorkerFaulted(self._link.env.worker, self.control.generation, step, kind, report(error)))
 
     def commit(self) -> bool:
         """The body has ended well; False when it must run again all the same."""
@@ -214,15 +328,13 @@ class Member:
         self._begun = False
         self.control.fail()
         if news:
-            kind = FaultKind.COLLECTIVE if symptom else FaultKind.BODY
-            fact = WorkerFaulted(self._link.env.worker, self.control.generation, step, kind, report(error))
-            self._link.send(fact)
+            self._told_fault(FaultKind.COLLECTIVE if symptom else FaultKind.BODY, step, error)
         return True
 
     def abandon(self) -> None:
         """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
         self._faults.leave()
-        self._begun = False
+        self._begun, self.control.inside = False, 0
         self.control.fail()
 
     def rejoin(self) -> StepNo | None:
@@ -246,9 +358,11 @@ class Member:
             return outcome.step if isinstance(outcome, Adopted) else None
 
     def checkpoint(self, state: ProtectedState) -> None:
-        """At a step's boundary: begin to write a durable checkpoint if it is time for one."""
-        if self._durable is not None and self.rank == 0:
-            self._durable.tick(state, self.control.step)
+        """At a step's boundary: take the copies of the state that are due."""
+        self._copies.tick(state, self.control.step)
+        asked = self.control.snapshot_due()
+        if asked is not None and self._durable is not None:
+            self._durable.snapshot(state, asked, self.control.step, Rank(self.rank))
 
     def finish(self) -> bool:
         """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed."""
@@ -258,10 +372,10 @@ class Member:
         if self.control.halted:
             return False
         self._link.send(WorkerFinished(self._link.env.worker, self.control.generation, self.control.step))
-        if not self.control.await_release():
-            return False
-        if self._durable is not None and self._state is not None and self.rank == 0:
-            self._durable.finish(self._state, self.control.step)
+        while not self.control.await_release():
+            if self.halted or self._state is None:
+                return False
+            self.checkpoint(self._state)
         return True
 
     # --- the log -----------------------------------------------------------------------------------------------
@@ -289,6 +403,7 @@ class Member:
         """The generation is over: end all that the training thread may be blocked in. From the control thread."""
         self._groups.halt()
         self._interrupt.set()
+        self._copies.wake()
         if self._recovery is not None:
             self._recovery.stop()
 
@@ -300,6 +415,7 @@ class Alone:
     holds_initial_state = True
     halted = False
     generation = 0
+    inside = 0
 
     def __init__(self, rank: int, local_rank: int, world: int) -> None:
         self.rank, self.local_rank, self.world = rank, local_rank, world
@@ -328,8 +444,12 @@ class Alone:
         """Never rehearses."""
         return True
 
-    def arrive(self, state: ProtectedState, buckets: str) -> None:
+    def arrive(self, state: ProtectedState, buckets: str, buffered: Sequence[torch.nn.Module] = ()) -> None:
         """Nobody to report to."""
+
+    def compare(self, *, last: bool = False) -> bool:
+        """Nobody to compare with."""
+        return True
 
     def fetch(self, number: StepNo, get: Callable[[], Any]) -> Any:
         """The batch of a step, by `get`."""
@@ -338,6 +458,17 @@ class Alone:
     def begin(self, number: StepNo) -> bool:
         """A body starts."""
         return True
+
+    def enter_region(self, number: int, *, training: bool) -> bool:
+        """Nothing is run again."""
+        return True
+
+    def leave_region(self) -> None:
+        """Nothing is run again."""
+
+    def await_position(self) -> tuple[StepNo, int]:
+        """There are no others."""
+        return self.step, 0
 
     def before_update(self, last_collective: Callable[[], None]) -> None:
         """Nobody reads the state."""

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from regrow.core.errors import StateError, UsageError
 
 RESERVED = "regrow"
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 _RUNNING_STATISTICS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -82,12 +83,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def roster(objects: Sequence[object], named: Mapping[str, object]) -> Roster:
+def roster(objects: Sequence[object], named: Mapping[str, object], part: str = "") -> Roster:
     """Sort out and name what the script protects.
 
     Args:
         objects: get the names `model`, `optim`, `scheduler`, or their class's, with a number from the second on.
         named: names of the script's choice.
+        part: put before all names: tells parts of a model apart that are called the same on different ranks.
 
     Raises:
         UsageError: something has no state that could be protected, or a name is not to be had.
@@ -105,6 +107,7 @@ def roster(objects: Sequence[object], named: Mapping[str, object]) -> Roster:
         seen.add(id(thing))
         chosen = _name(name, thing, taken)
         taken.add(chosen)
+        chosen = f"{part}.{chosen}" if part else chosen
         if isinstance(thing, nn.Module):
             modules[chosen] = thing
         elif isinstance(thing, torch.optim.Optimizer):
@@ -166,8 +169,10 @@ def _gather(
 
 
 def _clean(fqn: str) -> str:
-    # A compiled submodule shows its wrapper in its parameters' names.
-    return fqn.replace("_orig_mod.", "")
+    # Compiled and checkpointed submodules show their wrapper in their parameters' names.
+    for wrapper in _WRAPPERS:
+        fqn = fqn.replace(wrapper, "")
+    return fqn
 
 
 def _buffers(name: str, module: nn.Module, seen: set[tuple[int, str]]) -> Iterable[BufferSlot]:
@@ -185,7 +190,8 @@ def _optimized(
     name: str, optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Short names of an optimizer's parameters; those of no protected module are added to `parameters`."""
-    names = {id(parameter): full.removeprefix("model.") for full, parameter in parameters.items()}
+    stem = f"{name.rpartition('.')[0]}.model.".removeprefix(".")
+    names = {id(parameter): full.removeprefix(stem) for full, parameter in parameters.items()}
     short: dict[str, torch.Tensor] = {}
     for number, group in enumerate(optimizer.param_groups):
         for at, parameter in enumerate(cast(list[torch.Tensor], group["params"])):

@@ -1,6 +1,6 @@
 """What a script protects, as one state that can be read, written, remembered, rolled back and compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +11,7 @@ from regrow.core.errors import StateError
 from regrow.core.ids import NO_STATE, StepNo
 from regrow.hydration.codec import decode, dtype_of, encode
 from regrow.hydration.inventory import Inventory, TensorEntry
+from regrow.hydration.shards import box_of, empty_like, local
 from regrow.train.naming import Roster, roster
 from regrow.train.rollback import Undo, load, put_settings, settings
 
@@ -50,14 +51,15 @@ class ProtectedState:
     Args:
         objects: what to protect; named by kind (`model`, `optim`, `scheduler`).
         named: the same under names of the script's choice.
+        part: what part of the model this rank holds, where names do not say it.
 
     Raises:
         UsageError: something has no state, or a name is not to be had.
         StateError: two tensors have the same name.
     """
 
-    def __init__(self, objects: Sequence[object], named: Mapping[str, object] | None = None) -> None:
-        self._roster: Roster = roster(objects, named or {})
+    def __init__(self, objects: Sequence[object], named: Mapping[str, object] | None = None, *, part: str = "") -> None:
+        self._roster: Roster = roster(objects, named or {}, part)
         self._undo = Undo(self._roster)
         self._table: dict[str, torch.Tensor] = {}
         self._arrival: _Arrival | None = None
@@ -76,13 +78,20 @@ class ProtectedState:
         """The protected optimizers."""
         return list(self._roster.optimizers.values())
 
-    def layout(self) -> str:
-        """Digest over names, shapes and dtypes of parameters (in order) and buffers, and the names of all else.
+    def distributed(self) -> bool:
+        """Whether any tensor is a `DTensor`, of which this rank may have only a piece."""
+        tensors = self._roster.parameters | self._buffers()
+        return any(box_of(tensor, name) is not None for name, tensor in tensors.items())
 
-        Equal on workers whose gradients can be reduced together and whose state fits.
+    def layout(self) -> str:
+        """Digest over names, shapes, pieces and dtypes of parameters (in order) and buffers, and the names of all else.
+
+        Equal on workers that hold the same state: one can take over from the other.
         """
         tensors = self._roster.parameters | self._buffers()
-        shape = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
+        shape = [
+            [name, str(tensor.dtype), list(tensor.shape), box_of(tensor, name)] for name, tensor in tensors.items()
+        ]
         names = [[name, list(short)] for name, short in self._roster.optimized.items()]
         return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode([shape, names, list(self._roster.objects)]))
 
@@ -109,7 +118,7 @@ class ProtectedState:
     def capture(self) -> Captured:
         """A full copy of everything, gradients too."""
         inventory, table = self._survey(self.state_at)
-        values = {name: tensor.detach().clone() for name, tensor in table.items()}
+        values = {name: local(tensor).detach().clone() for name, tensor in table.items()}
         gradients = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters()]
         return Captured(inventory, values, gradients)
 
@@ -123,13 +132,23 @@ class ProtectedState:
                 parameter.grad = None if gradient is None else gradient.clone()
         self.finish()
 
+    def canonical(self) -> tuple[Inventory, dict[str, torch.Tensor]]:
+        """Everything there is, and what is here of each tensor, in an order that is the same on every worker."""
+        inventory, table = self._survey(self.state_at, canonical=True)
+        return inventory, {name: local(tensor) for name, tensor in table.items()}
+
+    def buffers_of_no(self, modules: Sequence[torch.nn.Module]) -> set[str]:
+        """The names of protected buffers that belong to none of these modules."""
+        shared = {id(buffer) for module in modules for buffer in module.buffers()}
+        return {name for name, buffer in self._buffers().items() if id(buffer) not in shared}
+
     def digest(self) -> str:
         """xxh3_128 over all tensors and Python state; the same on every device and in every order of creation."""
         inventory, table = self._survey(self.state_at, canonical=True)
         total = xxhash.xxh3_128()
         for entry in inventory.entries:
-            total.update(f"{entry.name}|{entry.dtype}|{entry.shape}\n".encode())
-            plain = table[entry.name].detach().resolve_conj().resolve_neg().cpu().contiguous()
+            total.update(f"{entry.name}|{entry.dtype}|{entry.shape}|{entry.box}\n".encode())
+            plain = local(table[entry.name]).detach().resolve_conj().resolve_neg().cpu().contiguous()
             total.update(plain.reshape(-1).view(torch.uint8).numpy().data)
         total.update(inventory.python)
         return total.hexdigest()
@@ -145,11 +164,25 @@ class ProtectedState:
         return inventory
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of the last `inventory`, itself. Raises `StateError` for an unknown name."""
+        """What is here of a tensor of the last `inventory`, itself. Raises `StateError` for an unknown name."""
         tensor = self._table.get(name)
         if tensor is None:
             raise StateError(f"{name} is not part of the protected state")
-        return tensor
+        return local(tensor)
+
+    def finder(self) -> Callable[[str], torch.Tensor | None]:
+        """Finds the parameter or buffer of a name, or the parameter whose optimizer state a tensor of that name is."""
+        owners = {f"{name}.{s}": p for name, short in self._roster.optimized.items() for s, p in short.items()}
+        owners |= self._roster.parameters | self._buffers()
+        return lambda name: _owner(name, owners)
+
+    def lasting(self) -> set[str]:
+        """Of the last `inventory`, the names of what only an update changes: parameters and optimizer state."""
+        ids = {id(parameter) for parameter in self.parameters()}
+        for optimizer in self.optimizers():
+            for values in optimizer.state.values():
+                ids.update(id(value) for value in values.values() if isinstance(value, torch.Tensor))
+        return {name for name, tensor in self._table.items() if id(tensor) in ids}
 
     def _survey(self, step: StepNo, *, canonical: bool = False) -> tuple[Inventory, dict[str, torch.Tensor]]:
         table = self._roster.parameters | self._buffers()
@@ -230,7 +263,7 @@ class ProtectedState:
         if unknown := sorted(offered.keys() - targets.keys()):
             raise StateError(f"{unknown[0]} is in the state that was offered, but not in this worker's script")
         self._arrival, self.state_at = arrival, NO_STATE
-        return dict(targets)
+        return {name: local(tensor) for name, tensor in targets.items()}
 
     def _module_targets(
         self, offered: dict[str, TensorEntry], present: dict[str, torch.Tensor]
@@ -240,9 +273,9 @@ class ProtectedState:
             if name not in offered:
                 raise StateError(f"{name} is in this worker's script, but not in the state that was offered")
             there, here = offered[name], TensorEntry.of(name, present[name])
-            if (there.dtype, there.shape) != (here.dtype, here.shape):
+            if (there.dtype, there.shape, there.box) != (here.dtype, here.shape, here.box):
                 raise StateError(
-                    f"{name} is {here.dtype}{list(here.shape)} here and {there.dtype}{list(there.shape)} in the state",
+                    f"{name} is {_shape(here)} here and {_shape(there)} in the state",
                     hint="the script must build the same model on every worker",
                 )
         return {name: present[name] for name in names}
@@ -296,16 +329,34 @@ def _target(
     entry = offered[name]
     dtype = dtype_of(entry.dtype)
     here = present.get(name)
-    if owner is not None and here is not None:
-        fits = here.dtype == dtype and tuple(here.shape) == entry.shape and here.device.type == entry.device_type
-        if fits:
-            return here.detach()
+    if owner is not None and here is not None and _fits(entry, here):
+        return here.detach()
     nearby = [parameter.device for parameter in ([owner] if owner is not None else parameters)]
     # Optimizers keep some of their state (AdamW's step) in the processor's memory, wherever the parameter is.
     device = next((device for device in nearby if device.type == entry.device_type), torch.device(entry.device_type))
-    if owner is not None and tuple(owner.shape) == entry.shape:
-        return torch.empty_like(owner, dtype=dtype, device=device, requires_grad=False)
+    if owner is not None and tuple(owner.shape) == (entry.whole or entry.shape):
+        return empty_like(owner, dtype=dtype, device=device)
+    if entry.box is not None:
+        raise StateError(
+            f"{name} is a piece of a tensor of shape {list(entry.whole or ())}, which this worker has not made",
+            hint="let the first step create all optimizer state",
+        )
     return torch.empty(entry.shape, dtype=dtype, device=device)
+
+
+def _fits(entry: TensorEntry, here: torch.Tensor) -> bool:
+    mine = TensorEntry.of(entry.name, here)
+    return (mine.dtype, mine.shape, mine.device_type, mine.box) == (
+        entry.dtype,
+        entry.shape,
+        entry.device_type,
+        entry.box,
+    )
+
+
+def _shape(entry: TensorEntry) -> str:
+    where = "" if entry.box is None else f" at {[start for start, _ in entry.box]} of {list(entry.whole or ())}"
+    return f"{entry.dtype}{list(entry.shape)}{where}"
 
 
 def _put_optimizer(

@@ -9,14 +9,18 @@ from regrow.comm.groups import Formation, Groups
 from regrow.comm.mesh import Site
 from regrow.core.board import Phase
 from regrow.core.config import WorkerEnv, publish_rank
-from regrow.core.errors import GenerationHalted
+from regrow.core.copies import CopySource
+from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import FaultStage, FormGeneration, WorkerResumed
-from regrow.hydration.client import Hydration
+from regrow.hydration.client import Hydration, HydrationReport
 from regrow.hydration.inventory import StateSink
+from regrow.hydration.restore import Restoration
 from regrow.hydration.server import HydrationServer
 from regrow.step.machine import Adopted, Resumed
+from regrow.train.comparing import Comparison
 from regrow.train.control import Control
+from regrow.train.copies import Copies
 from regrow.train.faults import FaultInjector
 from regrow.train.frozen import FrozenState
 from regrow.train.protect import ProtectedState
@@ -27,7 +31,7 @@ HYDRATE_S: Seconds = 600.0
 
 def site_of(env: WorkerEnv) -> Site:
     """Where a worker may listen for its peers."""
-    return Site(env.socket_dir if env.nodes == 1 else None, env.advertise, env.token)
+    return Site(env.socket_dir if env.one_machine else None, env.advertise, env.token)
 
 
 @dataclass
@@ -45,11 +49,17 @@ class Recovery:
     frozen: FrozenState
     server: HydrationServer
     faults: FaultInjector
+    copies: Copies
     form_s: Seconds
+    comparison: Comparison | None = None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._receiving: Hydration | None = None
+        self._receiving: Hydration | Restoration | None = None
+        self.inside = 0
+        """The restartable function that all run again before they go on; 0: none."""
+        self.sharded = False
+        """Whether ranks of this generation hold different parts of the state."""
 
     def stop(self) -> None:
         """End a reception of state that is under way; from any thread."""
@@ -67,13 +77,24 @@ class Recovery:
         self.link.board.enter(Phase.RECOVERING, step=form.step, generation=form.generation)
         self._take_place(form)
         self.faults.replace(form.faults)
+        self.inside = form.inside
+        self.sharded = len({member.holding for member in form.members}) > 1
         holder = form.rank in form.holders
+        if self.comparison is not None:
+            self.comparison.stand(form)
+            if holder and form.rewind:
+                self.comparison.go_back(form)
+        if holder and self.control.torn:
+            raise StateError(f"rank {form.rank} should have state@{form.step}, but its own was torn")
         if holder:
             self._offer(form)
         self.faults.strike(FaultStage.FORM, form.step)
         form_s = self._form_groups(form)
         self.faults.strike(FaultStage.HYDRATE, form.step)
-        hydrate_s, received = (0.0, 0) if holder else self._hydrate(form)
+        hydrate_s, received = (0.0, 0) if holder else self._receive(form)
+        if self.comparison is not None and not holder:
+            self.comparison.received()
+        self.copies.rewind(form.step)
         outcome = self.control.resume(form.generation, form.step)
         if outcome is None:
             raise GenerationHalted(f"generation {form.generation} was given up before it began")
@@ -111,12 +132,32 @@ class Recovery:
         if self.groups.serves(form.generation):
             return 0.0
         env = self.link.env
-        formation = Formation(form.generation, form.rank, len(form.members), form.store, site_of(env))
+        formation = Formation(form.generation, form.rank, len(form.members), env.store, site_of(env))
         return self.groups.form(formation, lambda: self.control.is_over(form.generation))
+
+    def _receive(self, form: FormGeneration) -> tuple[Seconds, int]:
+        return self._hydrate(form) if form.restore is None else self._restore(form, form.restore)
+
+    def _restore(self, form: FormGeneration, source: CopySource) -> tuple[Seconds, int]:
+        """Go back to a copy in an agent's memory."""
+        has_state = self.control.holds_state
+        if has_state:
+            self.control.replace(form.generation)
+        deadline = time.monotonic() + HYDRATE_S
+        try:
+            report = self._run(form, Restoration(self.state, source, token=self.link.env.token, deadline=deadline))
+        except BaseException:
+            if has_state:
+                self.control.fail()  # torn from here on; the copy is still there for the next attempt
+            raise
+        if has_state:
+            self.control.replaced(form.step)
+        return report.seconds, report.bytes
 
     def _hydrate(self, form: FormGeneration) -> tuple[Seconds, int]:
         holders = {Rank(rank) for rank in form.holders}
-        endpoints = [member.endpoint for member in form.members if member.rank in holders]
+        mine = next(member.holding for member in form.members if member.rank == form.rank)
+        endpoints = [m.endpoint for m in form.members if m.rank in holders and m.holding == mine]
         sink: StateSink = self.state
         if self.control.holds_state:
             sink = StagedState(
@@ -132,13 +173,16 @@ class Recovery:
             endpoints=endpoints,
             deadline=time.monotonic() + HYDRATE_S,
         )
+        report = self._run(form, reception)
+        return report.seconds, report.bytes
+
+    def _run(self, form: FormGeneration, reception: Hydration | Restoration) -> HydrationReport:
         with self._lock:
             self._receiving = reception
         if self.control.is_over(form.generation):
             reception.cancel()
         try:
-            report = reception.run()
+            return reception.run()
         finally:
             with self._lock:
                 self._receiving = None
-        return report.seconds, report.bytes

@@ -13,6 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from regrow.core.errors import StateError
+from regrow.hydration.shards import local
 from regrow.train.naming import BufferSlot, Roster, Stateful
 
 _ALWAYS_COPIED_BYTES = 16 << 10
@@ -82,9 +83,10 @@ class _Buffers:
         for slot, tensor in zip(self._slots, tensors, strict=True):
             if tensor is None:
                 continue
-            small = tensor.nbytes <= _ALWAYS_COPIED_BYTES or slot.running
-            if small and tensor.is_contiguous():
-                packs.setdefault(tensor.device, []).append(tensor.detach().reshape(-1).view(torch.uint8))
+            here = local(tensor)
+            small = here.nbytes <= _ALWAYS_COPIED_BYTES or slot.running
+            if small and here.is_contiguous():
+                packs.setdefault(here.device, []).append(here.detach().reshape(-1).view(torch.uint8))
             else:
                 self._single.append((tensor, torch.empty_like(tensor)))
                 self._versions.append(-1)

@@ -1,23 +1,26 @@
 """A training script's whole view of regrow: `init`, `protect`, `steps`."""
 
 import atexit
+import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.device_mesh import DeviceMesh
 
 from regrow.agent.link import WorkerLink
-from regrow.comm.ddp import buckets, replicas, reset_unfinished, settle_buckets, share_buffers, take_over_buffers
 from regrow.core.config import WorkerEnv
-from regrow.core.errors import GenerationHalted, UsageError
+from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.data.loader import StepLoader
 from regrow.data.seeding import seed_everything
 from regrow.train.member import Alone, Member
+from regrow.train.modules import Modules
 from regrow.train.protect import ProtectedState
+from regrow.train.regions import Regions
+from regrow.train.sharing import Share, share_of
 from regrow.train.step import Step
 
 _log = logging.getLogger("regrow")
@@ -45,14 +48,17 @@ class Session:
         self.seed = seed
         self._member = member
         self._state: ProtectedState | None = None
-        self._replicas: list[DistributedDataParallel] = []
-        self._buffered: list[DistributedDataParallel] = []
+        self._modules = Modules()
+        self._share: Share | None = None
         self._loader: StepLoader | None = None
-        self._unsettled: list[DistributedDataParallel] = []
         self._started = False
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
         self._unsent: _Unsent | None = None
+        self._latest: Step | None = None
+        self._looping = False
+        self._echoing = contextlib.ExitStack()
+        self._regions = Regions(self)
 
     # --- what a script may ask ---------------------------------------------------------------------------------
 
@@ -81,11 +87,13 @@ class Session:
         """The membership that this worker runs in."""
         return self._member.generation
 
-    def protect(self, *objects: Any, **named: Any) -> None:
+    def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
         """Name what must survive a fault: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
 
         Args:
-            objects: for example the model (wrapped by DDP or not), its optimizer, its scheduler.
+            objects: for example the model (wrapped by DDP, FSDP2, both or not at all), its optimizer, its scheduler.
+            part: what part of the model this rank has, where parts are called the same on different ranks: two middle
+                stages of a pipeline, say. Ranks with the same names, shapes, pieces and part are taken for replicas.
             named: the same, under names of their own in the checkpoint.
 
         Raises:
@@ -94,12 +102,11 @@ class Session:
         """
         if self._state is not None or self._started:
             raise UsageError("protect() was called a second time, or after steps()", hint="name everything in one call")
-        self._state = ProtectedState(objects, named)
-        self._replicas = replicas([*objects, *named.values()])
-        if self._member.rehearses:
-            self._buffered = take_over_buffers(self._replicas)
+        self._state = ProtectedState(objects, named, part=part)
+        self._modules = Modules([*objects, *named.values()], recovers=self._member.rehearses)
         for optimizer in self._state.optimizers():
             optimizer.register_step_pre_hook(lambda *_: self._before_update())
+            optimizer.register_step_post_hook(lambda *_: self._regions.after_update())
 
     def digest(self) -> str:
         """A digest of all protected state, equal on two workers if and only if their state is bitwise equal."""
@@ -107,49 +114,82 @@ class Session:
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
-    def steps(self, loader: Any, *, until: int) -> Iterator[Step]:
+    def steps(self, loader: Any, *, until: int, data: "DeviceMesh | Share | None" = None) -> Iterator[Step]:
         """The steps that are still to be run, up to number `until - 1`.
 
         Args:
             loader: a `DataLoader` over a map-style data set, a callable `fn(step)`, or an iterable of batches that is a
                 function of the step.
             until: how many steps the training has in all.
+            data: which share of the global batch this rank reads: the `DeviceMesh` of the data-parallel dimensions, or
+                (share, number of shares). Ranks with the same share also draw the same random numbers. Without it
+                every rank has a share of its own, as DDP and FSDP want it; tensor and pipeline parallel need it.
 
         Raises:
             UsageError: nothing is protected, or `until` is negative, or the loop's body is not inside `with step`.
         """
-        if self._started:
-            raise UsageError("steps() was called a second time", hint="a job has one loop; let `until` cover it all")
         if until < 0:
             raise UsageError(f"until={until} is negative")
-        self._protected()
-        self._started = True
+        self._start("steps()")
+        self._share = share_of(data)
         self._loader = StepLoader(loader, seed=self.seed)
         return self._run(until)
 
+    def _start(self, what: str) -> None:
+        """The one loop of a job begins. Raises `UsageError` where there was one, or nothing is protected."""
+        if self._started:
+            raise UsageError(f"{what} is a second loop", hint="a job has one loop; let `until` cover it all")
+        self._started = self._protected() is not None
+
+    def _arrive(self) -> None:
+        """Built and warm: stand before the first step, or where the others are."""
+        self._member.arrive(self._protected(), self._modules.buckets(), self._modules.buffered)
+
     def _run(self, until: int) -> Iterator[Step]:
-        loader, state, member = self._data(), self._protected(), self._member
+        loader, member = self._data(), self._member
         if member.rehearses and until > 0:
             yield from self._rehearse()
-        member.arrive(state, buckets(self._replicas))
+        self._arrive()
         try:
-            self._recover()
-            while member.step < until:
-                step = self._prepare()
-                if step is not None:
-                    yield step
-                    if not step.entered:
+            self._looping = True
+            if not (yield from self._replay()):
+                self._recover()
+            while member.step < until or not self._ends():
+                self._latest = self._prepare() if member.step < until else None
+                if self._latest is not None:
+                    yield self._latest
+                    if not self._latest.entered:
                         raise UsageError(
                             "the body of the loop did not enter its step", hint="write `with step as batch:`"
                         )
-            self._send_commit()
-            self._finish()
         except GeneratorExit:
             # The script left the loop early. It may be unwinding an error, so the others are waited for at its exit.
+            self._looping = False
             atexit.register(self._finish)
             raise
         finally:
             loader.close()
+
+    def _replay(self) -> Generator[Step, None, bool]:
+        """A newcomer, while the others are in a function between two steps: come there too, past a step they have done.
+
+        Its body runs against echo groups; what it computes is overwritten when it ends. False: nothing of that.
+        """
+        if self._member.holds_initial_state:
+            return False
+        number, inside = self._member.await_position()
+        if not inside or not number:
+            return False
+        self._regions.expect(inside)
+        before = StepNo(number - 1)
+        self._echoing.enter_context(self._member.echo())
+        batch = self._data().batch(before, *self._place())
+        seed_everything(self.seed, before, self._place()[0])
+        self._latest = Step(self, before, batch, rehearsal=True, replay=True)
+        yield self._latest
+        if self._latest.rehearsal:
+            raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
+        return True
 
     def _prepare(self) -> Step | None:
         """Everything that must be right when a body starts; None when the generation is over."""
@@ -157,13 +197,16 @@ class Session:
         member, state = self._member, self._protected()
         if self._recover_if_halted():
             return None
+        self._regions.check()
         number = member.step
-        if self._unsettled:
+        if self._modules.unsettled:
             with member.local():
-                self._unsettled = settle_buckets(self._unsettled)
+                self._modules.settle()
+        if not self._agrees():
+            return None
         member.checkpoint(state)
         try:
-            batch = member.fetch(number, lambda: self._data().batch(number, self.rank, self.world_size))
+            batch = member.fetch(number, lambda: self._data().batch(number, *self._place()))
         except Exception as error:
             if not self._failed(error):
                 raise
@@ -171,7 +214,7 @@ class Session:
         state.begin()
         if not member.begin(number):
             return None
-        seed_everything(self.seed, number, self.rank)
+        seed_everything(self.seed, number, self._place()[0])
         attempt = self._attempts.get(number, 0)
         self._attempts = {number: attempt + 1}
         self._begun_at = time.monotonic()
@@ -179,34 +222,49 @@ class Session:
 
     def _rehearse(self) -> Iterator[Step]:
         """Run the body once against echo groups, and undo it: what a first step costs is paid before it counts."""
-        member, state = self._member, self._protected()
-        kept = state.capture() if member.holds_initial_state else None
-        state.begin()
-        with member.echo():
-            batch = self._data().batch(0, self.rank, self.world_size)
-            seed_everything(self.seed, 0, self.rank)
+        with self._rehearsing():
+            batch = self._data().batch(0, *self._place())
+            seed_everything(self.seed, 0, self._place()[0])
             step = Step(self, StepNo(0), batch, rehearsal=True)
             yield step
-            updated = member.rehearsed()
             if not step.entered:
                 raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
-            if not updated and state.parameters_changed():
+            if not self._member.rehearsed() and self._protected().parameters_changed():
                 raise UsageError(
                     "the step's body changes protected parameters, but no protected optimizer did",
                     hint="protect the optimizer too, or call step.update() before the change",
                 )
-            settle_buckets(self._replicas)
+        self._data().seek(0, *self._place())
+
+    @contextlib.contextmanager
+    def _rehearsing(self) -> Iterator[None]:
+        """Within this, collectives are answered locally; afterwards the state is as it was."""
+        member, state = self._member, self._protected()
+        kept = state.capture() if member.holds_initial_state else None
+        state.begin()
+        with member.echo():
+            try:
+                yield
+            finally:
+                self._modules.settle(all_of_them=True)
         if kept is not None:
             state.restore(kept)
-        self._data().seek(0, self.rank, self.world_size)
+        self._modules.overwritten()
 
     # --- the end of a body -------------------------------------------------------------------------------------
 
     def _before_update(self) -> None:
-        self._member.before_update(lambda: share_buffers(self._buffered))
+        self._regions.before_update()
+        self._member.before_update(self._modules.share_buffers)
 
     def _leave(self, step: Step, error: BaseException | None) -> bool:
         """The body has ended; whether its exception is absorbed."""
+        if step.replay:
+            self._echoing.close()
+            if error is None:
+                self._recover()
+                step.rehearsal, step.committed = False, True
+            return False
         if step.rehearsal:
             return False
         if error is None:
@@ -226,6 +284,7 @@ class Session:
     def _committed(self, step: Step, *, adopted: bool = False) -> None:
         now = time.monotonic()
         step.committed = True
+        self._regions.committed()
         self._unsent = _Unsent(step, now, now - self._begun_at, Generation(self.generation), adopted)
 
     def _failed(self, error: Exception, step: Step | None = None) -> bool:
@@ -235,8 +294,7 @@ class Session:
         """
         if not self._member.abort(error, self._protected()):
             return False
-        reset = reset_unfinished(self._replicas)
-        self._unsettled += [module for module in reset if module not in self._unsettled]
+        self._modules.reset(error)
         self._recover(step)
         return True
 
@@ -251,7 +309,10 @@ class Session:
         if step is not None and adopted == step.number:
             # The others had all of this worker's gradients: the step has happened, though not here.
             self._committed(step, adopted=True)
-        self._data().seek(self._member.step, self.rank, self.world_size)
+        self._modules.overwritten()
+        if self._loader is not None:
+            self._loader.seek(self._member.step, *self._place())
+        self._regions.recovered(self._member.inside)
 
     # --- the log -----------------------------------------------------------------------------------------------
 
@@ -272,12 +333,55 @@ class Session:
         )
         _log.info("step %d: %s", unsent.step.number, numbers)
 
+    def _place(self) -> "Share":
+        """Which share of the global batch is read here, of how many."""
+        return self._share or (self.rank, self.world_size)
+
     # --- small things ------------------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
+    @property
+    def _between_steps(self) -> bool:
+        """Whether steps are being run, and none of them now."""
+        return self._looping and not (self._latest is not None and self._latest.inside)
+
+    def _agrees(self, *, last: bool = False) -> bool:
+        """Whether this rank's replicas have the same state, or were not asked; False: a new membership stands."""
+        try:
+            if self._member.compare(last=last):
+                return True
+        except Exception as error:
+            if not self._failed(error):
+                raise
+            return False
+        self._recover()
+        return False
+
+    def _ends(self) -> bool:
+        """The last step is done: wait for the others; False: a new membership stands, perhaps at an earlier step."""
+        self._looping = False
         self._send_commit()
+        ended = not self._recover_if_halted() and self._agrees(last=True)
+        if ended and not self._member.finish():
+            self._recover()
+            ended = False
+        self._looping = not ended
+        return ended
+
+    def _finish(self) -> None:
+        """As `_ends`, for a script that has left the loop: no step can be run any more."""
+        self._looping = False
+        self._send_commit()
+        at = self._member.step
         while not self._member.finish():
             self._recover()
+            if self._loader is None:
+                continue
+            self._agrees()  # newcomers do so before they come here
+            if self._member.step < at:
+                raise StateError(
+                    f"the state went back to step {self._member.step}, but the script left its loop after {at} steps",
+                    hint="let `until` end the loop",
+                )
 
     def _protected(self) -> ProtectedState:
         if self._state is None:

@@ -24,8 +24,19 @@ class Step:
         committed: the step has happened; stays False when it must run again.
     """
 
-    def __init__(self, session: "Session", number: StepNo, batch: Any, *, attempt: int = 0, rehearsal: bool = False):
+    def __init__(
+        self,
+        session: "Session",
+        number: StepNo,
+        batch: Any,
+        *,
+        attempt: int = 0,
+        rehearsal: bool = False,
+        replay: bool = False,
+    ) -> None:
         self.number = number
+        self.replay = replay
+        """A step that the others have committed, run for what stands after its body: they are in it."""
         self.attempt = attempt
         self.rehearsal = rehearsal
         self.committed = False

@@ -1,0 +1,326 @@
+"""How fast a newcomer gets its state from the memory of healthy ranks, beside a plain socket and a memory copy.
+
+    python benchmarks/hydration.py            # 0.1, 1 and 4 GB, about 2 minutes
+    python benchmarks/hydration.py --quick    # 0.1 and 1 GB, half a minute
+
+Holders and receivers are processes of their own with one thread for torch each. The plain socket is of the same kind,
+with the same buffers, between two processes, from and into memory that is there already, without checksums. All sides
+run in turns; figures are medians; GB are 10^9 bytes. *Beyond the state* is the most memory that a process took on top
+of its tensors.
+
+Exits with 1 when one holder brings less than 70 % of the plain socket, or a side takes more than 256 MiB beyond.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from signal import SIGKILL
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from regrow.core.ids import Generation, StepNo
+from regrow.hydration.client import receive
+from regrow.hydration.inventory import Inventory, TensorEntry
+from regrow.hydration.server import HydrationServer
+from regrow.hydration.streams import widen
+
+TOKEN, STEP, GENERATION = "benchmark", StepNo(7), Generation(3)
+LAYER = 16 << 20
+"""Bytes of the larger tensors; as many small ones lie between them."""
+TARGET, ALLOWANCE = 0.7, 256 << 20
+PATIENCE = 120.0
+
+
+class State:
+    """A source and a sink: tensors as a transformer has them, large ones and biases."""
+
+    def __init__(self, nbytes: int, *, value: float) -> None:
+        layers = max(1, round(nbytes / (LAYER + 4096)))
+        self._tensors = {f"layers.{at:04}.weight": torch.full((LAYER // 4,), value + at) for at in range(layers)}
+        self._tensors |= {f"layers.{at:04}.bias": torch.full((1024,), value - at) for at in range(layers)}
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def inventory(self, step: StepNo) -> Inventory:
+        """What there is."""
+        return Inventory(step, [TensorEntry.of(name, each) for name, each in sorted(self._tensors.items())], b"")
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One of them."""
+        return self._tensors[name]
+
+    def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
+        """All of them, to be written."""
+        return self._tensors
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+    def parts(self) -> list[memoryview]:
+        """All bytes."""
+        return [tensor.view(torch.uint8).numpy().data for tensor in self._tensors.values()]
+
+
+class Process:
+    """A forked process that runs `work(pipe)`; killed at the end."""
+
+    def __init__(self, work: Callable[[Connection], None]) -> None:
+        self.pipe, theirs = Pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self.pipe.close()
+                work(theirs)
+            except BaseException:  # noqa: BLE001 - shown, then the process ends
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self.pid, SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.pipe.close()
+
+    def hear(self) -> Any:
+        """What it says next."""
+        if not self.pipe.poll(PATIENCE):
+            raise TimeoutError("a process of the benchmark says nothing")
+        return self.pipe.recv()
+
+
+def resident() -> int:
+    """Bytes of memory of this process that are its own; pages that forks share are counted in their maker only."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def reset_peak() -> int:
+    """Forget the most memory that this process had; returns what it has."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return resident()
+
+
+def peak() -> int:
+    """The most memory that this process had, in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
+
+
+def hold(pipe: Connection, state: State, folder: Path, *, tcp: bool) -> None:
+    """A rank that has the state and gives it; answers each word with its memory beyond the state."""
+    for tensor in state.prepare(state.inventory(STEP)).values():
+        tensor.sum()  # its pages are in this process's count from now on, not from the first reader on
+    with HydrationServer(state, token=TOKEN, socket_dir=folder, nodes=2 if tcp else 1) as server:
+        server.offer(GENERATION, STEP)
+        before = reset_peak()
+        pipe.send(server.endpoint)
+        while True:
+            pipe.recv()
+            pipe.send(peak() - before)
+
+
+def want(pipe: Connection, size: int) -> None:
+    """A newcomer: receives from the endpoints that it is told; answers with its memory beyond the state."""
+    state = State(size, value=-1.0)
+    before = reset_peak()
+    pipe.send("ready")
+    while True:
+        endpoints = pipe.recv()
+        receive(
+            state,
+            step=STEP,
+            generation=GENERATION,
+            token=TOKEN,
+            endpoints=endpoints,
+            deadline=time.monotonic() + PATIENCE,
+        )
+        pipe.send(peak() - before)
+
+
+@dataclass
+class Row:
+    """What one size of state gave, in GB/s; `beyond`: bytes at the holder and at the receiver."""
+
+    gigabytes: float
+    holders: dict[int, float]
+    crowd: float | None
+    socket: float
+    memcpy: float
+    beyond: tuple[int, int]
+
+
+class PlainSocket:
+    """A bare copy of the state over a connection between two processes."""
+
+    def __init__(self, stack: ExitStack, state: State, folder: Path, room: np.ndarray[Any, Any], *, tcp: bool) -> None:
+        if tcp:
+            listener = socket.create_server(("127.0.0.1", 0))
+        else:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(folder / f"plain-{state.nbytes}"))
+            listener.listen()
+        stack.enter_context(listener)
+        parts = state.parts()
+
+        def send(_: Connection) -> None:
+            sock, _ = listener.accept()
+            widen(sock)
+            while sock.recv(1):
+                for part in parts:
+                    sock.sendall(part)
+
+        stack.enter_context(Process(send))
+        self._sock = stack.enter_context(socket.socket(listener.family))
+        self._sock.connect(listener.getsockname())
+        widen(self._sock)
+        self._room = room.data
+
+    def copy(self) -> None:
+        """Once."""
+        self._sock.sendall(b"1")
+        at, size = 0, len(self._room)
+        while at < size:
+            at += self._sock.recv_into(self._room[at:])
+
+
+class Newcomers:
+    """Processes that receive the state."""
+
+    def __init__(self, stack: ExitStack, state: State) -> None:
+        self._stack = stack
+        self._state = state
+        self._processes: list[Process] = []
+        self.beyond = 0
+
+    def receive(self, count: int, endpoints: list[str]) -> None:
+        """So many at once, each all of it from these holders; returns when the last has it."""
+        for process in self._processes[:count]:
+            process.pipe.send(endpoints)
+        for process in self._processes[:count]:
+            self.beyond = max(self.beyond, process.hear())
+
+    def make(self, count: int) -> None:
+        """Have so many ready."""
+        while len(self._processes) < count:
+            process = self._stack.enter_context(Process(lambda pipe: want(pipe, self._state.nbytes)))
+            self._processes.append(process)
+            process.hear()
+
+
+def measure(gigabytes: float, rounds: int, folder: Path, *, tcp: bool) -> Row:
+    """All sides for one size, in turns; the first turn is left out."""
+    state = State(int(gigabytes * 1e9), value=1.0)
+    room = np.ones(state.nbytes, dtype=np.uint8)
+    parts = [np.frombuffer(part, dtype=np.uint8) for part in state.parts()]
+
+    def copy() -> None:
+        at = 0
+        for part in parts:
+            room[at : at + part.nbytes] = part
+            at += part.nbytes
+
+    with ExitStack() as stack:
+        plain = PlainSocket(stack, state, folder, room, tcp=tcp)
+        holders = [stack.enter_context(Process(lambda pipe: hold(pipe, state, folder, tcp=tcp))) for _ in range(3)]
+        endpoints = [holder.hear() for holder in holders]
+        newcomers = Newcomers(stack, state)
+        newcomers.make(1)
+        sides: dict[str, Callable[[], None]] = {"memcpy": copy, "socket": plain.copy}
+        for count in (1, 2, 3):
+            sides[str(count)] = partial(newcomers.receive, 1, endpoints[:count])
+        if psutil.virtual_memory().available > 2.5 * state.nbytes:
+            newcomers.make(3)
+            sides["crowd"] = partial(newcomers.receive, 3, endpoints)
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        for _ in range(1 + (rounds if gigabytes > 0.5 else 3 * rounds)):
+            for side, run in sides.items():
+                began = time.perf_counter()
+                run()
+                seconds[side].append(time.perf_counter() - began)
+        for holder in holders:
+            holder.pipe.send("memory")
+        beyond = (max(holder.hear() for holder in holders), newcomers.beyond)
+    speeds = {side: state.nbytes / median(times[1:]) / 1e9 for side, times in seconds.items()}
+    crowd = 3 * speeds["crowd"] if "crowd" in speeds else None
+    one = {count: speeds[str(count)] for count in (1, 2, 3)}
+    return Row(gigabytes, one, crowd, speeds["socket"], speeds["memcpy"], beyond)
+
+
+def show(rows: list[Row], kind: str, console: Console) -> None:
+    """Print what was measured."""
+    table = Table(title=f"Hydration over {kind} sockets, GB/s")
+    columns = ("state", "1 holder", "2 holders", "3 holders", "3 receivers", "socket", "1 holder / socket", "memcpy")
+    for column in (*columns, "beyond the state"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        speeds = [f"{row.holders[count]:.2f}" for count in (1, 2, 3)]
+        crowd = f"{row.crowd:.2f}" if row.crowd is not None else "no memory"
+        share = f"{100 * row.holders[1] / row.socket:.0f} %"
+        beyond = " / ".join(f"{each / (1 << 20):.0f} MiB" for each in row.beyond)
+        table.add_row(f"{row.gigabytes:g} GB", *speeds, crowd, f"{row.socket:.2f}", share, f"{row.memcpy:.2f}", beyond)
+    console.print(table)
+    console.print("3 receivers: bytes of all of them, from 3 holders. Beyond the state: holder / receiver.")
+
+
+def figures(rows: list[Row]) -> Iterator[tuple[str, float]]:
+    """The numbers for `--json`: of the size nearest to 1 GB, and of each size."""
+    for row in rows:
+        kinds = {f"gbps_{count}_holder{'s' * (count > 1)}": speed for count, speed in row.holders.items()}
+        kinds |= {"gbps_socket": row.socket, "gbps_memcpy": row.memcpy}
+        if row.crowd is not None:
+            kinds["gbps_3_receivers"] = row.crowd
+        for side, beyond in zip(("holder", "receiver"), row.beyond, strict=True):
+            kinds[f"beyond_{side}_mib"] = beyond / (1 << 20)
+        if row is min(rows, key=lambda each: abs(each.gigabytes - 1)):
+            yield from kinds.items()
+        for name, value in kinds.items():
+            yield f"{name}_{row.gigabytes:g}gb", value
+
+
+def main() -> int:
+    """Measure, print, write; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=float, nargs="+", default=[0.1, 1.0, 4.0], metavar="GB")
+    parser.add_argument("--rounds", type=int, default=5, help="of each side; thrice as many below half a GB")
+    parser.add_argument("--tcp", action="store_true", help="over TCP, as between nodes, instead of unix sockets")
+    parser.add_argument("--quick", action="store_true", help="0.1 and 1 GB, 3 rounds")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    sizes, rounds = ([0.1, 1.0], 3) if args.quick else (args.sizes, args.rounds)
+    folder = Path(tempfile.mkdtemp(prefix="regrow-hydration-"))
+    try:
+        rows = [measure(size, rounds, folder, tcp=args.tcp) for size in sizes]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    show(rows, "TCP" if args.tcp else "unix", Console())
+    if args.json:
+        args.json.write_text(json.dumps({"figures": dict(figures(rows))}, indent=2) + "\n", encoding="utf-8")
+    slow = any(row.holders[1] < TARGET * row.socket for row in rows)
+    large = any(beyond > ALLOWANCE for row in rows for beyond in row.beyond)
+    return int(slow or large)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

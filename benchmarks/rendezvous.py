@@ -1,0 +1,227 @@
+"""How a job's processes find one another: regrow's store without a root beside torch's TCPStore, in one run.
+
+    python benchmarks/rendezvous.py             # one to two minutes
+    python benchmarks/rendezvous.py --quick     # worlds up to 16 processes
+
+**Groups.** W processes, forked from one with torch imported, make the default group and a 2-D mesh on gloo and use each
+group once; the time is from the starting signal until the last one is done, the best of three rounds. Both sides run
+with gloo's connections made at once, which is what torchrun starts, and made when needed (`TORCH_GLOO_LAZY_INIT=1`),
+which is what `regrow run` starts. regrow's keys are served by an agent process for every 8 ranks. TCPStore's server
+looks up the name of each client; so that a slow resolver does not count, its time-out is set to the least.
+
+**The store alone**, up to 4,096 ranks, 8 a node. Each rank does what a rendezvous does: it reads one key that rank 0
+writes (an NCCL id), writes its address and reads those of its two neighbours, and passes a barrier (add, wait).
+regrow's agents are the real ones (`regrow.agent.keeper`) with messages passed in memory and counted: requests,
+connections and bytes at the busiest agent, its own workers' included. TCPStore's server is its own busiest node; what
+each call costs it is measured at the real one through a proxy that counts, and multiplied by the number of calls. That
+this is right is checked with 16 real clients, whose bytes must come out the same.
+
+`init_s_64` is the time of the groups. So many processes as 1,024 do not fit here: `init_s_1024` and `init_s_4096` are
+the processor seconds for which the busiest node's store server is busy with the store's part of the work, that is its
+requests times what one costs a real server process, measured on both sides. No network and no gloo is in them.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from forking import PER_NODE, TOKEN, Failed, Parent, agents, cpu, forked
+from rich.console import Console
+from rich.table import Table
+from store_load import ADDRESS, KEYS, Load, TcpCosts, simulate
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.device_mesh import init_device_mesh
+
+from regrow.comm.store import AgentStore
+from regrow.core.ids import Seconds
+
+WORLDS = (2, 4, 8, 16, 32, 64)
+ROUNDS = 3
+SIMULATED = (64, 256, 1024, 4096)
+SIDES = ("tcpstore", "tcpstore lazy", "regrow eager", "regrow")
+
+
+# --- groups in real processes ---------------------------------------------------------------------------------------
+
+
+def rank_of(rank: int, world: int, side: str, place: str) -> Callable[[Parent], None]:
+    """One rank: makes the groups and uses them when it is told to."""
+
+    def body(parent: Parent) -> None:
+        if not side.endswith("eager") and side != "tcpstore":
+            os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+        os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+        parent.say("ready")
+        parent.hear()
+        if side.startswith("regrow"):
+            store = AgentStore(place, TOKEN, "g1/env/")
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        else:
+            dist.init_process_group("gloo", init_method=f"tcp://{place}", rank=rank, world_size=world)
+        across = 2 if world < 16 else world // 8
+        mesh = init_device_mesh("cpu", (across, world // across), mesh_dim_names=("replicate", "shard"))
+        total = torch.ones(1)
+        for group in (None, mesh.get_group("replicate"), mesh.get_group("shard")):
+            dist.all_reduce(total, group=group)
+        parent.say([time.monotonic(), total.item()])
+        parent.hear()  # nobody leaves before all have met
+
+    return body
+
+
+def time_groups(world: int, side: str) -> Seconds:
+    """From the starting signal until the last rank has used all groups."""
+    if side.startswith("regrow"):
+        with agents(max(1, world // PER_NODE)) as (stores, _):
+            return _time_ranks(world, side, [stores[rank * len(stores) // world] for rank in range(world)])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    return _time_ranks(world, side, [f"127.0.0.1:{port}"] * world)
+
+
+def _time_ranks(world: int, side: str, places: list[str]) -> Seconds:
+    with forked(*(rank_of(rank, world, side, places[rank]) for rank in range(world))) as ranks:
+        for child in ranks:
+            child.hear()
+        start = time.monotonic()
+        for child in ranks:
+            child.tell("go")
+        ends = [child.hear() for child in ranks]
+    if {total for _, total in ends} != {float(world * world)}:
+        raise Failed(f"{side}: wrong sums {ends}")
+    return float(max(end for end, _ in ends) - start)
+
+
+# --- what a request costs a server ----------------------------------------------------------------------------------
+
+CLIENTS, TURNS = 4, 1500
+
+
+def tcp_server(parent: Parent) -> None:
+    """TCPStore's server alone in a process; says at its end what it has cost."""
+    server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    before = cpu()
+    parent.say(server.port)
+    parent.hear()
+    parent.say(cpu() - before)
+
+
+def cost_of_requests() -> tuple[Seconds, Seconds]:
+    """Processor seconds of a server for one request: an agent's, and TCPStore's."""
+    with agents(1) as (stores, children):
+        ours = [AgentStore(stores[0], TOKEN, "g1/") for _ in range(CLIENTS)]
+        requests = _load(ours, gets=1)
+        children[0].tell("end")
+        agents_cost = children[0].hear() / requests
+        for store in ours:
+            store.close()
+    with forked(tcp_server) as (child,):
+        port = child.hear()
+        requests = _load([TCPStore("127.0.0.1", port, None, False) for _ in range(CLIENTS)], gets=2)
+        child.tell("end")
+        return agents_cost, child.hear() / requests
+
+
+def _load(stores: list[Any], gets: int) -> int:
+    """Half writes and half reads by all at once; how many requests that made, `gets` being those of a read."""
+
+    def play(number: int) -> None:
+        for turn in range(TURNS):
+            stores[number].set(f"k{number}.{turn % 50}", ADDRESS)
+            stores[number].get(f"k{number}.{turn % 50}")
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(play, range(len(stores))))
+    return len(stores) * TURNS * (1 + gets)
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
+
+def show_groups(times: dict[int, dict[str, Seconds]], console: Console) -> None:
+    """A row for each world."""
+    table = Table(title="groups made and used: seconds, best of 3")
+    for column in ("ranks", *SIDES):
+        table.add_column(column, justify="right", no_wrap=True)
+    for world, row in times.items():
+        table.add_row(str(world), *(f"{row[side]:.2f}" for side in SIDES))
+    console.print(table)
+
+
+def show_store(loads: dict[tuple[int, str], tuple[Load, Load]], console: Console) -> None:
+    """A row for each world and kind of key."""
+    table = Table(title="load of the busiest node: regrow / TCPStore")
+    for column in ("ranks", "keys", "requests", "connections", "KB"):
+        table.add_column(column, justify="left" if column == "keys" else "right", no_wrap=True)
+    for (world, kind), (ours, theirs) in loads.items():
+        table.add_row(
+            str(world),
+            kind,
+            f"{ours.requests} / {theirs.requests}",
+            f"{ours.connections} / {theirs.connections}",
+            f"{ours.bytes / 1000:.1f} / {theirs.bytes / 1000:.1f}",
+            end_section=kind == "all",
+        )
+    console.print(table)
+
+
+def main() -> int:
+    """Measure, print, write; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="worlds of up to 16 processes")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
+    if load > cores / 2:
+        print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")
+    console, figures = Console(), dict[str, float]()
+    try:
+        times = {
+            world: {side: min(time_groups(world, side) for _ in range(ROUNDS)) for side in SIDES}
+            for world in WORLDS
+            if world <= 16 or not args.quick
+        }
+        show_groups(times, console)
+        agents_cost, tcp_cost = cost_of_requests()  # before this process has threads
+        costs = TcpCosts()
+        costs.check()
+        loads = {
+            (world, name): (simulate(world, *kinds), costs.load(world, *kinds))
+            for world in SIMULATED
+            for name, kinds in {**{kind: (kind,) for kind in KEYS}, "all": KEYS}.items()
+        }
+    except Failed as failed:
+        print(f"rendezvous.py: {failed}", file=sys.stderr)
+        return 1
+    show_store(loads, console)
+    console.print(f"one request costs an agent {1e6 * agents_cost:.0f} µs, TCPStore {1e6 * tcp_cost:.0f} µs")
+    for world, row in times.items():
+        figures |= {f"init_s_{world}": row["regrow"], f"tcpstore_init_s_{world}": row["tcpstore"]}
+    for (world, kind), (ours, theirs) in loads.items():
+        name = "" if kind == "all" else f"{kind}_"
+        for field, mine, its in zip(Load._fields, ours, theirs, strict=True):
+            figures[f"busiest_{name}{field}_{world}"] = mine
+            figures[f"tcpstore_busiest_{name}{field}_{world}"] = its
+        if kind == "all" and world > max(WORLDS):
+            figures[f"init_s_{world}"] = ours.requests * agents_cost
+            figures[f"tcpstore_init_s_{world}"] = theirs.requests * tcp_cost
+            console.print(
+                f"{world} ranks: the busiest node's store is busy for {1000 * figures[f'init_s_{world}']:.1f} ms, "
+                f"TCPStore's for {1000 * figures[f'tcpstore_init_s_{world}']:.1f} ms"
+            )
+    if args.json:
+        args.json.write_text(json.dumps({"figures": figures}, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

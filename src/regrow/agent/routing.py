@@ -1,0 +1,67 @@
+"""Which agent keeps a key, and through whom a request gets there. Pure: the simulation uses the same functions.
+
+Agents stand in a table, the same for all of a generation. A key that many read is read through a tree of agents, whose
+root is the key's home. The trees are those of a hypercube: node numbers are written with `RADIX` digits, and each hop
+makes one digit equal to the home's, the lowest first. So a node is asked by at most `RADIX - 1` others for each digit
+of the table's size, whatever the world, and it only ever talks to those same neighbours, whatever the key.
+"""
+
+import re
+
+import xxhash
+
+RADIX = 8
+_PLACED = re.compile(r"@(\d+)$")
+_GLOO = re.compile(r"//\w+//\d+/\d+$")
+
+
+def home(key: str, nodes: int, world: int) -> int:
+    """The node that keeps a key.
+
+    Args:
+        key: as the store knows it.
+        nodes: agents in the table.
+        world: ranks of the job, dealt out to the nodes in order.
+    """
+    match = _PLACED.search(key)
+    if match is not None and int(match.group(1)) < world:
+        return int(match.group(1)) * nodes // max(world, 1)
+    return xxhash.xxh3_64_intdigest(key.encode()) % nodes
+
+
+def is_direct(key: str) -> bool:
+    """Whether the key tells something of one rank, such as its address: then few read it, or each rank has one.
+
+    Such keys have different homes, so their readers ask these without a tree, and still no agent is asked more than
+    others. They are the placed ones, and those in which gloo publishes where a rank listens
+    (`<group>//<device>//<number>/<rank>`).
+    """
+    return _PLACED.search(key) is not None or _GLOO.search(key) is not None
+
+
+def parent(node: int, root: int, nodes: int) -> int:
+    """Whom `node` asks on the way to `root`; for the root itself, the root."""
+    unit = 1
+    while node != root:
+        step = (root // unit % RADIX - node // unit % RADIX) * unit
+        if step and node + step < nodes:
+            return node + step
+        unit *= RADIX
+    return root
+
+
+def next_hop(key: str, node: int | None, nodes: int, world: int) -> int:
+    """Whom a node asks for a key; the key's home asks itself.
+
+    Args:
+        key: as the store knows it.
+        node: the asking node's number; None where it is not in the table.
+        nodes: agents in the table.
+        world: ranks of the job.
+    """
+    root = home(key, nodes, world)
+    if is_direct(key):
+        return root
+    if node is None:
+        return xxhash.xxh3_64_intdigest(key.encode(), seed=1) % nodes
+    return parent(node, root, nodes)

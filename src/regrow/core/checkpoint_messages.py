@@ -1,0 +1,102 @@
+"""What is said about durable checkpoints: a worker's copy in shared memory, parts on disk, the manifest over them.
+
+    TakeSnapshot → SnapshotForDisk → SnapshotHeld → WriteCheckpoint → PartsWritten
+      → FinishCheckpoint → CheckpointWritten
+
+Each checkpoint has a number of its own, `attempt`; answers to an earlier one are dropped.
+"""
+
+import msgspec
+
+from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
+
+
+class SnapshotForDisk(msgspec.Struct, frozen=True, tag=True):
+    """A worker to its agent: its `state@step` stands in its shared memory `descriptor`, for a durable checkpoint.
+
+    `asked`: the step of the `TakeSnapshot` that this answers; the worker may have been past it already.
+    """
+
+    worker: WorkerId
+    rank: Rank
+    holding: str
+    asked: StepNo
+    step: StepNo
+    descriptor: int
+    nbytes: int
+    error: str = ""
+    """Why there is no snapshot."""
+
+
+class SnapshotHeld(msgspec.Struct, frozen=True, tag=True):
+    """An agent to the coordinator: it can write this rank's `state@step`, whatever becomes of the worker."""
+
+    worker: WorkerId
+    asked: StepNo
+    step: StepNo
+    error: str = ""
+
+
+class WriteCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Write the parts of these ranks, from the snapshots that this node holds."""
+
+    node: NodeId
+    attempt: int
+    step: StepNo
+    ranks: list[Rank]
+
+
+class PartsWritten(msgspec.Struct, frozen=True, tag=True):
+    """The parts of this node's ranks are on disk."""
+
+    node: NodeId
+    attempt: int
+    step: StepNo
+    ranks: list[Rank]
+    nbytes: int
+    seconds: Seconds
+
+
+class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """All parts are on disk: write what connects them, give the folder its name, remove all but the newest `keep`."""
+
+    node: NodeId
+    attempt: int
+    step: StepNo
+    ranks: list[Rank]
+    keep: int
+
+
+class CheckpointWritten(msgspec.Struct, frozen=True, tag=True):
+    """The checkpoint is complete. `nbytes`: of all its files; `folder`: where it is."""
+
+    node: NodeId
+    attempt: int
+    step: StepNo
+    folder: str
+    nbytes: int
+
+
+class CheckpointFailed(msgspec.Struct, frozen=True, tag=True):
+    """A part, or the whole, could not be written. `torn`: the snapshot was overwritten meanwhile, nothing is wrong."""
+
+    node: NodeId
+    attempt: int
+    step: StepNo
+    reason: str
+    torn: bool = False
+
+
+class AbandonCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """This checkpoint will not be finished: remove what there is of it."""
+
+    node: NodeId
+    attempt: int
+    step: StepNo
+
+
+WriterOrder = WriteCheckpoint | FinishCheckpoint | AbandonCheckpoint
+"""What an agent passes on to its writer process."""
+
+WriterFact = PartsWritten | CheckpointWritten | CheckpointFailed
+"""What the writer process answers."""

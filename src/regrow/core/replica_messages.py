@@ -1,0 +1,32 @@
+"""What workers say about one another's state: silent corruption, seen where replicas compare digests."""
+
+import msgspec
+
+from regrow.core.ids import Generation, Rank, StepNo, WorkerId
+
+
+class ReplicasDiffer(msgspec.Struct, frozen=True, tag=True):
+    """At the boundary before `step` ranks that should have the same state have not. Nobody runs the step.
+
+    `ranks`: whose state is wrong. `undecided`: of whom one is wrong, and only another run of the steps will tell who.
+    `tensors`: where they differ, the first few names.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    ranks: list[Rank]
+    undecided: list[Rank] = []
+    tensors: list[str] = []
+
+
+class CorruptionNamed(msgspec.Struct, frozen=True, tag=True):
+    """The steps before `step` were run again, and now all agree: the state of `ranks` had been wrong the first time."""
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    ranks: list[Rank]
+
+
+ReplicaFact = ReplicasDiffer | CorruptionNamed

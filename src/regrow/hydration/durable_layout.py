@@ -1,0 +1,188 @@
+"""State on disk: what a durable checkpoint consists of.
+
+A checkpoint is a folder `step-<n>` in the format of `torch.distributed.checkpoint`, so `dcp.load` by anyone reads it,
+into whole tensors or into `DTensor`s of any mesh: tensors under their names, the step as `regrow.step`, the Python
+state of each holding as the bytes `regrow.python.<rank>`. Next to that format's own files it has a manifest,
+`regrow.json`, which is written last. A folder without it, or without what it lists, is torn, and is ignored.
+
+    __<rank>_0.distcp       the tensors that this rank wrote
+    .metadata               where each piece of each tensor is (a pickle, for `dcp.load`; we do not read it)
+    regrow.json             the same for us, and what each rank has of it
+
+On a file system the folder is made under another name and renamed at the end; object stores cannot rename, there the
+manifest alone is the mark.
+"""
+
+import math
+import re
+
+import msgspec
+import torch
+import xxhash
+
+from regrow.core.errors import CheckpointError
+from regrow.core.ids import Rank, StepNo
+from regrow.hydration.inventory import TensorEntry
+from regrow.hydration.shards import Box
+
+KEEP = 2
+FORMAT = 2
+MANIFEST = "regrow.json"
+MARK = "regrow.unfinished"
+STEP = "regrow.step"
+PYTHON = "regrow.python"
+CHUNK_BYTES = 128 << 20
+"""Larger pieces are cut along their first dimension, so that no reader needs more memory than this at a time."""
+_NAME = re.compile(r"step-(\d+)")
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a tensor on disk: `torch.save`d at `offset` of `file`, `length` bytes long.
+
+    `digest`: xxh3_64 of its elements' bytes; empty where it is not known.
+    """
+
+    box: Box
+    file: str
+    offset: int
+    length: int
+    digest: str = ""
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """A whole tensor; its chunks cover it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: list[Chunk]
+
+
+class StoredHolding(msgspec.Struct, frozen=True):
+    """What the ranks of one holding have: pieces of the tensors, and Python state under the name `python`.
+
+    `names`: under which name a tensor is stored, where that is not its own: parts of a model on different ranks may
+    call different tensors the same.
+    """
+
+    rank: Rank
+    entries: list[TensorEntry]
+    python: str
+    names: dict[str, str] = {}
+
+
+class PartIndex(msgspec.Struct, frozen=True):
+    """What one rank's file contains, and what the rank has in all; lies beside the file until the checkpoint is whole.
+
+    `tensors`: those of which this rank wrote chunks; `shared`: those that a lower rank had too, which wrote them.
+    """
+
+    step: StepNo
+    attempt: int
+    rank: Rank
+    holding: str
+    entries: list[TensorEntry]
+    tensors: dict[str, StoredTensor]
+    shared: dict[str, Rank] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Written last. `files`: sizes in bytes, so that a folder that lost some is recognized."""
+
+    format: int
+    step: StepNo
+    tensors: dict[str, StoredTensor]
+    holdings: dict[str, StoredHolding]
+    files: dict[str, int]
+
+
+def step_of(folder: str) -> StepNo | None:
+    """The step of a folder's name; None where it is not named as a checkpoint."""
+    match = _NAME.fullmatch(folder)
+    return StepNo(int(match.group(1))) if match else None
+
+
+def folder_of(step: StepNo) -> str:
+    """The name of a complete checkpoint's folder."""
+    return f"step-{step}"
+
+
+def part_file(rank: Rank) -> str:
+    """The file with a rank's tensors."""
+    return f"__{rank}_0.distcp"
+
+
+def index_file(rank: Rank) -> str:
+    """The file with a part's index."""
+    return f"regrow.part-{rank}.json"
+
+
+def whole_box(shape: tuple[int, ...]) -> Box:
+    """The box of a tensor that is all there."""
+    return tuple((0, size) for size in shape)
+
+
+def volume(box: Box) -> int:
+    """Elements in a box; 1 for that of a scalar."""
+    return math.prod(stop - start for start, stop in box)
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """xxh3_64 of the elements' bytes of a contiguous tensor in the processor's memory."""
+    return xxhash.xxh3_64_hexdigest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def cut(box: Box, nbytes: int, limit: int = CHUNK_BYTES) -> list[Box]:
+    """The box in pieces of at most `limit` bytes where rows are not larger than that; cut along the first dimension."""
+    if nbytes <= limit or not box:
+        return [box]
+    start, stop = box[0]
+    rows = max(1, (stop - start) * limit // nbytes)
+    return [((at, min(at + rows, stop)), *box[1:]) for at in range(start, stop, rows)]
+
+
+def overlap(one: Box, other: Box) -> Box | None:
+    """What two boxes of one tensor have in common; None where that is nothing."""
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return common if all(start < stop for start, stop in common) else None
+
+
+def joined(parts: list[PartIndex]) -> tuple[dict[str, StoredTensor], dict[str, StoredHolding]]:
+    """All parts as one. Of a piece that several ranks wrote, the lowest rank's counts.
+
+    Raises `CheckpointError` where two ranks have different values of one piece, or a piece of a tensor is missing.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    holdings: dict[str, StoredHolding] = {}
+    names: dict[Rank, dict[str, str]] = {}
+    for part in sorted(parts, key=lambda each: each.rank):
+        mine = names[part.rank] = {name: names[rank][name] for name, rank in part.shared.items() if name in names[rank]}
+        for name, stored in part.tensors.items():
+            known = tensors.setdefault(name, StoredTensor(stored.dtype, stored.shape, []))
+            if _same_tensor(known, stored):
+                there = {chunk.box for chunk in known.chunks}
+                known.chunks.extend(chunk for chunk in stored.chunks if chunk.box not in there)
+            elif _missing(stored) == 0:
+                mine[name] = f"{name}@{part.rank}"
+                tensors[mine[name]] = stored
+            else:
+                raise CheckpointError(
+                    f"rank {part.rank} and a lower one have different values or shapes of the same piece of {name}",
+                    hint="tell such parts apart: session.protect(..., part='stage 1')",
+                )
+        python = f"{PYTHON}.{part.rank}"
+        holdings.setdefault(part.holding, StoredHolding(part.rank, part.entries, python, mine))
+    for name, stored in tensors.items():
+        if _missing(stored) > 0:
+            raise CheckpointError(f"no rank has written all of {name}", hint="please report this")
+    return tensors, holdings
+
+
+def _same_tensor(one: StoredTensor, other: StoredTensor) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    digests = {chunk.box: chunk.digest for chunk in one.chunks}
+    return all(digests.get(chunk.box, chunk.digest) == chunk.digest for chunk in other.chunks)
+
+
+def _missing(stored: StoredTensor) -> int:
+    return math.prod(stored.shape) - sum(volume(chunk.box) for chunk in stored.chunks)

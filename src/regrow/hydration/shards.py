@@ -1,0 +1,53 @@
+"""Tensors of which a rank has only a piece: what is here of them, and which piece it is.
+
+`DTensor`s are spoken to through what `torch.distributed.checkpoint` uses, so that names and boxes are the checkpoint's.
+"""
+
+from typing import Any, cast
+
+import torch
+
+from regrow.core.errors import StateError
+
+Box = tuple[tuple[int, int], ...]
+"""Start and stop in each dimension of the whole tensor."""
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether a rank may have only a piece of it. Without importing what a plain script never needs."""
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What is here of a tensor, in the memory of its own; a plain tensor is all here."""
+    return cast(torch.Tensor, cast(Any, tensor.detach()).to_local()) if is_distributed(tensor) else tensor
+
+
+def box_of(tensor: torch.Tensor, name: str = "a tensor") -> Box | None:
+    """Which piece of the whole is here; None for a plain tensor.
+
+    Raises:
+        StateError: what is here is no piece but a part of a sum.
+    """
+    if not is_distributed(tensor):
+        return None
+    distributed = cast(Any, tensor)
+    if any(placement.is_partial() for placement in distributed.placements):
+        raise StateError(
+            f"{name} is a DTensor with placements {distributed.placements}, a sum that was not reduced",
+            hint="redistribute it to Shard or Replicate before it is protected",
+        )
+    chunks = distributed.__create_chunk_list__()
+    if not chunks:
+        return tuple((0, 0) for _ in tensor.shape)
+    if len(chunks) > 1:
+        raise StateError(f"{name} is a DTensor of which this rank has {len(chunks)} pieces; one can be protected")
+    chunk = chunks[0]
+    return tuple((start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+
+
+def empty_like(
+    tensor: torch.Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> torch.Tensor:
+    """A new tensor, distributed in the same way, without a value and without a gradient."""
+    return torch.empty_like(tensor.detach(), dtype=dtype, device=device)

@@ -1,0 +1,132 @@
+"""Keeping a node's agent there: when one ends before its job does, another takes its place."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from regrow.agent.processes import own_children
+from regrow.core.config import AgentConfig
+from regrow.core.ids import NodeId, Seconds, StepNo
+from regrow.launch import folder
+from regrow.launch.child import AgentProcess
+from regrow.launch.console import Speaker
+
+DEATHS = 3
+"""So many agents of one node may end with no step committed in between; then it is given up."""
+_BURY_S: Seconds = 5.0
+_LOOK_S: Seconds = 0.01
+
+
+@dataclass
+class Household:
+    """The agents that this process has started, so that what one leaves behind is told from the others."""
+
+    command: Sequence[str]
+    socket_home: Path
+    speaker: Speaker
+    _pids: set[int] = field(default_factory=set)
+    _starting: int = 0
+
+    async def start(self, config: AgentConfig) -> AgentProcess:
+        """Start an agent."""
+        self._starting += 1
+        try:
+            agent = await AgentProcess.start(config, self.command)
+            self._pids.add(agent.pid)
+            return agent
+        finally:
+            self._starting -= 1
+
+    async def bury(self, agent: AgentProcess) -> None:
+        """End what an agent that has ended left below this process: its workers, and what these had started."""
+        self._pids.discard(agent.pid)
+        deadline = time.monotonic() + _BURY_S
+        while time.monotonic() < deadline:
+            # While an agent is being started, its number is not known yet: it looks like one of those.
+            if not self._starting:
+                left = [pid for pid in own_children() if pid not in self._pids]
+                if not left:
+                    return
+                for pid in left:
+                    _end(pid)
+            await asyncio.sleep(_LOOK_S)
+        self.speaker.say("some processes of a lost agent cannot be ended (they wait inside the kernel)")
+
+
+class AgentKeeper:
+    """The agent of one node, one after the other.
+
+    Args:
+        household: who starts it.
+        config: what it is told; each gets a socket folder of its own.
+        progress: asked for the newest step whenever an agent has ended.
+    """
+
+    def __init__(self, household: Household, config: AgentConfig, progress: Callable[[], Awaitable[StepNo]]) -> None:
+        self._household = household
+        self._config = config
+        self._progress = progress
+        self._agent: AgentProcess | None = None
+        self._over = False
+
+    @property
+    def node(self) -> NodeId:
+        """The node that it keeps."""
+        return self._config.node
+
+    async def keep(self) -> str:
+        """Until the job is over, or too many agents have ended: how the last one did, in words."""
+        deaths, known = 0, None
+        while True:
+            how = await self._live()
+            if self._over:
+                return how
+            step = await self._progress()
+            deaths, known = (deaths + 1 if step == known else 1), step
+            if deaths >= DEATHS:
+                return f"{how}, {deaths} times with no step committed in between"
+            self._household.speaker.note(f"the agent of {self.node} {how}; starting another")
+
+    async def _live(self) -> str:
+        """One agent from its start to its end, and the end of all that it had started."""
+        socket_dir = folder.make_socket_dir(self._household.socket_home)
+        try:
+            config = msgspec.structs.replace(self._config, socket_dir=str(socket_dir))
+            self._agent = agent = await self._household.start(config)
+            if self._over:
+                agent.kill()
+            how = await agent.wait()
+            if not self._over:
+                await self._household.bury(agent)
+            return how
+        finally:
+            folder.remove_socket_dir(socket_dir)
+
+    def kill(self) -> None:
+        """The coordinator has given the agent up: it must not act any more, even if it only was stopped."""
+        if self._agent is not None:
+            self._agent.kill()
+
+    def retire(self) -> None:
+        """The job is over: start no other."""
+        self._over = True
+
+    async def end(self, *, within: Seconds) -> None:
+        """Give the agent `within` seconds to end by itself, then kill it."""
+        self._over = True
+        if self._agent is not None and self._agent.running:
+            await self._agent.end(within=within)
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

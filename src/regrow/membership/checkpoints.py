@@ -1,0 +1,286 @@
+"""When durable checkpoints are written, of which step, by whom. Training waits for none of it but a copy in memory.
+
+    Idle → Snapshotting → Writing → Finishing → Idle
+
+The lowest rank of each holding copies its state into shared memory, all at the same step; the agents write from there;
+one of them puts the parts together. One checkpoint at a time.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from regrow.core import events as record
+from regrow.core.checkpoint_messages import (
+    AbandonCheckpoint,
+    CheckpointFailed,
+    CheckpointWritten,
+    FinishCheckpoint,
+    PartsWritten,
+    SnapshotHeld,
+    WriteCheckpoint,
+)
+from regrow.core.copies import TakeSnapshot
+from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import JobFacts
+from regrow.membership.orders import Orders
+from regrow.membership.roster import Roster, WorkerRecord
+
+SNAPSHOT_S: Seconds = 600.0
+WRITE_S: Seconds = 1800.0
+_AHEAD_S: Seconds = 0.5
+"""How far ahead, in steps of the present speed, a step is chosen at which several ranks take a snapshot."""
+_MOST_AHEAD = 1 << 12
+_NO_NEWS_S: Seconds = 0.2
+_NUMBER = re.compile(r"\d+")
+
+CheckpointFact = SnapshotHeld | PartsWritten | CheckpointWritten | CheckpointFailed
+
+
+@dataclass(frozen=True)
+class Idle:
+    """None is under way."""
+
+
+@dataclass(frozen=True)
+class Snapshotting:
+    """These workers were asked for a snapshot at `step`; `held`: where each of them took it."""
+
+    step: StepNo
+    since: Instant
+    deadline: Instant
+    asked: dict[WorkerId, tuple[Rank, NodeId]]
+    held: dict[WorkerId, StepNo] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """The agents write their parts; `left`: those that have not said that they are done."""
+
+    step: StepNo
+    since: Instant
+    deadline: Instant
+    parts: dict[NodeId, list[Rank]]
+    left: frozenset[NodeId]
+
+
+@dataclass(frozen=True)
+class Finishing:
+    """One agent puts the parts together."""
+
+    step: StepNo
+    since: Instant
+    deadline: Instant
+    node: NodeId
+
+
+State = Idle | Snapshotting | Writing | Finishing
+
+
+class Checkpoints:
+    """Durable checkpoints of one job.
+
+    Args:
+        facts: how often, how many are kept.
+        roster: who holds which rank.
+        orders: takes what is to be done.
+    """
+
+    def __init__(self, facts: JobFacts, roster: Roster, orders: Orders) -> None:
+        self._facts, self._roster, self._orders = facts, roster, orders
+        self._state: State = Idle()
+        self._attempt = 0
+        self._next_at: Instant | None = None
+        self._ahead = 2
+        self._written: StepNo | None = None
+        self._given_up: StepNo | None = None
+        """The last step of the training, if it could not be written."""
+        self._at_end = False
+        self._said: set[str] = set()
+        self._sample: tuple[Instant, StepNo] | None = None
+        self._speed = 0.0
+
+    # --- what the membership machine calls ---------------------------------------------------------------------
+
+    def next_deadline(self) -> Instant | None:
+        """When the time must be looked at."""
+        if not isinstance(self._state, Idle):
+            return self._state.deadline
+        return self._next_at
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written: only then do all workers find the same newest checkpoint."""
+        return not isinstance(self._state, Writing | Finishing)
+
+    def training(self, step: StepNo, now: Instant) -> None:
+        """The job trains, and has come to `step`: begin a checkpoint if it is time for one."""
+        if not self._facts.checkpoint_every:
+            return
+        self._measure(step, now)
+        if self._next_at is None:
+            self._next_at = now + self._facts.checkpoint_every
+        elif isinstance(self._state, Idle) and now >= self._next_at:
+            new = step not in (0, self._written)
+            self._next_at = now + max(self._facts.checkpoint_every, 0.0 if new else _NO_NEWS_S)
+            if new:
+                self._take(step, now)
+
+    def interrupted(self) -> None:
+        """The generation is over: who was asked for a snapshot may be gone. What agents hold already is written."""
+        if isinstance(self._state, Snapshotting):
+            self._state = Idle()
+        self._next_at = self._given_up = None
+        self._at_end = False
+
+    def finished(self, step: StepNo, now: Instant) -> bool:
+        """Every rank stands at the last step: whether it is on disk, or will not be."""
+        if not self._facts.checkpoint_every or step in (self._written, self._given_up):
+            return True
+        self._at_end = True
+        idle = isinstance(self._state, Idle)
+        if idle or (isinstance(self._state, Snapshotting) and self._state.step != step):
+            self._take(step, now, exactly=True)
+        return False
+
+    def time_passed(self, now: Instant) -> None:
+        """Give up what takes too long."""
+        state = self._state
+        if isinstance(state, Idle) or now < state.deadline:
+            return
+        waited = f"within {state.deadline - state.since:.0f} s"
+        match state:
+            case Snapshotting():
+                late = [rank for worker, (rank, _) in state.asked.items() if worker not in state.held]
+                self._fail(f"rank {late[0]} made no snapshot {waited}", now)
+            case Writing():
+                self._fail(f"{min(state.left)} did not write its part {waited}", now)
+            case Finishing():
+                self._fail(f"{state.node} did not put the parts together {waited}", now)
+
+    def node_lost(self, node: NodeId, now: Instant) -> None:
+        """Its snapshots are gone with it."""
+        match self._state:
+            case Snapshotting(asked=asked) if any(home == node for _, home in asked.values()):
+                self._fail(f"{node} was lost", now)
+            case Writing(parts=parts) if node in parts:
+                self._fail(f"{node} was lost", now)
+            case Finishing(node=at) if at == node:
+                self._fail(f"{node} was lost", now)
+            case _:
+                pass
+
+    def tell(self, fact: CheckpointFact, now: Instant) -> None:
+        """An agent reports; what is said of another attempt is too late."""
+        if isinstance(fact, SnapshotHeld):
+            if isinstance(self._state, Snapshotting) and fact.asked == self._state.step:
+                self._snapshot_held(self._state, fact, now)
+            return
+        if fact.attempt != self._attempt:
+            return
+        match fact, self._state:
+            case PartsWritten(), Writing() as state:
+                left = state.left - {fact.node}
+                self._state = replace(state, left=left)
+                if not left:
+                    self._writing_to_finishing(state, now)
+            case CheckpointWritten(), Finishing() as state:
+                self._finishing_to_idle(state, fact, now)
+            case CheckpointFailed(), Writing() | Finishing():
+                self._fail(fact.reason, now, torn=fact.torn)
+            case _:
+                pass
+
+    # --- transitions -------------------------------------------------------------------------------------------
+
+    def _take(self, step: StepNo, now: Instant, *, exactly: bool = False) -> None:
+        """Order snapshots. A single writer takes it at its next boundary; several need a step that none has passed."""
+        self._attempt += 1
+        writers = list(self._writers())
+        if len(writers) > 1 and not exactly:
+            step = StepNo(step + max(self._ahead, round(self._speed * _AHEAD_S)))
+        asked = {worker.worker: (rank, worker.node) for rank, worker in writers}
+        self._state = Snapshotting(step, now, now + SNAPSHOT_S, asked)
+        for worker in asked:
+            self._orders.add(TakeSnapshot(worker, step))
+
+    def _writers(self) -> Iterator[tuple[Rank, WorkerRecord]]:
+        """The lowest rank of each holding: those with the same holding have the same state."""
+        seen: set[str] = set()
+        for rank, name in sorted(self._roster.places.items()):
+            worker = self._roster.workers[name]
+            if worker.holding not in seen:
+                seen.add(worker.holding)
+                yield rank, worker
+
+    def _snapshot_held(self, state: Snapshotting, fact: SnapshotHeld, now: Instant) -> None:
+        if fact.worker not in state.asked:
+            return
+        if fact.error:
+            self._fail(fact.error, now)
+            return
+        held = state.held | {fact.worker: fact.step}
+        self._state = replace(state, held=held)
+        if held.keys() != state.asked.keys():
+            return
+        steps = set(held.values())
+        if len(steps) == 1:
+            self._snapshotting_to_writing(state, steps.pop(), now)
+        else:  # some had passed the step before the order came
+            self._ahead = min(2 * self._ahead, _MOST_AHEAD)
+            self._take(max(steps), now)
+
+    def _snapshotting_to_writing(self, state: Snapshotting, step: StepNo, now: Instant) -> None:
+        parts: defaultdict[NodeId, list[Rank]] = defaultdict(list)
+        for rank, node in state.asked.values():
+            parts[node].append(rank)
+        self._state = Writing(step, state.since, now + WRITE_S, dict(parts), frozenset(parts))
+        for node, ranks in parts.items():
+            self._orders.add(WriteCheckpoint(node, self._attempt, step, ranks))
+
+    def _writing_to_finishing(self, state: Writing, now: Instant) -> None:
+        node = next(iter(state.parts))
+        ranks = sorted(rank for ranks in state.parts.values() for rank in ranks)
+        self._state = Finishing(state.step, state.since, now + WRITE_S, node)
+        self._orders.add(FinishCheckpoint(node, self._attempt, state.step, ranks, self._facts.checkpoint_keep))
+
+    def _finishing_to_idle(self, state: Finishing, fact: CheckpointWritten, now: Instant) -> None:
+        self._state, self._written = Idle(), state.step
+        self._said.clear()
+        self._orders.write(
+            record.CheckpointSaved(
+                at=now, step=state.step, folder=fact.folder, nbytes=fact.nbytes, seconds=now - state.since
+            )
+        )
+
+    def _fail(self, reason: str, now: Instant, *, torn: bool = False) -> None:
+        """Give this checkpoint up, and say why, once for each cause. Training goes on."""
+        state, self._state = self._state, Idle()
+        if isinstance(state, Idle):
+            return
+        step, attempt = state.step, self._attempt
+        self._attempt += 1
+        nodes = (
+            list(state.parts) if isinstance(state, Writing) else [state.node] if isinstance(state, Finishing) else []
+        )
+        cleaner = next((node for node in nodes if not self._roster.nodes[node].away), None)
+        if cleaner is not None:
+            self._orders.add(AbandonCheckpoint(cleaner, attempt, step))
+        if torn:
+            self._next_at = now
+            return
+        self._given_up = step
+        cause = _NUMBER.sub("#", reason)
+        if cause not in self._said:
+            self._said.add(cause)
+            then = "the job ends without it" if self._at_end else "training goes on"
+            self._orders.note(f"state@{step} could not be written to disk: {reason}; {then}", now)
+
+    def _measure(self, step: StepNo, now: Instant) -> None:
+        """Steps a second, lately."""
+        if self._sample is None or step < self._sample[1]:
+            self._sample = now, step
+        elif now - self._sample[0] >= 1.0:
+            self._speed = (step - self._sample[1]) / (now - self._sample[0])
+            self._sample = now, step

@@ -1,0 +1,64 @@
+"""What the wrappers of data parallelism need around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from regrow.comm import ddp, fsdp, pipeline
+from regrow.core.errors import UsageError
+
+
+class Modules:
+    """The wrapped modules among what a script protects.
+
+    Args:
+        objects: what it protects.
+        recovers: whether a step may be given up and run again here.
+    """
+
+    def __init__(self, objects: Sequence[object] = (), *, recovers: bool = False) -> None:
+        self._replicas: list[DistributedDataParallel] = ddp.replicas(objects)
+        self._sharded: list[FSDPModule] = fsdp.roots(objects)
+        self._buffered = ddp.take_over_buffers(self._replicas) if recovers else []
+        self._unsettled: list[DistributedDataParallel] = []
+
+    def buckets(self) -> str:
+        """Which gradients are reduced together, as text to be compared between workers."""
+        return ddp.buckets(self._replicas)
+
+    @property
+    def buffered(self) -> list[DistributedDataParallel]:
+        """Those whose buffers are the same on all ranks between two steps."""
+        return list(self._buffered)
+
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers that count. A collective: raises what those raise."""
+        ddp.share_buffers(self._buffered)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether some module's buckets must be laid out before the next forward: call `settle` then."""
+        return bool(self._unsettled)
+
+    def settle(self, *, all_of_them: bool = False) -> None:
+        """Give buckets their final layout; where collectives are answered locally."""
+        self._unsettled = ddp.settle_buckets(self._replicas if all_of_them else self._unsettled)
+        if all_of_them:
+            self._unsettled = []
+
+    def reset(self, error: BaseException) -> None:
+        """After a step that `error` ended: make ready for the next one. Raises `UsageError` where torch cannot."""
+        pipeline.reset_unfinished(error)
+        reset = ddp.reset_unfinished(self._replicas)
+        self._unsettled += [module for module in reset if module not in self._unsettled]
+        if not fsdp.reset_unfinished(self._sharded):
+            raise UsageError(
+                f"torch {torch.__version__} cannot reset FSDP after a step that was given up",
+                hint="use torch 2.13 or newer, or build the model inside a function marked @regrow.restartable",
+            )
+
+    def overwritten(self) -> None:
+        """The state may have been written to by other means: no whole copy of parameters may stay."""
+        fsdp.reshard(self._sharded)

@@ -1,0 +1,151 @@
+"""Every parallelism goes straight through kills: FSDP2, HSDP, tensor and pipeline parallel, and mixes of them."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.process.disk_watch import watched
+from tests.process.launching import Site, site
+from tests.process.training import Fault, Outcome, assert_equal, train
+
+WORLD, STEPS = 4, 34
+STAGES = ("data", "forward", "backward", "reduce", "vote", "update", "commit")
+REPLICATED = ("hsdp", "tp_dp", "pp_dp")
+SCRIPT = "train_parallel.py"
+Reference = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("parallel")) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here: Site) -> Reference:
+    """The run of a mode that nobody disturbs; made once."""
+    known: dict[tuple[str, ...], Outcome] = {}
+
+    def of(mode: str, *more: str) -> Outcome:
+        if (mode, *more) not in known:
+            outcome = run(here, "-".join(["undisturbed", mode, *more]), mode, more=more)
+            assert outcome.code == 0, outcome.output
+            assert len(outcome.losses) == WORLD * STEPS
+            known[mode, *more] = outcome
+        return known[mode, *more]
+
+    return of
+
+
+def run(
+    here: Site,
+    name: str,
+    mode: str,
+    *flags: str,
+    faults: list[Fault] | None = None,
+    more: tuple[str, ...] = (),
+    nodes: int = 1,
+) -> Outcome:
+    extra = ("--mode", mode, *more)
+    return train(here, name, *flags, world=WORLD, steps=STEPS, faults=faults, extra=extra, script=SCRIPT, nodes=nodes)
+
+
+def every_stage_and_rank() -> list[Fault]:
+    """All stages, and all ranks: some twice in a row."""
+    return [Fault((at * 3) % WORLD, 2 + 4 * at, stage) for at, stage in enumerate(STAGES)]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mode", REPLICATED)
+def test_any_rank_killed_at_every_stage(here: Site, undisturbed: Reference, mode: str) -> None:
+    reference, faults = undisturbed(mode), every_stage_and_rank()
+    with watched(here.home) as disk:
+        outcome = run(here, f"{mode}-stages", mode, faults=faults)
+    assert_equal(outcome, reference, faults=len(faults))
+    assert disk.checkpoints_read == 0
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mode", REPLICATED)
+def test_killed_twice_in_a_row_and_during_a_recovery(here: Site, undisturbed: Reference, mode: str) -> None:
+    faults = [
+        Fault(1, 4, "backward"),
+        Fault(1, 5, "reduce"),
+        Fault(0, 12, "reduce"),
+        Fault(0, 12, "form"),
+        Fault(3, 20, "forward"),
+        Fault(3, 20, "hydrate"),
+        Fault(0, 28, "update"),
+        Fault(1, 28, "form"),
+    ]
+    assert_equal(run(here, f"{mode}-again", mode, faults=faults), undisturbed(mode), faults=len(faults))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mode", REPLICATED)
+def test_survivors_roll_forward_a_step_that_another_has_committed(
+    here: Site, undisturbed: Reference, mode: str
+) -> None:
+    """One rank is held up with the vote's result in hand while another commits and dies: the step has happened."""
+    faults = [
+        Fault(1, 6, "vote", "pause"),
+        Fault(3, 6, "commit"),
+        Fault(0, 16, "vote", "pause"),
+        Fault(0, 16, "roll"),
+        Fault(1, 16, "commit"),
+    ]
+    outcome = run(here, f"{mode}-roll", mode, faults=faults)
+    assert_equal(outcome, undisturbed(mode), faults=len(faults))
+    assert [incident.steps_lost for incident in outcome.ledger.incidents] == [0] * len(outcome.ledger.incidents)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", REPLICATED)
+def test_each_rank_has_a_standby_of_its_own(here: Site, undisturbed: Reference, mode: str) -> None:
+    faults = [Fault(rank, 8 + 6 * rank, "reduce") for rank in range(WORLD)]
+    outcome = run(here, f"{mode}-standby", mode, "--standby", str(WORLD), faults=faults)
+    assert_equal(outcome, undisturbed(mode), faults=len(faults))
+    assert "standby" in {incident.rung for incident in outcome.ledger.incidents}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("more", [("--clip",), ("--checkpoint-activations",)])
+def test_clipping_and_recomputation(here: Site, undisturbed: Reference, more: tuple[str, ...]) -> None:
+    reference, faults = undisturbed("hsdp", *more), every_stage_and_rank()
+    assert_equal(run(here, f"hsdp{more[0]}", "hsdp", faults=faults, more=more), reference, faults=len(faults))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("mode", ["fsdp2", "tp_dp"])
+def test_shards_without_a_replica_come_from_copies(here: Site, undisturbed: Reference, mode: str, every: int) -> None:
+    """Two nodes of two ranks; the killed ranks' shards are in the memory of their own node's agent."""
+    more = ("--tp-fsdp",) if mode == "tp_dp" else ()
+    reference, faults = undisturbed(mode, *more), every_stage_and_rank()
+    flags = ("--buddy-every", str(every))
+    with watched(here.home) as disk:
+        outcome = run(here, f"{mode}-copies-{every}", mode, *flags, faults=faults, more=more, nodes=2)
+    assert_equal(outcome, reference, faults=len(faults), lost=every)
+    assert disk.checkpoints_read == 0
+
+
+@pytest.mark.timeout(180)
+def test_killed_again_while_going_back(here: Site, undisturbed: Reference) -> None:
+    faults = [
+        Fault(2, 9, "backward"),
+        Fault(1, 9, "hydrate"),
+        Fault(0, 22, "vote", "pause"),
+        Fault(3, 22, "commit"),
+        Fault(1, 27, "reduce"),
+        Fault(2, 27, "form"),
+    ]
+    outcome = run(here, "fsdp2-again", "fsdp2", "--buddy-every", "3", faults=faults, nodes=2)
+    assert_equal(outcome, undisturbed("fsdp2"), faults=len(faults), lost=3)
+
+
+@pytest.mark.timeout(120)
+def test_the_last_copy_of_a_shard_lost_without_a_checkpoint_ends_the_job(here: Site) -> None:
+    outcome = run(here, "fsdp2-nothing", "fsdp2", faults=[Fault(2, 5, "backward")])
+    assert outcome.code == 1
+    assert "the state of rank 2 is held by no living worker" in outcome.output
+    assert "--checkpoint-dir" in outcome.output

@@ -1,0 +1,71 @@
+"""Functions marked restartable are run again in the same process, and what they compute is what it would have been."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.process.launching import Site, site
+from tests.process.training import Fault, Outcome, assert_equal, train
+
+WORLD, STEPS = 3, 24
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("again")) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+def run(here: Site, name: str, mode: str, *flags: str, faults: list[Fault] | None = None) -> Outcome:
+    extra = ("--mode", mode)
+    return train(
+        here, name, *flags, world=WORLD, steps=STEPS, faults=faults, extra=extra, script="train_restartable.py"
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here: Site) -> dict[str, Outcome]:
+    outcomes = {mode: run(here, f"undisturbed-{mode}", mode) for mode in ("between", "training")}
+    for outcome in outcomes.values():
+        assert outcome.code == 0, outcome.output
+        assert len({str(final["digest"]) for final in outcome.finals.values()}) == 1
+    return outcomes
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("standbys", ["0", "1"])
+def test_an_evaluation_between_steps_goes_through_the_death_of_any_rank(
+    here: Site, undisturbed: dict[str, Outcome], standbys: str
+) -> None:
+    faults = [Fault(rank, 3 + 6 * at, "between") for at, rank in enumerate((1, 0, 2))]
+    outcome = run(here, f"between-{standbys}", "between", "--standby", standbys, faults=faults)
+    assert_equal(outcome, undisturbed["between"], faults=len(faults))
+
+
+@pytest.mark.timeout(120)
+def test_evaluations_and_steps_take_turns_at_dying(here: Site, undisturbed: dict[str, Outcome]) -> None:
+    faults = [
+        Fault(1, 3, "between"),
+        Fault(1, 4, "reduce"),
+        Fault(2, 5, "commit"),
+        Fault(0, 9, "between"),
+        Fault(2, 9, "form"),
+        Fault(0, 12, "between", "exception"),
+        Fault(1, 15, "forward"),
+    ]
+    outcome = run(here, "turns", "between", faults=faults)
+    assert_equal(outcome, undisturbed["between"], faults=len(faults))
+
+
+@pytest.mark.timeout(120)
+def test_a_training_with_a_loop_of_its_own_is_called_again(here: Site, undisturbed: dict[str, Outcome]) -> None:
+    stages = ("forward", "backward", "reduce", "update", "commit")
+    faults = [Fault(at % WORLD, 2 + 4 * at, stage) for at, stage in enumerate(stages)]
+    outcome = run(here, "training", "training", faults=faults)
+    assert_equal(outcome, undisturbed["training"], faults=len(faults))
+
+
+@pytest.mark.timeout(120)
+def test_an_unwrapped_collective_that_fails_between_steps_is_named(here: Site) -> None:
+    outcome = run(here, "unwrapped", "unwrapped", faults=[Fault(1, 3, "reduce", "sigkill")])
+    assert outcome.code == 0, outcome.output

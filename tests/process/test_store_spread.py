@@ -1,0 +1,135 @@
+"""The store over the sockets of several agents: torch's C++ on it, agents that end, generations that end."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.process.comm_world import DEADLINE, Seat, play
+from tests.process.store_agents import TOKEN, Agents, agents
+from torch.distributed.device_mesh import init_device_mesh
+
+from regrow.agent.routing import home
+from regrow.comm.store import AgentStore
+from regrow.core.errors import GenerationHalted
+from regrow.core.ids import Generation
+
+NODES = 3
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Agents]:
+    with agents(tmp_path, NODES) as made:
+        yield made
+
+
+def key_of(node: int) -> str:
+    """A key, as clients name it, that lives on this node."""
+    return next(f"{n}" for n in range(999) if home(f"g1/{n}", NODES, 2 * NODES) == node)
+
+
+def group_over(seat: Seat, addresses: list[str], lazy: bool) -> float:
+    import os
+
+    if lazy:
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    store = AgentStore(addresses[seat.rank * NODES // seat.size], TOKEN, "g1/env/")
+    dist.init_process_group(
+        "gloo", store=store, rank=seat.rank, world_size=seat.size, timeout=timedelta(seconds=DEADLINE)
+    )
+    mesh = init_device_mesh("cpu", (2, seat.size // 2), mesh_dim_names=("a", "b"))
+    total = torch.tensor([float(seat.rank)])
+    for group in (None, mesh.get_group("a"), mesh.get_group("b")):
+        dist.all_reduce(total, group=group)
+    dist.monitored_barrier()
+    return total.item()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_gloo_forms_its_groups_through_three_agents(running: Agents, tmp_path: Path, lazy: bool) -> None:
+    addresses = [server.address for server in running.servers]
+    results = play(6, tmp_path, group_over, addresses, lazy)
+    assert results == [15.0 * 6] * 6
+
+
+def test_an_agent_that_ends_ends_the_waits_for_its_keys_with_an_error_that_names_it(running: Agents) -> None:
+    reader, other = running.client(0), running.client(1)
+    with ThreadPoolExecutor() as pool:
+        waiting: Future[bytes] = pool.submit(reader.get, key_of(2))
+        other.set(key_of(1), "x")
+        _until(lambda: bool(running.servers[2].keeper.table._waiters))
+        address = running.servers[2].address
+        running.stop(2)
+        with pytest.raises(dist.DistStoreError, match=address):
+            waiting.result(10.0)
+    assert reader.get(key_of(1)) == b"x"
+    with pytest.raises(dist.DistStoreError, match="lost"):
+        other.set(key_of(2), "x")
+
+
+def test_a_worker_whose_own_agent_ends_is_told(running: Agents) -> None:
+    reader = running.client(0)
+    with ThreadPoolExecutor() as pool:
+        waiting: Future[bytes] = pool.submit(reader.get, key_of(0))
+        _until(lambda: bool(running.servers[0].keeper.table._waiters))
+        running.stop(0)
+        with pytest.raises(dist.DistNetworkError, match="agent"):
+            waiting.result(10.0)
+
+
+def test_a_store_that_is_closed_ends_what_is_blocked_in_it(running: Agents) -> None:
+    reader = running.client(0)
+    with ThreadPoolExecutor() as pool:
+        waiting: Future[bytes] = pool.submit(reader.get, key_of(1))
+        _until(lambda: bool(running.servers[1].keeper.table._waiters))
+        reader.close()
+        with pytest.raises(GenerationHalted):
+            waiting.result(10.0)
+    _until(lambda: not running.servers[1].keeper.table._waiters)
+    with pytest.raises(GenerationHalted):
+        reader.get("x")
+
+
+def test_keys_outlive_their_writers_and_end_with_the_generation_after_the_next(running: Agents) -> None:
+    writer = running.client(0)
+    for node in range(NODES):
+        writer.set(key_of(node), "x")
+    writer.close()
+    reader = running.client(1)
+    assert [reader.get(key_of(node)) for node in range(NODES)] == [b"x"] * NODES
+    running.form(Generation(2))
+    assert reader.num_keys() == NODES
+    running.form(Generation(3))
+    with pytest.raises(dist.DistStoreError, match="is over"):
+        reader.get(key_of(2))
+    assert all(len(server.keeper.table) == 0 for server in running.servers)
+
+
+def test_agents_connect_when_they_need_to_and_hang_up_on_those_that_left(running: Agents) -> None:
+    assert not any(server._peers._links for server in running.servers)
+    reader = running.client(0)
+    for node in range(NODES):
+        reader.set(key_of(node), "x")
+    assert set(running.servers[0]._peers._links) == {server.address for server in running.servers[1:]}
+    left = [server.address for server in running.servers[:2]]
+    for generation in (2, 3):
+        for server in running.servers[:2]:
+            running.at(lambda: server.generation_formed(Generation(generation), left))  # noqa: B023  runs at once
+    assert set(running.servers[0]._peers._links) == {running.servers[1].address}
+
+
+def test_an_agent_with_another_token_is_refused(running: Agents) -> None:
+    running.at(lambda: setattr(running.servers[0]._peers, "_token", "wrong"))
+    with pytest.raises(dist.DistStoreError, match="lost"):
+        running.client(0).set(key_of(1), "x")
+
+
+def _until(true: object) -> None:
+    deadline = time.monotonic() + 10.0
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

@@ -1,0 +1,102 @@
+"""Functions that are run again: an evaluation between steps (`--mode between`), a trainer with a loop of its own."""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import regrow
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--mode", choices=["between", "training", "unwrapped"], default="between")
+parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--out", type=Path)
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+session = regrow.init(seed=3)
+net = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
+model = DistributedDataParallel(net, bucket_cap_mb=0.002)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+found: list[float] = []
+
+
+class Progress:
+    """What a trainer must remember to find its place."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.scores: list[float] = []
+
+    def state_dict(self) -> dict[str, object]:
+        return {"step": self.step, "scores": list(self.scores)}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.step, self.scores = int(str(state["step"])), list(state["scores"])  # type: ignore[call-overload]
+
+
+progress = Progress()
+session.protect(model, optimizer, progress)
+
+
+def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(6, 16, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return inputs, inputs.sum(1, keepdim=True).sin()
+
+
+def score() -> float:
+    """The loss on data that is split over the ranks; several collectives."""
+    model.eval()
+    total = torch.zeros(2)
+    with torch.no_grad():
+        for part in range(3):
+            x, y = batch(10_000 + part, session.rank)
+            pair = torch.stack([nn.functional.mse_loss(net(x), y, reduction="sum"), torch.tensor(float(len(x)))])
+            dist.all_reduce(pair)
+            total += pair
+    model.train()
+    return float(total[0] / total[1])
+
+
+if args.mode != "unwrapped":
+    evaluate = regrow.restartable(score)
+else:
+    evaluate = score
+
+
+@regrow.restartable(training=True)
+def fit(steps: int) -> None:
+    while progress.step < steps:
+        x, y = batch(progress.step, session.rank)
+        torch.manual_seed(100 * progress.step + session.rank)
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        progress.step += 1
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if args.mode == "training":
+    fit(args.steps)
+else:
+    for step in session.steps(lambda number: batch(number, session.rank), until=args.steps):
+        with step as (x, y):
+            loss = nn.functional.mse_loss(model(x), y)
+            step.log(loss=loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+        if step.number % 3 == 2:
+            first = evaluate()
+            second = evaluate()
+            if not step.rehearsal:
+                assert first == second, (first, second)
+                found.append(first)
+
+if args.out is not None:
+    report = {"digest": session.digest(), "last": found[-1:], "rank": session.rank}
+    args.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(report))

@@ -1,0 +1,239 @@
+"""When durable checkpoints are ordered, of whom, and what becomes of those that fail."""
+
+from typing import Any
+
+import pytest
+from tests.unit.membership_job import Job
+
+from regrow.core.checkpoint_messages import (
+    AbandonCheckpoint,
+    CheckpointFailed,
+    CheckpointWritten,
+    FinishCheckpoint,
+    PartsWritten,
+    SnapshotHeld,
+    WriteCheckpoint,
+)
+from regrow.core.copies import TakeSnapshot
+from regrow.core.events import CheckpointSaved, Noted
+from regrow.core.ids import StepNo
+from regrow.core.messages import ReleaseWorker, TimeAdvanced, WorkerReady
+
+EVERY = 60.0
+
+
+def job(world: int = 2, *, holdings: list[str] | None = None, nodes: int = 1, **changes: Any) -> Job:
+    """One that trains, its first step committed by all."""
+    made = Job(world, nodes=nodes, durable=True, checkpoint_every=EVERY, **changes)
+    for rank in made.ranks:
+        holding = holdings[rank] if holdings else "all"
+        worker = made.of(rank)
+        made.tell(WorkerReady(worker, StepNo(0), f"at {worker}", f"layout {holding}", 0.0, holding, bool(holdings)))
+    return made.joined().stepped(0)
+
+
+def later(made: Job) -> Job:
+    made.tell(TimeAdvanced(), after=EVERY)
+    return made
+
+
+def held(made: Job, rank: int, asked: int, step: int, error: str = "") -> None:
+    made.tell(SnapshotHeld(made.of(rank), StepNo(asked), StepNo(step), error))
+
+
+def parts(made: Job, order: WriteCheckpoint) -> None:
+    made.tell(PartsWritten(order.node, order.attempt, order.step, order.ranks, 100, 0.1))
+
+
+def whole(made: Job, order: FinishCheckpoint) -> None:
+    made.tell(CheckpointWritten(order.node, order.attempt, order.step, "folder", 100))
+
+
+def failed(made: Job, order: WriteCheckpoint | FinishCheckpoint, reason: str, *, torn: bool = False) -> None:
+    made.tell(CheckpointFailed(order.node, order.attempt, order.step, reason, torn))
+
+
+def notes(made: Job) -> list[str]:
+    return [note.text for note in made.all(Noted)]
+
+
+def test_replicas_are_written_by_the_lowest_rank_at_its_next_boundary() -> None:
+    made = job()
+    assert made.all(TakeSnapshot) == []
+    later(made)
+    assert made.all(TakeSnapshot) == [TakeSnapshot(made.of(0), StepNo(1))]
+    held(made, 0, asked=1, step=4)
+    write = made.last(WriteCheckpoint)
+    assert (write.node, write.step, write.ranks) == ("n0", 4, [0])
+    parts(made, write)
+    finish = made.last(FinishCheckpoint)
+    assert (finish.step, finish.ranks, finish.keep) == (4, [0], 2)
+    whole(made, finish)
+    saved = made.last(CheckpointSaved)
+    assert (saved.step, saved.folder, saved.nbytes) == (4, "folder", 100)
+
+
+def test_the_next_one_waits_for_its_time_and_for_a_new_step() -> None:
+    made = later(job())
+    held(made, 0, asked=1, step=1)
+    parts(made, made.last(WriteCheckpoint))
+    whole(made, made.last(FinishCheckpoint))
+    later(made)
+    assert len(made.all(TakeSnapshot)) == 1
+    made.stepped(1)
+    later(made)
+    assert len(made.all(TakeSnapshot)) == 2
+    later(made)
+    assert len(made.all(TakeSnapshot)) == 2, "one at a time"
+
+
+def test_different_holdings_take_theirs_at_one_step_ahead() -> None:
+    made = later(job(4, holdings=["a", "a", "b", "b"], nodes=2))
+    orders = made.all(TakeSnapshot)
+    assert [order.worker for order in orders] == [made.of(0), made.of(2)]
+    (step,) = {order.step for order in orders}
+    assert step > 1
+    held(made, 0, asked=step, step=step)
+    assert made.all(WriteCheckpoint) == []
+    held(made, 2, asked=step, step=step)
+    writes = made.all(WriteCheckpoint)
+    assert [(write.node, write.ranks) for write in writes] == [("n0", [0]), ("n1", [2])]
+    parts(made, writes[1])
+    assert made.all(FinishCheckpoint) == []
+    parts(made, writes[0])
+    assert made.last(FinishCheckpoint).ranks == [0, 2]
+
+
+def test_who_had_passed_the_step_makes_all_try_again_further_ahead() -> None:
+    made = later(job(2, holdings=["a", "b"]))
+    first = made.last(TakeSnapshot).step
+    held(made, 0, asked=first, step=first)
+    held(made, 1, asked=first, step=first + 3)
+    assert made.all(WriteCheckpoint) == []
+    again = made.all(TakeSnapshot)[2:]
+    assert len(again) == 2
+    assert again[0].step == again[1].step > first + 3
+    held(made, 0, asked=first, step=first)  # an old answer
+    assert made.all(WriteCheckpoint) == []
+
+
+def test_a_fault_while_snapshots_are_taken_gives_them_up_and_the_next_comes_after_it() -> None:
+    made = later(job(2, holdings=["a", "b"]))
+    step = made.last(TakeSnapshot).step
+    made.exited(made.of(1))
+    held(made, 0, asked=step, step=step)
+    assert made.all(WriteCheckpoint) == []
+
+
+def test_what_agents_hold_is_written_even_if_the_workers_die() -> None:
+    made = later(job())
+    held(made, 0, asked=1, step=1)
+    made.exited(made.of(0))
+    parts(made, made.last(WriteCheckpoint))
+    whole(made, made.last(FinishCheckpoint))
+    assert made.last(CheckpointSaved).step == 1
+
+
+def test_a_failure_is_said_once_for_each_cause_and_what_there_is_removed() -> None:
+    made = job()
+    for number, reason in enumerate(["disk 7 full", "disk 8 full", "read-only"]):
+        later(made.stepped(number + 1))
+        held(made, 0, asked=number + 2, step=number + 2)
+        failed(made, made.last(WriteCheckpoint), reason)
+        assert made.last(AbandonCheckpoint).step == number + 2
+    assert notes(made) == [
+        "state@2 could not be written to disk: disk 7 full; training goes on",
+        "state@4 could not be written to disk: read-only; training goes on",
+    ]
+
+
+def test_a_snapshot_that_was_overwritten_is_no_failure_and_is_taken_again_at_once() -> None:
+    made = later(job())
+    held(made, 0, asked=1, step=1)
+    failed(made, made.last(WriteCheckpoint), "overwritten", torn=True)
+    assert notes(made) == []
+    assert len(made.all(TakeSnapshot)) == 2
+
+
+def test_answers_to_an_earlier_attempt_are_dropped() -> None:
+    made = later(job())
+    held(made, 0, asked=1, step=1)
+    old = made.last(WriteCheckpoint)
+    failed(made, old, "full")
+    later(made.stepped(1))
+    held(made, 0, asked=2, step=2)
+    parts(made, old)
+    assert made.all(FinishCheckpoint) == []
+
+
+def test_the_last_state_is_written_before_the_workers_are_released() -> None:
+    made = job(2, holdings=["a", "b"])
+    for rank in made.ranks:
+        made.finished(rank, 1)
+    assert made.all(ReleaseWorker) == []
+    assert [order.step for order in made.all(TakeSnapshot)] == [1, 1]
+    for rank in made.ranks:
+        held(made, rank, asked=1, step=1)
+    parts(made, made.last(WriteCheckpoint))
+    assert made.all(ReleaseWorker) == []
+    whole(made, made.last(FinishCheckpoint))
+    assert len(made.all(ReleaseWorker)) == 2
+
+
+def test_a_step_beyond_the_end_is_not_waited_for() -> None:
+    made = later(job(2, holdings=["a", "b"]))
+    assert made.last(TakeSnapshot).step > 1
+    for rank in made.ranks:
+        made.finished(rank, 1)
+    assert made.last(TakeSnapshot).step == 1
+
+
+@pytest.mark.parametrize("how", ["failed", "late"])
+def test_a_last_state_that_cannot_be_written_does_not_keep_the_job(how: str) -> None:
+    made = job()
+    for rank in made.ranks:
+        made.finished(rank, 1)
+    held(made, 0, asked=1, step=1)
+    if how == "failed":
+        failed(made, made.last(WriteCheckpoint), "full")
+    else:
+        made.wait()
+    assert len(made.all(ReleaseWorker)) == 2
+    assert "the job ends without it" in notes(made)[0]
+
+
+def test_a_rank_lost_at_the_end_has_its_last_state_written_after_it_is_mended() -> None:
+    made = job()
+    for rank in made.ranks:
+        made.finished(rank, 1)
+    made.exited(made.of(1))
+    made.halted(0, 1)
+    made.tell(WorkerReady(made.of(1), StepNo(-1), "there", "layout all", 0.0, "all"))
+    made.joined()
+    for rank in made.ranks:
+        made.finished(rank, 1)
+    assert len(made.all(TakeSnapshot)) == 2
+    assert made.all(ReleaseWorker) == []
+
+
+def test_a_job_without_a_place_for_them_orders_none() -> None:
+    made = Job(2).trained()
+    made.tell(TimeAdvanced(), after=1e6)
+    for rank in made.ranks:
+        made.finished(rank, 1)
+    assert made.all(TakeSnapshot) == []
+    assert len(made.all(ReleaseWorker)) == 2
+
+
+def test_the_time_is_looked_at_no_more_often_than_needed() -> None:
+    made = job()
+    later(made)
+    held(made, 0, asked=1, step=1)
+    parts(made, made.last(WriteCheckpoint))
+    whole(made, made.last(FinishCheckpoint))
+    wakes = 0
+    until = made.now + 2 * EVERY
+    while made.now < until:
+        made.wait()
+        wakes += 1
+    assert wakes <= 3

@@ -1,0 +1,115 @@
+from collections.abc import Sequence
+
+import pytest
+
+from regrow.core.copies import KeptCopy
+from regrow.core.ids import NodeId, Rank, StepNo
+from regrow.membership.covering import Source, Standing, Start, Uncovered, decide, needs_copies, newest
+
+A, B = NodeId("a"), NodeId("b")
+
+
+def standing(rank: int, holding: str, at: int, *, ready: bool = False, node: NodeId = A) -> Standing:
+    return Standing(Rank(rank), holding, StepNo(at), node, ready)
+
+
+def copy(rank: int, holding: str, step: int) -> KeptCopy:
+    return KeptCopy(Rank(rank), holding, StepNo(step))
+
+
+def fsdp(*at: int, ready: Sequence[int] = ()) -> list[Standing]:
+    """Every rank has a shard of its own; two ranks a node."""
+    return [standing(r, f"s{r}", n, ready=r in ready, node=A if r < 2 else B) for r, n in enumerate(at)]
+
+
+def hsdp(*at: int, ready: Sequence[int] = ()) -> list[Standing]:
+    """Ranks 0 and 2 are replicas, and so are 1 and 3."""
+    return [standing(r, f"s{r % 2}", n, ready=r in ready) for r, n in enumerate(at)]
+
+
+def test_replicas_give_a_newcomer_the_newest_state() -> None:
+    assert decide([standing(0, "all", 7), standing(1, "all", 8), standing(2, "all", -1)], {}) == Start(
+        StepNo(8), frozenset({1})
+    )
+
+
+def test_a_shard_is_had_from_its_replica() -> None:
+    assert decide(hsdp(5, 5, -1, 5), {}) == Start(StepNo(5), frozenset({0, 1, 3}))
+
+
+def test_who_is_ready_follows_who_has_gone_on() -> None:
+    assert decide(hsdp(6, 5, -1, 5, ready=[1, 3]), {}) == Start(StepNo(6), frozenset({0, 1, 3}))
+
+
+def test_the_step_happens_when_all_survivors_are_ready() -> None:
+    assert decide(hsdp(5, 5, -1, 5, ready=[0, 1, 3]), {}) == Start(StepNo(6), frozenset({0, 1, 3}))
+
+
+def test_the_step_is_run_again_when_one_survivor_is_not_ready() -> None:
+    assert decide(hsdp(5, 5, -1, 5, ready=[0, 1]), {}) == Start(StepNo(5), frozenset({0, 1, 3}))
+
+
+def test_a_shard_that_died_with_its_last_worker_comes_from_a_copy_of_the_same_step() -> None:
+    copies = {A: [copy(0, "s0", 4), copy(1, "s1", 4)], B: [copy(2, "s2", 4), copy(3, "s3", 4)]}
+    assert decide(fsdp(4, 4, 4, -1), copies) == Start(
+        StepNo(4), frozenset({0, 1, 2}), {Rank(3): Source(B, Rank(3), StepNo(4))}
+    )
+
+
+def test_all_ranks_go_back_to_the_newest_step_that_has_every_shard() -> None:
+    copies = {
+        A: [copy(r, f"s{r}", s) for r in (0, 1) for s in (4, 8)] + [copy(2, "s2", 4), copy(3, "s3", 4)],
+    }
+    start = decide(fsdp(9, 9, -1, -1), copies)
+    assert isinstance(start, Start)
+    assert start.step == 4 and start.holders == frozenset()
+    assert start.restored == {Rank(r): Source(A, Rank(r), StepNo(4)) for r in range(4)}
+
+
+def test_a_ready_survivor_gives_up_the_step_where_its_peers_shard_has_no_copy_after_it() -> None:
+    copies = {A: [copy(r, f"s{r}", 8) for r in range(4)]}
+    start = decide(fsdp(8, 8, 8, -1, ready=[0, 1, 2]), copies)
+    assert isinstance(start, Start)
+    assert (start.step, start.holders, list(start.restored)) == (8, frozenset({0, 1, 2}), [3])
+
+
+def test_a_copy_on_the_ranks_own_node_is_nearer() -> None:
+    copies = {A: [copy(2, "s2", 8), copy(3, "s3", 8)], B: [copy(3, "s3", 8), copy(2, "s2", 8)]}
+    start = decide(fsdp(8, 8, 8, -1), copies)
+    assert isinstance(start, Start)
+    assert start.restored == {Rank(3): Source(B, Rank(3), StepNo(8))}
+
+
+def test_a_replicas_copy_serves_too() -> None:
+    states = [standing(0, "s0", -1), standing(1, "s1", 3), standing(2, "s0", -1, node=B), standing(3, "s1", 3)]
+    start = decide(states, {B: [copy(2, "s0", 3)]})
+    assert isinstance(start, Start)
+    assert start.restored == {Rank(0): Source(B, Rank(2), StepNo(3)), Rank(2): Source(B, Rank(2), StepNo(3))}
+
+
+def test_copies_newer_than_the_survivors_are_not_gone_forward_to() -> None:
+    copies = {A: [copy(r, f"s{r}", 12) for r in range(4)]}
+    assert isinstance(decide(fsdp(9, 9, 9, -1), copies), Uncovered)
+
+
+def test_nobody_left_but_the_copies() -> None:
+    copies = {A: [copy(0, "all", 3), copy(0, "all", 6)]}
+    assert decide([standing(0, "all", -1), standing(1, "all", -1)], copies) == Start(
+        StepNo(6), frozenset(), {Rank(r): Source(A, Rank(0), StepNo(6)) for r in (0, 1)}
+    )
+
+
+def test_a_lost_shard_without_a_copy_is_named() -> None:
+    assert decide(fsdp(4, 4, 4, -1), {}) == Uncovered(StepNo(4), (Rank(3),))
+
+
+@pytest.mark.parametrize(
+    ("standings", "needed"),
+    [(hsdp(5, 5, -1, 5), False), (hsdp(-1, 5, -1, 5), True), (fsdp(4, 4, 4, -1), True), (fsdp(-1, -1, -1, -1), True)],
+)
+def test_copies_are_asked_for_when_the_living_do_not_have_everything(standings: list[Standing], needed: bool) -> None:
+    assert needs_copies(standings) is needed
+
+
+def test_nobody_has_anything() -> None:
+    assert newest(fsdp(-1, -1)) == (-1, frozenset())
