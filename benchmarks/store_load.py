@@ -17,7 +17,16 @@ from torch._C._distributed_c10d import TCPStore
 
 from regrow.agent.keeper import Keeper
 from regrow.core.ids import Generation, Seconds
-from regrow.core.store_messages import StoreAdd, StoreGet, StoreMessage, StoreReply, StoreRequest, StoreSet, StoreWait, placed
+from regrow.core.store_messages import (
+    StoreAdd,
+    StoreGet,
+    StoreMessage,
+    StoreReply,
+    StoreRequest,
+    StoreSet,
+    StoreWait,
+    placed,
+)
 from regrow.core.wire import FrameCodec
 
 ADDRESS = b"tcp:10.20.30.40:54321"

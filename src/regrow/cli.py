@@ -103,7 +103,9 @@ def commands() -> None:
 @click.option("--node-timeout", default="10min", metavar="TIME", help="How long a lost node is waited for.  [10min]")
 @click.option("--domain", default="", metavar="LABEL", help="What fails with this node, a rack; for --buddy-every.")
 @click.option("--buddy-every", type=int, default=0, metavar="K", help="Copy state to another node each K steps.")
-@click.option("--digest-every", type=int, default=0, metavar="N", help="Compare replicas each N steps.  [0: never]")
+@click.option(
+    "--digest-every", type=int, default=0, metavar="N", help="Compare replicas each N steps, 0.2 s a GB.  [0: never]"
+)
 @click.option("--hang-timeout", default="", metavar="TIME", help="Most time without progress.  [10 longest steps, 30s]")
 @click.option("--preload", multiple=True, metavar="MODULE", help="Import it before workers are forked; repeatable.")
 @click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only.")

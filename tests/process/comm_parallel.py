@@ -92,7 +92,7 @@ class Rank:
     def recover(self, error: BaseException | None) -> None:
         """What a session does between two attempts of a step."""
         if error is not None:
-            pass
+            pipeline.reset_unfinished(error)
         self.unsettled += ddp.reset_unfinished(self.replicas)
         assert fsdp.reset_unfinished(self.roots)
         self.optimizer.zero_grad()

@@ -2,6 +2,8 @@
 
 import itertools
 import threading
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ import torch.distributed as dist
 from tests.process import comm_calls
 from tests.process.comm_cases import CASES, LARGE, compare, data
 from tests.process.comm_world import Seat, as_bytes
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from regrow.comm import collectives
 from regrow.comm.echo import EchoTransport
@@ -213,3 +216,42 @@ def objects_alone(seat: Seat) -> list[Any]:
     mine: list[Any] = ["placeholder"]
     dist.scatter_object_list(mine, [("for", to) for to in range(seat.size)] if seat.rank == 1 else None, src=1)
     return [sent, ["mine", None] if seat.rank == 1 else passed, mine[0]]
+
+
+def refusals(seat: Seat, address: str) -> dict[str, str]:
+    """What groups say where they cannot do what is asked."""
+    groups, said = Groups(), {}
+    first = Formation(Generation(1), seat.rank, seat.size, address, seat.site)
+    groups.install(rank=seat.rank, world=seat.size, formation=first, form_s=30.0)
+    pair, destroyed = dist.new_group([0, 1]), dist.new_group([0, 1])
+
+    def ask(name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  the test reads it
+            said[name] = f"{type(error).__name__}: {error}"
+
+    if seat.rank == 0:  # rank 1 has not called it yet
+        work = dist.all_reduce(torch.ones(3), group=pair, async_op=True)
+        ask("timeout", lambda: work.wait(timedelta(seconds=0.05)))
+    dist.barrier()
+    if seat.rank == 1:
+        dist.all_reduce(torch.ones(3), group=pair)
+    else:
+        work.wait()
+    ask("gloo", lambda: dist.new_group([0, 1], backend="gloo"))
+    dist.destroy_process_group(destroyed)
+    inner = torch.zeros(2, requires_grad=True)
+    with groups.echo():
+        stage = PipelineStage(torch.nn.Linear(2, 2), seat.rank, 2, torch.device("cpu"), group=pair)
+        schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.sum())
+        ask("pipeline", lambda: schedule.step(inner.expand(4, 2), target=torch.zeros(4)))
+    dist.barrier(pair)
+    groups.halt()
+    groups.form(Formation(Generation(2), seat.rank, seat.size, address, seat.site), lambda: False)
+    said["left"] = str(groups.count)
+    if seat.rank == 0:
+        groups.halt()
+        elsewhere = Formation(Generation(3), 2, 3, address, seat.site)
+        ask("another rank", lambda: groups.form(elsewhere, lambda: False))
+    return said

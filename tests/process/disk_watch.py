@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class DiskWatch:
     """Counts what happens in a folder and in those below it, from now on, whichever process does it.
 
-    `opens` and `reads` have a number for each path. A folder that is made later is watched from its making on; files
+    `opens` and `reads` (of files) have a number for each path. A folder that is made later is watched from its making on; files
     opened in it before the watch stands may be missed, files opened in folders that are there already are not.
     """
 
@@ -64,7 +64,7 @@ class DiskWatch:
                 self._add(path)
         if mask & _IN_OPEN:
             self.opens[str(path)] += 1
-        if mask & _IN_ACCESS:
+        if mask & _IN_ACCESS and not mask & _IN_ISDIR:  # listing a folder reads no state
             self.reads[str(path)] += 1
 
     def close(self) -> None:

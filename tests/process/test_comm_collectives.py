@@ -13,6 +13,7 @@ from tests.process.comm_scripts import (
     echo,
     objects_alone,
     point_to_point,
+    refusals,
     sums,
     through_torch,
     wrong_tag,
@@ -97,3 +98,14 @@ def test_while_alone_objects_are_the_callers_own(tmp_path: Path) -> None:
         [["mine", 2], ["mine", None], "placeholder"],
         [["mine", 3], ["mine", None], "placeholder"],
     ]
+
+
+def test_what_cannot_be_done_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with store(tmp_path) as address:
+        said, other = play(2, tmp_path, refusals, address)
+    assert said["timeout"].startswith("DeadlineExceeded: a collective was not done within 0.050 s")
+    assert said["another rank"].startswith("StateError: this worker was built for another rank: rank 2 is not in")
+    for of_rank in (said, other):
+        assert of_rank["gloo"].startswith("UsageError: a process group was asked for with a backend of its own")
+        assert "would ask its neighbours for the shapes" in of_rank["pipeline"]
+        assert of_rank["left"] == "2", "a group that the script destroyed was formed again"

@@ -1,9 +1,10 @@
 """Every parallelism goes straight through kills: FSDP2, HSDP, tensor and pipeline parallel, and mixes of them."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
-from tests.process.disk_watch import watched
+from tests.process.disk_watch import DiskWatch, watched
 from tests.process.launching import Site, site
 from tests.process.training import Fault, Outcome, assert_equal, train
 
@@ -50,6 +51,17 @@ def run(
     return train(here, name, *flags, world=WORLD, steps=STEPS, faults=faults, extra=extra, script=SCRIPT, nodes=nodes)
 
 
+@contextmanager
+def checkpoints(here: Site, name: str) -> Iterator[tuple[str, DiskWatch]]:
+    """A folder for durable checkpoints, and who reads in it."""
+    folder = here.folder / f"{name}.checkpoints"
+    folder.mkdir()
+    with watched(folder) as disk:
+        yield str(folder), disk
+        disk.update()
+        assert disk.opens != {}, "nothing was written there at all: the watch proves nothing"
+
+
 def every_stage_and_rank() -> list[Fault]:
     """All stages, and all ranks: some twice in a row."""
     return [Fault((at * 3) % WORLD, 2 + 4 * at, stage) for at, stage in enumerate(STAGES)]
@@ -59,10 +71,10 @@ def every_stage_and_rank() -> list[Fault]:
 @pytest.mark.parametrize("mode", REPLICATED)
 def test_any_rank_killed_at_every_stage(here: Site, undisturbed: Reference, mode: str) -> None:
     reference, faults = undisturbed(mode), every_stage_and_rank()
-    with watched(here.home) as disk:
-        outcome = run(here, f"{mode}-stages", mode, faults=faults)
+    with checkpoints(here, f"{mode}-stages") as (folder, disk):
+        outcome = run(here, f"{mode}-stages", mode, "--checkpoint-dir", folder, faults=faults)
     assert_equal(outcome, reference, faults=len(faults))
-    assert disk.checkpoints_read == 0
+    assert disk.reads == {}
 
 
 @pytest.mark.timeout(180)
@@ -76,7 +88,7 @@ def test_killed_twice_in_a_row_and_during_a_recovery(here: Site, undisturbed: Re
         Fault(3, 20, "forward"),
         Fault(3, 20, "hydrate"),
         Fault(0, 28, "update"),
-        Fault(1, 28, "form"),
+        Fault(3, 28, "form"),  # replicas of each other in none of the modes
     ]
     assert_equal(run(here, f"{mode}-again", mode, faults=faults), undisturbed(mode), faults=len(faults))
 
@@ -92,7 +104,7 @@ def test_survivors_roll_forward_a_step_that_another_has_committed(
         Fault(3, 6, "commit"),
         Fault(0, 16, "vote", "pause"),
         Fault(0, 16, "roll"),
-        Fault(1, 16, "commit"),
+        Fault(3, 16, "commit"),
     ]
     outcome = run(here, f"{mode}-roll", mode, faults=faults)
     assert_equal(outcome, undisturbed(mode), faults=len(faults))
@@ -122,11 +134,11 @@ def test_shards_without_a_replica_come_from_copies(here: Site, undisturbed: Refe
     """Two nodes of two ranks; the killed ranks' shards are in the memory of their own node's agent."""
     more = ("--tp-fsdp",) if mode == "tp_dp" else ()
     reference, faults = undisturbed(mode, *more), every_stage_and_rank()
-    flags = ("--buddy-every", str(every))
-    with watched(here.home) as disk:
-        outcome = run(here, f"{mode}-copies-{every}", mode, *flags, faults=faults, more=more, nodes=2)
+    name, flags = f"{mode}-copies-{every}", ("--buddy-every", str(every))
+    with checkpoints(here, name) as (folder, disk):
+        outcome = run(here, name, mode, *flags, "--checkpoint-dir", folder, faults=faults, more=more, nodes=2)
     assert_equal(outcome, reference, faults=len(faults), lost=every)
-    assert disk.checkpoints_read == 0
+    assert disk.reads == {}
 
 
 @pytest.mark.timeout(180)

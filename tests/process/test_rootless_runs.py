@@ -50,6 +50,9 @@ def leave(*args, **options):
         json.dump(said, file)
     dist.barrier()
     left(*args, **options)
+    # Not to the script's end: torch now and then hangs there, where DDP is the last to let go of a gloo group.
+    sys.stdout.flush()
+    os._exit(0)
 
 left, dist.destroy_process_group = dist.destroy_process_group, leave
 runpy.run_path(sys.argv[1], run_name="__main__")

@@ -14,7 +14,9 @@ def main() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(64, 8)
     dataset = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
-    sampler = DistributedSampler(dataset, num_replicas=world, rank=rank, shuffle=True)
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
+        dataset, num_replicas=world, rank=rank, shuffle=True
+    )
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
     model = DDP(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -23,7 +25,7 @@ def main() -> None:
         for features, targets in loader:
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(features), targets)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         dist.all_reduce(loss.detach(), op=dist.ReduceOp.SUM)
         if rank == 0:

@@ -93,7 +93,7 @@ else:
         if step.number % 3 == 2:
             first = evaluate()
             second = evaluate()
-            if not step.rehearsal:
+            if step.committed:
                 assert first == second, (first, second)
                 found.append(first)
 

@@ -4,7 +4,8 @@ import asyncio
 import random
 from collections import Counter
 
-from regrow.agent.keeper import Keeper, PeerLost
+from regrow.agent.keeper import Keeper
+from regrow.agent.peers import PeerLost
 from regrow.core.ids import Generation, Seconds
 from regrow.core.store_messages import StoreMessage, StoreReply, StoreRequest
 

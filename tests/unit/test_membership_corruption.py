@@ -1,13 +1,16 @@
 """Replicas that differ: the world goes back to what they agreed upon, and the node of the wrong one is counted."""
 
+from tests.unit.membership_job import Job
+
 from regrow.core.events import IncidentClosed, IncidentOpened, ReplicaCorrupted
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
 from regrow.core.messages import FormGeneration, HaltGeneration, WorkerHalted
 from regrow.core.replica_messages import CorruptionNamed, ReplicasDiffer
+from regrow.launch.listing import status_lines
 from regrow.membership.corruption import MOST_TIMES
 from regrow.membership.covering import Standing, Start, go_back
 from regrow.membership.ladder import RUN_AGAIN, SCRIPT_ERROR
-from tests.unit.membership_job import Job
+from regrow.membership.states import Ended
 
 NODE = NodeId("a")
 
@@ -67,7 +70,7 @@ def disagree(job: Job, step: int, wrong: list[int], undecided: list[int], verifi
     """All ranks say so and halt."""
     for rank in job.ranks:
         differs(job, rank, step, wrong, undecided)
-    if not job.machine.state.__class__.__name__ == "Ended":
+    if not isinstance(job.machine.state, Ended):
         for rank in job.ranks:
             halted(job, rank, step, verified)
 
@@ -89,6 +92,7 @@ def test_the_odd_one_is_named_and_counted_against_its_node_and_nobody_is_ended()
     assert (found.rank, found.worker, found.node, found.step) == (1, job.of(1), "n0", 8)
     assert found.tensors == ["model.weight"]
     assert job.machine.snapshot().nodes[0].corruptions == 1
+    assert any("n0" in line and "wrong state" in line for line in status_lines(job.machine.snapshot()))
     opened = job.last(IncidentOpened)
     assert (opened.kind, opened.ranks, opened.step) == ("corruption", [1], 8)
 
@@ -151,6 +155,7 @@ def test_a_fault_while_they_go_back_does_not_bring_the_wrong_state_back() -> Non
     job.ready(job.of(2))
     assert [(form.step, form.rewind, form.holders) for form in orders(job)] == [(4, True, [0, 1])] * 3
     job.joined().stepped(4)
+    assert job.last(IncidentClosed).steps_lost == 4
     job.exited(job.of(0))
     halted(job, 1, 6, 4)
     halted(job, 2, 6, 4)

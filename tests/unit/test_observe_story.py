@@ -7,8 +7,16 @@ import pytest
 from rich.console import Console
 from tests.unit.observe_records import FakeJob, commit
 
-from regrow.core.events import IncidentOpened, JobEnded, JobStarted, Record, StepCommitted, WorkerGone
-from regrow.core.ids import Generation, JobId, Rank, StepNo, WorkerId
+from regrow.core.events import (
+    IncidentOpened,
+    JobEnded,
+    JobStarted,
+    Record,
+    ReplicaCorrupted,
+    StepCommitted,
+    WorkerGone,
+)
+from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.observe.curve import draw_curve
 from regrow.observe.ledger import Ledger
 from regrow.observe.live import LiveView, PlainView, follow, open_view
@@ -30,6 +38,14 @@ def _console(width: int = 100, height: int = 30, *, terminal: bool = True) -> Co
 def _text(console: Console) -> str:
     stream = console.file
     return stream.getvalue() if isinstance(stream, io.StringIO) else ""
+
+
+def test_silent_corruption_is_told_with_its_place_and_counted() -> None:
+    found = ReplicaCorrupted(1.0, StepNo(8), Rank(1), WorkerId("n0.w1"), NodeId("n0"), ["model.weight"], 2)
+    assert tell(found) == (
+        "the state of rank 1 was wrong before step 8, in model.weight: worker n0.w1, 2 corruptions on n0 so far"
+    )
+    assert Ledger([found]).corruptions == [found]
 
 
 def test_a_job_is_told_in_sentences() -> None:

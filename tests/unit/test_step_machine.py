@@ -161,6 +161,19 @@ def test_newer_state_takes_the_place_of_the_own_as_a_whole() -> None:
     assert machine.resume(StepNo(4)) == Adopted(StepNo(3))
 
 
+def test_who_goes_back_to_an_older_state_stands_there_and_adopts_nothing() -> None:
+    machine = at(8)
+    machine.fail()
+    machine.halt(G(1))
+    assert machine.replace()
+    assert machine.state_at is None
+    machine.replaced(StepNo(4))
+    assert machine.state_at == 4
+    assert machine.resume(StepNo(4)) == Resumed(StepNo(4))
+    assert machine.begin()
+    assert machine.step == 4
+
+
 def test_a_halt_told_again_or_late_does_not_reach_back() -> None:
     machine = at(3)
     machine.halt(G(5))

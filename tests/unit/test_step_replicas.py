@@ -56,6 +56,12 @@ def test_after_the_run_again_the_one_that_was_farther_away_is_named() -> None:
     assert judge([says(0, "a", far=1e-6), says(1, "a", far=0.25), says(2, "a")]) == Agree((Rank(1),))
 
 
+def test_who_had_received_wrong_state_is_not_blamed_for_it() -> None:
+    received = Statement(Rank(2), 0, b"a", True, 0.25, was_witness=False)
+    assert judge([says(0, "a", far=1e-6), says(1, "a", far=0.25), received]) == Agree((Rank(1),))
+    assert judge([says(0, "a", far=1e-6), received]) == Agree((Rank(2),))
+
+
 def test_a_state_that_was_no_number_is_the_farthest() -> None:
     assert judge([says(0, "a", far=math.nan), says(1, "a", far=0.25)]) == Agree((Rank(0),))
 

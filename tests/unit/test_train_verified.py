@@ -21,7 +21,8 @@ class Worker:
 
     def __init__(self, width: int = 8) -> None:
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
+        self.wide, self.norm, self.last = nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 1)
+        self.net = nn.Sequential(self.wide, self.norm, self.last)
         self.optimizer = torch.optim.AdamW(self.net.parameters())
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         self.state = ProtectedState([self.net, self.optimizer, self.scheduler])
@@ -48,11 +49,12 @@ def spoil_parameter(worker: Worker) -> None:
 
 
 def spoil_moment(worker: Worker) -> None:
-    flip_bit([worker.optimizer.state[worker.net[0].weight]["exp_avg"]])
+    flip_bit([worker.optimizer.state[worker.wide.weight]["exp_avg"]])
 
 
 def spoil_statistics(worker: Worker) -> None:
-    flip_bit([worker.net[1].running_var])  # type: ignore[list-item]
+    assert worker.norm.running_var is not None
+    flip_bit([worker.norm.running_var])
 
 
 def spoil_schedule(worker: Worker) -> None:
@@ -124,7 +126,7 @@ def test_without_a_copy_nothing_is_changed() -> None:
 
 def test_the_blocks_that_differ_are_found_by_name() -> None:
     worker, other = Worker(width=1 << 17), Worker(width=1 << 17)
-    weight = worker.net[0].weight
+    weight = worker.wide.weight
     flip_bit([weight.detach().view(-1)[-8:]])
     mine, theirs = (list(digest_blocks(*each.state.canonical(), NOTHING)) for each in (worker, other))
     places = blocks(worker.state.canonical()[0], NOTHING)
@@ -148,7 +150,7 @@ def test_the_distance_is_that_of_what_was_kept() -> None:
     suspects = keep([block], tensors)
     assert distance(suspects, tensors) == 0.0
     with torch.no_grad():
-        worker.net[2].bias += 0.5
+        worker.last.bias.add_(0.5)
     assert distance(suspects, worker.state.canonical()[1]) == pytest.approx(0.5)
     assert distance([], tensors) is None
 

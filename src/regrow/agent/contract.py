@@ -12,7 +12,7 @@ from regrow.core.messages import SpawnWorker
 
 _THREADS = "OMP_NUM_THREADS"
 _LAZY_WORLD = 16
-"""In larger worlds gloo connects only the ranks that speak to one another; in smaller ones all are connected as fast."""
+"""In larger worlds gloo connects only the ranks that speak to one another; in smaller ones all are as fast."""
 _RANKS_PER_ROOT = 32
 """NCCL's own bootstrap: so many ranks send their addresses to one root. torch's default is 128."""
 

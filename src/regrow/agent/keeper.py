@@ -8,10 +8,11 @@ linearizable: before a value that was handed out changes, all copies of it are f
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from regrow.agent.copies import Copies, Fetch, Found, seen
 from regrow.agent.keys import KeyTable, Refused
+from regrow.agent.peers import PeerLost, Peers
 from regrow.agent.ways import Way, Ways
 from regrow.core.ids import Generation, Instant, Seconds
 from regrow.core.store_messages import (
@@ -46,22 +47,6 @@ _WAIT_LIMIT_S: Seconds = 24 * 3600.0
 _log = logging.getLogger("regrow.agent")
 Result = TypeVar("Result")
 Change = StoreSet | StoreAppend | StoreCompareSet | StoreDelete | StorePush | StorePop | StoreLength
-
-
-class PeerLost(Exception):
-    """Another agent cannot be reached, or has ended, or does not answer."""
-
-
-class Peers(Protocol):
-    """The other agents."""
-
-    async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
-        """What the agent at this address answers. Raises `PeerLost`."""
-        ...
-
-    def keep_only(self, agents: set[str]) -> None:
-        """No other agents are part of the job any more."""
-        ...
 
 
 class Keeper:
@@ -177,12 +162,11 @@ class Keeper:
             keys = self.table.keys(request.prefix)
             return StoreReply(number=len(keys)) if isinstance(request, StoreCount) else StoreReply(keys=keys)
         here = type(request)(prefix=request.prefix, here=True)
-        replies = await _all([self._look_at(store, here) for store in agents.stores])
+        replies = await _all([self._look_at(store, here) for store in agents.stores if store != self.address])
+        replies.append(await self._look(here))
         return StoreReply(number=sum(reply.number for reply in replies), keys=[key for r in replies for key in r.keys])
 
     async def _look_at(self, store: str, request: StoreCount | StoreList) -> StoreReply:
-        if store == self.address:
-            return await self._look(request)
         try:
             return await self._peers.ask(store, request, ANSWER_S)
         except PeerLost as lost:

@@ -3,11 +3,11 @@
 import asyncio
 import itertools
 import logging
+from typing import Protocol
 
 import msgspec
 
 from regrow.agent.copies import seen
-from regrow.agent.keeper import PeerLost
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Seconds
 from regrow.core.store_messages import StoreCancel, StoreHello, StoreMessage, StoreReply
@@ -15,6 +15,22 @@ from regrow.core.wire import FrameCodec
 
 _CONNECT_S: Seconds = 10.0
 _log = logging.getLogger("regrow.agent")
+
+
+class PeerLost(Exception):
+    """Another agent cannot be reached, or has ended, or does not answer."""
+
+
+class Peers(Protocol):
+    """The other agents."""
+
+    async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
+        """What the agent at this address answers. Raises `PeerLost`."""
+        ...
+
+    def keep_only(self, agents: set[str]) -> None:
+        """No other agents are part of the job any more."""
+        ...
 
 
 class PeerLinks:

@@ -205,7 +205,7 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     """The worker uses its groups of this generation no more; its state stands at `state_at` and stays there.
 
     `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
-    `inside`: which restartable function since its last step it is in, from 1; 0: in none.
+    `inside`: which restartable function after its last step it is in, or may run next, from 1; 0: none any more.
     `verified`: the step of the state upon which all replicas agreed last, where it has a copy of that.
     """
 
@@ -386,7 +386,7 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     """The new membership. Who is not in `holders` receives `state@step` from those of them with its own holding.
 
     `restore`: the copy to go back to instead, where no living worker has the state; then nobody is a holder.
-    `inside`: the restartable function, of those after the last step, that all run again first; 0: none.
+    `inside`: from which restartable function on, of those after the last step, all run them again; 0: none.
     `rewind`: holders go back to their own copy of `state@step`, upon which all replicas had agreed.
     """
 

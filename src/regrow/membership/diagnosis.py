@@ -103,8 +103,8 @@ def replicas_differ_again(cause: str) -> str:
     """The run again from the last agreement led to a difference too."""
     return (
         f"{cause}. The same steps had been run again for this reason already, and the replicas differ again: the "
-        "script or its kernels do not repeat themselves (random numbers of its own, state that each rank has for itself), or "
-        "memory is bad (look at those nodes)"
+        "script or its kernels do not repeat themselves (random numbers of its own, state that each rank has for "
+        "itself), or memory is bad (look at those nodes)"
     )
 
 

@@ -125,7 +125,8 @@ class Ladder:
         if isinstance(start, covering.Uncovered):
             self.restart(say.uncovered(start, self.facts.buddy_every), now)
             return
-        had = max(self.step, *(each.state_at for each in standings))
+        # Survivors that have not yet gone back, as was ordered already, lose nothing a second time.
+        had = self.step if start.rewind else max(self.step, *(each.state_at for each in standings))
         self.incidents.ordered(set(self.roster.places), max(0, had - start.step), now)
         self.generation, self.step = generation, start.step
         self.state = Forming(now + self.facts.form_deadline, start.step)

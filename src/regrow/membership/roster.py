@@ -60,7 +60,7 @@ class WorkerRecord:
     ready: bool = False
     """Halted with all that the update of `state_at` needs."""
     inside: int = 0
-    """Halted in this restartable function since its last step; 0: in none."""
+    """Halted in, or before, this restartable function after its last step; 0: it is past all of them."""
     verified: StepNo = NO_STATE
     """When it was halted: the step of its copy of a state upon which all replicas had agreed."""
     pid: int = 0

@@ -19,7 +19,7 @@ class Statement:
     """What one rank says of its state.
 
     `holding`: equal for ranks that should have the same state. `distance`: after a run again, how far its former state
-    of this step was from the present one; None where it has none to compare.
+    of this step was from the present one, None where it has none to compare; `was_witness`: of that former state.
     """
 
     rank: Rank
@@ -27,6 +27,7 @@ class Statement:
     digest: bytes
     witness: bool = True
     distance: float | None = None
+    was_witness: bool = True
 
 
 @dataclass(frozen=True)
@@ -90,4 +91,7 @@ def _farther(replicas: Sequence[Statement]) -> list[Rank]:
         return []
     distances = {rank: math.inf if math.isnan(distance) else distance for rank, distance in known.items()}
     nearest = min(distances.values())
-    return [rank for rank, distance in distances.items() if distance > nearest]
+    farther = [each for each in replicas if each.rank in known and distances[each.rank] > nearest]
+    # Who had received its state may have received it wrong: the one that it came from is to blame, if it is there.
+    blamed = [each.rank for each in farther if each.was_witness]
+    return blamed or [each.rank for each in farther]

@@ -22,7 +22,7 @@ from regrow.train.fingerprints import Block, Fingerprint, Suspect, blocks, diges
 from regrow.train.protect import ProtectedState
 from regrow.train.verified import VerifiedCopy
 
-_WIRE = struct.Struct("<iQ16s??dI")
+_WIRE = struct.Struct("<iQ16s???dI")
 _MOST_NAMES = 8
 _log = logging.getLogger("regrow")
 
@@ -52,7 +52,7 @@ class Comparison:
         self._copy = VerifiedCopy(state)
         self._witness = builder
         self._distrusted = False
-        self._suspects: tuple[StepNo, list[Suspect]] | None = None
+        self._suspects: _Kept | None = None
         self._holding = ""
         self._replicated = False
 
@@ -103,8 +103,8 @@ class Comparison:
         self._link.board.enter(Phase.DATA, step=step, generation=self._control.generation)
         mine = _Look.at(self._state, frozenset(self._own()))
         far = None
-        if self._suspects is not None and self._suspects[0] == step:
-            far = distance(self._suspects[1], mine.tensors)
+        if self._suspects is not None and self._suspects.step == step:
+            far = distance(self._suspects.blocks, mine.tensors)
         statements, most = self._exchange(mine, far)
         match judge(statements):
             case Differ() as verdict:
@@ -123,12 +123,13 @@ class Comparison:
         env = self._link.env
         holding = xxhash.xxh3_64_intdigest(self._holding.encode())
         count = len(blocks(mine.inventory, mine.left_out))
-        words = _WIRE.pack(env.rank, holding, mine.digest.whole, self._witness, far is not None, far or 0.0, count)
+        was = self._suspects is not None and self._suspects.witness
+        words = _WIRE.pack(env.rank, holding, mine.digest.whole, self._witness, was, far is not None, far or 0.0, count)
         heard = self._groups.gather(torch.frombuffer(bytearray(words), dtype=torch.uint8))
         said = [_WIRE.unpack(bytes(each.tolist())) for each in heard]
         statements = [
-            Statement(Rank(rank), whose, what, witness, distance if known else None)
-            for rank, whose, what, witness, known, distance, _ in said
+            Statement(Rank(rank), whose, what, witness, distance if known else None, was)
+            for rank, whose, what, witness, was, known, distance, _ in said
         ]
         return statements, max(each[-1] for each in said)
 
@@ -136,7 +137,7 @@ class Comparison:
         if wrong:
             env = self._link.env
             self._link.send(CorruptionNamed(env.worker, self._control.generation, step, list(wrong)))
-        if self._suspects is not None and self._suspects[0] <= step:
+        if self._suspects is not None and self._suspects.step <= step:
             self._suspects = None
         self._witness, self._distrusted = True, False
 
@@ -145,8 +146,8 @@ class Comparison:
         env, differing = self._link.env, list[Block]()
         try:
             differing = self._find(statements, mine, most)
-            if self._witness and verdict.undecided:
-                self._suspects = step, keep(differing, mine.tensors)
+            if verdict.undecided:
+                self._suspects = _Kept(step, self._witness, keep(differing, mine.tensors))
             # What is told below ends the groups: not before everybody has what it needs.
             self._groups.vote()
         except (RuntimeError, RegrowError, OSError) as error:
@@ -168,6 +169,14 @@ class Comparison:
         return [
             block for block, differs in zip(blocks(mine.inventory, mine.left_out), unequal, strict=False) if differs
         ]
+
+
+class _Kept(NamedTuple):
+    """What replicas differed in before `step`, as this rank had it, until the steps have been run again."""
+
+    step: StepNo
+    witness: bool
+    blocks: list[Suspect]
 
 
 class _Look(NamedTuple):

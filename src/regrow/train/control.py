@@ -53,7 +53,9 @@ class Control:
         self._released = False
         self._snapshot_at: StepNo | None = None
         self.inside = 0
-        """Which restartable function since its last step this worker is in, from 1; 0: in none."""
+        """Which restartable function after its last step this worker is in or may run next, from 1; 0: none."""
+        self.first_inside = 0
+        """What `inside` is when a step has been committed."""
         self._untold: Generation | None = None
 
     def start(self) -> None:
@@ -173,6 +175,8 @@ class Control:
         """The body has ended without an error."""
         with self._changed:
             outcome = self._transaction.commit()
+            if isinstance(outcome, Committed):
+                self.inside = self.first_inside
         self._tell()
         return outcome
 
@@ -221,7 +225,13 @@ class Control:
         with self._changed:
             if self.is_over(generation):
                 return None
-            return self._transaction.resume(step)
+            before = self._transaction.step
+            outcome = self._transaction.resume(step)
+            if isinstance(outcome, Adopted):
+                self.inside = self.first_inside
+            elif step != before:
+                self.inside = 0
+            return outcome
 
     def _tell(self) -> None:
         """Say where the state stands, if that could not be said when the halt came."""

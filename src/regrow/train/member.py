@@ -232,12 +232,20 @@ class Member:
         self._link.board.enter(Phase.COMPUTING, step=self.control.step, generation=self.control.generation)
         return True
 
-    def leave_region(self) -> None:
-        """A restartable function has ended well."""
+    def leave_region(self, following: int) -> None:
+        """A restartable function has ended well; `following` may be run next."""
         self._faults.leave()
-        self.control.inside, self._begun = 0, False
+        self.control.inside, self._begun = following, False
         self.control.rest()
         self._link.board.enter(Phase.OUTSIDE)
+
+    def expect_after_steps(self, following: int) -> None:
+        """Where this worker is when a step has been committed: before its first restartable function, or past it (0)."""
+        self.control.first_inside = following
+
+    def place_after_step(self, following: int) -> None:
+        """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""
+        self.control.inside = following
 
     def await_position(self) -> tuple[StepNo, int]:
         """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
@@ -463,7 +471,13 @@ class Alone:
         """Nothing is run again."""
         return True
 
-    def leave_region(self) -> None:
+    def leave_region(self, following: int) -> None:
+        """Nothing is run again."""
+
+    def expect_after_steps(self, following: int) -> None:
+        """Nothing is run again."""
+
+    def place_after_step(self, following: int) -> None:
         """Nothing is run again."""
 
     def await_position(self) -> tuple[StepNo, int]:

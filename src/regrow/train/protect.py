@@ -74,6 +74,11 @@ class ProtectedState:
         """Every protected parameter once, in order of definition."""
         return list(self._roster.parameters.values())
 
+    def drop_gradients(self) -> None:
+        """Let no parameter have a gradient."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The protected optimizers."""
         return list(self._roster.optimizers.values())

@@ -18,6 +18,8 @@ Call = Callable[[], Any]
 _STREAM = 1_000_003
 """Functions between steps draw other random numbers than the step that follows."""
 _current: "Regions | None" = None
+_declared = False
+"""Whether the script has functions that may run between its steps."""
 
 
 class _Rehearsed(Exception):
@@ -48,12 +50,15 @@ class Regions:
         session = self._session
         if self._at or not session._between_steps:
             return call()
+        if session._runs_again:
+            with session._member.local():  # the others may not be here; all come here when the step has happened
+                return call()
         self._calls.append(call)
         number = len(self._calls)
-        if number < self._due:
-            with session._member.local():  # the others are past it; what it computes here is not the others' result
-                return call()
-        return self._run(number)
+        if number >= self._due:
+            return self._run(number)
+        with session._member.local():  # the others are past it; what it computes here is not the others' result
+            return call()
 
     def _run(self, number: int) -> Any:
         before, self._at = self._at, number
@@ -61,14 +66,21 @@ class Regions:
             result = self._attempt(number)
         finally:
             self._at = before
-        if number >= self._due:
-            self._due = 0
         return result
 
     def _attempt(self, number: int) -> Any:
         session, call = self._session, self._calls[number - 1]
+        stands = session._member.step
         while True:
-            if session._recover_if_halted() or not self._enter(number):
+            if not self._training and session._member.step != stands:
+                # All went back to an older state, and will come here again; the others are not here now.
+                with session._member.local():
+                    return call()
+            if session._recover_if_halted():
+                continue
+            if self._training:
+                session._protected().drop_gradients()  # a newcomer has none, and a call that was given up may have left some
+            if not self._enter(number):
                 continue
             try:
                 result = call()
@@ -79,7 +91,7 @@ class Regions:
             except BaseException:
                 session._member.abandon()
                 raise
-            session._member.leave_region()
+            session._member.leave_region(0 if self._training else number + 1)
             if self._training and session._member.halted:
                 continue  # others may still need this worker in it
             return result
@@ -95,29 +107,29 @@ class Regions:
         return True
 
     def committed(self) -> None:
-        """A step was committed: nobody comes back to what was before it."""
-        if not self._training:
-            self._calls.clear()
+        """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
+        self._calls.clear()
+        self._due = 0
+
+    def declared(self) -> int:
+        """The first function that may be run after a step: 1, or 0 where the script has none."""
+        return int(_declared)
+
+    def passed(self) -> None:
+        """What stands after a step has been run; the next one begins."""
+        self._session._member.place_after_step(0)
 
     def recovered(self, first: int) -> None:
-        """Others are in the function numbered `first`: run all again from there that this worker has already left."""
+        """Others may still run the function numbered `first`: all run again from there that this one has left."""
         if first:
             for number in range(first, self._at or len(self._calls) + 1):
                 self._run(number)
 
     def expect(self, first: int) -> None:
-        """This worker is a newcomer, and the others are in the function numbered `first` since their last step."""
+        """This worker is a newcomer that comes to what stands after a step; the others run those from `first` on."""
         self._calls.clear()
         self._due = first
-
-    def check(self) -> None:
-        """A step is about to begin. Raises `UsageError` where a newcomer did not come to the function the others ran."""
-        if self._due:
-            raise UsageError(
-                f"after step {self._session._member.step - 1} the other ranks called a restartable function that this "
-                "worker, which has just joined, did not",
-                hint="let it depend on the step's number alone whether it is called",
-            )
+        self._session._member.place_after_step(first)
 
     # --- in the place of steps ---------------------------------------------------------------------------------
 
@@ -176,7 +188,8 @@ def restartable(function: Any = None, /, *, training: bool = False) -> Any:
 
     Between two steps it is how collectives are used: an evaluation, a checkpoint of one's own. All ranks must call it,
     at the same place; whether they do may depend on the step's number, not on what was computed. It may run several
-    times, on some ranks also after it had already returned, so what it does besides computing should bear that.
+    times, on some ranks also after it had already returned, so what it does besides computing should bear that. After a
+    step that must run again (`step.committed` is False) its collectives are answered locally: it is called once more.
     Inside a step's body it is part of the step. Before the loop, and in a process that regrow does not supervise, it is
     an ordinary call.
 
@@ -191,6 +204,9 @@ def restartable(function: Any = None, /, *, training: bool = False) -> Any:
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        global _declared
+        _declared = _declared or not training
+
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
             if _current is None:

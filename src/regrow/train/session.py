@@ -149,6 +149,7 @@ class Session:
         loader, member = self._data(), self._member
         if member.rehearses and until > 0:
             yield from self._rehearse()
+        member.expect_after_steps(self._regions.declared())
         self._arrive()
         try:
             self._looping = True
@@ -197,7 +198,7 @@ class Session:
         member, state = self._member, self._protected()
         if self._recover_if_halted():
             return None
-        self._regions.check()
+        self._regions.passed()
         number = member.step
         if self._modules.unsettled:
             with member.local():
@@ -338,6 +339,11 @@ class Session:
         return self._share or (self.rank, self.world_size)
 
     # --- small things ------------------------------------------------------------------------------------------
+
+    @property
+    def _runs_again(self) -> bool:
+        """Whether the step whose body has just ended did not happen."""
+        return self._latest is not None and not self._latest.committed
 
     @property
     def _between_steps(self) -> bool:
