@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import signal
 from pathlib import Path
 
 import torch
@@ -91,6 +93,8 @@ else:
             optimizer.step()
             optimizer.zero_grad()
         if step.number % 3 == 2:
+            if args.mode == "unwrapped" and step.number == 5 and session.rank == 1 and step.committed:
+                os.kill(os.getpid(), signal.SIGKILL)
             first = evaluate()
             second = evaluate()
             if step.committed:

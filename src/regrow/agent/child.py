@@ -14,6 +14,8 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from regrow.agent.link import AgentGone, WorkerLink, placed
 from regrow.agent.processes import call_process, die_with_parent
 from regrow.agent.pulse import hold
@@ -170,8 +172,12 @@ def _report_failure(link: WorkerLink, error: BaseException) -> None:
     if sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, error.__traceback__)
     try:
-        fact = WorkerFailed(link.env.worker, report(error), _step(link.board.read()), own=not link.excused())
-        link.send(fact)
+        told, excused = report(error), link.excused()
+        if excused and (advice := link.advice()):
+            told = msgspec.structs.replace(
+                told, message=f"{told.message} ({advice})", traceback=f"{told.traceback.rstrip()}\n({advice})\n"
+            )
+        link.send(WorkerFailed(link.env.worker, told, _step(link.board.read()), own=not excused))
     except AgentGone as gone:
         sys.stderr.write(f"{gone}\n{report(error).traceback}")
 

@@ -37,6 +37,8 @@ class WorkerLink:
         self.board = board
         self.failed = False
         """Whether the script has ended with an error: nobody must be waited for any more."""
+        self.advice: Callable[[], str] = lambda: ""
+        """What the script could do so that such an error would not end it."""
         self.excused: Callable[[], bool] = lambda: False
         """Whether an error of the script may be the consequence of a fault elsewhere."""
         self._pid = os.getpid()

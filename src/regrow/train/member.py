@@ -14,7 +14,7 @@ from regrow.agent.report import report
 from regrow.comm.groups import Formation, Groups
 from regrow.core.board import Phase
 from regrow.core.config import TorchrunEnv
-from regrow.core.errors import GenerationHalted
+from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import (
     FaultKind,
@@ -53,6 +53,9 @@ class Member:
         self._recovery: Recovery | None = None
         self._durable: DurableState | None = None
         self._rehearsing = self._updated = self._begun = False
+        self._last_collective = ""
+        self._newcomers = False
+        """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
         self._born = time.monotonic()
         self.control = Control(
             link,
@@ -73,10 +76,26 @@ class Member:
         if env.role is Role.RANK:
             formation = Formation(env.generation, env.rank, env.world, env.store, site_of(env))
         link.excused = lambda: member.control.halted or groups.refused or groups.broke()
+        link.advice = member._advice
         member.control.start()
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
-        groups.on_collective = lambda name: link.board.call()
+        groups.on_collective = member._collective
         return member
+
+    def _collective(self, name: str) -> None:
+        self._last_collective = name
+        if self._newcomers and not self._begun:
+            # They are at the next step already; whatever they call there would be taken for the answer to this.
+            raise UsageError(
+                f"{name} was called outside a step, and a fault has just brought ranks into the world that do not call it",
+                hint="mark the function that calls it @regrow.restartable",
+            )
+        self._link.board.call()
+
+    def _advice(self) -> str:
+        if self._begun or self._state is None or not self._last_collective:
+            return ""
+        return f"{self._last_collective} was called outside a step: mark the function that does @regrow.restartable"
 
     # --- who this is -------------------------------------------------------------------------------------------
 
@@ -246,6 +265,7 @@ class Member:
     def place_after_step(self, following: int) -> None:
         """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""
         self.control.inside = following
+        self._newcomers = self._newcomers and following > 0
 
     def await_position(self) -> tuple[StepNo, int]:
         """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
@@ -363,6 +383,7 @@ class Member:
                     )
                     self._link.send(fact)
                 continue
+            self._newcomers = True
             return outcome.step if isinstance(outcome, Adopted) else None
 
     def checkpoint(self, state: ProtectedState) -> None:

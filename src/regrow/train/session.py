@@ -198,7 +198,6 @@ class Session:
         member, state = self._member, self._protected()
         if self._recover_if_halted():
             return None
-        self._regions.passed()
         number = member.step
         if self._modules.unsettled:
             with member.local():
@@ -352,6 +351,7 @@ class Session:
 
     def _agrees(self, *, last: bool = False) -> bool:
         """Whether this rank's replicas have the same state, or were not asked; False: a new membership stands."""
+        self._regions.passed()
         try:
             if self._member.compare(last=last):
                 return True
