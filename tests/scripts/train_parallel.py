@@ -5,6 +5,7 @@ Sizes are such that shards are uneven over two and over four ranks. Ranks of one
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ parser.add_argument("--out", type=Path, help="every rank writes its digest besid
 parser.add_argument("--clip", action="store_true", help="clip the norm of all gradients: a reduction before the update")
 parser.add_argument("--compile", action="store_true", help="compile each block")
 parser.add_argument("--checkpoint-activations", action="store_true")
+parser.add_argument("--say-steps", action="store_true")
 parser.add_argument("--tp-fsdp", action="store_true", help="tp_dp: shard over dp too, instead of replicating")
 
 
@@ -301,6 +303,8 @@ def main() -> None:
             optimizer.zero_grad()
         if step.committed:
             losses.append(loss)
+        if args.say_steps and step.committed and session.is_main:
+            sys.stdout.write(f"step {step.number}\n")
 
     if args.out is not None:
         digest = {"digest": session.digest(), "lr": scheduler.get_last_lr()[0], "rank": session.rank, "losses": losses}
