@@ -18,8 +18,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class DiskWatch:
     """Counts what happens in a folder and in those below it, from now on, whichever process does it.
 
-    `opens` and `reads` (of files) have a number for each path. A folder that is made later is watched from its making on; files
-    opened in it before the watch stands may be missed, files opened in folders that are there already are not.
+    `opens` and `reads` (of files) have a number for each path. A folder that is made later is watched from then on;
+    files opened in it before the watch stands may be missed, files opened in folders that are there already are not.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A whole node of a pure FSDP job is lost, with the only workers that had its shards: the buddy's copies bring it back."""
+"""A whole node of a pure FSDP job is lost, and with it its shards: the copies in its buddy's memory bring them back."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def start(here: Site, name: str, *flags: str) -> Running:
 def agent_of(here: Site, name: str, node: str) -> int:
     status = json.loads(here.regrow("status", name, "--json").stdout)
     worker = next(worker for worker in status["ranks"] if worker["node"] == node)
-    return psutil.Process(worker["pid"]).ppid()
+    return int(psutil.Process(worker["pid"]).ppid())
 
 
 def outcome_of(here: Site, name: str, job: Running) -> Outcome:

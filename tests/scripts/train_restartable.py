@@ -60,14 +60,11 @@ def score() -> float:
             pair = torch.stack([nn.functional.mse_loss(net(x), y, reduction="sum"), torch.tensor(float(len(x)))])
             dist.all_reduce(pair)
             total += pair
-    model.train()
+    model.train()  # type: ignore[no-untyped-call]
     return float(total[0] / total[1])
 
 
-if args.mode != "unwrapped":
-    evaluate = regrow.restartable(score)
-else:
-    evaluate = score
+evaluate = score if args.mode == "unwrapped" else regrow.restartable(score)
 
 
 @regrow.restartable(training=True)

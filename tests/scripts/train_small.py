@@ -27,9 +27,8 @@ args = parser.parse_args()
 
 torch.set_num_threads(1)
 session = regrow.init(seed=3)
-net = nn.Sequential(
-    nn.Linear(16, args.width), nn.BatchNorm1d(args.width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(args.width, 1)
-)
+first = nn.Linear(16, args.width)
+net = nn.Sequential(first, nn.BatchNorm1d(args.width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(args.width, 1))
 # Small buckets: several reductions a step, so that a fault can strike between them.
 model = DistributedDataParallel(net, bucket_cap_mb=0.002, broadcast_buffers=not args.own_buffers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -54,9 +53,9 @@ for step in session.steps(loader, until=args.steps):
         optimizer.zero_grad()
         if args.spoil == f"{session.rank}:{step.number}" and unspoiled and not step.rehearsal:
             unspoiled = False
-            optimizer.state[net[0].weight]["exp_avg"].view(torch.int32)[0, 0] ^= 1 << 20
+            optimizer.state[first.weight]["exp_avg"].view(torch.int32)[0, 0] ^= 1 << 20
         if args.drift:
-            net[0].weight.data += 1e-3 * session.rank
+            first.weight.data += 1e-3 * session.rank
     if args.log_after:
         step.log(loss=loss)
     if args.say_steps and session.is_main and not step.rehearsal:

@@ -13,6 +13,10 @@ def standing(rank: int, holding: str, at: int, *, ready: bool = False, node: Nod
     return Standing(Rank(rank), holding, StepNo(at), node, ready)
 
 
+def ranks(*numbers: int) -> frozenset[Rank]:
+    return frozenset(map(Rank, numbers))
+
+
 def copy(rank: int, holding: str, step: int) -> KeptCopy:
     return KeptCopy(Rank(rank), holding, StepNo(step))
 
@@ -29,30 +33,30 @@ def hsdp(*at: int, ready: Sequence[int] = ()) -> list[Standing]:
 
 def test_replicas_give_a_newcomer_the_newest_state() -> None:
     assert decide([standing(0, "all", 7), standing(1, "all", 8), standing(2, "all", -1)], {}) == Start(
-        StepNo(8), frozenset({1})
+        StepNo(8), ranks(1)
     )
 
 
 def test_a_shard_is_had_from_its_replica() -> None:
-    assert decide(hsdp(5, 5, -1, 5), {}) == Start(StepNo(5), frozenset({0, 1, 3}))
+    assert decide(hsdp(5, 5, -1, 5), {}) == Start(StepNo(5), ranks(0, 1, 3))
 
 
 def test_who_is_ready_follows_who_has_gone_on() -> None:
-    assert decide(hsdp(6, 5, -1, 5, ready=[1, 3]), {}) == Start(StepNo(6), frozenset({0, 1, 3}))
+    assert decide(hsdp(6, 5, -1, 5, ready=[1, 3]), {}) == Start(StepNo(6), ranks(0, 1, 3))
 
 
 def test_the_step_happens_when_all_survivors_are_ready() -> None:
-    assert decide(hsdp(5, 5, -1, 5, ready=[0, 1, 3]), {}) == Start(StepNo(6), frozenset({0, 1, 3}))
+    assert decide(hsdp(5, 5, -1, 5, ready=[0, 1, 3]), {}) == Start(StepNo(6), ranks(0, 1, 3))
 
 
 def test_the_step_is_run_again_when_one_survivor_is_not_ready() -> None:
-    assert decide(hsdp(5, 5, -1, 5, ready=[0, 1]), {}) == Start(StepNo(5), frozenset({0, 1, 3}))
+    assert decide(hsdp(5, 5, -1, 5, ready=[0, 1]), {}) == Start(StepNo(5), ranks(0, 1, 3))
 
 
 def test_a_shard_that_died_with_its_last_worker_comes_from_a_copy_of_the_same_step() -> None:
     copies = {A: [copy(0, "s0", 4), copy(1, "s1", 4)], B: [copy(2, "s2", 4), copy(3, "s3", 4)]}
     assert decide(fsdp(4, 4, 4, -1), copies) == Start(
-        StepNo(4), frozenset({0, 1, 2}), {Rank(3): Source(B, Rank(3), StepNo(4))}
+        StepNo(4), ranks(0, 1, 2), {Rank(3): Source(B, Rank(3), StepNo(4))}
     )
 
 
@@ -70,7 +74,7 @@ def test_a_ready_survivor_gives_up_the_step_where_its_peers_shard_has_no_copy_af
     copies = {A: [copy(r, f"s{r}", 8) for r in range(4)]}
     start = decide(fsdp(8, 8, 8, -1, ready=[0, 1, 2]), copies)
     assert isinstance(start, Start)
-    assert (start.step, start.holders, list(start.restored)) == (8, frozenset({0, 1, 2}), [3])
+    assert (start.step, start.holders, list(start.restored)) == (8, ranks(0, 1, 2), [3])
 
 
 def test_a_copy_on_the_ranks_own_node_is_nearer() -> None:

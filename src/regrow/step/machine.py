@@ -129,7 +129,7 @@ class Transaction:
         return isinstance(self.state, Ready)
 
     def ready(self) -> bool:
-        """All that the update needs is there; False outside a body. From now on a halt leaves the step to the verdict."""
+        """All that the update needs is there; False outside a body. A halt now leaves the step to the verdict."""
         if isinstance(self.state, Computing):
             self.state = Ready(self.state.step)
         return isinstance(self.state, Ready)

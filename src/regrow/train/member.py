@@ -1,9 +1,9 @@
-"""How a process takes part in a job: what `Session` asks, answered by a worker of a job or by a script alone."""
+"""How a worker takes part in its job: what `Session` asks of it."""
 
 import atexit
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from regrow.agent.link import WorkerLink
 from regrow.agent.report import report
 from regrow.comm.groups import Formation, Groups
 from regrow.core.board import Phase
-from regrow.core.config import TorchrunEnv
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import (
@@ -87,7 +86,7 @@ class Member:
         if self._newcomers and not self._begun:
             # They are at the next step already; whatever they call there would be taken for the answer to this.
             raise UsageError(
-                f"{name} was called outside a step, and a fault has just brought ranks into the world that do not call it",
+                f"{name} was called outside a step, and a fault has just brought in ranks that do not call it",
                 hint="mark the function that calls it @regrow.restartable",
             )
         self._link.board.call()
@@ -239,7 +238,7 @@ class Member:
         return True
 
     def enter_region(self, number: int, *, training: bool) -> bool:
-        """A restartable function starts, the so-and-so-manieth since the last step; False when the generation is over."""
+        """The `number`th restartable function since the last step starts; False when the generation is over."""
         self._interrupt.clear()
         if not self.control.begin():
             return False
@@ -259,7 +258,7 @@ class Member:
         self._link.board.enter(Phase.OUTSIDE)
 
     def expect_after_steps(self, following: int) -> None:
-        """Where this worker is when a step has been committed: before its first restartable function, or past it (0)."""
+        """Where this worker is after a commit: before its first restartable function (1), or past all (0)."""
         self.control.first_inside = following
 
     def place_after_step(self, following: int) -> None:
@@ -435,118 +434,3 @@ class Member:
         self._copies.wake()
         if self._recovery is not None:
             self._recovery.stop()
-
-
-class Alone:
-    """A script that nobody supervises: under plain `python`, or under another launcher."""
-
-    rehearses = False
-    holds_initial_state = True
-    halted = False
-    generation = 0
-    inside = 0
-
-    def __init__(self, rank: int, local_rank: int, world: int) -> None:
-        self.rank, self.local_rank, self.world = rank, local_rank, world
-        self.step = StepNo(0)
-
-    @classmethod
-    def open(cls) -> "Alone":
-        """A world of one; or torchrun's world, without recovery."""
-        env = TorchrunEnv.read()
-        if env is not None and env.world > 1:
-            torch.distributed.init_process_group("cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo")
-            return cls(env.rank, env.local_rank, env.world)
-        Groups().install(rank=0, world=1, formation=None, form_s=FORM_S)
-        atexit.register(_leave_torch)
-        return cls(0, 0, 1)
-
-    def echo(self) -> AbstractContextManager[None]:
-        """Never rehearses."""
-        return nullcontext()
-
-    def local(self) -> AbstractContextManager[None]:
-        """Never needed."""
-        return nullcontext()
-
-    def rehearsed(self) -> bool:
-        """Never rehearses."""
-        return True
-
-    def arrive(self, state: ProtectedState, buckets: str, buffered: Sequence[torch.nn.Module] = ()) -> None:
-        """Nobody to report to."""
-
-    def compare(self, *, last: bool = False) -> bool:
-        """Nobody to compare with."""
-        return True
-
-    def fetch(self, number: StepNo, get: Callable[[], Any]) -> Any:
-        """The batch of a step, by `get`."""
-        return get()
-
-    def begin(self, number: StepNo) -> bool:
-        """A body starts."""
-        return True
-
-    def enter_region(self, number: int, *, training: bool) -> bool:
-        """Nothing is run again."""
-        return True
-
-    def leave_region(self, following: int) -> None:
-        """Nothing is run again."""
-
-    def expect_after_steps(self, following: int) -> None:
-        """Nothing is run again."""
-
-    def place_after_step(self, following: int) -> None:
-        """Nothing is run again."""
-
-    def await_position(self) -> tuple[StepNo, int]:
-        """There are no others."""
-        return self.step, 0
-
-    def before_update(self, last_collective: Callable[[], None]) -> None:
-        """Nobody reads the state."""
-
-    def commit(self) -> bool:
-        """The body has ended well."""
-        self.step = StepNo(self.step + 1)
-        return True
-
-    def abort(self, error: Exception, state: ProtectedState) -> bool:
-        """Nobody to tell: the error is the script's."""
-        return False
-
-    def abandon(self) -> None:
-        """Nothing to give up."""
-
-    def rejoin(self) -> StepNo | None:
-        """The world never changes."""
-        return None
-
-    def checkpoint(self, state: ProtectedState) -> None:
-        """Durable checkpoints are `regrow run`'s."""
-
-    def finish(self) -> bool:
-        """Nobody to wait for."""
-        return True
-
-    def stage(self, number: StepNo, metrics: dict[str, float]) -> None:
-        """Nobody to tell."""
-
-    def announce(
-        self,
-        number: StepNo,
-        generation: Generation,
-        at: Instant,
-        seconds: Seconds,
-        metrics: dict[str, float],
-        *,
-        adopted: bool,
-    ) -> None:
-        """Nobody to tell."""
-
-
-def _leave_torch() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

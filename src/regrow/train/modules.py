@@ -1,4 +1,4 @@
-"""What the wrappers of data parallelism need around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
+"""What wrappers of data parallelism need around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Functions that are run again after a fault: collectives between steps, and trainings that have a loop of their own."""
+"""Functions that run again after a fault: collectives between steps, and trainings that have a loop of their own."""
 
 import functools
 import time
@@ -79,7 +79,8 @@ class Regions:
             if session._recover_if_halted():
                 continue
             if self._training:
-                session._protected().drop_gradients()  # a newcomer has none, and a call that was given up may have left some
+                # A newcomer has none, and a call that was given up may have left some.
+                session._protected().drop_gradients()
             if not self._enter(number):
                 continue
             try:

@@ -16,7 +16,8 @@ from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.data.loader import StepLoader
 from regrow.data.seeding import seed_everything
-from regrow.train.member import Alone, Member
+from regrow.train.alone import Alone
+from regrow.train.member import Member
 from regrow.train.modules import Modules
 from regrow.train.protect import ProtectedState
 from regrow.train.regions import Regions

@@ -1,0 +1,194 @@
+"""What has happened, told upwards: by workers to their agent, by agents to the coordinator, and by people."""
+
+import msgspec
+
+from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Seconds, StepNo, WorkerId
+from regrow.core.vocabulary import ErrorReport, FaultKind, FaultSpec
+
+# --- facts about nodes -------------------------------------------------------------------------------------------
+
+
+class NodeJoined(msgspec.Struct, frozen=True, tag=True):
+    """An agent registered. `slots`: how many ranks it can hold; `store`: where its keys can be read and written.
+
+    `vault`: where copies of state can be left and fetched. `domain`: what fails with this node (a rack's name).
+    """
+
+    node: NodeId
+    host: str
+    slots: int
+    store: str
+    pid: int = 0
+    vault: str = ""
+    domain: str = ""
+
+
+class NodeLost(msgspec.Struct, frozen=True, tag=True):
+    """An agent's connection ended without a goodbye."""
+
+    node: NodeId
+    reason: str
+
+
+class NodeStopped(msgspec.Struct, frozen=True, tag=True):
+    """An agent has ended all its processes, as ordered."""
+
+    node: NodeId
+
+
+# --- facts about workers -----------------------------------------------------------------------------------------
+
+
+class WorkerStarted(msgspec.Struct, frozen=True, tag=True):
+    """The worker's process exists."""
+
+    worker: WorkerId
+    pid: int
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag=True):
+    """The worker reached `session.steps`: built and rehearsed; or, as an `imports` standby, waits to run the script.
+
+    `state_at`: the step its state stands at. `layout`: digest of its reduction layout and state names. `holding`: which
+    shards it has, equal on replicas. `sharded`: the script gives ranks different parts of the state.
+    """
+
+    worker: WorkerId
+    state_at: StepNo
+    endpoint: str
+    layout: str
+    built_s: Seconds = 0.0
+    holding: str = ""
+    sharded: bool = False
+
+
+class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
+    """The worker saw an exception in its step and waits for a verdict. `collective`: a symptom, not a cause."""
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    kind: FaultKind
+    error: ErrorReport
+
+
+class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
+    """The worker uses its groups of this generation no more; its state stands at `state_at` and stays there.
+
+    `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
+    `inside`: which restartable function after its last step it is in, or may run next, from 1; 0: none any more.
+    `verified`: the step of the state upon which all replicas agreed last, where it has a copy of that.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    state_at: StepNo
+    ready: bool = False
+    inside: int = 0
+    verified: StepNo = NO_STATE
+
+
+class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
+    """The worker's groups stand in the new generation and its state is that generation's."""
+
+    worker: WorkerId
+    generation: Generation
+    form_s: Seconds = 0.0
+    hydrate_s: Seconds = 0.0
+    hydrated_bytes: int = 0
+
+
+class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
+    """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock."""
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    at: Instant
+    seconds: Seconds
+    metrics: dict[str, float] = {}
+    samples: int = 0
+    adopted: bool = False
+
+
+class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
+    """Metrics of a step that has not committed yet; they count if the step commits without this worker."""
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    metrics: dict[str, float]
+
+
+class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
+    """The worker has no step left to run and waits to be released, still able to give its state."""
+
+    worker: WorkerId
+    generation: Generation
+    state_at: StepNo
+
+
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
+    """The script ended with an exception outside any step. The exit follows.
+
+    `own`: nothing had failed around it, so it is the script's own error; else it may be another's fault.
+    """
+
+    worker: WorkerId
+    error: ErrorReport
+    step: StepNo
+    own: bool = False
+
+
+class WorkerHung(msgspec.Struct, frozen=True, tag=True):
+    """The worker made no progress for longer than the bound on its step time."""
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    seconds: Seconds
+    bound: Seconds
+    detail: str
+
+
+class WorkerExited(msgspec.Struct, frozen=True, tag=True):
+    """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent saw it."""
+
+    worker: WorkerId
+    code: int
+    at: Instant
+
+
+class FaultFired(msgspec.Struct, frozen=True, tag=True):
+    """A fault on demand is about to strike; sent by the one it strikes."""
+
+    worker: WorkerId
+    fault: str
+    step: StepNo
+    at: Instant
+
+
+class NodeProgress(msgspec.Struct, frozen=True, tag=True):
+    """The newest committed step of each worker of a node; for people, not for decisions."""
+
+    node: NodeId
+    commits: list[WorkerCommitted]
+
+
+# --- facts from people -------------------------------------------------------------------------------------------
+
+
+class StopRequested(msgspec.Struct, frozen=True, tag=True):
+    """A signal or an operator asks the job to end."""
+
+    reason: str
+
+
+class FaultRequested(msgspec.Struct, frozen=True, tag=True):
+    """`regrow kill`: let one worker fail."""
+
+    fault: FaultSpec
+
+
+class TimeAdvanced(msgspec.Struct, frozen=True, tag=True):
+    """A deadline may have passed."""

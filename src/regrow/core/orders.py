@@ -1,0 +1,100 @@
+"""What is to be done, told downwards: by the coordinator to agents, and through them to workers."""
+
+import msgspec
+
+from regrow.core.copies import CopySource
+from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.vocabulary import FaultSpec, Member, Role
+
+# --- orders to agents --------------------------------------------------------------------------------------------
+
+
+class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker. `rank`: its place, provisional for a standby.
+
+    `stores`: the agents' stores in the order of nodes; the keys of the generation are spread over them.
+    """
+
+    node: NodeId
+    worker: WorkerId
+    role: Role
+    rank: Rank
+    local_rank: int
+    world: int
+    generation: Generation
+    stores: list[str]
+    restarts: int
+    resume: bool
+    faults: list[FaultSpec] = []
+
+
+class FenceWorker(msgspec.Struct, frozen=True, tag=True):
+    """Make sure the worker can do nothing any more (SIGKILL), stacks first when asked."""
+
+    node: NodeId
+    worker: WorkerId
+    reason: str
+    dump_stacks: bool = False
+
+
+class StopNode(msgspec.Struct, frozen=True, tag=True):
+    """End all workers, give them `grace` to go, then yourself."""
+
+    node: NodeId
+    reason: str
+    grace: Seconds
+
+
+# --- orders to workers -------------------------------------------------------------------------------------------
+
+
+class StartScript(msgspec.Struct, frozen=True, tag=True):
+    """To an `imports` standby: build for this place now."""
+
+    worker: WorkerId
+    rank: Rank
+    local_rank: int
+    generation: Generation
+
+
+class HaltGeneration(msgspec.Struct, frozen=True, tag=True):
+    """Give up the groups of this generation and say where your state stands."""
+
+    worker: WorkerId
+    generation: Generation
+    reason: str
+
+
+class FormGeneration(msgspec.Struct, frozen=True, tag=True):
+    """The new membership. Who is not in `holders` receives `state@step` from those of them with its own holding.
+
+    `restore`: the copy to go back to instead, where no living worker has the state; then nobody is a holder.
+    `inside`: from which restartable function on, of those after the last step, all run them again; 0: none.
+    `rewind`: holders go back to their own copy of `state@step`, upon which all replicas had agreed.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    rank: Rank
+    local_rank: int
+    step: StepNo
+    members: list[Member]
+    holders: list[Rank]
+    stores: list[str]
+    faults: list[FaultSpec] = []
+    restore: CopySource | None = None
+    inside: int = 0
+    rewind: bool = False
+
+
+class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
+    """Every worker has finished its steps: nobody needs your state any more."""
+
+    worker: WorkerId
+
+
+class ArmFault(msgspec.Struct, frozen=True, tag=True):
+    """Fail on demand."""
+
+    worker: WorkerId
+    fault: FaultSpec

@@ -1,0 +1,109 @@
+"""Words of the messages: kinds of faults and workers, an error as text, a place in a generation."""
+
+from enum import StrEnum
+
+import msgspec
+
+from regrow.core.ids import NodeId, Rank, StepNo, WorkerId
+
+
+class FaultStage(StrEnum):
+    """Where in a step (or in a recovery) an injected fault strikes."""
+
+    NOW = "now"
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    REDUCE = "reduce"
+    VOTE = "vote"
+    """All have voted that the update may happen (sharded worlds); it has not begun."""
+    UPDATE = "update"
+    COMMIT = "commit"
+    BETWEEN = "between"
+    """In a restartable function between the step before and this one."""
+    FORM = "form"
+    HYDRATE = "hydrate"
+    ROLL = "roll"
+    """The verdict was that the step has happened; its update has not begun here."""
+
+
+STEP_STAGES = (
+    FaultStage.DATA,
+    FaultStage.FORWARD,
+    FaultStage.BACKWARD,
+    FaultStage.REDUCE,
+    FaultStage.UPDATE,
+    FaultStage.COMMIT,
+)
+
+
+class FaultHow(StrEnum):
+    """What an injected fault does to its worker."""
+
+    SIGKILL = "sigkill"
+    SIGSTOP = "sigstop"
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    PAUSE = "pause"
+    """One second of nothing, which harms nobody by itself."""
+    OOM_LIKE = "oom-like"
+    BITFLIP = "bitflip"
+    """One bit of the largest element of a protected parameter changes, and nobody notices."""
+
+
+class FaultKind(StrEnum):
+    """What a worker saw go wrong in its own step."""
+
+    COLLECTIVE = "collective"
+    BODY = "body"
+    HYDRATION = "hydration"
+
+
+class Role(StrEnum):
+    """What a worker was started as."""
+
+    RANK = "rank"
+    JOINER = "joiner"
+    STANDBY = "standby"
+
+
+class Warmth(StrEnum):
+    """How far a standby goes before it waits: torch imported, or the script run up to `session.steps`."""
+
+    IMPORTS = "imports"
+    BUILT = "built"
+
+
+class FaultSpec(msgspec.Struct, frozen=True):
+    """One fault on demand: rank `rank` suffers `how` at `stage` of `step` (None: the next step it runs)."""
+
+    fault: str
+    rank: Rank
+    how: FaultHow = FaultHow.SIGKILL
+    stage: FaultStage = FaultStage.NOW
+    step: StepNo | None = None
+
+
+class ErrorReport(msgspec.Struct, frozen=True):
+    """An exception of a worker as text: its type, its message, the traceback without our frames."""
+
+    type: str
+    message: str
+    traceback: str
+    where: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two occurrences of the same error at the same place."""
+        return f"{self.type}|{self.message}|{self.where}"
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A worker's place in a generation, and where its state can be read. `holding`: equal where the state is too."""
+
+    rank: Rank
+    worker: WorkerId
+    node: NodeId
+    local_rank: int
+    endpoint: str
+    holding: str = ""

@@ -1,0 +1,130 @@
+"""What `Session` asks, answered for a script that nobody supervises: nothing is ever given up or run again."""
+
+import atexit
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from regrow.comm.groups import Groups
+from regrow.core.config import TorchrunEnv
+from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.train.protect import ProtectedState
+
+FORM_S: Seconds = 60.0
+
+
+class Alone:
+    """A script that nobody supervises: under plain `python`, or under another launcher."""
+
+    rehearses = False
+    holds_initial_state = True
+    halted = False
+    generation = 0
+    inside = 0
+
+    def __init__(self, rank: int, local_rank: int, world: int) -> None:
+        self.rank, self.local_rank, self.world = rank, local_rank, world
+        self.step = StepNo(0)
+
+    @classmethod
+    def open(cls) -> "Alone":
+        """A world of one; or torchrun's world, without recovery."""
+        env = TorchrunEnv.read()
+        if env is not None and env.world > 1:
+            torch.distributed.init_process_group("cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo")
+            return cls(env.rank, env.local_rank, env.world)
+        Groups().install(rank=0, world=1, formation=None, form_s=FORM_S)
+        atexit.register(_leave_torch)
+        return cls(0, 0, 1)
+
+    def echo(self) -> AbstractContextManager[None]:
+        """Never rehearses."""
+        return nullcontext()
+
+    def local(self) -> AbstractContextManager[None]:
+        """Never needed."""
+        return nullcontext()
+
+    def rehearsed(self) -> bool:
+        """Never rehearses."""
+        return True
+
+    def arrive(self, state: ProtectedState, buckets: str, buffered: Sequence[torch.nn.Module] = ()) -> None:
+        """Nobody to report to."""
+
+    def compare(self, *, last: bool = False) -> bool:
+        """Nobody to compare with."""
+        return True
+
+    def fetch(self, number: StepNo, get: Callable[[], Any]) -> Any:
+        """The batch of a step, by `get`."""
+        return get()
+
+    def begin(self, number: StepNo) -> bool:
+        """A body starts."""
+        return True
+
+    def enter_region(self, number: int, *, training: bool) -> bool:
+        """Nothing is run again."""
+        return True
+
+    def leave_region(self, following: int) -> None:
+        """Nothing is run again."""
+
+    def expect_after_steps(self, following: int) -> None:
+        """Nothing is run again."""
+
+    def place_after_step(self, following: int) -> None:
+        """Nothing is run again."""
+
+    def await_position(self) -> tuple[StepNo, int]:
+        """There are no others."""
+        return self.step, 0
+
+    def before_update(self, last_collective: Callable[[], None]) -> None:
+        """Nobody reads the state."""
+
+    def commit(self) -> bool:
+        """The body has ended well."""
+        self.step = StepNo(self.step + 1)
+        return True
+
+    def abort(self, error: Exception, state: ProtectedState) -> bool:
+        """Nobody to tell: the error is the script's."""
+        return False
+
+    def abandon(self) -> None:
+        """Nothing to give up."""
+
+    def rejoin(self) -> StepNo | None:
+        """The world never changes."""
+        return None
+
+    def checkpoint(self, state: ProtectedState) -> None:
+        """Durable checkpoints are `regrow run`'s."""
+
+    def finish(self) -> bool:
+        """Nobody to wait for."""
+        return True
+
+    def stage(self, number: StepNo, metrics: dict[str, float]) -> None:
+        """Nobody to tell."""
+
+    def announce(
+        self,
+        number: StepNo,
+        generation: Generation,
+        at: Instant,
+        seconds: Seconds,
+        metrics: dict[str, float],
+        *,
+        adopted: bool,
+    ) -> None:
+        """Nobody to tell."""
+
+
+def _leave_torch() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
