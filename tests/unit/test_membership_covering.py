@@ -1,6 +1,8 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regrow.core.copies import KeptCopy
 from regrow.core.ids import NodeId, Rank, StepNo
@@ -117,3 +119,81 @@ def test_copies_are_asked_for_when_the_living_do_not_have_everything(standings: 
 
 def test_nobody_has_anything() -> None:
     assert newest(fsdp(-1, -1)) == (-1, frozenset())
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[Standing], dict[NodeId, list[KeptCopy]]]:
+    """A world of shards and replicas after any fault that the vote allows, and any copies.
+
+    The vote: a rank has gone on to n + 1 only if all others that live are ready at n, or there too.
+    """
+    step = draw(st.integers(0, 6))
+    shards, replicas = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    somebody_ahead = draw(st.booleans())
+    standings = []
+    for rank in range(shards * replicas):
+        fate = draw(st.sampled_from(["dead", "ahead", "ready"] if somebody_ahead else ["dead", "ready", "behind"]))
+        at = {"dead": -1, "ahead": step + 1}.get(fate, step)
+        node = A if rank < shards * replicas / 2 else B
+        standings.append(standing(rank, f"s{rank % shards}", at, ready=fate == "ready", node=node))
+    kept = st.tuples(st.integers(0, shards * replicas - 1), st.integers(0, step + 1))
+    copies = {node: [copy(r, f"s{r % shards}", v) for r, v in draw(st.sets(kept))] for node in (A, B)}
+    return standings, copies
+
+
+@given(worlds())
+def test_every_rank_can_come_to_stand_where_the_generation_starts(
+    world: tuple[list[Standing], dict[NodeId, list[KeptCopy]]],
+) -> None:
+    standings, copies = world
+    start = decide(standings, copies)
+    if isinstance(start, Uncovered):
+        return
+    by_rank = {each.rank: each for each in standings}
+    living = {by_rank[rank].holding for rank in start.holders}
+    for each in standings:
+        if each.rank in start.holders:
+            assert each.state_at == start.step or (each.ready and each.state_at == start.step - 1)
+        elif each.rank in start.restored:
+            source = start.restored[each.rank]
+            assert KeptCopy(source.rank, each.holding, start.step) in copies[source.node]
+        else:
+            assert each.holding in living
+    assert not (start.holders & start.restored.keys())
+
+
+@given(worlds())
+def test_nothing_committed_is_lost_while_every_shard_has_a_survivor(
+    world: tuple[list[Standing], dict[NodeId, list[KeptCopy]]],
+) -> None:
+    standings, copies = world
+    alive = [each for each in standings if each.state_at >= 0]
+    if {each.holding for each in alive} != {each.holding for each in standings}:
+        return
+    start = decide(standings, copies)
+    assert isinstance(start, Start)
+    assert start.step >= max(each.state_at for each in alive)
+    assert start.restored == {}
+
+
+@given(worlds())
+def test_the_newest_step_that_has_everything_is_taken(
+    world: tuple[list[Standing], dict[NodeId, list[KeptCopy]]],
+) -> None:
+    """Against a search over all steps."""
+    standings, copies = world
+    start = decide(standings, copies)
+    top, reached = newest(standings)
+    limit = top if top >= 0 else 99
+
+    def covered(step: int) -> bool:
+        at_step = reached if step == top else {each.rank for each in standings if each.state_at == step}
+        living = {each.holding for each in standings if each.rank in at_step} if step == top else set()
+        kept = {each.holding for held in copies.values() for each in held if each.step == step}
+        return all(each.holding in living | kept or each.rank in at_step for each in standings)
+
+    possible = [step for step in range(limit + 1) if covered(step)]
+    if isinstance(start, Uncovered):
+        assert possible == []
+    else:
+        assert start.step == max(possible)
