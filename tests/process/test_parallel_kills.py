@@ -1,5 +1,6 @@
 """Every parallelism goes straight through kills: FSDP2, HSDP, tensor and pipeline parallel, and mixes of them."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -120,9 +121,14 @@ def test_each_rank_has_a_standby_of_its_own(here: Site, undisturbed: Reference, 
     assert "standby" in {incident.rung for incident in outcome.ledger.incidents}
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("more", [("--clip",), ("--checkpoint-activations",)])
-def test_clipping_and_recomputation(here: Site, undisturbed: Reference, more: tuple[str, ...]) -> None:
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "more", [("--clip",), ("--checkpoint-activations",), pytest.param(("--compile",), marks=needs_compiler)]
+)
+def test_clipping_recomputation_and_compiled_blocks(here: Site, undisturbed: Reference, more: tuple[str, ...]) -> None:
     reference, faults = undisturbed("hsdp", *more), every_stage_and_rank()
     assert_equal(run(here, f"hsdp{more[0]}", "hsdp", faults=faults, more=more), reference, faults=len(faults))
 
