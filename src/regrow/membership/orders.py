@@ -127,9 +127,8 @@ class Orders:
         seated = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
         members = [self._roster.member(worker, rank) for rank, worker in seated]
         holders = sorted(start.holders)
-        # Who is in none of them any more has the functions in mind, and runs them again with the others.
-        inside = min((w.inside for _, w in seated if w.inside and w.state_at == start.step), default=0)
-        inside = 0 if start.rewind else inside
+        # A newcomer has run none of them, so all begin with the first again; who is past them has them in mind.
+        inside = int(not start.rewind and any(w.inside and w.state_at == start.step for _, w in seated))
         stores = self._stores()
         for rank, worker in seated:
             self._roster.move(worker, Stage.JOINING, now)

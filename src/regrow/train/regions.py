@@ -1,6 +1,7 @@
 """Functions that run again after a fault: collectives between steps, and trainings that have a loop of their own."""
 
 import functools
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -99,6 +100,7 @@ class Regions:
 
     def _enter(self, number: int) -> bool:
         session = self._session
+        session._settle()
         session._protected().begin()
         if not session._member.enter_region(number, training=self._training):
             return False
@@ -127,9 +129,12 @@ class Regions:
                 self._run(number)
 
     def expect(self, first: int) -> None:
-        """This worker is a newcomer that comes to what stands after a step; the others run those from `first` on."""
+        """This worker is a newcomer that comes to what stands after a step; the others run those from `first` on.
+
+        0: they are past all of them.
+        """
         self._calls.clear()
-        self._due = first
+        self._due = first or sys.maxsize
         self._session._member.place_after_step(first)
 
     # --- in the place of steps ---------------------------------------------------------------------------------

@@ -182,7 +182,6 @@ class Session:
         number, inside = self._member.await_position()
         if not inside or not number:
             return False
-        self._regions.expect(inside)
         before = StepNo(number - 1)
         self._echoing.enter_context(self._member.echo())
         batch = self._data().batch(before, *self._place())
@@ -200,9 +199,7 @@ class Session:
         if self._recover_if_halted():
             return None
         number = member.step
-        if self._modules.unsettled:
-            with member.local():
-                self._modules.settle()
+        self._settle()
         if not self._agrees():
             return None
         member.checkpoint(state)
@@ -220,6 +217,12 @@ class Session:
         self._attempts = {number: attempt + 1}
         self._begun_at = time.monotonic()
         return Step(self, number, batch, attempt=attempt)
+
+    def _settle(self) -> None:
+        """Before a forward: lay out buckets anew where a backward was cut off, without the others."""
+        if self._modules.unsettled:
+            with self._member.local():
+                self._modules.settle()
 
     def _rehearse(self) -> Iterator[Step]:
         """Run the body once against echo groups, and undo it: what a first step costs is paid before it counts."""
@@ -264,7 +267,9 @@ class Session:
             self._echoing.close()
             if error is None:
                 self._recover()
-                step.rehearsal, step.committed = False, True
+                # Another fault may have struck meanwhile: the others may stand elsewhere by now.
+                step.rehearsal, step.committed = False, self._member.step == step.number + 1
+                self._regions.expect(self._member.inside)
             return False
         if step.rehearsal:
             return False
