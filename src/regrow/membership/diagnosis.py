@@ -69,14 +69,15 @@ def state_lost(step: StepNo, cause: str) -> str:
     )
 
 
-def uncovered(start: Uncovered, buddy_every: int) -> str:
-    """Some part of the state is in nobody's memory."""
+def uncovered(start: Uncovered, buddy_every: int, told: str = "") -> str:
+    """Some part of the state is in nobody's memory. `told`: what the workers that had it said last."""
+    last = f" ({told})" if told else ""
     if not start.ranks:
-        return "no step has a whole copy of the state in the memory of the living"
+        return f"no step has a whole copy of the state in the memory of the living{last}"
     ranks = ", ".join(str(rank) for rank in start.ranks)
     whose = f"the state of rank {ranks}" if len(start.ranks) == 1 else f"the state of ranks {ranks}"
     why = "and no copy of it is in any agent's memory" if buddy_every else "and copies are not kept (--buddy-every)"
-    return f"{whose} is held by no living worker, {why}"
+    return f"{whose} is held by no living worker, {why}{last}"
 
 
 def replicas_differ(

@@ -52,6 +52,8 @@ class Ladder:
         self.layouts: dict[Rank, str] = {}
         """What workers for one place have in common: digest of their reduction layout and state names."""
         self.copies = HeldCopies()
+        self.told = ""
+        """The last error of a worker's own that the present incident has seen."""
         self.doubts = Doubts()
         self.roster = Roster(facts.nproc)
         self.plan = FaultPlan(faults)
@@ -123,7 +125,7 @@ class Ladder:
                 return  # `form` is called again with each answer
             start = covering.decide(standings, self.copies.held)
         if isinstance(start, covering.Uncovered):
-            self.restart(say.uncovered(start, self.facts.buddy_every), now)
+            self.restart(say.uncovered(start, self.facts.buddy_every, self.told), now)
             return
         # Survivors that have not yet gone back, as was ordered already, lose nothing a second time.
         had = self.step if start.rewind else max(self.step, *(each.state_at for each in standings))
@@ -135,6 +137,7 @@ class Ladder:
     def formed(self, now: Instant) -> None:
         """Every worker stands in the membership that was ordered; some may have gone on from its step already."""
         step = self.state.step if isinstance(self.state, Forming) else self.step
+        self.told = ""
         self.state, self.doubts.open = Training(), None
         workers = {str(rank): worker for rank, worker in self.roster.places.items()}
         self.orders.write(

@@ -369,6 +369,7 @@ class Membership:
                 self._ladder.end(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
                 return
             cause = f"{error.type}: {error.message}"
+            self._ladder.told = f"rank {rank} failed by {cause}"
         else:
             cause = say.exit_text(event.code)
         self._ladder.mend("exit", [worker], f"rank {rank} {cause}", now, self._plan.when(worker.worker, event.at))
