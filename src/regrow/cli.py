@@ -171,6 +171,14 @@ def _read_token(token_file: str) -> str:
     return token
 
 
+# --- data --------------------------------------------------------------------------------------------------------
+
+
+@commands.group()
+def data() -> None:
+    """Prepare training data, and check what a run has read."""
+
+
 # --- jobs that run -----------------------------------------------------------------------------------------------
 
 

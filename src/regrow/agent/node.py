@@ -38,6 +38,7 @@ from regrow.core.checkpoint_messages import (
 )
 from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotStored, SnapshotTaken
+from regrow.core.data_messages import OrderDeclared, PlaceData, ProducerWanted
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import (
@@ -211,6 +212,8 @@ class Agent:
             case PlaceCopies():
                 self._vault.place(order)
                 return
+            case PlaceData():
+                return
             case ReportCopies():
                 self._uplink.send(self._vault.report(order))
                 return
@@ -322,6 +325,8 @@ class Agent:
         match fact:
             case WorkerStaged():
                 pass  # kept with the worker: it counts only if the step commits without it
+            case OrderDeclared() | ProducerWanted():
+                pass
             case SnapshotTaken():
                 self._vault.snapshot_taken(fact, worker.pid or 0)
             case WorkerCommitted():

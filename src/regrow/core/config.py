@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from regrow.core.data_messages import CacheSeat, ProducerSeat
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, JobId, NodeId, Rank, Seconds, WorkerId
 from regrow.core.messages import FaultSpec, JobFacts, Role, Warmth
@@ -89,6 +90,12 @@ class AgentConfig(msgspec.Struct, frozen=True):
     """What fails together with this node, a rack's name for example; empty: the node alone."""
     local: bool = False
     """All nodes of the job are on this machine (`--local-nodes`)."""
+    data_dir: str = ""
+    """Private folder (0700) for the data cache of this agent, removed at its end; empty: no cache."""
+    data_budget: int = 0
+    """Bytes that the cache may hold."""
+    data_mirror: int = 0
+    """Bytes that another node keeps of what comes next; 0: none."""
 
     @property
     def one_machine(self) -> bool:
@@ -128,6 +135,10 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     faults: list[FaultSpec] = []
     buddy_every: int = 0
     """Steps between two copies of the state in the agent's memory; 0: none."""
+    data: CacheSeat | None = None
+    """The data cache of this node; None: there is none."""
+    producer: ProducerSeat | None = None
+    """Set in the process that makes batches for the node, which is no worker of the training."""
 
     VARIABLE = "REGROW_WORKER_ENV"
 

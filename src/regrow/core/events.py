@@ -6,6 +6,7 @@ Every line is one JSON object with `type` and the fields below. `at` is the mach
 
 import msgspec
 
+from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
 
 
@@ -179,6 +180,15 @@ class StepCommitted(Record, frozen=True):
     metrics: dict[str, float]
     samples: int = 0
     adopted: bool = False
+    data: BatchRecord | None = None
+
+
+class OrderStated(Record, frozen=True):
+    """In which order the samples of a job come, as one of its workers said. In `steps.<node>.jsonl`."""
+
+    rank: Rank
+    worker: WorkerId
+    order: OrderSpec
 
 
 AnyRecord = (
@@ -197,4 +207,5 @@ AnyRecord = (
     | CopyStreamed
     | JobEnded
     | StepCommitted
+    | OrderStated
 )

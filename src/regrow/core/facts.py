@@ -2,6 +2,7 @@
 
 import msgspec
 
+from regrow.core.data_messages import BatchRecord
 from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.vocabulary import ErrorReport, FaultKind, FaultSpec
 
@@ -12,6 +13,7 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
     """An agent registered. `slots`: how many ranks it can hold; `store`: where its keys can be read and written.
 
     `vault`: where copies of state can be left and fetched. `domain`: what fails with this node (a rack's name).
+    `data`: where entries of its data cache can be fetched and left; empty: it has none.
     """
 
     node: NodeId
@@ -21,6 +23,7 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
     pid: int = 0
     vault: str = ""
     domain: str = ""
+    data: str = ""
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +112,7 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
     metrics: dict[str, float] = {}
     samples: int = 0
     adopted: bool = False
+    data: BatchRecord | None = None
 
 
 class WorkerStaged(msgspec.Struct, frozen=True, tag=True):

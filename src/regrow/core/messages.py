@@ -25,6 +25,7 @@ from regrow.core.copies import (
     SnapshotTaken,
     TakeSnapshot,
 )
+from regrow.core.data_messages import OrderDeclared, PlaceData, ProducerWanted
 from regrow.core.facts import (
     FaultFired,
     FaultRequested,
@@ -129,6 +130,8 @@ WorkerFact = (
     | SnapshotForDisk
     | ReplicasDiffer
     | CorruptionNamed
+    | OrderDeclared
+    | ProducerWanted
 )
 """What a worker tells its agent."""
 
@@ -176,6 +179,7 @@ AgentOrder = (
     | WriteCheckpoint
     | FinishCheckpoint
     | AbandonCheckpoint
+    | PlaceData
 )
 """What the coordinator orders an agent, for itself or for one of its workers."""
 

@@ -13,6 +13,7 @@ from aiohttp import WSMsgType, web
 from regrow.core.checkpoint_messages import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.copies import PlaceCopies, ReportCopies
+from regrow.core.data_messages import PlaceData
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.events import JobEnded, Record
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
@@ -218,7 +219,7 @@ class Coordinator:
             case SpawnWorker():
                 self._homes[command.worker] = command.node
                 self._order(command.node, command)
-            case FenceWorker() | StopNode() | ReportCopies() | PlaceCopies():
+            case FenceWorker() | StopNode() | ReportCopies() | PlaceCopies() | PlaceData():
                 self._order(command.node, command)
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self._order(command.node, command)

@@ -7,6 +7,7 @@ import msgspec
 
 from regrow.core.checkpoint_messages import SnapshotForDisk
 from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotTaken
+from regrow.core.data_messages import OrderDeclared, ProducerWanted
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import (
     ErrorReport,
@@ -295,7 +296,7 @@ class World:
         """Carry a fact to the coordinator."""
         if isinstance(fact, WorkerResumed):
             self.laws.acted(worker)
-        if isinstance(fact, WorkerStaged | SnapshotTaken | SnapshotForDisk):
+        if isinstance(fact, WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted):
             return  # For the agent's own eyes.
         if not self._heard(worker):
             return

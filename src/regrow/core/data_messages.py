@@ -1,0 +1,87 @@
+"""What is said about training data: its order, its cache on a node, and what a committed step has read."""
+
+import msgspec
+
+from regrow.core.ids import NodeId, Rank, WorkerId
+
+
+class BatchRecord(msgspec.Struct, frozen=True):
+    """What one rank read for one step.
+
+    `share` of `shares`: its slice of the step's global batch. `digest`: xxh3 of the batch's content, 16 hexadecimal
+    digits, empty where the batch has no canonical bytes. `samples`: xxh3 of the samples' addresses as they were read
+    (`regrow.data.order.samples_digest`), empty where the loader has no addresses.
+    """
+
+    share: int
+    shares: int
+    digest: str = ""
+    samples: str = ""
+
+
+class SourceSpec(msgspec.Struct, frozen=True):
+    """One of the data sets that an order draws from."""
+
+    name: str
+    size: int
+
+
+class OrderSpec(msgspec.Struct, frozen=True):
+    """All that the order of samples is a function of, besides the step.
+
+    `kind`: `ordered` (one map-style data set, our own order), `mixture` (several, by weight), `opaque` (an order of the
+    loader's own, known only by what it gives). `batch_size`: samples of a share; 0 where `global_batch` is given, which
+    is then the same for any number of shares. `remainder`: what becomes of an epoch's last samples (`keep`, `drop`,
+    `wrap`). `weights`: from which step on which weights, in the order of `sources`.
+    """
+
+    kind: str
+    seed: int
+    sources: list[SourceSpec] = []
+    batch_size: int = 0
+    global_batch: int = 0
+    shuffle: bool = False
+    remainder: str = "keep"
+    weights: list[tuple[int, list[float]]] = []
+
+
+class CacheSeat(msgspec.Struct, frozen=True):
+    """Where a worker finds the data cache of its node. `folder` is the agent's alone; `budget`: bytes it may hold."""
+
+    folder: str
+    budget: int
+
+
+class ProducerSeat(msgspec.Struct, frozen=True):
+    """This process is no worker of the training: it makes the batches of the script's loader number `loader`."""
+
+    loader: int
+
+
+# --- a worker to its agent ---------------------------------------------------------------------------------------
+
+
+class OrderDeclared(msgspec.Struct, frozen=True, tag=True):
+    """The order of the loader that the worker's steps read from."""
+
+    worker: WorkerId
+    rank: Rank
+    order: OrderSpec
+
+
+class ProducerWanted(msgspec.Struct, frozen=True, tag=True):
+    """The worker reads from its script's loader number `loader` (counted from 0 as they are made)."""
+
+    worker: WorkerId
+    loader: int
+
+
+# --- the coordinator to an agent ---------------------------------------------------------------------------------
+
+
+class PlaceData(msgspec.Struct, frozen=True, tag=True):
+    """Where other nodes' caches are asked. `mirror`: which of them keeps a copy of what comes next; may be empty."""
+
+    node: NodeId
+    mirror: str
+    peers: list[str]
