@@ -9,6 +9,9 @@ import msgspec
 from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
 
+NODE_LOST = "its node was lost"
+"""`WorkerGone.reason` of workers that went with their node: their agent may not have written its newest lines."""
+
 
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Base of all lines."""

@@ -10,6 +10,7 @@ from regrow.core.ids import Generation, Instant
 from regrow.core.messages import NodeJoined, NodeLost
 from regrow.membership import deadlines
 from regrow.membership import diagnosis as say
+from regrow.membership.data_places import DataPlaces
 from regrow.membership.ladder import RUN_AGAIN, Ladder
 from regrow.membership.placement import Place, buddies
 from regrow.membership.roster import NodeRecord, Stage, WorkerRecord
@@ -29,20 +30,26 @@ class Nodes:
     def __init__(self, ladder: Ladder) -> None:
         self._ladder = ladder
         self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._data = DataPlaces(ladder.roster)
 
     def joined(self, event: NodeJoined, now: Instant) -> None:
         """An agent registered: a new node of a job that gathers, or a lost one that is back."""
         node, gathering = self._roster.nodes.get(event.node), isinstance(self._ladder.state, Gathering)
         if node is None and gathering:
-            self._roster.add_node(event.node, event.host, event.store, vault=event.vault, domain=event.domain)
+            self._roster.add_node(
+                event.node, event.host, event.store, vault=event.vault, domain=event.domain, data=event.data
+            )
         elif node is not None and node.away:
             self._back(node, event, now)
         else:
             return
-        if len(self._roster.living_nodes()) == self._facts.nodes:
+        complete = len(self._roster.living_nodes()) == self._facts.nodes
+        if complete:
             self._place_copies()
-            if gathering:
-                self._ladder.build(Generation(1), now)
+        if complete or not gathering:
+            self._place_data()
+        if complete and gathering:
+            self._ladder.build(Generation(1), now)
 
     def lost(self, event: NodeLost, now: Instant) -> None:
         """An agent's connection has ended: all its workers are gone, or will be before they can do anything."""
@@ -51,8 +58,10 @@ class Nodes:
             return
         node.away_since = now
         self._ladder.copies.forget(node.node)
+        self._data.lost(node.node)
         if isinstance(self._ladder.state, Gathering):
             return
+        self._place_data()
         seated = self._bury(node, now)
         cause = say.node_lost(node.node, event.reason)
         if seated:
@@ -88,7 +97,7 @@ class Nodes:
             self._roster.move(worker, Stage.GONE, now)
             self._orders.write(
                 record.WorkerGone(
-                    at=now, worker=worker.worker, rank=worker.rank, code=_LOST_CODE, reason="its node was lost"
+                    at=now, worker=worker.worker, rank=worker.rank, code=_LOST_CODE, reason=record.NODE_LOST
                 )
             )
         for forgotten in self._roster.forget_dead():
@@ -97,6 +106,7 @@ class Nodes:
 
     def _back(self, node: NodeRecord, event: NodeJoined, now: Instant) -> None:
         node.host, node.store, node.vault, node.domain = event.host, event.store, event.vault, event.domain
+        node.data = event.data
         node.away_since, node.failed_standbys = None, 0
         self._roster.short.add(node.node)
         self._ladder.copies.tell(CopiesHeld(node.node, self._ladder.generation, []))
@@ -109,3 +119,7 @@ class Nodes:
         nodes = self._roster.living_nodes()
         for node, buddy in buddies([Place(each.node, each.domain) for each in nodes]).items():
             self._orders.place_copies(node, buddy)
+
+    def _place_data(self) -> None:
+        for order in self._data.news():
+            self._orders.add(order)

@@ -90,6 +90,8 @@ class NodeRecord:
     store: str
     vault: str = ""
     domain: str = ""
+    data: str = ""
+    """Where entries of its data cache are found; empty: nowhere."""
     away_since: Instant | None = None
     """When it was lost; None: it is here."""
     buddy: NodeId | None = None
@@ -133,9 +135,11 @@ class Roster:
 
     # --- changes -----------------------------------------------------------------------------------------------
 
-    def add_node(self, node: NodeId, host: str, store: str, *, vault: str = "", domain: str = "") -> None:
+    def add_node(
+        self, node: NodeId, host: str, store: str, *, vault: str = "", domain: str = "", data: str = ""
+    ) -> None:
         """A node takes the next index in the order of nodes."""
-        self.nodes[node] = NodeRecord(node, len(self.nodes), host, store, vault, domain)
+        self.nodes[node] = NodeRecord(node, len(self.nodes), host, store, vault, domain, data)
         self._order.append(self.nodes[node])
         self.short.add(node)
 

@@ -1,40 +1,24 @@
-"""A training script's whole view of regrow: `init`, `protect`, `steps`."""
+"""A training script's whole view of regrow: `protect`, `steps`."""
 
 import atexit
 import contextlib
-import logging
 import time
 from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from regrow.agent.link import WorkerLink
-from regrow.core.config import WorkerEnv
 from regrow.core.errors import GenerationHalted, StateError, UsageError
-from regrow.core.ids import Generation, Instant, Seconds, StepNo
-from regrow.data.loader import StepLoader
-from regrow.data.seeding import seed_everything
+from regrow.core.ids import StepNo
 from regrow.train.alone import Alone
+from regrow.train.announcing import Announcing
+from regrow.train.batches import Batches
 from regrow.train.member import Member
 from regrow.train.modules import Modules
 from regrow.train.protect import ProtectedState
 from regrow.train.regions import Regions
 from regrow.train.sharing import Share, share_of
 from regrow.train.step import Step
-
-_log = logging.getLogger("regrow")
-
-
-class _Unsent(NamedTuple):
-    """A commit that the agent has not been told: a log after the body may still add to it."""
-
-    step: Step
-    at: Instant
-    seconds: Seconds
-    generation: Generation
-    adopted: bool
 
 
 class Session:
@@ -51,11 +35,11 @@ class Session:
         self._state: ProtectedState | None = None
         self._modules = Modules()
         self._share: Share | None = None
-        self._loader: StepLoader | None = None
+        self._batches: Batches | None = None
         self._started = False
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
-        self._unsent: _Unsent | None = None
+        self._announcing = Announcing(member)
         self._latest: Step | None = None
         self._looping = False
         self._echoing = contextlib.ExitStack()
@@ -133,7 +117,11 @@ class Session:
             raise UsageError(f"until={until} is negative")
         self._start("steps()")
         self._share = share_of(data)
-        self._loader = StepLoader(loader, seed=self.seed)
+        member = self._member
+        self._batches = Batches(
+            loader, seed=self.seed, place=self._place, cache=member.cache(until), recorded=member.records
+        )
+        member.declare(self._batches.order)
         return self._run(until)
 
     def _start(self, what: str) -> None:
@@ -147,7 +135,7 @@ class Session:
         self._member.arrive(self._protected(), self._modules.buckets(), self._modules.buffered)
 
     def _run(self, until: int) -> Iterator[Step]:
-        loader, member = self._data(), self._member
+        batches, member = self._data(), self._member
         if member.rehearses and until > 0:
             yield from self._rehearse()
         member.expect_after_steps(self._regions.declared())
@@ -170,7 +158,7 @@ class Session:
             atexit.register(self._finish)
             raise
         finally:
-            loader.close()
+            batches.close()
 
     def _replay(self) -> Generator[Step, None, bool]:
         """A newcomer, while the others are in a function between two steps: come there too, past a step they have done.
@@ -184,8 +172,8 @@ class Session:
             return False
         before = StepNo(number - 1)
         self._echoing.enter_context(self._member.echo())
-        batch = self._data().batch(before, *self._place())
-        seed_everything(self.seed, before, self._place()[0])
+        batch = self._data().batch(before)
+        self._data().seed_body(before)
         self._latest = Step(self, before, batch, rehearsal=True, replay=True)
         yield self._latest
         if self._latest.rehearsal:
@@ -194,8 +182,8 @@ class Session:
 
     def _prepare(self) -> Step | None:
         """Everything that must be right when a body starts; None when the generation is over."""
-        self._send_commit()
-        member, state = self._member, self._protected()
+        self._announcing.send()
+        member, state, batches = self._member, self._protected(), self._data()
         if self._recover_if_halted():
             return None
         number = member.step
@@ -204,15 +192,16 @@ class Session:
             return None
         member.checkpoint(state)
         try:
-            batch = member.fetch(number, lambda: self._data().batch(number, *self._place()))
+            batch = member.fetch(number, lambda: batches.batch(number))
         except Exception as error:
             if not self._failed(error):
                 raise
             return None
+        member.show_read(number, batches.record(number))
         state.begin()
         if not member.begin(number):
             return None
-        seed_everything(self.seed, number, self._place()[0])
+        batches.seed_body(number)
         attempt = self._attempts.get(number, 0)
         self._attempts = {number: attempt + 1}
         self._begun_at = time.monotonic()
@@ -227,9 +216,10 @@ class Session:
     def _rehearse(self) -> Iterator[Step]:
         """Run the body once against echo groups, and undo it: what a first step costs is paid before it counts."""
         with self._rehearsing():
-            batch = self._data().batch(0, *self._place())
-            seed_everything(self.seed, 0, self._place()[0])
-            step = Step(self, StepNo(0), batch, rehearsal=True)
+            first = StepNo(0)
+            batch = self._data().batch(first)
+            self._data().seed_body(first)
+            step = Step(self, first, batch, rehearsal=True)
             yield step
             if not step.entered:
                 raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
@@ -238,7 +228,7 @@ class Session:
                     "the step's body changes protected parameters, but no protected optimizer did",
                     hint="protect the optimizer too, or call step.update() before the change",
                 )
-        self._data().seek(0, *self._place())
+        self._data().seek(first)
 
     @contextlib.contextmanager
     def _rehearsing(self) -> Iterator[None]:
@@ -288,10 +278,10 @@ class Session:
         return self._failed(error, step)
 
     def _committed(self, step: Step, *, adopted: bool = False) -> None:
-        now = time.monotonic()
         step.committed = True
         self._regions.committed()
-        self._unsent = _Unsent(step, now, now - self._begun_at, Generation(self.generation), adopted)
+        read = self._batches.record(step.number) if self._batches is not None else None
+        self._announcing.committed(step, self._begun_at, read, adopted=adopted)
 
     def _failed(self, error: Exception, step: Step | None = None) -> bool:
         """An attempt ended with an error: report it if it is news, put back what it changed, go on when told to.
@@ -316,28 +306,14 @@ class Session:
             # The others had all of this worker's gradients: the step has happened, though not here.
             self._committed(step, adopted=True)
         self._modules.overwritten()
-        if self._loader is not None:
-            self._loader.seek(self._member.step, *self._place())
+        if self._batches is not None:
+            self._batches.seek(self._member.step)
         self._regions.recovered(self._member.inside)
 
     # --- the log -----------------------------------------------------------------------------------------------
 
     def _log(self, step: Step) -> None:
-        if not step.committed and not any(
-            isinstance(value, torch.Tensor) and value.is_cuda for value in step.staged.values()
-        ):
-            # Reading a CUDA tensor would stall the device in mid-step: those wait for the commit.
-            self._member.stage(step.number, step.numbers())
-
-    def _send_commit(self) -> None:
-        if self._unsent is None:
-            return
-        unsent, self._unsent = self._unsent, None
-        numbers = unsent.step.numbers()
-        self._member.announce(
-            unsent.step.number, unsent.generation, unsent.at, unsent.seconds, numbers, adopted=unsent.adopted
-        )
-        _log.info("step %d: %s", unsent.step.number, numbers)
+        self._announcing.logged(step)
 
     def _place(self) -> "Share":
         """Which share of the global batch is read here, of how many."""
@@ -371,7 +347,7 @@ class Session:
     def _ends(self) -> bool:
         """The last step is done: wait for the others; False: a new membership stands, perhaps at an earlier step."""
         self._looping = False
-        self._send_commit()
+        self._announcing.send()
         ended = not self._recover_if_halted() and self._agrees(last=True)
         if ended and not self._member.finish():
             self._recover()
@@ -382,11 +358,11 @@ class Session:
     def _finish(self) -> None:
         """As `_ends`, for a script that has left the loop: no step can be run any more."""
         self._looping = False
-        self._send_commit()
+        self._announcing.send()
         at = self._member.step
         while not self._member.finish():
             self._recover()
-            if self._loader is None:
+            if self._batches is None:
                 continue
             self._agrees()  # newcomers do so before they come here
             if self._member.step < at:
@@ -400,30 +376,7 @@ class Session:
             raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
         return self._state
 
-    def _data(self) -> StepLoader:
-        if self._loader is None:
+    def _data(self) -> Batches:
+        if self._batches is None:
             raise UsageError("no loader yet", hint="call session.steps(loader, until=...)")
-        return self._loader
-
-
-def init(*, seed: int = 0) -> Session:
-    """Take part in the job that this process belongs to, or train alone where there is none.
-
-    Makes the default process group (backend `regrow`), so that DDP and `torch.distributed` work, and seeds all random
-    generators so that every rank builds the same model.
-
-    Args:
-        seed: what the order of data and all random numbers derive from.
-
-    Raises:
-        UsageError: `torch.distributed` was initialized already, or init() was called twice.
-    """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise UsageError(
-            "torch.distributed is initialized already", hint="call regrow.init() instead of init_process_group()"
-        )
-    env = WorkerEnv.read()
-    link = WorkerLink.current() if env is not None else None
-    member = Member.open(link) if link is not None else Alone.open()
-    seed_everything(seed)
-    return Session(member, seed=seed)
+        return self._batches

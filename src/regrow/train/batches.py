@@ -1,0 +1,61 @@
+"""What the steps of a session read: batches at this rank's place, and the record of each."""
+
+from collections.abc import Callable
+from typing import Any
+
+from regrow.core.data_messages import BatchRecord, OrderSpec
+from regrow.core.ids import StepNo
+from regrow.data.loader import Caching, StepLoader
+from regrow.data.seeding import seed_everything
+from regrow.train.sharing import Share
+
+
+class Batches:
+    """A script's loader, asked by step.
+
+    Args:
+        loader: what was given to `session.steps`.
+        seed: the session's.
+        place: which share of the global batch is read here, of how many; asked anew each time.
+        cache: puts the node's cache before a loader that may be cached.
+        recorded: whether somebody wants the records: they cost a pass over each batch.
+
+    Raises:
+        UsageError: it is no loader, or has no batches.
+    """
+
+    def __init__(
+        self, loader: object, *, seed: int, place: Callable[[], Share], cache: Caching | None, recorded: bool
+    ) -> None:
+        self._loader = StepLoader(loader, seed=seed, cache=cache, recorded=recorded)
+        self._seed = seed
+        self._place = place
+        self._last: StepNo | None = None
+
+    @property
+    def order(self) -> OrderSpec:
+        """In which order the samples come."""
+        return self._loader.spec
+
+    def batch(self, step: StepNo) -> Any:
+        """The batch of `step`; what the data set raises passes through. Leaves the random generators in any state."""
+        self._last = None
+        batch = self._loader.batch(step, *self._place())
+        self._last = step
+        return batch
+
+    def record(self, step: StepNo) -> BatchRecord | None:
+        """What was read for `step`; None unless that was read last."""
+        return self._loader.record if self._last == step else None
+
+    def seed_body(self, step: StepNo) -> None:
+        """Seed all random generators for the body of `step`."""
+        seed_everything(self._seed, step, self._place()[0])
+
+    def seek(self, step: StepNo) -> None:
+        """Make ready for `step`."""
+        self._loader.seek(step, *self._place())
+
+    def close(self) -> None:
+        """End loader workers and wait for them. May be called twice."""
+        self._loader.close()
