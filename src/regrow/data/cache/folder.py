@@ -14,12 +14,14 @@ from pathlib import Path
 from regrow.core.errors import RegrowError
 from regrow.data.cache.layout import (
     Damaged,
+    Draft,
     Encoded,
     Key,
     Mapped,
     key_of,
     map_entry,
     name_of,
+    publish,
     write,
     writer_of,
 )
@@ -127,13 +129,16 @@ class CacheFolder:
         self.counters.served += 1
         return mapped
 
-    def put(self, encoded: Encoded) -> int:
-        """Write an entry; returns its bytes. Raises `NoRoom` or `CacheUnusable`; nothing of it stays then."""
+    def put(self, entry: Encoded | Draft) -> int:
+        """Write an entry, or name a written one; returns its bytes.
+
+        Raises `NoRoom` or `CacheUnusable`; nothing of it stays then.
+        """
         try:
-            written = write(self.path, encoded)
+            written = publish(entry) if isinstance(entry, Draft) else write(self.path, entry)
         except OSError as error:
             raise _as_ours(error, self.path) from error
-        self._sizes[encoded.key] = written
+        self._sizes[entry.key] = written
         self.counters.made += 1
         self.counters.nbytes += written
         return written

@@ -4,13 +4,16 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from torch.utils.data import DataLoader, Dataset
 
 from regrow.core.ids import Instant, Seconds
+from regrow.data.cache.entry import NotCacheable, encode
+from regrow.data.cache.layout import Key, draft
 from regrow.data.mapstyle import KeyedDataset, end_workers, keyed, pipeline_of
-from regrow.data.order import Address, samples_digest
+from regrow.data.order import Address
 from regrow.data.sampling import plan_of
 
 _PREFETCH = 2
@@ -18,7 +21,7 @@ _PREFETCH = 2
 
 
 class Made(NamedTuple):
-    """A batch. `samples`: digest of its samples' addresses; `seconds`: from its start until it was here."""
+    """A batch, or the draft of its entry. `samples`: digest of what was read; `seconds`: from its start on."""
 
     step: int
     batch: Any
@@ -33,10 +36,22 @@ class Missed(NamedTuple):
     reason: str
 
 
+class Drafting(NamedTuple):
+    """Where loader workers write what they make."""
+
+    folder: Path
+    identity: bytes
+
+
 class _Started(NamedTuple):
     step: int
-    samples: str
     at: Instant
+
+
+class _Batch(list[Address]):
+    """The addresses of one step's samples, on their way to a loader worker."""
+
+    step = 0
 
 
 class Lane:
@@ -48,10 +63,21 @@ class Lane:
         loader: the script's.
         share: which part of each global batch is made here, of how many `shares`.
         workers: loader workers; 0 makes the batches in this process, one at a time.
+        drafting: where loader workers write the entries, so that no batch goes through a queue; None: nowhere.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, seed: int, share: int, shares: int, workers: int) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        seed: int,
+        share: int,
+        shares: int,
+        workers: int,
+        drafting: Drafting | None = None,
+    ) -> None:
         self._loader = loader
+        self._drafting = drafting if workers else None
         self._share, self._shares = share, shares
         self._plan = plan_of(loader, seed=seed)
         self._dataset = _Guarded(keyed(loader, seed=seed))
@@ -104,11 +130,11 @@ class Lane:
         try:
             if self._iterator is None:
                 self._iterator = self._begun()
-            samples, batch = next(self._iterator)
+            step, samples, batch = next(self._iterator)
         except Exception as error:  # noqa: BLE001 - as above
             return self._give_up(error)
-        at = next(at for at, started in enumerate(self._started) if started.samples == samples)
-        started = self._started.pop(at)
+        started = next(started for started in self._started if started.step == step)
+        self._started.remove(started)
         if isinstance(batch, _Failed):
             return [Missed(started.step, batch.reason)]
         return Made(started.step, batch, samples, time.monotonic() - started.at)
@@ -144,7 +170,7 @@ class Lane:
         if self._pipeline is None:
             # It asks this object for the addresses of each batch. The accelerator is the training's alone.
             self._pipeline = pipeline_of(self._loader, self._dataset, self, workers=self.workers, pin_memory=False)
-            self._pipeline.collate_fn = _GuardedCollate(self._pipeline.collate_fn)
+            self._pipeline.collate_fn = _Guard(self._pipeline.collate_fn, self._share, self._shares, self._drafting)
             self._pipeline.in_order = False
             self._pipeline.timeout = 0
         iterator = iter(self._pipeline)
@@ -161,11 +187,10 @@ class Lane:
     def __next__(self) -> list[Address]:
         if not self._chosen:
             raise StopIteration
-        step = self._chosen[0]
-        addresses = self._plan.keys_at(step, self._share, self._shares)
-        self._chosen.popleft()
-        self._started.append(_Started(step, samples_digest(addresses), time.monotonic()))
-        return addresses
+        batch = _Batch(self._plan.keys_at(self._chosen[0], self._share, self._shares))
+        batch.step = self._chosen.popleft()
+        self._started.append(_Started(batch.step, time.monotonic()))
+        return batch
 
 
 # --- in the loader worker ----------------------------------------------------------------------------------------
@@ -178,7 +203,7 @@ class _Failed(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    addresses: list[Address]
+    addresses: _Batch
     read: Any
 
 
@@ -188,7 +213,7 @@ class _Guarded(Dataset[Any]):
     def __init__(self, dataset: KeyedDataset) -> None:
         self.dataset = dataset
 
-    def __getitems__(self, addresses: list[Address]) -> _Attempt:
+    def __getitems__(self, addresses: _Batch) -> _Attempt:
         """The samples, or why there are none."""
         try:
             return _Attempt(addresses, self.dataset.__getitems__(addresses))
@@ -201,21 +226,33 @@ class _Guarded(Dataset[Any]):
         return getattr(self.dataset, name)
 
 
-class _GuardedCollate:
-    """The same for what makes a batch of samples."""
+class _Guard:
+    """The same for what makes a batch of samples. What it has made it writes at once, where that can be done."""
 
-    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, collate_fn: Callable[[Any], tuple[str, Any]], share: int, shares: int, drafting: Drafting | None
+    ) -> None:
         self._collate_fn = collate_fn
+        self._share, self._shares, self._drafting = share, shares, drafting
 
-    def __call__(self, attempt: Any) -> tuple[str, Any]:
-        failed = attempt.read
+    def __call__(self, attempt: Any) -> tuple[int, str, Any]:
+        step, failed = attempt.addresses.step, attempt.read
         if not isinstance(failed, _Failed):
             try:
                 samples, batch = self._collate_fn(attempt.read)
-                return samples, batch
+                return step, samples, self._drafted(Key(step, self._share, self._shares), samples, batch)
             except Exception as error:  # noqa: BLE001 - as above
                 failed = _Failed(_in_words(error))
-        return samples_digest(attempt.addresses), failed
+        return step, "", failed
+
+    def _drafted(self, key: Key, samples: str, batch: Any) -> Any:
+        if self._drafting is None:
+            return batch
+        folder, identity = self._drafting
+        try:
+            return draft(folder, encode(batch, identity=identity, key=key, samples=samples))
+        except (NotCacheable, OSError):
+            return batch  # the producer meets the same, and knows what to do: make room, or give up
 
 
 def _in_words(error: Exception) -> str:

@@ -84,6 +84,15 @@ class Encoded:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """An entry that is written in full and has no name yet. `nbytes`: of the file at `path`."""
+
+    key: Key
+    nbytes: int
+    path: Path
+
+
+@dataclass(frozen=True)
 class Mapped:
     """A whole entry, mapped privately: reading copies nothing, a write stays in this process.
 
@@ -173,7 +182,13 @@ def write(folder: Path, encoded: Encoded) -> int:
 
     Whoever looks sees all of the entry or none of it. Raises `OSError`; then no temporary file stays.
     """
+    return publish(draft(folder, encoded))
+
+
+def draft(folder: Path, encoded: Encoded) -> Draft:
+    """Write the entry under a name that nobody looks for. Raises `OSError`; then no temporary file stays."""
     temp = folder / f"{name_of(encoded.key)}.{os.getpid()}.{os.urandom(8).hex()}{TEMP_SUFFIX}"
+    written = Draft(encoded.key, encoded.nbytes, temp)
     descriptor = _create(temp)
     try:
         try:
@@ -181,12 +196,26 @@ def write(folder: Path, encoded: Encoded) -> int:
             _write_all(descriptor, encoded.buffers)
         finally:
             os.close(descriptor)
-        os.rename(temp, folder / name_of(encoded.key))
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            os.unlink(temp)
+        discard(written)
         raise
-    return encoded.nbytes
+    return written
+
+
+def publish(written: Draft) -> int:
+    """Give a draft its name; returns its bytes. Raises `OSError`; then nothing of it stays."""
+    try:
+        os.rename(written.path, written.path.with_name(name_of(written.key)))
+    except BaseException:
+        discard(written)
+        raise
+    return written.nbytes
+
+
+def discard(written: Draft) -> None:
+    """Remove a draft, as far as it is there."""
+    with contextlib.suppress(OSError):  # called where something else has failed, which is the error to tell
+        os.unlink(written.path)
 
 
 def _create(path: Path) -> int:

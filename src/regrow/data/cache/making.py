@@ -12,8 +12,8 @@ from regrow.core.ids import Instant, Seconds
 from regrow.data.cache.entry import NotCacheable, encode
 from regrow.data.cache.folder import CacheUnusable, NoRoom
 from regrow.data.cache.identity import Identity, described, difference
-from regrow.data.cache.lane import Lane, Made, Missed
-from regrow.data.cache.layout import Key
+from regrow.data.cache.lane import Drafting, Lane, Made, Missed
+from regrow.data.cache.layout import Draft, Key
 from regrow.data.cache.messages import Hello
 from regrow.data.cache.peers import Peers
 from regrow.data.cache.shelf import Shelf
@@ -151,7 +151,10 @@ class Making:
                     "by (%s): num_workers=1 makes them side by side, if the data set bears it",
                     ", ".join(self._alone),
                 )
-        return Lane(loader.loader, seed=loader.seed, share=place[0], shares=place[1], workers=workers)
+        drafting = None if self._shelf is None else Drafting(self._shelf.folder.path, self._identity.value)
+        return Lane(
+            loader.loader, seed=loader.seed, share=place[0], shares=place[1], workers=workers, drafting=drafting
+        )
 
     def _readers(self) -> list[Key]:
         return [key for served in self._served.values() for key in served.at]
@@ -308,17 +311,19 @@ class Making:
     def _store(self, key: Key, made: Made) -> None:
         if self._shelf is None:
             return
+        entry = made.batch
         try:
-            encoded = encode(made.batch, identity=self._identity.value, key=key, samples=made.samples)
+            if not isinstance(entry, Draft):
+                entry = encode(entry, identity=self._identity.value, key=key, samples=made.samples)
         except NotCacheable as error:
             self._refuse(f"its batches cannot be kept: {error.reason}")
             return
-        if encoded.nbytes > _LARGER * self._shelf.estimate:
+        if entry.nbytes > _LARGER * self._shelf.estimate:
             for served in self._served.values():
                 served.planned.clear()  # they were thought to be smaller
             self._planned_at = 0.0
         readers = self._readers()
-        self._shelf.put(encoded, readers, until=self._until)
+        self._shelf.put(entry, readers, until=self._until)
         self._stale = True
         if self._peers is not None:
             keep_from = min((reader.step for reader in readers), default=0)

@@ -8,7 +8,7 @@ from regrow.core.data_messages import CacheSeat
 from regrow.core.ids import Instant, Seconds
 from regrow.data.cache.folder import CacheFolder, NoRoom
 from regrow.data.cache.keeping import Keeping
-from regrow.data.cache.layout import Encoded, Key
+from regrow.data.cache.layout import Draft, Encoded, Key, discard
 
 _OTHERS_S: Seconds = 1.0
 """How often it is looked how much other loaders of the job take."""
@@ -76,28 +76,32 @@ class Shelf:
         self.folder.evict(key for key in decision.evict if key in there)
         return decision.make
 
-    def put(self, encoded: Encoded, readers: Collection[Key], *, until: int, spare: bool = False) -> None:
-        """Write an entry. Raises `NoRoom`, even after what nobody needs has gone, or `CacheUnusable`.
+    def put(self, entry: Encoded | Draft, readers: Collection[Key], *, until: int, spare: bool = False) -> None:
+        """Write an entry, or name a written one.
+
+        Raises `NoRoom`, even after what nobody needs has gone, or `CacheUnusable`.
 
         spare: it may be left out where the budget has no room for it, as nobody waits for it.
         """
-        self.estimate = encoded.nbytes
-        if self._excess(encoded) > 0:
-            self.plan(readers, until=until, limit=0, underway=[encoded.key])
-            if spare and self._excess(encoded) > 0:
+        self.estimate = entry.nbytes
+        if self._excess(entry) > 0:
+            self.plan(readers, until=until, limit=0, underway=[entry.key])
+            if spare and self._excess(entry) > 0:
+                if isinstance(entry, Draft):
+                    discard(entry)
                 return
         try:
-            self.folder.put(encoded)
+            self.folder.put(entry)
         except NoRoom:
             before = self.folder.nbytes
             self._budget = int(before * _SPARED)
-            self.plan(readers, until=until, limit=0, underway=[encoded.key])
-            if self.folder.nbytes == before:
+            self.plan(readers, until=until, limit=0, underway=[entry.key])
+            if self.folder.nbytes == before or isinstance(entry, Draft):
                 raise
-            self.folder.put(encoded)
+            self.folder.put(entry)
 
-    def _excess(self, encoded: Encoded) -> int:
-        return self.folder.nbytes + encoded.nbytes - self._budget + self._other_bytes()
+    def _excess(self, entry: Encoded | Draft) -> int:
+        return self.folder.nbytes + entry.nbytes - self._budget + self._other_bytes()
 
     def _pinned(self, there: Mapping[Key, int], readers: Collection[Key]) -> dict[Key, int]:
         at_start = {(key.share, key.shares) for key in readers if key.step == 0}

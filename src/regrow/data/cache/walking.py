@@ -63,11 +63,15 @@ class Walk:
         self._known: dict[int, tuple[object, Digest]] = {}
         self._within: set[int] = set()
         self._visits = 0
+        self._in_code = 0
+        """How many functions deep: what their code refers to may be a file that it writes."""
 
     def digest(self, value: Any) -> Digest:
         """16 bytes. Raises nothing, whatever the value's own methods do."""
         if type(value) in _SIMPLE:
             return of_atom(value)
+        if issubclass(type(value), os.PathLike):
+            return of("path", os.fspath(value), "" if self._in_code else file_state(value))
         known = self._known.get(id(value))
         if known is not None:
             return known[1]
@@ -111,8 +115,6 @@ class Walk:
         code = self._callable(value)
         if code is not None:
             return code
-        if isinstance(value, os.PathLike):
-            return of("path", os.fspath(value), file_state(value))
         if isinstance(value, torch.dtype | torch.device | range | slice | types.EllipsisType | torch.Size):
             return of("plain", str(value))
         return self._object(value, self._content(value))
@@ -196,16 +198,13 @@ class Walk:
         ]
         words = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-        return of(
-            "code",
-            code.co_name,
-            code.co_code,
-            code.co_exceptiontable,
-            repr(words),
-            repr(counts),
-            *consts,
-            *(of(name, self.digest(item)) for name, item in _referred(code, names)),
-        )
+        self._in_code += 1
+        try:
+            referred = [of(name, self.digest(item)) for name, item in _referred(code, names)]
+        finally:
+            self._in_code -= 1
+        told = (code.co_name, code.co_code, code.co_exceptiontable, repr(words), repr(counts))
+        return of("code", *told, *consts, *referred)
 
     def _class(self, kind: type) -> Digest:
         if (library := _library(kind.__module__)) is not None:
