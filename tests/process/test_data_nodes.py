@@ -41,6 +41,10 @@ class Job:
             "run", "--job", name, "--data-cache", str(self.root), *flags, str(SCRIPTS / "train_cached.py"), *words
         )
 
+    def until_furnished(self) -> None:
+        """Returns when both agents have a folder for their cache."""
+        self.until(lambda: len(list(self.root.glob("regrow-data-*/owner"))) == 2)
+
     def cache_of(self, node: str) -> Path:
         found = [path for path in self.root.iterdir() if f" {node}\n" in _text(path / "owner")]
         assert len(found) == 1
@@ -101,7 +105,8 @@ def undisturbed(here: Site) -> tuple[Losses, list[dict[str, object]]]:
 def test_each_node_keeps_what_the_other_needs_next(here: Site) -> None:
     job = Job(here, "mirrors", *LOCAL, pause=0.05)
     with job.running:
-        job.until(lambda: job.mirrored("node1", "node0") if len(list(job.root.iterdir())) == 2 else set())
+        job.until_furnished()
+        job.until(lambda: job.mirrored("node1", "node0"))
         job.until(lambda: job.mirrored("node0", "node1"))
         assert all(".1.2.entry" in name for name in job.mirrored("node1", "node0"))
         assert all(".0.2.entry" in name for name in job.mirrored("node0", "node1"))
@@ -116,7 +121,7 @@ def test_a_replaced_node_reads_no_sample_again_that_another_has_kept(
     name, keeper = f"lost-{lost}-{mirror}", "node1" if lost == "node0" else "node0"
     job = Job(here, name, *LOCAL, "--data-mirror", mirror)
     with job.running:
-        job.until(lambda: len(list(job.root.iterdir())) == 2)
+        job.until_furnished()
         if mirror == "0":
             job.until(lambda: list(job.cache_of(lost).rglob(f"{STEPS - 1:010d}.*.entry")))
             assert not job.mirrored(lost, keeper)

@@ -1,3 +1,4 @@
+import math
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from regrow.core.data_messages import BatchRecord, OrderDeclared, OrderSpec
 from regrow.core.events import OrderStated, StepCommitted
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.messages import WorkerCommitted, WorkerStaged
+from regrow.observe.tail import RecordTail
 
 
 class Book:
@@ -241,3 +243,19 @@ def test_lines_that_a_full_disk_refuses_are_kept_for_later(tmp_path: Path) -> No
     assert book.file.waiting
     (tmp_path / "missing").mkdir()
     assert book.lines() == [(0, 0, False)]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_can_be_read_again(tmp_path: Path, loss: float) -> None:
+    file = StepsFile(tmp_path / "steps.node0.jsonl")
+    Ledger(file).committed(
+        WorkerCommitted(
+            WorkerId("w"), Generation(1), StepNo(3), at=1.0, seconds=0.1, metrics={"loss": loss, "lr": 0.5}
+        ),
+        Rank(0),
+    )
+    file.flush()
+    (record,) = RecordTail(tmp_path).poll()
+    assert isinstance(record, StepCommitted)
+    assert record.metrics["lr"] == 0.5
+    assert repr(record.metrics["loss"]) == repr(loss)

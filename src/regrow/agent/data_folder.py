@@ -46,8 +46,8 @@ class DataFolder:
             lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                draft.rename(path / _OWNER)
                 os.write(lock, f"{whose}\n".encode())
+                draft.rename(path / _OWNER)
             except OSError:
                 os.close(lock)
                 raise

@@ -1,6 +1,7 @@
 """`steps.<node>.jsonl`: which rank committed which step, written by the agent because it outlives the workers."""
 
 import logging
+import math
 import os
 import time
 from pathlib import Path
@@ -39,6 +40,9 @@ class StepsFile:
     def add(self, record: Record) -> None:
         """Write a line, with the wall clock, at the next flush."""
         body = msgspec.json.encode(record)
+        if b"null" in body and isinstance(record, StepCommitted):
+            # JSON has no word for NaN and infinity; the reader takes them from a text.
+            body = msgspec.json.encode(_spelled_out(record))
         self._lines.append(body[:-1] + f',"time":{time.time():.6f}}}\n'.encode())
 
     def flush(self) -> None:
@@ -68,6 +72,12 @@ class StepsFile:
         except OSError:
             os.ftruncate(descriptor, end)  # all lines are written again, so none of them may stay
             raise
+
+
+def _spelled_out(record: StepCommitted) -> dict[str, object]:
+    fields: dict[str, object] = msgspec.to_builtins(record)
+    metrics = {name: value if math.isfinite(value) else str(value) for name, value in record.metrics.items()}
+    return fields | {"metrics": metrics}
 
 
 def _end_of_lines(descriptor: int, size: int) -> int:

@@ -9,7 +9,8 @@ from regrow.core.events import AnyRecord, Record
 from regrow.core.ids import NodeId
 from regrow.observe.reads import Run
 
-_DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord, strict=False)
+"""Not strict: a loss that is not a number is written as text."""
 
 
 class RecordTail:
