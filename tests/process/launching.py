@@ -142,23 +142,9 @@ class Running:
 def site(folder: Path) -> Iterator[Site]:
     made = Site(folder)
     try:
-        with _nothing_ignored():
-            yield made
+        yield made
     finally:
         made.close()
-
-
-@contextmanager
-def _nothing_ignored() -> Iterator[None]:
-    """What is ignored here, as under `nohup` or in a shell's background, jobs would inherit, and rightly ignore too."""
-    ignored = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_IGN]
-    for number in ignored:
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
 
 
 def _all_pids() -> Iterator[int]:
