@@ -298,9 +298,7 @@ class World:
         """Carry a fact to the coordinator."""
         if isinstance(fact, WorkerResumed):
             self.laws.acted(worker)
-        if isinstance(
-            fact, WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
-        ):
+        if isinstance(fact, _FOR_THE_AGENT):
             return
         if not self._heard(worker):
             return
