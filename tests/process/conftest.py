@@ -9,9 +9,10 @@ import pytest
 @pytest.fixture(scope="session", autouse=True)
 def nothing_ignored() -> Iterator[None]:
     """What is ignored here, as under `nohup` or in a shell's background, jobs would inherit, and rightly ignore too."""
-    ignored = [number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_IGN]
+    ways = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    ignored = [number for number in ways if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, ways[number])
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
