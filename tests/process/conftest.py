@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ import pytest
 @pytest.fixture(scope="session", autouse=True)
 def nothing_ignored() -> Iterator[None]:
     """What is ignored here, as under `nohup` or in a shell's background, jobs would inherit, and rightly ignore too."""
-    ways = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    ways: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     ignored = [number for number in ways if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
         signal.signal(number, ways[number])
