@@ -118,7 +118,7 @@ class Reach:
                 self._wait(min(left, _BEAT_S))
                 self._reader.beat()
         except (OSError, ProtocolError):
-            self._lost()
+            self._hear_out()
         return False
 
     def note(self, key: Key) -> None:
@@ -129,7 +129,7 @@ class Reach:
             self._line.note(At(key))
             self._hear(None)
         except (OSError, ProtocolError):
-            self._lost()
+            self._hear_out()
 
     def wake(self) -> None:
         """Have a blocked `ask` look whether the generation is over. From any thread."""
@@ -192,10 +192,24 @@ class Reach:
 
     def _hear(self, key: Key | None) -> bool | None:
         """Take in what has arrived. True: the entry `key` is there; False: it will not be made; None: neither yet."""
-        line, answer = self._line, None
+        line = self._line
         if line is None:
             return False
         line.flush()
+        return self._take_in(line, key)
+
+    def _hear_out(self) -> None:
+        """The connection has failed: what it said before it hung up, a refusal above all, still counts."""
+        try:
+            if self._line is not None:
+                self._take_in(self._line, None)
+        except (OSError, ProtocolError):
+            pass  # it had said nothing
+        if not self.over:
+            self._lost()
+
+    def _take_in(self, line: Line[ToReader], key: Key | None) -> bool | None:
+        answer = None
         for message in line.receive():
             self._stalled = False
             match message:
