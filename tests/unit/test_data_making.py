@@ -244,6 +244,18 @@ def test_a_loader_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch:
     here.making.close()
 
 
+def test_what_loader_workers_had_made_and_nobody_took_does_not_stay(tmp_path: Path) -> None:
+    here = Here(tmp_path, workers=2)
+    here.make(Key(0, 0, 1), most=1)
+    deadline = time.monotonic() + 10.0
+    while not list(here.cache.rglob("*.tmp")):  # they work ahead
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    here.making.close()
+    assert list(here.cache.rglob("*.tmp")) == []
+    assert here.there()
+
+
 def test_a_slow_share_does_not_hold_up_the_others(tmp_path: Path) -> None:
     here = Here(tmp_path, workers=1, until=8, slow_process=0)
     made = here.make(Key(0, 0, 2), Key(0, 1, 2), most=6)

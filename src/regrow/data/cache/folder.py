@@ -174,6 +174,13 @@ class CacheFolder:
                     yield key, each.stat(follow_symlinks=False).st_size
 
 
+def sweep(folder: Path) -> None:
+    """Remove the temporary files that writers which have died left in a folder, if it is there. Raises no error."""
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for each in found:
+            _remove_if_left(each)
+
+
 def _remove_if_left(file: "os.DirEntry[str]") -> None:
     writer = writer_of(file.name)
     if writer is None or _is_alive(writer):

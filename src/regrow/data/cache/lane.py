@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regrow.core.ids import Instant, Seconds
 from regrow.data.cache.entry import NotCacheable, encode
+from regrow.data.cache.folder import sweep
 from regrow.data.cache.layout import Key, draft
 from regrow.data.mapstyle import KeyedDataset, end_workers, keyed, pipeline_of
 from regrow.data.order import Address
@@ -148,6 +149,8 @@ class Lane:
         """End the loader workers. The lane can be used again."""
         iterator, self._iterator, self._pipeline = self._iterator, None, None
         end_workers(iterator)
+        if iterator is not None and self._drafting is not None:
+            sweep(self._drafting.folder)  # what they had made, and nobody has taken
         self._chosen.clear()
         self._started.clear()
 
