@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regrow.core.errors import RegrowError
+    from regrow.step.policy import Policy
     from regrow.train.regions import restartable
     from regrow.train.session import Session, init
     from regrow.train.step import Step
 
 __version__ = "0.1.0"
-__all__ = ["RegrowError", "Session", "Step", "__version__", "init", "restartable"]
+__all__ = ["Policy", "RegrowError", "Session", "Step", "__version__", "init", "restartable"]
 
 _HOMES = {
     "init": "regrow.train.session",
     "Session": "regrow.train.session",
     "Step": "regrow.train.step",
+    "Policy": "regrow.step.policy",
     "RegrowError": "regrow.core.errors",
     "restartable": "regrow.train.regions",
 }

@@ -32,7 +32,13 @@ class Job:
     """A machine and what it said."""
 
     def __init__(
-        self, world: int = 3, *, faults: list[FaultSpec] | None = None, nodes: int = 1, **changes: Any
+        self,
+        world: int = 3,
+        *,
+        faults: list[FaultSpec] | None = None,
+        nodes: int = 1,
+        slots: int | None = None,
+        **changes: Any,
     ) -> None:
         fields: dict[str, Any] = {
             "job": JobId("unit"),
@@ -49,7 +55,7 @@ class Job:
         self.machine = Membership(JobFacts(**{**fields, **changes}), faults or [])
         self.said: list[Command] = []
         for index in range(nodes):
-            self.tell(NodeJoined(NodeId(f"n{index}"), "host", world // nodes, f"store{index}"))
+            self.tell(NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}"))
 
     # --- facts
 
@@ -101,7 +107,7 @@ class Job:
 
     @property
     def ranks(self) -> range:
-        return range(self.machine.facts.world)
+        return range(len(self.machine.roster.places))
 
     def built(self, state: int = 0) -> "Job":
         for rank in self.ranks:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from regrow.data.kept import Giving
 from regrow.data.sampling import Key, Plan, plan_of
 from regrow.data.seeding import Draw, derive, seed_everything
+from regrow.data.walks import Place, StepWalk, Walk
 
 _PR_SET_PDEATHSIG = 1
 
@@ -53,10 +54,11 @@ class _Steps:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self.start = (0, 0, 1)
+        self.start: Place = (0, 0, 1)
+        self.walk: Walk = StepWalk()
 
     def __iter__(self) -> Iterator[list[Key]]:
-        return self._plan.keys_from(*self.start)
+        return self.walk.keys(self._plan, self.start)
 
 
 class MapStyleSource:
@@ -74,7 +76,12 @@ class MapStyleSource:
         self._seed = seed
         self._loader: DataLoader[Any] | None = None
         self._iterator: Iterator[Any] | None = None
-        self._ready_for: tuple[int, int, int] | None = None
+        self._ready_for: Place | None = None
+
+    def follow(self, walk: Walk) -> None:
+        """From now on, batches are fetched in this order; another order is right too, but not ahead of time."""
+        if walk != self._steps.walk:
+            self._steps.walk, self._ready_for = walk, None
 
     def seek(self, step: int, rank: int, world: int) -> None:
         """Makes ready for `step`; does nothing where it is ready. Without loader workers no sample is read."""
@@ -88,7 +95,7 @@ class MapStyleSource:
             # Where the pipeline stands after an error is not known; the next call builds a new one.
             self.close()
             raise
-        self._ready_for = (step + 1, rank, world)
+        self._ready_for = self._steps.walk.after((step, rank, world))
         return batch
 
     def close(self) -> None:

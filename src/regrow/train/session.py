@@ -16,15 +16,20 @@ from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.data.loader import StepLoader
 from regrow.data.seeding import seed_everything
+from regrow.step.policy import Policy
 from regrow.train.alone import Alone
+from regrow.train.dealers import dealer
 from regrow.train.member import Member
+from regrow.train.microbatches import Dealer
 from regrow.train.modules import Modules
+from regrow.train.policy import Scaled
 from regrow.train.protect import ProtectedState
 from regrow.train.regions import Regions
 from regrow.train.sharing import Share, share_of
 from regrow.train.step import Step
 
 _log = logging.getLogger("regrow")
+_STEPS = "steps()"
 
 
 class _Unsent(NamedTuple):
@@ -43,15 +48,18 @@ class Session:
     Args:
         member: how this process takes part in a job; `Alone` outside one.
         seed: what the order of data and all random numbers of the steps derive from.
+        invariant: whether the result must not depend on the number of replicas.
     """
 
-    def __init__(self, member: Member | Alone, *, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, member: Member | Alone, *, seed: int, invariant: bool = False) -> None:
+        self.seed, self.invariant = seed, invariant
         self._member = member
         self._state: ProtectedState | None = None
         self._modules = Modules()
         self._share: Share | None = None
-        self._loader: StepLoader | None = None
+        self._loader: StepLoader | Dealer | None = None
+        self._dealer: Dealer | None = None
+        self._scaled: Scaled | None = None
         self._started = False
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
@@ -77,6 +85,14 @@ class Session:
     def world_size(self) -> int:
         """Ranks in the world."""
         return self._member.world
+
+    @property
+    def replicas(self) -> int:
+        """Replicas in the world: groups of ranks that hold one full copy of the state and read one share of the data.
+
+        Ranks that together make one replica are known from `steps` on; before it, each counts as one.
+        """
+        return self._place()[1] // (self._dealer.unit if self._dealer is not None else 1)
 
     @property
     def is_main(self) -> bool:
@@ -109,13 +125,36 @@ class Session:
             optimizer.register_step_pre_hook(lambda *_: self._before_update())
             optimizer.register_step_post_hook(lambda *_: self._regions.after_update())
 
+    def policy(self, policy: Policy) -> None:
+        """What changes with the number of replicas: the learning rate at each update, and the values of `setting`.
+
+        Raises:
+            UsageError: nothing is protected yet, or there is a policy already.
+        """
+        if self._scaled is not None:
+            raise UsageError("policy() was called a second time", hint="put everything into one policy")
+        self._scaled = Scaled(policy, self._protected().optimizers(), lambda: self.replicas)
+
+    def setting(self, name: str) -> Any:
+        """A named value of the policy for the present number of replicas: ask in every step. Raises `UsageError`."""
+        if self._scaled is None:
+            raise UsageError(f"there is no policy to have a setting {name!r}", hint="call session.policy(...)")
+        return self._scaled.setting(name)
+
     def digest(self) -> str:
         """A digest of all protected state, equal on two workers if and only if their state is bitwise equal."""
         return self._protected().digest()
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
-    def steps(self, loader: Any, *, until: int, data: "DeviceMesh | Share | None" = None) -> Iterator[Step]:
+    def steps(
+        self,
+        loader: Any,
+        *,
+        until: int,
+        data: "DeviceMesh | Share | None" = None,
+        microbatches: int | None = None,
+    ) -> Iterator[Step]:
         """The steps that are still to be run, up to number `until - 1`.
 
         Args:
@@ -125,21 +164,37 @@ class Session:
             data: which share of the global batch this rank reads: the `DeviceMesh` of the data-parallel dimensions, or
                 (share, number of shares). Ranks with the same share also draw the same random numbers. Without it
                 every rank has a share of its own, as DDP and FSDP want it; tensor and pipeline parallel need it.
+            microbatches: of how many micro-batches the global batch of a step consists, whatever the world: they are
+                dealt out to the replicas, and the body goes through its own by `step.microbatches`. A batch of the
+                loader is then a micro-batch (of each rank that FSDP shards over); a callable is `fn(step, share)`.
 
         Raises:
-            UsageError: nothing is protected, or `until` is negative, or the loop's body is not inside `with step`.
+            UsageError: nothing is protected, or `until` is negative, or the loop's body is not inside `with step`, or
+                there are too few micro-batches for the world, or none in world-invariant mode.
         """
         if until < 0:
             raise UsageError(f"until={until} is negative")
-        self._start("steps()")
+        self._start(_STEPS)
         self._share = share_of(data)
-        self._loader = StepLoader(loader, seed=self.seed)
+        self._loader = self._dealt(loader, microbatches)
         return self._run(until)
+
+    def _dealt(self, loader: Any, microbatches: int | None) -> StepLoader | Dealer:
+        if microbatches is None and not self.invariant:
+            return StepLoader(loader, seed=self.seed)
+        if microbatches is None:
+            raise UsageError("world-invariant mode needs micro-batches", hint="give session.steps(microbatches=...)")
+        self._dealer = dealer(
+            loader, self._protected(), self._modules, seed=self.seed, count=microbatches, invariant=self.invariant
+        )
+        return self._dealer
 
     def _start(self, what: str) -> None:
         """The one loop of a job begins. Raises `UsageError` where there was one, or nothing is protected."""
         if self._started:
             raise UsageError(f"{what} is a second loop", hint="a job has one loop; let `until` cover it all")
+        if self.invariant and what != _STEPS:
+            raise UsageError(f"{what} has no micro-batches to be summed up", hint="leave invariant mode")
         self._started = self._protected() is not None
 
     def _arrive(self) -> None:
@@ -258,6 +313,8 @@ class Session:
     # --- the end of a body -------------------------------------------------------------------------------------
 
     def _before_update(self) -> None:
+        if self._dealer is not None:
+            self._dealer.check_complete()
         self._regions.before_update()
         self._member.before_update(self._modules.share_buffers)
 
@@ -400,13 +457,13 @@ class Session:
             raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
         return self._state
 
-    def _data(self) -> StepLoader:
+    def _data(self) -> StepLoader | Dealer:
         if self._loader is None:
             raise UsageError("no loader yet", hint="call session.steps(loader, until=...)")
         return self._loader
 
 
-def init(*, seed: int = 0) -> Session:
+def init(*, seed: int = 0, invariant: bool = False) -> Session:
     """Take part in the job that this process belongs to, or train alone where there is none.
 
     Makes the default process group (backend `regrow`), so that DDP and `torch.distributed` work, and seeds all random
@@ -414,6 +471,9 @@ def init(*, seed: int = 0) -> Session:
 
     Args:
         seed: what the order of data and all random numbers derive from.
+        invariant: world-invariant mode: every committed loss and the final state are bitwise the same with any number
+            of replicas, and through every change of it. Gradients are summed over the micro-batches in one fixed tree.
+            Needs `session.steps(microbatches=...)`. Each rank computes with one thread.
 
     Raises:
         UsageError: `torch.distributed` was initialized already, or init() was called twice.
@@ -426,4 +486,6 @@ def init(*, seed: int = 0) -> Session:
     link = WorkerLink.current() if env is not None else None
     member = Member.open(link) if link is not None else Alone.open()
     seed_everything(seed)
-    return Session(member, seed=seed)
+    if invariant:
+        torch.set_num_threads(1)
+    return Session(member, seed=seed, invariant=invariant)
