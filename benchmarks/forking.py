@@ -1,4 +1,4 @@
-"""Processes for `rendezvous.py`: forked from one that has torch imported, agents' stores among them."""
+"""Processes for `rendezvous.py` and `data.py`: forked from one that has torch imported, agents' stores among them."""
 
 import asyncio
 import json
@@ -36,9 +36,9 @@ class Child(NamedTuple):
     said: int
     told: int
 
-    def hear(self) -> Any:
+    def hear(self, within: Seconds = DEADLINE_S) -> Any:
         """What it says next."""
-        if not select.select([self.said], [], [], DEADLINE_S)[0] or not (line := _line(self.said)):
+        if not select.select([self.said], [], [], within)[0] or not (line := _line(self.said)):
             raise Failed("a process did not answer")
         return json.loads(line)
 

@@ -1,23 +1,28 @@
 """regrow: training that runs straight through failures.
 
 `init` joins the job (or trains alone), `Session.protect` names what must survive, `Session.steps` runs the steps,
-`restartable` marks functions that use collectives between them.
+`restartable` marks functions that use collectives between them. `DataLoader` and `cached` are loaders whose batches a
+node makes once.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regrow.core.errors import RegrowError
+    from regrow.data.dataloader import DataLoader, cached
     from regrow.step.policy import Policy
+    from regrow.train.joining import init
     from regrow.train.regions import restartable
-    from regrow.train.session import Session, init
+    from regrow.train.session import Session
     from regrow.train.step import Step
 
 __version__ = "0.1.0"
-__all__ = ["Policy", "RegrowError", "Session", "Step", "__version__", "init", "restartable"]
+__all__ = ["DataLoader", "Policy", "RegrowError", "Session", "Step", "__version__", "cached", "init", "restartable"]
 
 _HOMES = {
-    "init": "regrow.train.session",
+    "DataLoader": "regrow.data.dataloader",
+    "cached": "regrow.data.dataloader",
+    "init": "regrow.train.joining",
     "Session": "regrow.train.session",
     "Step": "regrow.train.step",
     "Policy": "regrow.step.policy",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from regrow.core.config import jobs_home, runtime_home, state_home
+from regrow.core.config import data_home, jobs_home, runtime_home, state_home
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.messages import FaultHow, FaultStage, Warmth
 from regrow.launch import torchrun
@@ -106,6 +106,9 @@ def commands() -> None:
 @click.option(
     "--digest-every", type=int, default=0, metavar="N", help="Compare replicas each N steps, 0.2 s a GB.  [0: never]"
 )
+@click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]")
+@click.option("--data-cache-bytes", default="", metavar="SIZE", help="A node's.  [4GiB, a quarter of what is free]")
+@click.option("--data-mirror", default="64MiB", metavar="SIZE", help="Another node keeps that of them.  [64MiB]")
 @click.option("--hang-timeout", default="", metavar="TIME", help="Most time without progress.  [10 longest steps, 30s]")
 @click.option("--preload", multiple=True, metavar="MODULE", help="Import it before workers are forked; repeatable.")
 @click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only.")
@@ -147,6 +150,7 @@ def _surroundings(token_file: str) -> "Surroundings":
         jobs_home=jobs_home(),
         socket_home=runtime_home(),
         token=_read_token(token_file),
+        data_home=data_home(),
     )
 
 
@@ -177,6 +181,55 @@ def _read_token(token_file: str) -> str:
 @commands.group()
 def data() -> None:
     """Prepare training data, and check what a run has read."""
+
+
+@data.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The corpus's folder.")
+@click.option(
+    "--tokenizer", required=True, metavar="SPEC", help="bytes, the path of a tokenizer.json, or module:function."
+)
+@click.option("--column", default="text", metavar="NAME", help="Where the text is in a record.  [text]")
+@click.option("--append-eos", metavar="ID", help="The token after each document: its number, or its text.")
+@click.option("--dtype", type=click.Choice(["uint16", "uint32"]), help="Of the tokens.  [what the vocabulary needs]")
+@click.option("--workers", type=click.IntRange(min=1), default=None, metavar="N", help="Processes.  [one a CPU]")
+@click.option(
+    "--shard-bytes", type=click.IntRange(min=1), default=1 << 26, metavar="N", help="Input a shard.  [67108864]"
+)
+def pack(inputs: tuple[str, ...], **words: Any) -> None:
+    """Tokenize INPUTs into a corpus that regrow.data.PackedTokens reads.
+
+    INPUT is a path, a glob or a URL of JSON Lines (.jsonl, .json, also .gz), Parquet or Arrow files. Run again after an
+    interruption, it goes on from where it was.
+    """
+    from rich.console import Console
+
+    from regrow.data.packing.packer import PackWords
+    from regrow.data.packing.packer import pack as run_pack
+
+    words["workers"] = words["workers"] or 0
+    run_pack(PackWords(inputs=inputs, **words), Console())
+
+
+@data.command()
+@click.argument("jobs", nargs=-1, metavar="[JOB|FOLDER|FILE]...")
+@click.option("--against", multiple=True, metavar="JOB", help="Each step must have read the same here; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def verify(jobs: tuple[str, ...], against: tuple[str, ...], as_json: bool) -> int:
+    """Prove from its records that JOB has read every sample once, whatever happened to it.
+
+    Several JOBs are one training, each resumed from the one before it. Without any it is the one that runs, or the
+    newest. Exit code 0: proven. 1: something is wrong, or the records do not tell all.
+    """
+    import msgspec
+
+    from regrow.launch.verifying import verify as decide
+    from regrow.observe.proof import Verdict, proof_lines
+
+    proof = decide(jobs_home(), jobs, against)
+    for line in [msgspec.json.encode(proof).decode()] if as_json else proof_lines(proof):
+        click.echo(line)
+    return 0 if proof.verdict is Verdict.PROVEN else 1
 
 
 # --- jobs that run -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 PATIENCE = 60.0
+SHARED = Path("/dev/shm")
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 
@@ -60,15 +61,32 @@ class Site:
         return [pid for pid in _all_pids() if marker in _environ(pid).split(b"\0")]
 
     def assert_nothing_left(self) -> None:
+        """No process, socket or cache of any job."""
+        self.assert_no_process_left()
+        assert list(self.runtime.iterdir()) == []
+        assert self.caches() == []
+
+    def assert_no_process_left(self) -> None:
         """Processes may be on their way out when their launcher was killed; whoever stays is a failure."""
         left = _wait_ended(self.processes(), time.monotonic() + 15.0)
         assert left == [], [_describe(pid) for pid in left]
-        assert list(self.runtime.iterdir()) == []
+
+    def caches(self, root: Path = SHARED) -> list[Path]:
+        """Folders of data caches of jobs of this site, whether somebody uses them or not."""
+        return [folder for folder in root.glob("regrow-data-*") if self._owns(folder)]
+
+    def _owns(self, folder: Path) -> bool:
+        try:
+            return str(self.home) in (folder / "owner").read_text()
+        except FileNotFoundError:
+            return False  # another site's, which comes or goes just now; its last file is this one
 
     def close(self) -> None:
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.runtime, ignore_errors=True)
+        for folder in self.caches():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Running:

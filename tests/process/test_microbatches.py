@@ -92,9 +92,13 @@ def test_kills_in_the_middle_of_a_step_change_no_bit(here: Site) -> None:
     more = ("--microbatches", "8", "--loader-workers", "1")
     undisturbed = run(here, "undisturbed", 3, *more)
     faults = [Fault(0, 6, "reduce"), Fault(2, 9, "backward"), Fault(1, 12, "update")]
-    outcome = run(here, "killed", 3, *more, "--die", "1:4:1", faults=faults)
+    outcome = run(here, "killed", 3, *more, "--cacheable", "--die", "1:4:1", faults=faults)
     assert (here.folder / "killed.died").exists()
     assert_equal(outcome, undisturbed, faults=len(faults))
+    done = here.regrow("data", "verify", "killed", "--against", "undisturbed", "--json")
+    proof = json.loads(done.stdout)
+    assert (proof["verdict"], proof["reasons"], done.returncode) == ("proven", [], 0)
+    assert (proof["steps"], proof["compared"], proof["worlds"][0]["shares"]) == (STEPS, STEPS, 8)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ parser.add_argument("--check", action="store_true", help="compare the gradient w
 parser.add_argument("--no-dropout", action="store_true")
 parser.add_argument("--double", action="store_true")
 parser.add_argument("--loader-workers", type=int, default=0)
+parser.add_argument("--cacheable", dest="loader", action="store_const", const=regrow.DataLoader, default=DataLoader)
 parser.add_argument("--shard", type=int, default=2, help="hsdp: ranks of a replica")
 parser.add_argument("--die", default="", metavar="RANK:STEP:MICRO", help="killed there once, before its backward")
 parser.add_argument("--norm", choices=["layer", "batch"], default="layer")
@@ -129,7 +130,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     session.protect(model, optimizer, scheduler)
-    loader: Any = DataLoader(Points(), batch_size=BATCH, shuffle=True, num_workers=args.loader_workers)
+    loader: Any = args.loader(Points(), batch_size=BATCH, shuffle=True, num_workers=args.loader_workers)
     loader = batch_of if args.check else loader
     killed = [int(part) for part in args.die.split(":")] if args.die else None
     mark = args.out.with_suffix(".died") if args.out is not None else None

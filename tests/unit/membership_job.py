@@ -1,5 +1,6 @@
 """A machine whose agents and workers a test plays by hand, fact by fact."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
@@ -38,6 +39,7 @@ class Job:
         faults: list[FaultSpec] | None = None,
         nodes: int = 1,
         slots: int | None = None,
+        doors: Sequence[str] = (),
         **changes: Any,
     ) -> None:
         fields: dict[str, Any] = {
@@ -55,7 +57,8 @@ class Job:
         self.machine = Membership(JobFacts(**{**fields, **changes}), faults or [])
         self.said: list[Command] = []
         for index in range(nodes):
-            self.tell(NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}"))
+            door = doors[index] if doors else ""
+            self.tell(NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}", data=door))
 
     # --- facts
 

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, WeightedRandomSampler, get_worker_info
 
+import regrow
+from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.errors import UsageError
+from regrow.data.cache.entry import digest_of
 from regrow.data.micro import MicroLoader, batch_size_of, samples_in
-from regrow.data.order import GlobalOrder
+from regrow.data.order import GlobalOrder, keys_of, samples_digest
 
 SHARES = 6
 
@@ -75,6 +78,19 @@ def test_the_shares_together_are_the_global_order(opened: Any) -> None:
     for step in range(3):
         parts = [[int(row[0]) for row in one.batch(step, share)] for share in range(SHARES)]
         assert parts == [order.indices(step)[share::SHARES] for share in range(SHARES)]
+
+
+def test_each_share_is_recorded_with_its_samples_and_content(opened: Any) -> None:
+    one = opened(loader(), range(2, 4))
+    spec: OrderSpec = one.spec
+    for step in range(2):
+        batches = [one.batch(step, share) for share in (2, 3)]
+        assert one.records(step, [2, 3, 4]) == [
+            BatchRecord(share, SHARES, digest_of(batch), samples_digest(keys_of(spec, step, share, SHARES)))
+            for share, batch in zip((2, 3), batches, strict=True)
+        ]
+    assert one.records(0, [2, 3]) == []
+    assert one.batch(1, 2) is not None and len(one.records(1, [2, 3])) == 2
 
 
 def test_a_newcomer_in_the_middle_gets_the_same(opened: Any) -> None:
@@ -166,5 +182,6 @@ def test_what_has_no_samples_to_count_is_an_error(batch: Any) -> None:
 
 
 def test_the_usual_size_of_a_batch() -> None:
-    assert batch_size_of(loader()) == 2
-    assert batch_size_of(iter([])) == 1
+    assert batch_size_of(loader(), SHARES) == 2
+    assert batch_size_of(regrow.DataLoader(Noisy(), global_batch_size=13), SHARES) == 3
+    assert batch_size_of(iter([]), SHARES) == 1

@@ -9,6 +9,8 @@ import torch
 from regrow.core.errors import UsageError
 from regrow.step.policy import Policy
 from regrow.train.policy import Scaled
+from regrow.train.producing import ProducerSession, Producing
+from regrow.train.session import Session
 
 
 class Training:
@@ -98,3 +100,11 @@ def test_a_schedule_goes_on_from_where_it_was(which: int) -> None:
         other.step()
     assert other.state_dict() == schedule.state_dict()
     assert changing.optimizer.state_dict() == steady.optimizer.state_dict()
+
+
+def test_a_producer_has_the_settings_of_its_world_though_nothing_is_protected_there() -> None:
+    producer = ProducerSession.__new__(ProducerSession)
+    Session.__init__(producer, Producing(0, 0, 2), seed=0)
+    producer.protect(torch.nn.Linear(1, 1))
+    producer.policy(Policy("linear", settings={1: {"depth": 8}, 2: {"depth": 4}}))
+    assert producer.setting("depth") == 4

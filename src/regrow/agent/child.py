@@ -12,7 +12,7 @@ import sys
 import time
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _ADOPTION_S: Seconds = 10.0
 _LOST_AGENT = 1
 _RENDEZVOUS = "regrow.comm.rendezvous"
+_PRODUCING = "regrow.train.producing"
 
 
 def run_worker(seed: "WorkerSeed") -> None:
@@ -46,6 +47,8 @@ def run_worker(seed: "WorkerSeed") -> None:
     if not seed.request.script.binary:
         _meet_without_a_root()
     try:
+        if env.producer is not None:
+            _produce(link, seed.request.script)
         _run_script(seed.request.script)
     except (SystemExit, KeyboardInterrupt):
         raise  # Python itself knows what these mean
@@ -120,6 +123,24 @@ def _meet_without_a_root() -> None:
         sys.stderr.write(f"regrow: env:// is torch's own, since the job's store cannot be used: {error}\n")
         return
     rendezvous.install(_told)
+
+
+def _produce(link: WorkerLink, script: Script) -> NoReturn:
+    """Run the script up to the loader that this process is for, and serve that. Leaves by `SystemExit` at the latest.
+
+    Raises what the script raises, and `ImportError` where there is no torch.
+    """
+    producing = importlib.import_module(_PRODUCING)
+    if script.binary:
+        producing.leave("the job runs an executable")
+    call_process("regrow-data")
+    producing.await_loader(link)
+    try:
+        _run_script(script)
+    except SystemExit as end:
+        producing.leave(f"the script ended itself ({end.code})")
+    producing.leave("the script ended")
+    raise SystemExit(0)
 
 
 def _told() -> WorkerEnv | None:

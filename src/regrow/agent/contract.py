@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from regrow.agent.requests import SpawnRequest
 from regrow.core.config import AgentConfig, Script, WorkerEnv, rootless
+from regrow.core.data_messages import CacheSeat
 from regrow.core.ids import Generation
 from regrow.core.messages import SpawnWorker
 
@@ -110,6 +112,28 @@ def path_entry(script: Script) -> str | None:
     return os.getcwd() if script.module else str(Path(script.target).resolve().parent)
 
 
+class Seats:
+    """What each worker of this node is to be: what the zygote is asked for.
+
+    Args:
+        config: of the agent.
+        inherited: the user's environment.
+    """
+
+    def __init__(self, config: AgentConfig, inherited: Mapping[str, str]) -> None:
+        self._config = config
+        self._inherited = inherited
+        self._ports = MasterPorts(config)
+
+    def request(self, order: SpawnWorker, *, store: str) -> SpawnRequest:
+        """For one worker. `store`: where the agent of this node serves the keys."""
+        config, port = self._config, self._ports.of(order.generation)
+        variables = script_variables(order, config, port=port, inherited=self._inherited)
+        return SpawnRequest(
+            worker_env(order, config, store=store), worker_script(config.script, order.local_rank), variables
+        )
+
+
 def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> WorkerEnv:
     """What the worker is told of its place; the descriptors are filled in where they arrive.
 
@@ -140,4 +164,5 @@ def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> Worker
         faults=order.faults,
         buddy_every=config.facts.buddy_every,
         digest_every=config.facts.digest_every,
+        data=CacheSeat(config.data_dir, config.data_budget) if config.data_dir else None,
     )

@@ -12,16 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regrow.agent.checkpoints import CheckpointDesk
-from regrow.agent.contract import (
-    MasterPorts,
-    one_thread_each,
-    path_entry,
-    script_variables,
-    worker_env,
-    worker_script,
-)
+from regrow.agent.contract import Seats, one_thread_each, path_entry
+from regrow.agent.data_desk import DataDesk
 from regrow.agent.fencing import end_children, kill_sessions, sweep_orphans
-from regrow.agent.ledger import Ledger, StepsFile
+from regrow.agent.ledger import LastSeen, Ledger, StepsFile
 from regrow.agent.output import OutputPump
 from regrow.agent.requests import SpawnRequest
 from regrow.agent.store import StoreServer
@@ -38,7 +32,7 @@ from regrow.core.checkpoint_messages import (
 )
 from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotStored, SnapshotTaken
-from regrow.core.data_messages import OrderDeclared, PlaceData, ProducerWanted
+from regrow.core.data_messages import OrderDeclared, PlaceData, ProducerServed, ProducerWanted
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import (
@@ -95,10 +89,10 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._inherited = inherited_environment()
+        inherited = inherited_environment()
+        self._seats = Seats(config, inherited)
         self._workers: dict[WorkerId, Worker] = {}
         self._dead_leaders: set[int] = set()
-        self._ports = MasterPorts(config)
         self._output = OutputPump(Path(config.log_dir), forward=config.forward_output)
         self._steps = StepsFile(Path(config.job_dir) / f"steps.{config.node}.jsonl")
         self._ledger = Ledger(self._steps)
@@ -115,8 +109,16 @@ class Agent:
             self,
             preload=config.preload,
             path_entry=path_entry(config.script),
-            one_thread=one_thread_each(config, self._inherited),
-            guarded=lambda: [worker.pid for worker in self._workers.values() if worker.pid is not None],
+            one_thread=one_thread_each(config, inherited),
+            guarded=self._pids,
+        )
+        self._data = DataDesk(
+            config,
+            output=self._output,
+            request=self._request,
+            spawn=self._zygote.spawn,
+            tell=self._uplink.send,
+            bury=self._bury_soon,
         )
         self._commits: dict[WorkerId, WorkerCommitted] = {}
         self._progress_at: Instant = 0.0
@@ -144,6 +146,7 @@ class Agent:
                         pid=os.getpid(),
                         vault=self._vault.open(),
                         domain=self._config.domain,
+                        data=await self._data.open(),
                     )
                 )
                 self._start_task(self._obey_all())
@@ -213,6 +216,7 @@ class Agent:
                 self._vault.place(order)
                 return
             case PlaceData():
+                self._data.place(order)
                 return
             case ReportCopies():
                 self._uplink.send(self._vault.report(order))
@@ -243,17 +247,17 @@ class Agent:
         if self._ending is None or self._ending.done() or order.worker in self._workers:
             _log.warning("worker %s is not spawned: it exists, or this node ends", order.worker)
             return
-        config = self._config
         if order.role is Role.RANK:
             self._store.generation_formed(order.generation, order.stores)
         worker = Worker(order, on_fact=self._worker_said)
         self._workers[worker.id] = worker
         theirs, ours = worker.descriptors()
         self._output.add(worker.id, worker.rank if worker.shown else None, ours)
-        variables = script_variables(order, config, port=self._ports.of(order.generation), inherited=self._inherited)
-        script = worker_script(config.script, order.local_rank)
-        env = worker_env(order, config, store=self._store.address)
-        self._zygote.spawn(SpawnRequest(env, script, variables), theirs)
+        self._zygote.spawn(self._request(order), theirs)
+
+    def _request(self, order: SpawnWorker) -> SpawnRequest:
+        """What the zygote is asked for."""
+        return self._seats.request(order, store=self._store.address)
 
     async def _fence(self, worker: Worker, order: FenceWorker) -> None:
         worker.doomed = True
@@ -267,8 +271,10 @@ class Agent:
 
     def worker_spawned(self, worker: WorkerId, pid: int) -> None:
         """The zygote forked it."""
-        found = self._workers[worker]
         self._dead_leaders.discard(pid)
+        if self._data.spawned(worker, pid):
+            return
+        found = self._workers[worker]
         self._output.head(worker, f"worker {worker}, rank {found.rank}, generation {found.generation}, pid {pid}")
         self._uplink.send(WorkerStarted(worker, pid))
         found.started(pid, self._worker_ended)
@@ -276,6 +282,8 @@ class Agent:
 
     def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
         """No process came of it: for the coordinator, one that ended at once."""
+        if self._data.spawn_failed(worker, error):
+            return
         self._output.keep(worker, error.traceback)
         self._uplink.send(WorkerFailed(worker, error, NO_STATE))
         self._spawn_given_up(self._workers[worker])
@@ -291,13 +299,13 @@ class Agent:
         if not worker.told:
             self._tell_exit(worker, code, at)
         del self._workers[worker.id]
-        self._ledger.died(worker.staged, worker.committed, worker.rank, at)
+        last = LastSeen(worker.id, worker.rank, at, worker.staged, worker.shown_batch, worker.committed)
+        self._ledger.died(last)
         self._vault.worker_ended(worker.id)
         self._output.head(worker.id, f"worker {worker.id} ended with code {code}")
         self._output.finish(worker.id)
         if worker.pid is not None:
-            self._dead_leaders.add(worker.pid)
-            asyncio.get_running_loop().call_later(_BURY_S, self._bury, worker.pid)
+            self._bury_soon(worker.pid)
 
     def _worker_dying(self, worker: Worker) -> None:
         """The kernel has begun to end it. The news goes out now; `_worker_ended` follows when it can be reaped."""
@@ -308,16 +316,24 @@ class Agent:
         worker.told = True
         self._uplink.send(WorkerExited(worker.id, code, at))
 
+    def _bury_soon(self, pid: int) -> None:
+        self._dead_leaders.add(pid)
+        asyncio.get_running_loop().call_later(_BURY_S, self._bury, pid)
+
     def _bury(self, pid: int) -> None:
         """End what a dead worker left outside its process group."""
         kill_sessions([pid])
         self._sweep()
         self._zygote.forget(pid)
 
+    def _pids(self) -> list[int]:
+        """Of workers and producers."""
+        return [worker.pid for worker in self._workers.values() if worker.pid is not None] + self._data.pids
+
     def _sweep(self) -> None:
         if self._zygote.busy:
             return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
-        kept = {worker.pid for worker in self._workers.values() if worker.pid is not None}
+        kept = set(self._pids())
         kept.update(pid for pid in (self._zygote.pid, self._desk.pid) if pid is not None)
         sweep_orphans(kept, self._dead_leaders)
 
@@ -325,8 +341,12 @@ class Agent:
         match fact:
             case WorkerStaged():
                 pass  # kept with the worker: it counts only if the step commits without it
-            case OrderDeclared() | ProducerWanted():
+            case OrderDeclared():
+                self._ledger.stated(fact, time.monotonic())
+            case ProducerServed():
                 pass
+            case ProducerWanted():
+                self._data.wanted(fact, worker.generation)
             case SnapshotTaken():
                 self._vault.snapshot_taken(fact, worker.pid or 0)
             case WorkerCommitted():
@@ -392,6 +412,7 @@ class Agent:
         for worker in [worker for worker in self._workers.values() if worker.pid is None]:
             self._spawn_given_up(worker)
         await self._wait_empty(_END_S)
+        await self._data.close()
         self._tell_progress()
 
     async def _wait_empty(self, within: Seconds) -> None:
@@ -404,12 +425,15 @@ class Agent:
             task.cancel()
         with contextlib.suppress(ProcessLookupError):
             await self._zygote.close()
+        await self._data.close()
         self._vault.close()
         self._desk.close()
         left = end_children(within=_END_S)
         if left:
             _log.error("these processes could not be ended: %s", left)
+        self._ledger.end()
         self._steps.flush()
         self._output.close(within=2.0)
-        # Its maker, the launcher, does the same, unless it was killed.
+        # Their maker, the launcher, does the same, unless it was killed.
+        self._data.remove()
         shutil.rmtree(self._config.socket_dir, ignore_errors=True)

@@ -33,12 +33,13 @@ class _Stream(NamedTuple):
 
 
 class _Voice:
-    """A worker as far as its output goes. `rank`: None for a standby, which is not shown."""
+    """A worker as far as its output goes. `rank`: None for one that is not shown, whose file is called `unranked`."""
 
-    def __init__(self, folder: Path, worker: WorkerId, rank: Rank | None) -> None:
+    def __init__(self, folder: Path, worker: WorkerId, rank: Rank | None, unranked: str) -> None:
         self._folder = folder
         self.worker = worker
         self.rank = rank
+        self._unranked = unranked or f"standby-{worker}"
         self.hushed = False
         self.streams: list[_Stream] = []
         self._file: int | None = None
@@ -52,7 +53,7 @@ class _Voice:
     def keep(self, text: bytes) -> None:
         """Append to the worker's file."""
         if self._file is None:
-            name = f"standby-{self.worker}.log" if self.rank is None else f"rank{self.rank}.log"
+            name = f"{self._unranked}.log" if self.rank is None else f"rank{self.rank}.log"
             self._file = os.open(self._folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.in_line = not text.endswith(b"\n")
         while text:
@@ -95,9 +96,14 @@ class OutputPump:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
         self._thread.start()
 
-    def add(self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int]) -> None:
-        """A worker's standard output and standard error, which belong to the pump from now on."""
-        self._do(lambda: self._add(worker, rank, pipes))
+    def add(self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int], *, unranked: str = "") -> None:
+        """A worker's standard output and standard error, which belong to the pump from now on.
+
+        Args:
+            rank: None: it is not shown.
+            unranked: what its file is called as long as it has no rank, instead of `standby-<worker>`.
+        """
+        self._do(lambda: self._add(_Voice(self._folder, worker, rank, unranked), pipes))
 
     def head(self, worker: WorkerId, text: str) -> None:
         """Write a line of ours into the worker's file, where something begins."""
@@ -155,9 +161,8 @@ class OutputPump:
         while self._changes:
             self._changes.popleft()()
 
-    def _add(self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int]) -> None:
-        voice = _Voice(self._folder, worker, rank)
-        self._voices[worker] = voice
+    def _add(self, voice: _Voice, pipes: tuple[int, int]) -> None:
+        self._voices[voice.worker] = voice
         for source, target in zip(pipes, self._shown, strict=True):
             os.set_blocking(source, False)
             stream = _Stream(source, target, bytearray(), voice)

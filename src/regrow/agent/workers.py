@@ -13,7 +13,7 @@ from regrow.agent.channel import WorkerChannel
 from regrow.agent.fencing import kill_worker, signal_group
 from regrow.agent.processes import exit_code_of, stat_of
 from regrow.agent.pulse import Pulse
-from regrow.core.board import Board
+from regrow.core.board import BatchShown, Board
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import (
@@ -53,7 +53,9 @@ class Worker:
         self.told = False
         """The coordinator knows that it has ended; the kernel may still be taking it apart."""
         self.staged: WorkerStaged | None = None
-        self.committed: StepNo | None = None
+        self.shown_batch: BatchShown | None = None
+        """What it had read for its last step; known when it has ended."""
+        self.committed: tuple[Generation, StepNo] | None = None
         self.announced: Generation | None = None
         """The newest generation of which the coordinator was told a commit of this worker."""
         self._on_fact = on_fact
@@ -169,6 +171,7 @@ class Worker:
         _, status = os.waitpid(self.pid, 0)
         os.close(self._pidfd)
         self._pidfd = None
+        self.shown_batch = self.board.read_batch()
         self.close()
         return os.waitstatus_to_exitcode(status), seen
 
@@ -186,7 +189,7 @@ class Worker:
             case WorkerStaged():
                 self.staged = fact
             case WorkerCommitted():
-                self.committed = fact.step
+                self.committed = (fact.generation, fact.step)
         self._on_fact(self, fact)
 
     def _distrust(self, error: ProtocolError) -> None:

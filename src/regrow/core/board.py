@@ -7,10 +7,21 @@ no name to leave behind.
 import mmap
 import os
 import struct
+import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
+from regrow.core.data_messages import BatchRecord
+from regrow.core.ids import Generation, StepNo
+
 _LAYOUT = struct.Struct("<QqQqI")
+_BATCH_LAYOUT = struct.Struct("<qqqq16s16s")
+"""Generation, step, share, shares, the digests of content and samples."""
+_BATCH_AT = 64
+_SUM_LAYOUT = struct.Struct("<I")
+_SUM_AT = _BATCH_AT + _BATCH_LAYOUT.size
+"""The checksum of the former: a batch of which not all was written does not agree with it."""
+_DIGEST_DIGITS = 16
 BOARD_BYTES = mmap.PAGESIZE
 
 
@@ -34,6 +45,14 @@ class Reading(NamedTuple):
     calls: int
     generation: int
     phase: Phase
+
+
+class BatchShown(NamedTuple):
+    """What a worker has read for the step that it is in, or was in last."""
+
+    generation: Generation
+    step: StepNo
+    batch: BatchRecord
 
 
 class Board:
@@ -84,6 +103,31 @@ class Board:
         beats, step, calls, generation, phase = _LAYOUT.unpack_from(self._page, 0)
         return Reading(beats, step, calls, generation, Phase(phase))
 
+    def show_batch(self, generation: Generation, step: StepNo, batch: BatchRecord) -> None:
+        """Show what was read for a step, before its body starts, in place of what was shown before.
+
+        Raises `ValueError` for a digest that does not have 16 digits, or is not empty.
+        """
+        content, samples = _digits(batch.digest), _digits(batch.samples)
+        shown = _BATCH_LAYOUT.pack(generation, step, batch.share, batch.shares, content, samples)
+        self._page[_BATCH_AT:_SUM_AT] = shown
+        _SUM_LAYOUT.pack_into(self._page, _SUM_AT, zlib.crc32(shown))
+
+    def read_batch(self) -> BatchShown | None:
+        """What was shown last; None where nothing was, or its writer was killed before all of it was written."""
+        shown = self._page[_BATCH_AT:_SUM_AT]
+        generation, step, share, shares, content, samples = _BATCH_LAYOUT.unpack(shown)
+        if shares == 0 or _SUM_LAYOUT.unpack_from(self._page, _SUM_AT) != (zlib.crc32(shown),):
+            return None
+        digests = (digits.rstrip(b"\0").decode("ascii", "replace") for digits in (content, samples))
+        return BatchShown(Generation(generation), StepNo(step), BatchRecord(share, shares, *digests))
+
     def close(self) -> None:
         """Unmap the page."""
         self._page.close()
+
+
+def _digits(digest: str) -> bytes:
+    if len(digest) not in (0, _DIGEST_DIGITS):
+        raise ValueError(f"{digest!r} is not a digest of {_DIGEST_DIGITS} digits")
+    return digest.encode("ascii")

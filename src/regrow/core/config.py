@@ -15,6 +15,9 @@ from regrow.core.messages import FaultSpec, JobFacts, Role, Warmth
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
 _UNITS = {None: 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKMGT])(i?))?B?", re.ASCII)
+_POWERS = {None: 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+_SHARED_MEMORY = "/dev/shm"
 
 
 def duration(text: str) -> Seconds:
@@ -23,6 +26,15 @@ def duration(text: str) -> Seconds:
     if match is None:
         raise UsageError(f"{text!r} is not a duration", hint="write for example 90s, 10min or 1h")
     return float(match.group(1)) * _UNITS[match.group(2)]
+
+
+def size(text: str) -> int:
+    """Bytes in a text such as `4GiB`, `64MB`, `1048576`. Raises `UsageError`."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size", hint="write for example 64MiB or 4GiB")
+    number, power, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[power])
 
 
 def state_home() -> Path:
@@ -42,12 +54,23 @@ def jobs_home() -> Path:
     return state_home() / "jobs"
 
 
+def cache_home() -> Path:
+    """Where copies and indexes of data files stay between runs: `$XDG_CACHE_HOME/regrow`, else `~/.cache/regrow`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regrow"
+
+
 def runtime_home() -> Path:
     """Where a job's private socket folder is made: `$XDG_RUNTIME_DIR` if it can be used, else the temporary folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK | os.X_OK):
         return Path(runtime)
     return Path(tempfile.gettempdir())
+
+
+def data_home() -> Path:
+    """Where the data cache is made unless the user says: in shared memory, else in the temporary folder."""
+    shared = Path(_SHARED_MEMORY)
+    return shared if os.access(shared, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
 class Script(msgspec.Struct, frozen=True):

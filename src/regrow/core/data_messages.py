@@ -58,6 +58,33 @@ class ProducerSeat(msgspec.Struct, frozen=True):
     loader: int
 
 
+class PeerList(msgspec.Struct, frozen=True):
+    """What the agent writes into `peers.json` in the cache's folder, for the producers of its node.
+
+    `mirror`: the door of the agent that keeps a copy of what this node needs next, `mirror_bytes` of it at most; empty:
+    nobody does. `peers`: all doors where entries may be found, the mirror's first.
+    """
+
+    mirror: str = ""
+    mirror_bytes: int = 0
+    peers: list[str] = []
+
+
+PEERS_FILE = "peers.json"
+REHEARSED = 0
+"""A worker that takes a lost one's place reads this step's batch first, for its rehearsal, wherever the others are."""
+
+
+def producer_socket(socket_dir: str, loader: int) -> str:
+    """Where the producer of a loader listens, once it serves."""
+    return f"{socket_dir}/data-{loader}"
+
+
+def producer_given_up(socket_dir: str, loader: int) -> str:
+    """A file that is there once there will be no producer for a loader any more; it says why."""
+    return f"{socket_dir}/data-{loader}.given-up"
+
+
 # --- a worker to its agent ---------------------------------------------------------------------------------------
 
 
@@ -74,6 +101,29 @@ class ProducerWanted(msgspec.Struct, frozen=True, tag=True):
 
     worker: WorkerId
     loader: int
+
+
+# --- a producer to its agent -------------------------------------------------------------------------------------
+
+
+class ProducerServed(msgspec.Struct, frozen=True, tag=True):
+    """The producer has made, or found, its first entry. Said once; what ends it from now on is no fault of the script.
+
+    `worker`: its own name, as in its `WorkerEnv`.
+    """
+
+    worker: WorkerId
+    loader: int
+
+
+# --- an agent to the coordinator ---------------------------------------------------------------------------------
+
+
+class DataNoted(msgspec.Struct, frozen=True, tag=True):
+    """Something about a node's data cache that people should know; nothing follows from it."""
+
+    node: NodeId
+    text: str
 
 
 # --- the coordinator to an agent ---------------------------------------------------------------------------------

@@ -41,3 +41,7 @@ class HydrationError(RegrowError):
 
 class CheckpointError(RegrowError):
     """A durable checkpoint is missing, torn, or does not fit."""
+
+
+class DataError(RegrowError):
+    """Training data cannot be read: a line is malformed, or a file has changed since it was opened."""

@@ -9,6 +9,9 @@ import msgspec
 from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
 
+NODE_LOST = "its node was lost"
+"""`WorkerGone.reason` of workers that went with their node: their agent may not have written its newest lines."""
+
 
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Base of all lines."""
@@ -213,7 +216,10 @@ class JobEnded(Record, frozen=True):
 
 
 class StepCommitted(Record, frozen=True):
-    """One rank's state went from `step` to `step + 1`. In `steps.<node>.jsonl`."""
+    """One rank's state went from `step` to `step + 1`. In `steps.<node>.jsonl`.
+
+    `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
+    """
 
     step: StepNo
     rank: Rank
@@ -224,6 +230,12 @@ class StepCommitted(Record, frozen=True):
     samples: int = 0
     adopted: bool = False
     data: BatchRecord | None = None
+    parts: list[BatchRecord] = []
+
+    @property
+    def reads(self) -> list[BatchRecord]:
+        """All shares that it has read; empty where nobody has said so."""
+        return [self.data] if self.data is not None else self.parts
 
 
 class OrderStated(Record, frozen=True):

@@ -129,7 +129,10 @@ class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
-    """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock."""
+    """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock.
+
+    `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
+    """
 
     worker: WorkerId
     generation: Generation
@@ -140,15 +143,20 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
     samples: int = 0
     adopted: bool = False
     data: BatchRecord | None = None
+    parts: list[BatchRecord] = []
 
 
 class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
-    """Metrics of a step that has not committed yet; they count if the step commits without this worker."""
+    """Metrics of a step that has not committed yet; they count if the step commits without this worker.
+
+    `parts`: what it has read for its micro-batches, if there are any.
+    """
 
     worker: WorkerId
     generation: Generation
     step: StepNo
     metrics: dict[str, float]
+    parts: list[BatchRecord] = []
 
 
 class WorkerFinished(msgspec.Struct, frozen=True, tag=True):

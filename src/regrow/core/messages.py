@@ -25,7 +25,7 @@ from regrow.core.copies import (
     SnapshotTaken,
     TakeSnapshot,
 )
-from regrow.core.data_messages import OrderDeclared, PlaceData, ProducerWanted
+from regrow.core.data_messages import DataNoted, OrderDeclared, PlaceData, ProducerServed, ProducerWanted
 from regrow.core.facts import (
     FaultFired,
     FaultRequested,
@@ -140,6 +140,7 @@ WorkerFact = (
     | CorruptionNamed
     | OrderDeclared
     | ProducerWanted
+    | ProducerServed
 )
 """What a worker tells its agent."""
 
@@ -171,6 +172,7 @@ AgentFact = (
     | CheckpointFailed
     | ReplicasDiffer
     | CorruptionNamed
+    | DataNoted
 )
 """What an agent tells the coordinator."""
 

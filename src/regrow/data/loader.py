@@ -1,54 +1,123 @@
 """What a script gives to `session.steps`, as a function of the step."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader as TorchLoader
 
+from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.errors import UsageError
+from regrow.data.cache.entry import digest_of
+from regrow.data.dataloader import Cached, DataLoader
+from regrow.data.fetched import Fetched, Source
 from regrow.data.kept import CopiedBatch, Giving, KeptBatch, WatchedBatch
 from regrow.data.mapstyle import MapStyleSource
+from regrow.data.order import OPAQUE
+from regrow.data.sampling import tell_place
 from regrow.data.streams import CallableSource, IterableSource, SequenceSource
 
 
-class Source(Protocol):
-    """One kind of loader."""
+@dataclass(frozen=True)
+class CachedLoader:
+    """A loader of the script's whose batches may be kept on the node: all that a cache must know of it.
 
-    giving: Giving
+    number: of the loader, as the script makes them. map_style: whether its batches can be made for any place at any
+    time, so ahead of training; otherwise only by who walks there. parts: all else that decides what is in a batch,
+    besides `spec`, `seed`, `version`, data set and `collate_fn`; as it stands before the first batch, the same in all
+    ranks.
+    """
 
-    def seek(self, step: int, rank: int, world: int) -> None:
-        """Makes ready for `step` at this place; cheap where it is ready."""
-        ...
+    loader: TorchLoader[Any]
+    number: int
+    version: str
+    seed: int
+    spec: OrderSpec
+    map_style: bool
+    parts: tuple[Any, ...] = ()
 
-    def fetch(self, step: int, rank: int, world: int) -> Any:
-        """The batch of `step` for `rank` of `world`."""
-        ...
+    @property
+    def dataset(self) -> Any:
+        """The script's data set."""
+        return self.loader.dataset
 
-    def close(self) -> None:
-        """Ends what was opened."""
-        ...
+    @property
+    def collate_fn(self) -> Any:
+        """What makes a batch of samples."""
+        return self.loader.collate_fn
+
+    def source(self, *, loader_workers: bool = True) -> MapStyleSource | IterableSource:
+        """A way to make the batches in this process; one of its own at each call.
+
+        loader_workers: whether by as many processes as the loader's `num_workers` says, or by this process alone. An
+        iterable loader always has its own, as what they give may depend on them.
+        """
+        if self.map_style:
+            return MapStyleSource(self.loader, seed=self.seed, loader_workers=loader_workers)
+        return IterableSource(self.loader, seed=self.seed)
+
+
+Caching = Callable[[CachedLoader], Source]
+"""Puts a cache before a loader's own source. It closes what it has opened in its own `close`."""
+
+
+def cached_loader(loader: object, *, seed: int) -> CachedLoader | None:
+    """What a cache must know of a `regrow.DataLoader` or of what `regrow.cached` made; None for anything else.
+
+    Raises `UsageError` where it has no batches.
+    """
+    if not isinstance(loader, DataLoader | Cached):
+        return None
+    inner = loader.loader if isinstance(loader, Cached) else loader
+    map_style = _is_map_style(inner)
+    spec = source_of(inner, seed=seed).spec
+    parts = _parts_of(inner, spec, map_style)
+    return CachedLoader(inner, loader.number, loader.version, seed, spec, map_style, parts)
 
 
 class StepLoader:
     """The batches of a script's loader by step: the same for the same (seed, step, rank, world), however often asked.
 
     loader: one of
-      * a `DataLoader` over a map-style data set. `batch_size` is the rank's, the global batch is `batch_size * world`.
+      * a `DataLoader` over a map-style data set. `batch_size` is the rank's, the global batch is `batch_size * world`;
+        regrow's own can have a `global_batch_size` instead.
         With the stock random or sequential sampler the order is `GlobalOrder`'s with the session's seed; a sampler or
         batch sampler with `set_epoch` keeps its own order and is told rank, world and epoch; any other sampler is
         drawn with (seed, epoch) and dealt out to the ranks;
       * a callable `fn(step)` that returns a batch;
       * a sequence of batches, or any other iterable that is a function of the step.
 
+    cache: for a loader that may be cached, gives the source to use. None: batches are made in this process.
+    recorded: whether `record` tells the digest of a batch's content, which costs a pass over its bytes.
+
     Asking seeds the global random generators: whoever needs them seeded afterwards does so. Raises `UsageError`
     for what is none of these or has no batches.
     """
 
-    def __init__(self, loader: object, *, seed: int) -> None:
-        self._source = source_of(loader, seed=seed)
+    def __init__(self, loader: object, *, seed: int, cache: Caching | None = None, recorded: bool = True) -> None:
+        described = cached_loader(loader, seed=seed) if cache is not None else None
+        if cache is not None and described is not None:
+            self._source = cache(described)
+        else:
+            self._source = source_of(loader, seed=seed)
+        self._recorded = recorded
         self._kept: KeptBatch | None = None
         self._kept_for: tuple[int, int, int] | None = None
+        self._record: BatchRecord | None = None
+
+    @property
+    def spec(self) -> OrderSpec:
+        """The order of samples."""
+        return self._source.spec
+
+    @property
+    def record(self) -> BatchRecord:
+        """What `batch` gave last. Raises `UsageError` before the first."""
+        if self._record is None:
+            raise UsageError("no batch was read yet", hint="call batch() first")
+        return self._record
 
     def batch(self, step: int, rank: int, world: int) -> Any:
         """The batch of `step` for `rank` of `world`; an exception of the data set's own passes through.
@@ -59,11 +128,12 @@ class StepLoader:
         again = self._kept_again(step, rank, world)
         if again is not None:
             return again[0]
-        self._kept = self._kept_for = None
-        batch = self._source.fetch(step, rank, world)
+        self._kept = self._kept_for = self._record = None
+        fetched = self._source.fetch(step, rank, world)
         keep = WatchedBatch if self._source.giving is Giving.FRESH else CopiedBatch
-        self._kept, self._kept_for = keep(batch), (step, rank, world)
-        return batch
+        self._record = BatchRecord(rank, world, self._digest(fetched), fetched.samples)
+        self._kept, self._kept_for = keep(fetched.batch), (step, rank, world)
+        return fetched.batch
 
     def seek(self, step: int, rank: int, world: int) -> None:
         """Makes ready for `step`, so that loader workers fetch it in time; does nothing where that is so."""
@@ -76,27 +146,31 @@ class StepLoader:
         self._source.close()
 
     def _kept_again(self, step: int, rank: int, world: int) -> tuple[Any] | None:
-        kept = self._kept
-        if kept is None or self._kept_for is None or self._kept_for[0] != step:
+        kept, record = self._kept, self._record
+        if kept is None or record is None or self._kept_for is None or self._kept_for[0] != step:
             return None
         same_place = self._kept_for == (step, rank, world)
         if self._source.giving is Giving.ONCE or (same_place and kept.intact()):
+            self._record = BatchRecord(rank, world, record.digest, record.samples)
             return (kept.again(),)
         return None
 
+    def _digest(self, fetched: Fetched) -> str:
+        if fetched.digest is not None:
+            return fetched.digest
+        return digest_of(fetched.batch) if self._recorded else ""
+
 
 def source_of(loader: object, *, seed: int) -> Source:
-    """The kind of loader that this is. Raises `UsageError` where it is none."""
-    if isinstance(loader, DataLoader):
-        # A subclass with an iteration of its own is asked to iterate: what it adds there is its point.
-        stock = type(loader).__iter__ is DataLoader.__iter__
-        if stock and not isinstance(loader.dataset, IterableDataset):
-            return MapStyleSource(loader, seed=seed)
-        return IterableSource(loader, seed=seed)
+    """The kind of loader that this is; batches are made in this process. Raises `UsageError` where it is none."""
+    if isinstance(loader, Cached):
+        loader = loader.loader
+    if isinstance(loader, TorchLoader):
+        return MapStyleSource(loader, seed=seed) if _is_map_style(loader) else IterableSource(loader, seed=seed)
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise UsageError(
             f"session.steps was given the data set {type(loader).__name__} itself, which has samples, not batches",
-            hint="wrap it: torch.utils.data.DataLoader(dataset, batch_size=...)",
+            hint="wrap it: regrow.DataLoader(dataset, batch_size=...)",
         )
     if isinstance(loader, torch.Tensor | str | bytes | dict):
         raise UsageError(
@@ -113,3 +187,31 @@ def source_of(loader: object, *, seed: int) -> Source:
         f"session.steps was given a {type(loader).__name__}, which is not a loader",
         hint="give it a DataLoader, a callable fn(step), or an iterable of batches",
     )
+
+
+def _is_map_style(loader: TorchLoader[Any]) -> bool:
+    # A subclass with an iteration of its own is asked to iterate: what it adds there is its point.
+    stock = type(loader).__iter__ is TorchLoader.__iter__
+    return stock and not isinstance(loader.dataset, IterableDataset)
+
+
+def _parts_of(loader: TorchLoader[Any], spec: OrderSpec, map_style: bool) -> tuple[Any, ...]:
+    parts: list[Any] = [loader.worker_init_fn]
+    if not map_style:
+        # How an iterable is dealt out to loader workers is up to it; and its batches are the loader's own.
+        return (*parts, type(loader), loader.num_workers, loader.batch_size, loader.drop_last)
+    if spec.kind != OPAQUE:
+        return tuple(parts)
+    samplers: tuple[Any, ...] = (getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler)
+    for sampler in samplers:
+        if sampler is None or type(sampler) in (SequentialSampler, BatchSampler):
+            continue
+        if type(sampler) is RandomSampler:
+            # Its generator is seeded for each epoch, and its data set is the loader's.
+            parts += ["random", sampler.replacement, sampler.num_samples]
+            continue
+        tell_place(sampler, 0, 1)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(0)
+        parts.append(sampler)
+    return tuple(parts)

@@ -3,18 +3,29 @@
 import ctypes
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
+import numpy as np
 import xxhash
 from torch.utils.data import DataLoader, Dataset
 
+from regrow.core.errors import DataError
+from regrow.data.fetched import Fetched, Place
 from regrow.data.kept import Giving
-from regrow.data.sampling import Key, Plan, plan_of
+from regrow.data.order import Address, samples_digest
+from regrow.data.sampling import Plan, plan_of
 from regrow.data.seeding import Draw, derive, seed_everything
-from regrow.data.walks import Place, StepWalk, Walk
+from regrow.data.walks import StepWalk, Walk
 
 _PR_SET_PDEATHSIG = 1
+
+
+class _Read(NamedTuple):
+    """What was read: the samples, and their addresses, each noted after its sample was there."""
+
+    addresses: list[Address]
+    samples: Any
 
 
 class KeyedDataset(Dataset[Any]):
@@ -23,14 +34,27 @@ class KeyedDataset(Dataset[Any]):
     So a random transform gives the same in whichever process and however often a sample is read.
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int, size: int) -> None:
         self.dataset = dataset
         self._seed = seed
+        self._size = size
 
-    def __getitem__(self, key: Key) -> Any:
+    def __getitem__(self, key: Address) -> Any:
         epoch, index = key
         seed_everything(Draw.SAMPLE, self._seed, epoch, _as_int(index))
-        return self.dataset[index]
+        try:
+            return self.dataset[index]
+        except IndexError as error:
+            self._explain(error, [index])
+            raise
+
+    def __getitems__(self, keys: list[Address]) -> _Read:
+        """The samples of `keys`, with what was read."""
+        read = _Read([], [])
+        for key in keys:
+            read.samples.append(self[key])
+            read.addresses.append(key)
+        return read
 
     def __getattr__(self, name: str) -> Any:
         # `get_worker_info().dataset` is this object: what a script's worker_init_fn looks up there is the data set's.
@@ -38,15 +62,48 @@ class KeyedDataset(Dataset[Any]):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
+    def _explain(self, error: IndexError, indices: list[Any]) -> None:
+        """Raises `DataError` where the data set has become smaller; otherwise notes on `error` what was asked for."""
+        promised = [index for index in indices if isinstance(index, int | np.integer) and 0 <= index < self._size]
+        if not promised:
+            return
+        name, now = type(self.dataset).__name__, len(self.dataset)
+        if now < self._size:
+            raise DataError(
+                f"the data set {name} had {self._size} samples at the start and has {now} now: "
+                f"sample {max(promised)} is gone",
+                hint="give it back what it had, or start a new training: the order of samples depends on their number",
+            ) from error
+        asked = f"sample {promised[0]}" if len(promised) == 1 else f"a sample of {promised}"
+        error.add_note(f"raised by the data set {name} for {asked}, though its len() is {now}")
+
 
 class KeyedBatchDataset(KeyedDataset):
     """The same for a data set that reads a whole batch at once: one seed from all addresses of the batch."""
 
-    def __getitems__(self, keys: list[Key]) -> Any:
+    def __getitems__(self, keys: list[Address]) -> _Read:
         """The samples of `keys`, as the data set's own `__getitems__` gives them."""
         digest = derive(*(part for epoch, index in keys for part in (epoch, _as_int(index))))
         seed_everything(Draw.SAMPLE, self._seed, digest)
-        return self.dataset.__getitems__([index for _, index in keys])
+        indices = [index for _, index in keys]
+        try:
+            return _Read(keys, self.dataset.__getitems__(indices))
+        except IndexError as error:
+            self._explain(error, indices)
+            raise
+
+
+class _Collated:
+    """The script's `collate_fn`, which sees the samples alone; what was read goes past it.
+
+    A tuple, as torch pins the parts of one where `pin_memory` is set.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, read: Any) -> tuple[str, Any]:
+        return samples_digest(read.addresses), self._collate_fn(read.samples)
 
 
 class _Steps:
@@ -57,8 +114,11 @@ class _Steps:
         self.start: Place = (0, 0, 1)
         self.walk: Walk = StepWalk()
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self.walk.keys(self._plan, self.start)
+    def __iter__(self) -> Iterator[list[Address]]:
+        place, walk = self.start, self.walk
+        while True:
+            yield self._plan.keys_at(*place)
+            place = walk.after(place)
 
 
 class MapStyleSource:
@@ -66,14 +126,19 @@ class MapStyleSource:
 
     Keeps a pipeline that is ready for the next step; another step or place moves it there, which with loader workers
     reuses their processes.
+
+    loader_workers: False makes all batches in this process, whatever the loader's `num_workers`.
     """
 
     giving = Giving.FRESH
 
-    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
-        self._steps = _Steps(plan_of(loader, seed=seed))
+    def __init__(self, loader: DataLoader[Any], *, seed: int, loader_workers: bool = True) -> None:
+        plan = plan_of(loader, seed=seed)
+        self.spec = plan.spec
+        self._steps = _Steps(plan)
         self._original = loader
-        self._seed = seed
+        self._dataset = keyed(loader, seed=seed)
+        self._workers = loader.num_workers if loader_workers else 0
         self._loader: DataLoader[Any] | None = None
         self._iterator: Iterator[Any] | None = None
         self._ready_for: Place | None = None
@@ -87,16 +152,16 @@ class MapStyleSource:
         """Makes ready for `step`; does nothing where it is ready. Without loader workers no sample is read."""
         self._opened(step, rank, world)
 
-    def fetch(self, step: int, rank: int, world: int) -> Any:
+    def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step` at this place; what the data set raises passes through."""
         try:
-            batch = next(self._opened(step, rank, world))
+            samples, batch = next(self._opened(step, rank, world))
         except BaseException:
             # Where the pipeline stands after an error is not known; the next call builds a new one.
             self.close()
             raise
         self._ready_for = self._steps.walk.after((step, rank, world))
-        return batch
+        return Fetched(batch, samples)
 
     def close(self) -> None:
         """Ends the loader workers and waits for them."""
@@ -109,7 +174,7 @@ class MapStyleSource:
         self._ready_for = None
         self._steps.start = (step, rank, world)
         if self._loader is None:
-            self._loader = _reload(self._original, self._steps, self._seed)
+            self._loader = pipeline_of(self._original, self._dataset, self._steps, workers=self._workers)
         self._iterator = iter(self._loader)
         self._ready_for = (step, rank, world)
         return self._iterator
@@ -125,21 +190,36 @@ def end_workers(iterator: Iterator[Any] | None) -> None:
         shutdown()
 
 
-def _reload(loader: DataLoader[Any], steps: _Steps, seed: int) -> DataLoader[Any]:
-    """The user's loader with our batches; its workers live until `close`."""
-    keyed = KeyedBatchDataset if hasattr(loader.dataset, "__getitems__") else KeyedDataset
+def keyed(loader: DataLoader[Any], *, seed: int) -> KeyedDataset:
+    """The user's data set, addressed by (epoch, index)."""
+    made = KeyedBatchDataset if hasattr(loader.dataset, "__getitems__") else KeyedDataset
+    return made(loader.dataset, seed, len(loader.dataset))  # type: ignore[arg-type]  # a plan has found a len()
+
+
+def pipeline_of(
+    loader: DataLoader[Any],
+    dataset: Dataset[Any],
+    batches: Iterable[list[Address]],
+    *,
+    workers: int,
+    pin_memory: bool = True,
+) -> DataLoader[Any]:
+    """The user's loader with our batches: gives (digest of the samples' addresses, batch) for each of `batches`.
+
+    workers: loader workers, which live until `end_workers`. pin_memory: False: never, whatever the loader says.
+    """
     return DataLoader(
-        keyed(loader.dataset, seed),
-        batch_sampler=steps,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
+        dataset,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=_Collated(loader.collate_fn),
+        pin_memory=loader.pin_memory and pin_memory,
+        timeout=loader.timeout if workers else 0,
         worker_init_fn=_WorkerInit(loader.worker_init_fn),
-        multiprocessing_context=loader.multiprocessing_context,
+        multiprocessing_context=loader.multiprocessing_context if workers else None,
         generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.num_workers > 0,
+        prefetch_factor=loader.prefetch_factor if workers else None,
+        persistent_workers=workers > 0,
     )
 
 

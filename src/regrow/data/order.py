@@ -1,99 +1,103 @@
 """Which samples a step reads: a pure function of the seed and the step, computed in time of the batch, not of the data.
 
-The shuffle of an epoch is a keyed bijection of `range(size)` that is evaluated at the wanted places only. It is a
-Feistel network over pairs (left, right) of a domain a x b >= size, with a = ceil(sqrt(size)), whose rounds add
-alternately to the left half (mod a) and to the right half (mod b); what falls outside `range(size)` is put through the
-network again until it falls inside, "cycle walking". See Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
-CT-RSA 2002. It shuffles; it keeps no secrets.
-
-The mapping from (size, seed, epoch) to an order is part of the package's contract: it never changes, as a job may be
-resumed by a later version. A golden test holds this.
+A sample's *address* is (epoch, index), of a mixture (epoch of the source, (source, index)). `OrderSpec` says all that
+an order depends on; `keys_of` gives the addresses that a share of a step reads, `samples_digest` names them in a
+record. So who has the spec can tell what a run must have read, without the data.
 """
 
-import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import index as as_index
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
+import xxhash
 
+from regrow.core.data_messages import OrderSpec
 from regrow.core.errors import UsageError
+from regrow.data.mixture import MixtureOrder, Weighting
+from regrow.data.shuffle import MAX_SIZE, shuffled
 
-_ROUNDS = 8
-_WORD = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_MAX_SIZE = 1 << 62
+__all__ = [
+    "KEEP",
+    "Address",
+    "GlobalOrder",
+    "Order",
+    "dealt",
+    "global_batch_of",
+    "keys_of",
+    "order_of",
+    "padded",
+    "samples_digest",
+    "shuffled",
+    "slice_for",
+    "steps_per_epoch",
+]
 
+ORDERED = "ordered"
+MIXTURE = "mixture"
+OPAQUE = "opaque"
 
-def _mix(word: int) -> int:
-    """The finalizer of splitmix64: a bijection of 64-bit words."""
-    word = ((word ^ (word >> 30)) * _MIX_1) & _WORD
-    word = ((word ^ (word >> 27)) * _MIX_2) & _WORD
-    return word ^ (word >> 31)
+KEEP = "keep"
+"""The last batch of an epoch is shorter."""
+DROP = "drop"
+"""The samples that fill no batch are left out of the epoch."""
+WRAP = "wrap"
+"""Batches run on into the next epoch: all are full."""
+REMAINDERS = (KEEP, DROP, WRAP)
 
+_SEED_MASK = (1 << 64) - 1
+_SIGN = 1 << 63
 
-def _mix_all(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(_MIX_1)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(_MIX_2)
-    return words ^ (words >> np.uint64(31))
+Address = tuple[int, Any]
+"""(epoch, index) of a sample: what the random numbers of its transforms depend on, besides the seed."""
 
-
-def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
-    state = _mix((_mix((seed + _GOLDEN) & _WORD) + epoch * _GOLDEN) & _WORD)
-    return [np.uint64(_mix((state + (i + 1) * _GOLDEN) & _WORD)) for i in range(_ROUNDS)]
-
-
-def shuffled(positions: NDArray[np.uint64], *, size: int, seed: int, epoch: int) -> NDArray[np.uint64]:
-    """The samples at `positions` of an epoch's shuffled order.
-
-    For fixed (size, seed, epoch) a bijection of `range(size)`. `positions`: one dimension, each below `size`, and
-    `size` at most 2**62. The seed counts modulo 2**64.
-    """
-    keys = _round_keys(seed & _WORD, epoch)
-    rows = math.isqrt(size - 1) + 1
-    columns = -(-size // rows)
-    values = _encipher(positions, keys, rows, columns)
-    outside = np.flatnonzero(values >= size)
-    while outside.size:
-        # Ends: the cycle that led out of range(size) has its start, which lies inside, on it.
-        values[outside] = _encipher(values[outside], keys, rows, columns)
-        outside = outside[values[outside] >= size]
-    return values
+Item = TypeVar("Item")
 
 
-def _encipher(values: NDArray[np.uint64], keys: list[np.uint64], rows: int, columns: int) -> NDArray[np.uint64]:
-    a, b = np.uint64(rows), np.uint64(columns)
-    left, right = values // b, values % b
-    for i, key in enumerate(keys):
-        if i % 2 == 0:
-            left = (left + _mix_all(right ^ key) % a) % a
-        else:
-            right = (right + _mix_all(left ^ key) % b) % b
-    result: NDArray[np.uint64] = left * b + right
-    return result
+def slice_for(items: Sequence[Item], rank: int, world: int) -> list[Item]:
+    """What `rank` of `world` takes of `items`: every world-th one from its rank on.
 
-
-def slice_for(indices: Sequence[int], rank: int, world: int) -> list[int]:
-    """The samples of `indices` that `rank` of `world` takes: every world-th one from its rank on.
-
-    The slices of all ranks are disjoint and cover `indices`. The same that torch's `DistributedSampler` takes.
+    The slices of all ranks are disjoint and cover `items`. The same that torch's `DistributedSampler` takes.
     """
     _check_place(rank, world)
-    return list(indices[rank::world])
+    return list(items[rank::world])
 
 
-def padded(indices: Sequence[int], world: int) -> list[int]:
-    """`indices`, and as many of their first again that `world` ranks have equal shares and none has nothing.
+def padded(items: Sequence[Item], world: int) -> list[Item]:
+    """`items`, and as many of their first again that `world` ranks have equal shares and none has nothing.
 
     Needed by the last batch of an epoch only: data-parallel training weights all ranks' gradients the same, and a rank
-    without a sample could not take part in the reduction. Raises `UsageError` where there is no index to repeat.
+    without a sample could not take part in the reduction. Raises `UsageError` where there is nothing to repeat.
     """
-    if not indices:
+    if not items:
         raise UsageError("a global batch is empty", hint="the sampler must give at least one sample an epoch")
-    missing = -len(indices) % world
-    return [*indices, *(indices[i % len(indices)] for i in range(missing))]
+    missing = -len(items) % world
+    return [*items, *(items[i % len(items)] for i in range(missing))]
+
+
+def dealt(batch: Sequence[Item], share: int, shares: int, *, constant: bool) -> list[Item]:
+    """What `share` of `shares` reads of a global batch.
+
+    `constant`: the global batch is the same for any number of shares, so theirs may differ by one sample; some of a
+    short batch are repeated only where a share would have none. Otherwise all shares are made equal, as `padded` says.
+    """
+    if not constant or len(batch) < shares:
+        batch = padded(batch, shares)
+    return slice_for(batch, share, shares)
+
+
+def global_batch_of(*, batch_size: int, global_batch: int, shares: int) -> int:
+    """Samples of a step, of all shares together. Raises `UsageError` where a share would always have none."""
+    if global_batch and global_batch < shares:
+        raise UsageError(
+            f"the global batch of {global_batch} samples is less than the {shares} shares that read it",
+            hint=f"make global_batch_size at least {shares}, or run on at most {global_batch} ranks",
+        )
+    return global_batch or batch_size * shares
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,8 @@ class GlobalOrder:
     """The samples of every step, whatever the world.
 
     size: samples in the data set. global_batch: samples a step, of all ranks together. An epoch is one pass over the
-    data set, each sample once; its last batch is shorter where `global_batch` does not divide `size`, or is left out
-    (`drop_last`). Raises `UsageError` where no batch can be made.
+    data set, each sample once. Where `global_batch` does not divide `size`, its last batch is shorter, or is left out
+    (`drop_last`), or is filled from the next epoch (`wrap`). Raises `UsageError` where no batch can be made.
     """
 
     size: int
@@ -110,10 +114,11 @@ class GlobalOrder:
     seed: int
     shuffle: bool = True
     drop_last: bool = False
+    wrap: bool = False
 
     def __post_init__(self) -> None:
         """Checks that there is a batch."""
-        if not 0 < self.size <= _MAX_SIZE:
+        if not 0 < self.size <= MAX_SIZE:
             raise UsageError(
                 f"an order over {self.size} samples was asked for",
                 hint="give session.steps a data set with a len() from 1 to 2**62",
@@ -129,28 +134,133 @@ class GlobalOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in one pass over the data set."""
+        """Steps in one pass over the data set; 0 where epochs do not end with a step (`wrap`)."""
+        if self.wrap:
+            return 0
         if self.drop_last:
             return self.size // self.global_batch
         return -(-self.size // self.global_batch)
 
     def epoch_of(self, step: int) -> int:
-        """The pass over the data set that `step` belongs to, from 0."""
-        return step // self.steps_per_epoch
+        """The pass over the data set that the first sample of `step` belongs to, from 0."""
+        return step * self.global_batch // self.size if self.wrap else step // self.steps_per_epoch
 
-    def indices(self, step: int) -> list[int]:
-        """The samples of `step`, of all ranks together, in order. Costs time of the batch only."""
+    def addresses(self, step: int) -> list[Address]:
+        """The (epoch, index) of the samples of `step`, of all ranks together, in order; in time of the batch only."""
         if step < 0:
             raise UsageError(f"there is no step {step}", hint="steps are numbered from 0")
-        epoch, place = divmod(step, self.steps_per_epoch)
-        first = place * self.global_batch
-        last = min(first + self.global_batch, self.size)
+        if not self.wrap:
+            epoch, place = divmod(step, self.steps_per_epoch)
+            first = place * self.global_batch
+            return self._part(epoch, first, min(first + self.global_batch, self.size))
+        epoch, first = divmod(step * self.global_batch, self.size)
+        found: list[Address] = []
+        while len(found) < self.global_batch:
+            last = min(first + self.global_batch - len(found), self.size)
+            found += self._part(epoch, first, last)
+            epoch, first = epoch + 1, 0
+        return found
+
+    def indices(self, step: int) -> list[int]:
+        """The same without the epochs."""
+        return [index for _, index in self.addresses(step)]
+
+    def _part(self, epoch: int, first: int, last: int) -> list[Address]:
         if not self.shuffle:
-            return list(range(first, last))
+            return [(epoch, index) for index in range(first, last)]
         order: list[int] = shuffled(
             np.arange(first, last, dtype=np.uint64), size=self.size, seed=self.seed, epoch=epoch
         ).tolist()
-        return order
+        return [(epoch, index) for index in order]
+
+
+class Order(Protocol):
+    """The samples of every step, of all shares together."""
+
+    def addresses(self, step: int) -> list[Address]:
+        """Those of `step`, in order."""
+        ...
+
+
+def spec_seed(seed: int) -> int:
+    """A seed as an `OrderSpec` has it: it counts modulo 2**64 for the order of samples."""
+    return seed & _SEED_MASK
+
+
+def order_of(spec: OrderSpec, shares: int) -> Order:
+    """The order that `spec` describes, for as many shares.
+
+    Raises `UsageError` where there is no such order, or it is the loader's own (`opaque`), which nobody can recompute.
+    """
+    return _order_of(msgspec.msgpack.encode(spec), shares)
+
+
+@lru_cache(maxsize=16)
+def _order_of(encoded: bytes, shares: int) -> Order:
+    spec = msgspec.msgpack.decode(encoded, type=OrderSpec)
+    if spec.kind not in (ORDERED, MIXTURE):
+        raise UsageError(
+            "the loader has an order of its own, which cannot be recomputed",
+            hint="leave out sampler and batch_sampler: then the order is a function of the seed",
+        )
+    if not spec.sources:
+        raise UsageError("an order of no data set was asked for", hint="its description is damaged")
+    if spec.remainder not in REMAINDERS:
+        raise UsageError(f"remainder={spec.remainder!r} is none of {', '.join(REMAINDERS)}")
+    batch = global_batch_of(batch_size=spec.batch_size, global_batch=spec.global_batch, shares=shares)
+    if spec.kind == ORDERED:
+        return GlobalOrder(
+            spec.sources[0].size,
+            batch,
+            spec.seed,
+            shuffle=spec.shuffle,
+            drop_last=spec.remainder == DROP,
+            wrap=spec.remainder == WRAP,
+        )
+    weighting = Weighting.of([source.name for source in spec.sources], spec.weights)
+    sizes = [source.size for source in spec.sources]
+    return MixtureOrder(sizes, weighting, batch, seed=spec.seed, shuffle=spec.shuffle)
+
+
+def keys_of(spec: OrderSpec, step: int, share: int, shares: int) -> list[Address]:
+    """The addresses that `share` of `shares` reads at `step`, in order. Costs time of the batch only.
+
+    All shares together read the step's global batch, `order_of(spec, shares).addresses(step)`; where that is the short
+    last one of an epoch, perhaps some of its samples twice: see `dealt`. Raises as `order_of` does.
+    """
+    return dealt(order_of(spec, shares).addresses(step), share, shares, constant=spec.global_batch > 0)
+
+
+def steps_per_epoch(spec: OrderSpec, shares: int) -> int:
+    """Steps in one pass over the data set; 0 where epochs do not end with a step (`wrap`, mixtures).
+
+    Raises as `order_of` does.
+    """
+    order = order_of(spec, shares)
+    return order.steps_per_epoch if isinstance(order, GlobalOrder) else 0
+
+
+def samples_digest(addresses: Sequence[Address]) -> str:
+    """A name for these samples in this order: xxh3_64 of their numbers as int64 (little endian), 16 hex digits."""
+    numbers: list[int] = []
+    for epoch, index in addresses:
+        numbers.append(epoch)
+        if isinstance(index, tuple):
+            numbers.extend(_as_number(part) for part in index)
+        else:
+            numbers.append(_as_number(index))
+    return xxhash.xxh3_64_hexdigest(struct.pack(f"<{len(numbers)}q", *numbers))
+
+
+def _as_number(index: Any) -> int:
+    """Within int64. An index that is no number, such as a sampler's file name, counts by its text."""
+    if type(index) is int and -_SIGN <= index < _SIGN:
+        return index
+    try:
+        number = as_index(index)
+    except TypeError:
+        number = xxhash.xxh3_64_intdigest(repr(index).encode())
+    return (number + _SIGN) % (_SIGN * 2) - _SIGN
 
 
 def _check_place(rank: int, world: int) -> None:

@@ -1,50 +1,58 @@
 """Which samples a rank reads at a step: our own order, or that of the script's sampler."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, Protocol
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from msgspec.structs import replace
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader as TorchLoader
 
+from regrow.core.data_messages import OrderSpec, SourceSpec
 from regrow.core.errors import UsageError
-from regrow.data.order import GlobalOrder, padded, slice_for
+from regrow.data.dataloader import DataLoader
+from regrow.data.mixed import Mixture
+from regrow.data.order import (
+    DROP,
+    KEEP,
+    MIXTURE,
+    OPAQUE,
+    ORDERED,
+    WRAP,
+    Address,
+    dealt,
+    global_batch_of,
+    keys_of,
+    order_of,
+    spec_seed,
+)
 from regrow.data.seeding import Draw, derive, seed_everything
 
-Key = tuple[int, Any]
-"""(epoch, index) of a sample: what the random numbers of its transforms depend on, besides the seed."""
+_EPOCHS_KEPT = 16
+"""At least the shares of a node: who makes the batches of all of them goes from one to the next. And
+all micro-batches of a step."""
 
 
 class Plan(Protocol):
-    """Which samples a rank reads from a step on."""
+    """Which samples are read at a step."""
 
-    def keys_from(self, step: int, rank: int, world: int) -> Iterator[list[Key]]:
-        """One list of keys for `step` and each step after it, without end."""
+    spec: OrderSpec
+
+    def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
+        """The samples that share `rank` of `world` reads at `step`. Raises `UsageError` where there are none."""
         ...
 
 
 class OrderedPlan:
-    """Our own order, shuffled by the session's seed or as it stands; `batch_size` samples a rank."""
+    """An order of ours: a function of the seed, for any step in constant time."""
 
-    def __init__(self, size: int, batch_size: int, *, seed: int, shuffle: bool, drop_last: bool) -> None:
-        self._size = size
-        self._batch_size = batch_size
-        self._seed = seed
-        self._shuffle = shuffle
-        self._drop_last = drop_last
+    def __init__(self, spec: OrderSpec) -> None:
+        self.spec = spec
+        order_of(spec, 1)  # a data set that is too small is reported here, not in the first step
 
-    def keys_from(self, step: int, rank: int, world: int) -> Iterator[list[Key]]:
-        """As `Plan` says. Raises `UsageError` where the data set holds no global batch."""
-        order = GlobalOrder(
-            self._size, self._batch_size * world, seed=self._seed, shuffle=self._shuffle, drop_last=self._drop_last
-        )
-        return self._walk(order, step, rank, world)
-
-    @staticmethod
-    def _walk(order: GlobalOrder, step: int, rank: int, world: int) -> Iterator[list[Key]]:
-        while True:
-            epoch = order.epoch_of(step)
-            yield [(epoch, index) for index in slice_for(padded(order.indices(step), world), rank, world)]
-            step += 1
+    def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
+        """As `Plan` says."""
+        return keys_of(self.spec, step, rank, world)
 
 
 class SampledPlan:
@@ -55,38 +63,41 @@ class SampledPlan:
     """
 
     def __init__(
-        self, count: Callable[[int, int], int], batches: Callable[[int, int, int], Iterator[list[Any]]]
+        self, spec: OrderSpec, count: Callable[[int, int], int], batches: Callable[[int, int, int], list[list[Any]]]
     ) -> None:
+        self.spec = spec
         self._count = count
         self._batches = batches
+        self._kept: OrderedDict[tuple[int, int, int], list[list[Any]]] = OrderedDict()
 
-    def keys_from(self, step: int, rank: int, world: int) -> Iterator[list[Key]]:
-        """As `Plan` says. Raises `UsageError` where an epoch has no batch."""
+    def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
+        """As `Plan` says."""
         count = self._count(rank, world)
         if count < 1:
             raise UsageError(
                 f"the sampler gives no whole batch an epoch to rank {rank} of {world}",
                 hint="make batch_size smaller, set drop_last=False, or give it more samples",
             )
-        return self._walk(count, step, rank, world)
-
-    def _walk(self, count: int, step: int, rank: int, world: int) -> Iterator[list[Key]]:
         epoch, place = divmod(step, count)
-        while True:
-            given = place
-            for batch in islice(self._batches(epoch, rank, world), place, None):
-                given += 1
-                if given <= count:
-                    yield [(epoch, index) for index in batch]
-            if given != count:
-                raise UsageError(
-                    f"the sampler's len() promises {count} batches an epoch, but epoch {epoch} had {given}",
-                    hint="correct its __len__: the step decides the epoch by it",
-                )
-            epoch, place = epoch + 1, 0
+        batches = self._drawn(epoch, rank, world)
+        if place >= len(batches) or len(batches) > count:
+            raise UsageError(
+                f"the sampler's len() promises {count} batches an epoch, but epoch {epoch} had {len(batches)}",
+                hint="correct its __len__: the step decides the epoch by it",
+            )
+        return [(epoch, index) for index in batches[place]]
+
+    def _drawn(self, *key: int) -> list[list[Any]]:
+        epoch, rank, world = key
+        if (epoch, rank, world) not in self._kept:
+            self._kept[epoch, rank, world] = self._batches(epoch, rank, world)
+            if len(self._kept) > max(_EPOCHS_KEPT, world + 1):
+                self._kept.popitem(last=False)
+        self._kept.move_to_end((epoch, rank, world))
+        return self._kept[epoch, rank, world]
 
 
-def plan_of(loader: DataLoader[Any], *, seed: int) -> Plan:
+def plan_of(loader: TorchLoader[Any], *, seed: int) -> Plan:
     """Which order the loader asks for. Raises `UsageError` where it has no batches."""
     size = _size_of(loader.dataset)
     batch_sampler = loader.batch_sampler
@@ -96,15 +107,36 @@ def plan_of(loader: DataLoader[Any], *, seed: int) -> Plan:
             hint="set batch_size, or give session.steps a callable fn(step) that returns a batch",
         )
     if type(batch_sampler) is not BatchSampler:
-        return _plan_of_batch_sampler(batch_sampler, seed)
+        return _plan_of_batch_sampler(batch_sampler, OrderSpec(OPAQUE, spec_seed(seed)), seed)
     sampler, batch_size, drop_last = batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last
+    constant, remainder = _wishes_of(loader, drop_last)
+    spec = OrderSpec(
+        OPAQUE,
+        spec_seed(seed),
+        batch_size=0 if constant else batch_size,
+        global_batch=constant,
+        remainder=remainder,
+    )
     if _takes_each_once(sampler, size):
-        plan = OrderedPlan(size, batch_size, seed=seed, shuffle=isinstance(sampler, RandomSampler), drop_last=drop_last)
-        plan.keys_from(0, 0, 1)  # a data set that is too small is reported here, not in the first step
-        return plan
+        return OrderedPlan(_own_spec(loader.dataset, size, spec, shuffle=isinstance(sampler, RandomSampler)))
     if hasattr(sampler, "set_epoch"):
-        return _plan_of_own_order(sampler, batch_size, drop_last, seed)
-    return _plan_of_dealt_order(sampler, batch_size, drop_last, seed)
+        return _plan_of_own_order(sampler, spec, seed)
+    return _plan_of_dealt_order(sampler, spec, seed)
+
+
+def _wishes_of(loader: TorchLoader[Any], drop_last: bool) -> tuple[int, str]:
+    """The constant global batch, 0 for none, and what becomes of an epoch's last samples."""
+    remainder = DROP if drop_last else KEEP
+    if isinstance(loader, DataLoader):
+        return loader.global_batch_size or 0, loader.remainder or remainder
+    return 0, remainder
+
+
+def _own_spec(dataset: Any, size: int, spec: OrderSpec, *, shuffle: bool) -> OrderSpec:
+    if isinstance(dataset, Mixture):
+        sources = [SourceSpec(name, len(part)) for name, part in dataset.sources.items()]
+        return replace(spec, kind=MIXTURE, sources=sources, shuffle=shuffle, weights=dataset.schedule, remainder=WRAP)
+    return replace(spec, kind=ORDERED, sources=[SourceSpec(type(dataset).__name__, size)], shuffle=shuffle)
 
 
 def _size_of(dataset: Any) -> int:
@@ -128,22 +160,23 @@ def _takes_each_once(sampler: Any, size: int) -> bool:
     return type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
 
 
-def _plan_of_own_order(sampler: Any, batch_size: int, drop_last: bool, seed: int) -> Plan:
+def _plan_of_own_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
     """A sampler that knows ranks and epochs: its order exactly, at the session's current place."""
+    batch_size, drop_last = spec.batch_size, spec.remainder == DROP
 
     def count(rank: int, world: int) -> int:
         tell_place(sampler, rank, world)
         return _batches_in(_length_of(sampler), batch_size, drop_last)
 
-    def batches(epoch: int, rank: int, world: int) -> Iterator[list[Any]]:
+    def batches(epoch: int, rank: int, world: int) -> list[list[Any]]:
         tell_place(sampler, rank, world)
         sampler.set_epoch(epoch)
-        return _chunks(_drawn(sampler, seed, epoch), batch_size, drop_last)
+        return list(_chunks(_drawn(sampler, seed, epoch), batch_size, drop_last))
 
-    return SampledPlan(count, batches)
+    return SampledPlan(spec, count, batches)
 
 
-def _plan_of_batch_sampler(batch_sampler: Any, seed: int) -> Plan:
+def _plan_of_batch_sampler(batch_sampler: Any, spec: OrderSpec, seed: int) -> Plan:
     """A batch sampler of the user's gives this rank's batches; telling ranks apart is up to it."""
     parts = [part for part in (batch_sampler, getattr(batch_sampler, "sampler", None)) if part is not None]
 
@@ -152,28 +185,32 @@ def _plan_of_batch_sampler(batch_sampler: Any, seed: int) -> Plan:
             tell_place(part, rank, world)
         return _length_of(batch_sampler)
 
-    def batches(epoch: int, rank: int, world: int) -> Iterator[list[Any]]:
+    def batches(epoch: int, rank: int, world: int) -> list[list[Any]]:
         for part in parts:
             tell_place(part, rank, world)
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         _seed_drawing(batch_sampler, seed, epoch)
-        return iter([list(batch) for batch in batch_sampler])
+        return [list(batch) for batch in batch_sampler]
 
-    return SampledPlan(count, batches)
+    return SampledPlan(spec, count, batches)
 
 
-def _plan_of_dealt_order(sampler: Any, batch_size: int, drop_last: bool, seed: int) -> Plan:
+def _plan_of_dealt_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
     """A sampler that knows no ranks (weighted, of a subset): the same order everywhere, dealt out to the ranks."""
+    constant, drop_last = spec.global_batch > 0, spec.remainder == DROP
+
+    def of_all(world: int) -> int:
+        return global_batch_of(batch_size=spec.batch_size, global_batch=spec.global_batch, shares=world)
 
     def count(_rank: int, world: int) -> int:
-        return _batches_in(_length_of(sampler), batch_size * world, drop_last)
+        return _batches_in(_length_of(sampler), of_all(world), drop_last)
 
-    def batches(epoch: int, rank: int, world: int) -> Iterator[list[Any]]:
-        for chunk in _chunks(_drawn(sampler, seed, epoch), batch_size * world, drop_last):
-            yield slice_for(padded(chunk, world), rank, world)
+    def batches(epoch: int, rank: int, world: int) -> list[list[Any]]:
+        chunks = _chunks(_drawn(sampler, seed, epoch), of_all(world), drop_last)
+        return [dealt(chunk, rank, world, constant=constant) for chunk in chunks]
 
-    return SampledPlan(count, batches)
+    return SampledPlan(spec, count, batches)
 
 
 def tell_place(sampler: Any, rank: int, world: int) -> None:

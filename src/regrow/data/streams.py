@@ -5,9 +5,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from regrow.core.data_messages import OrderSpec
 from regrow.core.errors import UsageError
+from regrow.data.fetched import Fetched
 from regrow.data.kept import Giving
 from regrow.data.mapstyle import end_workers
+from regrow.data.order import OPAQUE, spec_seed
 from regrow.data.sampling import tell_place
 from regrow.data.seeding import Draw, seed_everything
 
@@ -20,14 +23,15 @@ class CallableSource:
     def __init__(self, function: Callable[[int], Any], *, seed: int) -> None:
         self._function = function
         self._seed = seed
+        self.spec = OrderSpec(OPAQUE, spec_seed(seed))
 
     def seek(self, step: int, rank: int, world: int) -> None:
         """There is nothing to make ready."""
 
-    def fetch(self, step: int, rank: int, world: int) -> Any:
+    def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step`; its random numbers depend on the seed, the step and the rank."""
         seed_everything(Draw.STREAM, self._seed, step, rank)
-        return self._function(step)
+        return Fetched(self._function(step))
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -42,13 +46,14 @@ class SequenceSource:
         if len(batches) == 0:
             raise UsageError("the sequence of batches given to session.steps is empty", hint="put batches in it")
         self._batches = batches
+        self.spec = OrderSpec(OPAQUE, 0)
 
     def seek(self, step: int, rank: int, world: int) -> None:
         """There is nothing to make ready."""
 
-    def fetch(self, step: int, rank: int, world: int) -> Any:
+    def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step`."""
-        return self._batches[step % len(self._batches)]
+        return Fetched(self._batches[step % len(self._batches)])
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -68,6 +73,7 @@ class IterableSource:
         self._seed = seed
         self._iterator: Iterator[Any] | None = None
         self._once = isinstance(iterable, Iterator)
+        self.spec = OrderSpec(OPAQUE, spec_seed(seed))
         self.giving = Giving.ONCE if self._once else Giving.STORED
         self._epoch = 0
         self._in_epoch = 0
@@ -81,7 +87,7 @@ class IterableSource:
             self._rewind()
         self._place = (rank, world)
 
-    def fetch(self, step: int, rank: int, world: int) -> Any:
+    def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step`. Raises `UsageError` where there is none, or no longer any."""
         self.seek(step, rank, world)
         if step < self._next:
@@ -95,7 +101,7 @@ class IterableSource:
             self._jump(step)
         while self._next < step:
             self._take(step)
-        return self._take(step)
+        return Fetched(self._take(step))
 
     def close(self) -> None:
         """Ends what the iterator holds: loader workers, or a generator's `finally`."""

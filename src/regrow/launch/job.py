@@ -11,6 +11,7 @@ from regrow.core.config import AgentConfig, Script, duration
 from regrow.core.errors import UsageError
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.messages import FaultSpec, JobFacts, Warmth
+from regrow.launch.cache import CachePlan, cache_plan
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29400
@@ -24,6 +25,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     """What the machine and the environment say, read by the command line and given in as values.
 
     `stamp` makes the names of unnamed jobs unique. `token`: the job's secret, needed by jobs of several nodes.
+    `data_home`: where data caches are made unless `--data-cache` says.
     """
 
     cpus: int
@@ -32,6 +34,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     jobs_home: Path
     socket_home: Path
     token: str = ""
+    data_home: Path | None = None
 
 
 class RunFlags(msgspec.Struct, frozen=True):
@@ -66,6 +69,9 @@ class RunFlags(msgspec.Struct, frozen=True):
     resume: bool = False
     buddy_every: int = 0
     digest_every: int = 0
+    data_cache: str = ""
+    data_cache_bytes: str = ""
+    data_mirror: str = "64MiB"
     node_timeout: str = "10min"
     domain: str = ""
     hang_timeout: str = ""
@@ -105,6 +111,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     forward_output: bool = True
     checkpoint_dir: str | None = None
     hang_timeout: Seconds | None = None
+    cache: CachePlan = CachePlan()
     grace: Seconds = 10.0
     faults: list[FaultSpec] = []
     resume: bool = False
@@ -125,7 +132,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     def agent_config(
         self, facts: JobFacts, *, node_rank: int, coordinator: str, token: str, job_dir: Path, advertise: str
     ) -> AgentConfig:
-        """What a node's agent is told, once addresses and folders are known; all but its `socket_dir`."""
+        """What a node's agent is told, once addresses and folders are known; all but its folders."""
         return AgentConfig(
             facts=facts,
             node=node_name(node_rank),
@@ -194,6 +201,7 @@ def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec]
         forward_output=not quiet_output,
         checkpoint_dir=_absolute(flags.checkpoint_dir),
         hang_timeout=_duration("--hang-timeout", flags.hang_timeout) if flags.hang_timeout else None,
+        cache=cache_plan(flags.data_cache, flags.data_cache_bytes, flags.data_mirror, home=around.data_home),
         grace=_duration("--shutdown-timeout", flags.grace),
         faults=list(faults),
         resume=flags.resume,

@@ -15,6 +15,7 @@ from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import JobFacts
 from regrow.launch import folder
+from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Interruptions, Speaker
 from regrow.launch.job import JobPlan
@@ -91,7 +92,10 @@ class _Joining:
             job_dir=job_dir,
             advertise=self._plan.advertise or _route_to(*self._plan.endpoint),
         )
-        return AgentKeeper(Household(self._agent_command, self._plan.socket_home, self._speaker), config, progress)
+        caches = CacheHome(self._plan.cache, 1, self._speaker)
+        caches.open()
+        household = Household(self._agent_command, self._plan.socket_home, self._speaker, caches)
+        return AgentKeeper(household, config, progress)
 
     async def _find_job(self, session: aiohttp.ClientSession) -> JobFacts:
         """Node 0 may start later than this one."""

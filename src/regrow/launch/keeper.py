@@ -15,6 +15,7 @@ from regrow.agent.processes import own_children
 from regrow.core.config import AgentConfig
 from regrow.core.ids import NodeId, Seconds, StepNo
 from regrow.launch import folder
+from regrow.launch.cache import CacheHome
 from regrow.launch.child import AgentProcess
 from regrow.launch.console import Speaker
 
@@ -31,6 +32,7 @@ class Household:
     command: Sequence[str]
     socket_home: Path
     speaker: Speaker
+    caches: CacheHome
     _pids: set[int] = field(default_factory=set)
     _starting: int = 0
 
@@ -65,7 +67,7 @@ class AgentKeeper:
 
     Args:
         household: who starts it.
-        config: what it is told; each gets a socket folder of its own.
+        config: what it is told; each gets a socket folder and a cache folder of its own.
         progress: asked for the newest step whenever an agent has ended.
     """
 
@@ -96,9 +98,11 @@ class AgentKeeper:
 
     async def _live(self) -> str:
         """One agent from its start to its end, and the end of all that it had started."""
+        caches = self._household.caches
         socket_dir = folder.make_socket_dir(self._household.socket_home)
+        furnished, cache = caches.furnish(self._config)
         try:
-            config = msgspec.structs.replace(self._config, socket_dir=str(socket_dir))
+            config = msgspec.structs.replace(furnished, socket_dir=str(socket_dir))
             self._agent = agent = await self._household.start(config)
             if self._over:
                 agent.kill()
@@ -108,6 +112,7 @@ class AgentKeeper:
             return how
         finally:
             folder.remove_socket_dir(socket_dir)
+            caches.clear(cache)
 
     def kill(self) -> None:
         """The coordinator has given the agent up: it must not act any more, even if it only was stopped."""

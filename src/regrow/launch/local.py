@@ -20,6 +20,7 @@ from regrow.core.events import JobStarted
 from regrow.core.ids import JobId, Seconds, StepNo
 from regrow.core.messages import JobFacts, StopRequested
 from regrow.launch import folder
+from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Interruptions, Speaker
 from regrow.launch.job import LOOPBACK, JobPlan, job_nodes
@@ -144,7 +145,9 @@ class _Launch:
         async def progress() -> StepNo:
             return machine.step
 
-        household = Household(self._agent_command, self._plan.socket_home, self._speaker)
+        caches = CacheHome(self._plan.cache, len(configs), self._speaker)
+        caches.open()
+        household = Household(self._agent_command, self._plan.socket_home, self._speaker, caches)
         keepers = {config.node: AgentKeeper(household, config, progress) for config in configs}
         coordinator.mourners.append(lambda node: keepers[node].kill() if node in keepers else None)
         loop = asyncio.get_running_loop()

@@ -168,10 +168,12 @@ class Incidents:
         if self.open is not None and self.open.halted_at is None:
             self.open.halted_at = now
 
-    def ordered(self, ranks: set[Rank], steps_lost: int, now: Instant) -> None:
+    def ordered(self, ranks: set[Rank], step: StepNo, steps_lost: int, now: Instant) -> None:
         """A membership of `ranks` was ordered, at a step `steps_lost` before the newest that had been committed."""
         if self.open is not None:
             self.halted(now)
+            # Until now it was the newest that had been heard of; fast steps are ahead of that.
+            self.open.step = step
             self.open.ordered_at, self.open.resumed_at = now, None
             self.open.steps_lost += steps_lost
             self.open.form_s = 0.0

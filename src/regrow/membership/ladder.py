@@ -224,7 +224,7 @@ class Ladder:
             return
         # Survivors that have not yet gone back, as was ordered already, lose nothing a second time.
         had = self.step if start.rewind else max(self.step, *(each.state_at for each in standings))
-        self.incidents.ordered(set(self.roster.places), max(0, had - start.step), now)
+        self.incidents.ordered(set(self.roster.places), start.step, max(0, had - start.step), now)
         self.generation, self.step, self.short_since = generation, start.step, None
         self._tell_change(now)
         self.state = Forming(now + self.facts.form_deadline, start.step)

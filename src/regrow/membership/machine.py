@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from regrow.core.checkpoint_messages import CheckpointFailed, CheckpointWritten, PartsWritten, SnapshotHeld
 from regrow.core.copies import CopiesHeld, CopyStreamed
+from regrow.core.data_messages import DataNoted
 from regrow.core.ids import Generation, Instant, StepNo
 from regrow.core.messages import (
     Fact,
@@ -110,6 +111,8 @@ class Membership:
                 self._checkpoints.tell(event, now)
             case CopyStreamed():
                 self._orders.copied(event, self.facts.buddy_every, now)
+            case DataNoted():
+                self._orders.note(event.text, now)
             case NodeStopped():
                 self._nodes.stopped(event, now)
                 self._checkpoints.node_lost(event.node, now)

@@ -12,6 +12,7 @@ from regrow.core.copies import CopiesHeld
 from regrow.core.ids import Generation, Instant, NodeId
 from regrow.core.messages import NodeJoined, NodeLost, NodeStopped
 from regrow.membership import diagnosis as say
+from regrow.membership.data_places import DataPlaces
 from regrow.membership.ladder import RUN_AGAIN, Ladder
 from regrow.membership.placement import Place, buddies
 from regrow.membership.resizing import Resizing
@@ -35,6 +36,7 @@ class Nodes:
         self._placed: list[tuple[NodeId, str]] = []
         """The nodes between which copies are exchanged, and where each of them takes them."""
         self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._data = DataPlaces(ladder.roster)
 
     def joined(self, event: NodeJoined, now: Instant) -> None:
         """An agent registered: a node of a job that gathers, a lost one that is back, or one more."""
@@ -47,7 +49,10 @@ class Nodes:
             self._back(node, event, now)
         else:
             return
-        if gathering and len(self._roster.living_nodes()) >= self._facts.nodes:
+        complete = len(self._roster.living_nodes()) >= self._facts.nodes
+        if complete or not gathering:
+            self._place_data()
+        if complete and gathering:
             self._place_copies(self._roster.living_nodes())
             self._ladder.build(Generation(1), now)
         elif not gathering:
@@ -78,6 +83,9 @@ class Nodes:
     def _away(self, node: NodeRecord, now: Instant) -> list[WorkerRecord]:
         node.away_since = now
         self._ladder.copies.forget(node.node)
+        self._data.lost(node.node)
+        if not isinstance(self._ladder.state, Gathering):
+            self._place_data()
         self._resizing.changed()
         return self._bury(node, now)
 
@@ -101,7 +109,7 @@ class Nodes:
             self._roster.move(worker, Stage.GONE, now)
             self._orders.write(
                 record.WorkerGone(
-                    at=now, worker=worker.worker, rank=worker.rank, code=_LOST_CODE, reason="its node was lost"
+                    at=now, worker=worker.worker, rank=worker.rank, code=_LOST_CODE, reason=record.NODE_LOST
                 )
             )
         for forgotten in self._roster.forget_dead():
@@ -110,6 +118,7 @@ class Nodes:
 
     def _back(self, node: NodeRecord, event: NodeJoined, now: Instant) -> None:
         node.host, node.store, node.vault, node.domain = event.host, event.store, event.vault, event.domain
+        node.data = event.data
         node.slots, node.away_since, node.failed_standbys, node.failed_candidates = event.slots, None, 0, 0
         node.leave_by, node.stopped, node.unpaid = None, False, False
         self._roster.short.add(node.node)
@@ -125,3 +134,7 @@ class Nodes:
         self._placed = places
         for node, buddy in buddies([Place(each.node, each.domain) for each in nodes]).items():
             self._orders.place_copies(node, buddy)
+
+    def _place_data(self) -> None:
+        for order in self._data.news():
+            self._orders.add(order)

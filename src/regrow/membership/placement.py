@@ -23,7 +23,7 @@ def buddies(places: Sequence[Place]) -> dict[NodeId, NodeId | None]:
     """
     domain = {place.node: f"rack {place.domain}" if place.domain else f"node {place.node}" for place in places}
     sizes = Counter(domain.values())
-    order = sorted((place.node for place in places), key=lambda node: (domain[node], list(domain).index(node)))
+    order = sorted(domain, key=lambda node: domain[node])  # nodes of one domain stay in their order
     if set(sizes.values()) == {1}:
         order = list(domain)
     shift = max(sizes.values(), default=0) % max(1, len(order)) or 1

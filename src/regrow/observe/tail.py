@@ -6,8 +6,11 @@ import msgspec
 
 from regrow.core.errors import ProtocolError
 from regrow.core.events import AnyRecord, Record
+from regrow.core.ids import NodeId
+from regrow.observe.reads import Run
 
-_DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord, strict=False)
+"""Not strict: a loss that is not a number is written as text."""
 
 
 class RecordTail:
@@ -22,15 +25,18 @@ class RecordTail:
     def __init__(self, job_dir: Path) -> None:
         self._job_dir = job_dir
         self._offsets: dict[Path, int] = {}
+        self.torn: set[Path] = set()
+        """Files that end in the middle of a line, as of the last call of `poll`."""
 
     def poll(self) -> list[Record]:
         """What is new since the last call, in order of `at`. Raises `ProtocolError` for a line that is no record."""
         records: list[Record] = []
         for path in (self._job_dir / "events.jsonl", *sorted(self._job_dir.glob("steps.*.jsonl"))):
-            records.extend(self._read(path))
+            records.extend(self.read(path))
         return sorted(records, key=lambda record: record.at)
 
-    def _read(self, path: Path) -> list[AnyRecord]:
+    def read(self, path: Path) -> list[AnyRecord]:
+        """What is new in one file since the last call."""
         try:
             with path.open("rb") as stream:
                 stream.seek(self._offsets.get(path, 0))
@@ -38,6 +44,7 @@ class RecordTail:
         except FileNotFoundError:
             return []
         whole = new[: new.rfind(b"\n") + 1]
+        (self.torn.add if len(whole) < len(new) else self.torn.discard)(path)
         start = self._offsets.get(path, 0)
         self._offsets[path] = start + len(whole)
         records = []
@@ -61,3 +68,21 @@ def _decode(line: bytes, path: Path, offset: int) -> AnyRecord:
 def read_records(job_dir: Path) -> list[Record]:
     """All records of a job, in order of `at`; a torn last line of a file is left out. Raises `ProtocolError`."""
     return RecordTail(job_dir).poll()
+
+
+def read_run(job_dir: Path, name: str, *, live: bool = False) -> Run:
+    """All records of a job, with what is known about their files. Raises `ProtocolError`."""
+    tail = RecordTail(job_dir)
+    records = tail.poll()
+    torn = {path.name.removeprefix("steps.").removesuffix(".jsonl") for path in tail.torn}
+    return Run(name, records, frozenset(NodeId(node) for node in torn), live)
+
+
+def read_run_file(path: Path) -> Run:
+    """The records of one file. Raises `ProtocolError` for a line that is none, or a file that cannot be read."""
+    tail = RecordTail(path.parent)
+    try:
+        records = tail.read(path)
+    except OSError as error:
+        raise ProtocolError(f"{path} cannot be read: {error.strerror or error}") from error
+    return Run(path.name, sorted(records, key=lambda record: record.at))

@@ -7,7 +7,7 @@ import msgspec
 
 from regrow.core.checkpoint_messages import SnapshotForDisk
 from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotTaken
-from regrow.core.data_messages import OrderDeclared, ProducerWanted
+from regrow.core.data_messages import OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.events import Record
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import (
@@ -45,6 +45,8 @@ from regrow.sim.workers import SimWorker
 
 HANG_BOUND = 30.0
 LEASE = 10.0
+
+_FOR_THE_AGENT = WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
 
 
 class World:
@@ -352,8 +354,8 @@ class World:
         """Carry a fact to the coordinator."""
         if isinstance(fact, WorkerResumed):
             self.laws.acted(worker)
-        if isinstance(fact, WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted):
-            return  # For the agent's own eyes.
+        if isinstance(fact, _FOR_THE_AGENT):
+            return
         if not self._heard(worker):
             return
         self._network.send(worker.worker, self._telling(fact))

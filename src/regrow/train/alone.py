@@ -9,7 +9,9 @@ import torch
 
 from regrow.comm.groups import Groups
 from regrow.core.config import TorchrunEnv
+from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.data.loader import Caching
 from regrow.train.protect import ProtectedState
 
 FORM_S: Seconds = 60.0
@@ -20,6 +22,7 @@ class Alone:
 
     rehearses = False
     holds_initial_state = True
+    records = False
     halted = False
     generation = 0
     inside = 0
@@ -58,9 +61,19 @@ class Alone:
         """Nobody to compare with."""
         return True
 
+    def cache(self, until: int) -> Caching | None:
+        """No agent keeps one."""
+        return None
+
+    def declare(self, order: OrderSpec) -> None:
+        """Nobody to tell."""
+
     def fetch(self, number: StepNo, get: Callable[[], Any]) -> Any:
         """The batch of a step, by `get`."""
         return get()
+
+    def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
+        """Nobody to show it to."""
 
     def begin(self, number: StepNo) -> bool:
         """A body starts."""
@@ -109,7 +122,7 @@ class Alone:
         """Nobody to wait for."""
         return True
 
-    def stage(self, number: StepNo, metrics: dict[str, float]) -> None:
+    def stage(self, number: StepNo, metrics: dict[str, float], parts: Sequence[BatchRecord] = ()) -> None:
         """Nobody to tell."""
 
     def announce(
@@ -121,6 +134,8 @@ class Alone:
         metrics: dict[str, float],
         *,
         adopted: bool,
+        read: BatchRecord | None = None,
+        parts: Sequence[BatchRecord] = (),
     ) -> None:
         """Nobody to tell."""
 

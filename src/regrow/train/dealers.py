@@ -11,7 +11,14 @@ from regrow.train.protect import ProtectedState
 
 
 def dealer(
-    loader: object, state: ProtectedState, modules: Modules, *, seed: int, count: int, invariant: bool
+    loader: object,
+    state: ProtectedState,
+    modules: Modules,
+    *,
+    seed: int,
+    count: int,
+    invariant: bool,
+    recorded: bool = True,
 ) -> Dealer:
     """What deals `count` micro-batches a step to the replicas.
 
@@ -21,6 +28,7 @@ def dealer(
         modules: the modules among that.
         seed: of the session.
         invariant: whether the result must not depend on the number of replicas.
+        recorded: whether somebody wants the digests of what is read.
 
     Raises:
         UsageError: something in the loader or the model does not go with micro-batches, or with that mode.
@@ -29,7 +37,8 @@ def dealer(
     gradients: Gradients = Averaged(state, modules)
     if invariant:
         gradients = TreeSummed(state, modules, count=count, shard_size=unit)
-    return Dealer(loader, seed=seed, count=count, unit=unit, gradients=gradients, even=_talks_in_forward(modules))
+    even = _talks_in_forward(modules)
+    return Dealer(loader, seed=seed, count=count, unit=unit, gradients=gradients, even=even, recorded=recorded)
 
 
 def _talks_in_forward(modules: Modules) -> str | None:

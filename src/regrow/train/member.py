@@ -13,6 +13,7 @@ from regrow.agent.link import WorkerLink
 from regrow.agent.report import report
 from regrow.comm.groups import Formation, Groups
 from regrow.core.board import Phase
+from regrow.core.data_messages import BatchRecord, OrderDeclared, OrderSpec
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import (
@@ -25,6 +26,7 @@ from regrow.core.messages import (
     WorkerReady,
     WorkerStaged,
 )
+from regrow.data.loader import Caching
 from regrow.hydration.server import HydrationServer
 from regrow.step.machine import Adopted, Committed
 from regrow.train.comparing import Comparison
@@ -35,6 +37,7 @@ from regrow.train.faults import FaultInjector
 from regrow.train.frozen import FrozenState
 from regrow.train.interrupt import ForwardInterrupt
 from regrow.train.protect import ProtectedState
+from regrow.train.reading import Reading
 from regrow.train.recovery import Recovery, site_of
 
 FORM_S: Seconds = 60.0
@@ -45,6 +48,8 @@ class Member:
     """A worker that an agent started."""
 
     rehearses = True
+    records = True
+    """Whether somebody writes down what steps have read."""
 
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self._groups = link, groups
@@ -65,6 +70,7 @@ class Member:
         self._copies = Copies(link, every=link.env.buddy_every, halted=lambda: self.control.halted)
         self._interrupt = ForwardInterrupt(lambda: self.control.interruptible)
         self._faults = FaultInjector(link, groups, lambda: self._state.parameters() if self._state else [])
+        self.reading = Reading(link, self.control, lambda: self._rehearsing)
 
     @classmethod
     def open(cls, link: WorkerLink) -> "Member":
@@ -221,11 +227,24 @@ class Member:
         comparison = self._recovery.comparison if self._recovery is not None else None
         return comparison is None or comparison.compare(self.control.step, last=last)
 
+    def cache(self, until: int) -> Caching | None:
+        """The data cache of this node for a training of `until` steps; None where there is none."""
+        return self.reading.cache(until)
+
+    def declare(self, order: OrderSpec) -> None:
+        """Say in which order the steps read their samples."""
+        self._link.send(OrderDeclared(self._link.env.worker, Rank(self.rank), order))
+
     def fetch(self, number: StepNo, get: Callable[[], Any]) -> Any:
         """The batch of a step, by `get`."""
         self._link.board.enter(Phase.DATA, step=number, generation=self.control.generation)
         self._faults.strike(FaultStage.DATA, number)
         return get()
+
+    def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
+        """Put what was read for a step where the agent finds it should this worker die in it."""
+        if read is not None:
+            self._link.board.show_batch(self.control.generation, number, read)
 
     def begin(self, number: StepNo) -> bool:
         """A body starts; False when the generation is over."""
@@ -408,9 +427,10 @@ class Member:
 
     # --- the log -----------------------------------------------------------------------------------------------
 
-    def stage(self, number: StepNo, metrics: dict[str, float]) -> None:
-        """Numbers of a step that has not committed."""
-        self._link.send(WorkerStaged(self._link.env.worker, Generation(self.generation), number, metrics))
+    def stage(self, number: StepNo, metrics: dict[str, float], parts: Sequence[BatchRecord] = ()) -> None:
+        """Numbers of a step that has not committed, and what its micro-batches have read."""
+        worker, generation = self._link.env.worker, Generation(self.generation)
+        self._link.send(WorkerStaged(worker, generation, number, metrics, list(parts)))
 
     def announce(
         self,
@@ -421,10 +441,22 @@ class Member:
         metrics: dict[str, float],
         *,
         adopted: bool,
+        read: BatchRecord | None = None,
+        parts: Sequence[BatchRecord] = (),
     ) -> None:
         """A step was committed."""
         self._link.send(
-            WorkerCommitted(self._link.env.worker, generation, number, at, seconds, metrics, adopted=adopted)
+            WorkerCommitted(
+                self._link.env.worker,
+                generation,
+                number,
+                at,
+                seconds,
+                metrics,
+                adopted=adopted,
+                data=read,
+                parts=list(parts),
+            )
         )
 
     def _stop(self) -> None:
@@ -432,5 +464,6 @@ class Member:
         self._groups.halt()
         self._interrupt.set()
         self._copies.wake()
+        self.reading.stop()
         if self._recovery is not None:
             self._recovery.stop()

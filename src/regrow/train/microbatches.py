@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.errors import UsageError
 from regrow.data.micro import MicroLoader, batch_size_of, samples_in
 from regrow.data.seeding import seed_everything
@@ -235,23 +236,43 @@ class Dealer:
         unit: ranks of a replica that read data of their own: each micro-batch is dealt out to them in turn.
         gradients: how they are added up.
         even: a reason why all replicas must have as many of them; None: they need not.
+        recorded: whether somebody wants the digests of what is read.
 
     Raises:
         UsageError: `count` is less than 1.
     """
 
     def __init__(
-        self, loader: object, *, seed: int, count: int, unit: int, gradients: Gradients, even: str | None = None
+        self,
+        loader: object,
+        *,
+        seed: int,
+        count: int,
+        unit: int,
+        gradients: Gradients,
+        even: str | None = None,
+        recorded: bool = True,
     ) -> None:
         reason = refusal(count, 1)
         if reason is not None:
             raise UsageError(reason, hint="set microbatches= to 1 or more")
         self.count, self.unit, self.gradients = count, unit, gradients
-        self.usual = batch_size_of(loader)
+        self.usual = batch_size_of(loader, count * unit)
         """Samples of a micro-batch as a rule: gradients are as large while they pile up as they are at the end."""
         self.current: MicroBatches | None = None
         self._seed, self._even = seed, even
-        self._loader = MicroLoader(loader, seed=seed, shares=count * unit)
+        self._loader = MicroLoader(loader, seed=seed, shares=count * unit, recorded=recorded)
+        self._shares: list[int] = []
+        """Those that this rank reads."""
+
+    @property
+    def spec(self) -> OrderSpec:
+        """The order of samples, for as many shares as the ranks of all replicas' micro-batches read."""
+        return self._loader.spec
+
+    def records(self, step: int) -> list[BatchRecord]:
+        """What this rank has read for its micro-batches of a step, as far as it has come."""
+        return self._loader.records(step, self._shares)
 
     def batch(self, step: int, share: int, shares: int) -> MicroBatches:
         """This rank's micro-batches of a step; the first is fetched already.
@@ -279,7 +300,8 @@ class Dealer:
             )
         replica, place = divmod(share, self.unit)
         dealt = deal(self.count, shares // self.unit, replica)
-        self._loader.deal([index * self.unit + place for index in range(*dealt)])
+        self._shares = [index * self.unit + place for index in range(*dealt)]
+        self._loader.deal(self._shares)
         return dealt, place
 
     def seek(self, step: int, share: int, shares: int) -> None:

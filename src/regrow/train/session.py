@@ -1,48 +1,33 @@
-"""A training script's whole view of regrow: `init`, `protect`, `steps`."""
+"""A training script's whole view of regrow: `protect`, `steps`."""
 
 import atexit
 import contextlib
-import logging
 import time
 from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from regrow.agent.link import WorkerLink
-from regrow.core.config import WorkerEnv
 from regrow.core.errors import GenerationHalted, StateError, UsageError
-from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.ids import StepNo
 from regrow.data.loader import StepLoader
-from regrow.data.seeding import seed_everything
-from regrow.step.policy import Policy
 from regrow.train.alone import Alone
+from regrow.train.announcing import Announcing
+from regrow.train.batches import Batches
 from regrow.train.dealers import dealer
 from regrow.train.member import Member
 from regrow.train.microbatches import Dealer
 from regrow.train.modules import Modules
-from regrow.train.policy import Scaled
 from regrow.train.protect import ProtectedState
 from regrow.train.regions import Regions
 from regrow.train.sharing import Share, share_of
+from regrow.train.standing import Standing
 from regrow.train.step import Step
 
-_log = logging.getLogger("regrow")
 _STEPS = "steps()"
 
 
-class _Unsent(NamedTuple):
-    """A commit that the agent has not been told: a log after the body may still add to it."""
-
-    step: Step
-    at: Instant
-    seconds: Seconds
-    generation: Generation
-    adopted: bool
-
-
-class Session:
+class Session(Standing):
     """One worker's part in the training. Made by `regrow.init()`.
 
     Args:
@@ -52,57 +37,17 @@ class Session:
     """
 
     def __init__(self, member: Member | Alone, *, seed: int, invariant: bool = False) -> None:
+        super().__init__(member)
         self.seed, self.invariant = seed, invariant
-        self._member = member
-        self._state: ProtectedState | None = None
         self._modules = Modules()
-        self._share: Share | None = None
-        self._loader: StepLoader | Dealer | None = None
-        self._dealer: Dealer | None = None
-        self._scaled: Scaled | None = None
         self._started = False
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
-        self._unsent: _Unsent | None = None
+        self._announcing = Announcing(member)
         self._latest: Step | None = None
         self._looping = False
         self._echoing = contextlib.ExitStack()
         self._regions = Regions(self)
-
-    # --- what a script may ask ---------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank now. A standby takes its final rank only when it is needed: ask, do not remember."""
-        return self._member.rank
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's rank on its node."""
-        return self._member.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in the world."""
-        return self._member.world
-
-    @property
-    def replicas(self) -> int:
-        """Replicas in the world: groups of ranks that hold one full copy of the state and read one share of the data.
-
-        Ranks that together make one replica are known from `steps` on; before it, each counts as one.
-        """
-        return self._place()[1] // (self._dealer.unit if self._dealer is not None else 1)
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
-
-    @property
-    def generation(self) -> int:
-        """The membership that this worker runs in."""
-        return self._member.generation
 
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
         """Name what must survive a fault: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
@@ -124,22 +69,6 @@ class Session:
         for optimizer in self._state.optimizers():
             optimizer.register_step_pre_hook(lambda *_: self._before_update())
             optimizer.register_step_post_hook(lambda *_: self._regions.after_update())
-
-    def policy(self, policy: Policy) -> None:
-        """What changes with the number of replicas: the learning rate at each update, and the values of `setting`.
-
-        Raises:
-            UsageError: nothing is protected yet, or there is a policy already.
-        """
-        if self._scaled is not None:
-            raise UsageError("policy() was called a second time", hint="put everything into one policy")
-        self._scaled = Scaled(policy, self._protected().optimizers(), lambda: self.replicas)
-
-    def setting(self, name: str) -> Any:
-        """A named value of the policy for the present number of replicas: ask in every step. Raises `UsageError`."""
-        if self._scaled is None:
-            raise UsageError(f"there is no policy to have a setting {name!r}", hint="call session.policy(...)")
-        return self._scaled.setting(name)
 
     def digest(self) -> str:
         """A digest of all protected state, equal on two workers if and only if their state is bitwise equal."""
@@ -176,18 +105,25 @@ class Session:
             raise UsageError(f"until={until} is negative")
         self._start(_STEPS)
         self._share = share_of(data)
-        self._loader = self._dealt(loader, microbatches)
+        self._batches = Batches(self._reader(loader, until, microbatches), seed=self.seed, place=self._place)
+        self._member.declare(self._batches.order)
         return self._run(until)
 
-    def _dealt(self, loader: Any, microbatches: int | None) -> StepLoader | Dealer:
-        if microbatches is None and not self.invariant:
-            return StepLoader(loader, seed=self.seed)
-        if microbatches is None:
+    def _reader(self, loader: Any, until: int, microbatches: int | None) -> StepLoader | Dealer:
+        member = self._member
+        if microbatches is not None:
+            return dealer(
+                loader,
+                self._protected(),
+                self._modules,
+                seed=self.seed,
+                count=microbatches,
+                invariant=self.invariant,
+                recorded=member.records,
+            )
+        if self.invariant:
             raise UsageError("world-invariant mode needs micro-batches", hint="give session.steps(microbatches=...)")
-        self._dealer = dealer(
-            loader, self._protected(), self._modules, seed=self.seed, count=microbatches, invariant=self.invariant
-        )
-        return self._dealer
+        return StepLoader(loader, seed=self.seed, cache=member.cache(until), recorded=member.records)
 
     def _start(self, what: str) -> None:
         """The one loop of a job begins. Raises `UsageError` where there was one, or nothing is protected."""
@@ -202,7 +138,7 @@ class Session:
         self._member.arrive(self._protected(), self._modules.buckets(), self._modules.buffered)
 
     def _run(self, until: int) -> Iterator[Step]:
-        loader, member = self._data(), self._member
+        batches, member = self._data(), self._member
         if member.rehearses and until > 0:
             yield from self._rehearse()
         member.expect_after_steps(self._regions.declared())
@@ -225,7 +161,7 @@ class Session:
             atexit.register(self._finish)
             raise
         finally:
-            loader.close()
+            batches.close()
 
     def _replay(self) -> Generator[Step, None, bool]:
         """A newcomer, while the others are in a function between two steps: come there too, past a step they have done.
@@ -239,8 +175,8 @@ class Session:
             return False
         before = StepNo(number - 1)
         self._echoing.enter_context(self._member.echo())
-        batch = self._data().batch(before, *self._place())
-        seed_everything(self.seed, before, self._place()[0])
+        batch = self._data().batch(before)
+        self._data().seed_body(before)
         self._latest = Step(self, before, batch, rehearsal=True, replay=True)
         yield self._latest
         if self._latest.rehearsal:
@@ -249,8 +185,8 @@ class Session:
 
     def _prepare(self) -> Step | None:
         """Everything that must be right when a body starts; None when the generation is over."""
-        self._send_commit()
-        member, state = self._member, self._protected()
+        self._announcing.send()
+        member, state, batches = self._member, self._protected(), self._data()
         if self._recover_if_halted():
             return None
         number = member.step
@@ -259,15 +195,16 @@ class Session:
             return None
         member.checkpoint(state)
         try:
-            batch = member.fetch(number, lambda: self._data().batch(number, *self._place()))
+            batch = member.fetch(number, lambda: batches.batch(number))
         except Exception as error:
             if not self._failed(error):
                 raise
             return None
+        member.show_read(number, batches.record(number))
         state.begin()
         if not member.begin(number):
             return None
-        seed_everything(self.seed, number, self._place()[0])
+        batches.seed_body(number)
         attempt = self._attempts.get(number, 0)
         self._attempts = {number: attempt + 1}
         self._begun_at = time.monotonic()
@@ -282,9 +219,10 @@ class Session:
     def _rehearse(self) -> Iterator[Step]:
         """Run the body once against echo groups, and undo it: what a first step costs is paid before it counts."""
         with self._rehearsing():
-            batch = self._data().batch(0, *self._place())
-            seed_everything(self.seed, 0, self._place()[0])
-            step = Step(self, StepNo(0), batch, rehearsal=True)
+            first = StepNo(0)
+            batch = self._data().batch(first)
+            self._data().seed_body(first)
+            step = Step(self, first, batch, rehearsal=True)
             yield step
             if not step.entered:
                 raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
@@ -293,7 +231,7 @@ class Session:
                     "the step's body changes protected parameters, but no protected optimizer did",
                     hint="protect the optimizer too, or call step.update() before the change",
                 )
-        self._data().seek(0, *self._place())
+        self._data().seek(first)
 
     @contextlib.contextmanager
     def _rehearsing(self) -> Iterator[None]:
@@ -345,10 +283,9 @@ class Session:
         return self._failed(error, step)
 
     def _committed(self, step: Step, *, adopted: bool = False) -> None:
-        now = time.monotonic()
         step.committed = True
         self._regions.committed()
-        self._unsent = _Unsent(step, now, now - self._begun_at, Generation(self.generation), adopted)
+        self._announcing.committed(step, self._begun_at, self._batches, adopted=adopted)
 
     def _failed(self, error: Exception, step: Step | None = None) -> bool:
         """An attempt ended with an error: report it if it is news, put back what it changed, go on when told to.
@@ -373,32 +310,14 @@ class Session:
             # The others had all of this worker's gradients: the step has happened, though not here.
             self._committed(step, adopted=True)
         self._modules.overwritten()
-        if self._loader is not None:
-            self._loader.seek(self._member.step, *self._place())
+        if self._batches is not None:
+            self._batches.seek(self._member.step)
         self._regions.recovered(self._member.inside)
 
     # --- the log -----------------------------------------------------------------------------------------------
 
     def _log(self, step: Step) -> None:
-        if not step.committed and not any(
-            isinstance(value, torch.Tensor) and value.is_cuda for value in step.staged.values()
-        ):
-            # Reading a CUDA tensor would stall the device in mid-step: those wait for the commit.
-            self._member.stage(step.number, step.numbers())
-
-    def _send_commit(self) -> None:
-        if self._unsent is None:
-            return
-        unsent, self._unsent = self._unsent, None
-        numbers = unsent.step.numbers()
-        self._member.announce(
-            unsent.step.number, unsent.generation, unsent.at, unsent.seconds, numbers, adopted=unsent.adopted
-        )
-        _log.info("step %d: %s", unsent.step.number, numbers)
-
-    def _place(self) -> "Share":
-        """Which share of the global batch is read here, of how many."""
-        return self._share or (self.rank, self.world_size)
+        self._announcing.logged(step, self._batches)
 
     # --- small things ------------------------------------------------------------------------------------------
 
@@ -428,7 +347,7 @@ class Session:
     def _ends(self) -> bool:
         """The last step is done: wait for the others; False: a new membership stands, perhaps at an earlier step."""
         self._looping = False
-        self._send_commit()
+        self._announcing.send()
         ended = not self._recover_if_halted() and self._agrees(last=True)
         if ended and not self._member.finish():
             self._recover()
@@ -439,11 +358,11 @@ class Session:
     def _finish(self) -> None:
         """As `_ends`, for a script that has left the loop: no step can be run any more."""
         self._looping = False
-        self._send_commit()
+        self._announcing.send()
         at = self._member.step
         while not self._member.finish():
             self._recover()
-            if self._loader is None:
+            if self._batches is None:
                 continue
             self._agrees()  # newcomers do so before they come here
             if self._member.step < at:
@@ -451,41 +370,3 @@ class Session:
                     f"the state went back to step {self._member.step}, but the script left its loop after {at} steps",
                     hint="let `until` end the loop",
                 )
-
-    def _protected(self) -> ProtectedState:
-        if self._state is None:
-            raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
-        return self._state
-
-    def _data(self) -> StepLoader | Dealer:
-        if self._loader is None:
-            raise UsageError("no loader yet", hint="call session.steps(loader, until=...)")
-        return self._loader
-
-
-def init(*, seed: int = 0, invariant: bool = False) -> Session:
-    """Take part in the job that this process belongs to, or train alone where there is none.
-
-    Makes the default process group (backend `regrow`), so that DDP and `torch.distributed` work, and seeds all random
-    generators so that every rank builds the same model.
-
-    Args:
-        seed: what the order of data and all random numbers derive from.
-        invariant: world-invariant mode: every committed loss and the final state are bitwise the same with any number
-            of replicas, and through every change of it. Gradients are summed over the micro-batches in one fixed tree.
-            Needs `session.steps(microbatches=...)`. Each rank computes with one thread.
-
-    Raises:
-        UsageError: `torch.distributed` was initialized already, or init() was called twice.
-    """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise UsageError(
-            "torch.distributed is initialized already", hint="call regrow.init() instead of init_process_group()"
-        )
-    env = WorkerEnv.read()
-    link = WorkerLink.current() if env is not None else None
-    member = Member.open(link) if link is not None else Alone.open()
-    seed_everything(seed)
-    if invariant:
-        torch.set_num_threads(1)
-    return Session(member, seed=seed, invariant=invariant)

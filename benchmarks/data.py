@@ -1,0 +1,346 @@
+"""What a node's data cache brings, beside torch's DataLoader and mosaicml-streaming, all sides in one run.
+
+    python benchmarks/data.py             # about 12 minutes
+    python benchmarks/data.py --quick     # fewer rounds and a small corpus, about 5 minutes
+    python benchmarks/data.py --streaming-python ~/streaming/bin/python    # where that is another environment
+
+**First batch.** A new process, forked from one with torch imported, takes the place of a lost worker at step 10, 1,000
+and 100,000: the time from its first instruction to its first batch of 8 samples of 128 tokens, shuffled, one loader
+worker. regrow's finds the batch in the cache, made by a producer that has survived. A `DataLoader` with
+`persistent_workers` reads all batches before and throws them away; *skips indices* draws their indices only, as good
+skipping samplers do; streaming is resumed by its `state_dict`, with the samples in its own format, forked after its
+imports just as the others. Step 100,000 is measured once where all batches are read, the rest several times.
+
+**Memory.** 1, 2, 4 and 8 ranks go through a corpus of 2 GB in batches of 16 windows of 1,024 tokens, each rank through
+its share; every eighth window, which brings in each page. Counted when all are through, each page once (Pss): all of
+the ranks, producer and loader workers, the cache's files, and the corpus in the page cache; less what the same
+processes have had at their first batch besides corpus and cache. `DataLoader` over the corpus loaded into each rank,
+as far as it fits into half of the free memory, and over `numpy.memmap`. What was loaded is not counted a second time in
+the page cache. regrow's cache may have 256 MB.
+
+**Throughput.** Batches a second of ranks that compute nothing: 64 windows of 1,024 tokens, and 16 with a transform of
+1 ms of the processor's time each; one loader worker a rank on both sides, `persistent_workers`; 1 and 2 ranks. The
+cache has room for 64 batches, which are read before the clock starts: nothing was made in advance. The sides take
+turns, each after the other has come to rest. The figure is the median over the rounds of the ratio to `DataLoader` in
+the same round.
+
+Exits with 1 when a first batch from the cache takes more than 20 ms, 8 ranks take more than 1.25 times what one takes,
+throughput is below 0.95 of DataLoader's, or a batch of tokens was copied on its way from the cache.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from forking import Child, Failed, forked
+from loaders import Body, Place, Reading, first_by_reading, first_by_skipping, first_of_ours, make_corpus, mapped, ours
+from resident import BUDGET, PATIENCE, SIDES, MemoryUsed, measure_memory, settle
+from rich.console import Console
+from rich.table import Table
+
+from regrow.core.ids import Seconds
+
+HERE = Path(__file__).resolve().parent
+STEPS = (10, 1000, 100_000)
+FIRST = {"ours": "", "DataLoader": "dataloader_", "skips indices": "dataloader_skip_", "streaming": "streaming_"}
+SLOWEST_S: Seconds = 0.020
+MOST_OVER_ONE = 1.25
+LEAST_THROUGHPUT = 0.95
+
+SMALL_TOKENS = 105_000_000
+"""Of the corpus for first batches and throughput: a bit over 100,000 batches of 8 samples of 128."""
+AHEAD = 64
+"""Batches that the cache has room for where throughput is measured."""
+KINDS = {
+    "tokens": "",
+    "transform": "_transform",
+    "tokens, 2 ranks": "_2_ranks",
+    "transform, 2 ranks": "_transform_2_ranks",
+}
+"""What is read where throughput is measured, and how its figures' names end."""
+ON_DISK = 4_000_000_000
+
+
+# --- first batch ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FirstBatches:
+    """Seconds by side and step. `work`: of the processor, for ours; `copied`: whether one was no view of the cache."""
+
+    seconds: dict[str, dict[int, list[Seconds]]]
+    work: list[Seconds] = field(default_factory=list)
+    copied: bool = False
+    streaming_missing: str = ""
+
+    def median(self, side: str, step: int) -> Seconds | None:
+        """Of what was measured, if anything was."""
+        told = self.seconds.get(side, {}).get(step)
+        return median(told) if told else None
+
+
+def measure_first(place: Place, streaming_python: str) -> FirstBatches:
+    """All sides in turns; streaming, in processes of its own environment, afterwards."""
+    reading = Reading(str(place.tokens.parent), length=128, stride=128, batch_size=8)
+    result = FirstBatches({side: {step: [] for step in STEPS} for side in list(FIRST)[:3]})
+    for step in STEPS:
+        others: dict[str, Callable[[Reading, int], Body]] = {
+            "DataLoader": first_by_reading,
+            "skips indices": first_by_skipping,
+        }
+        with place.node(reading, 4 << 20) as node, forked(node.produce) as producer:
+            node.await_producer()
+            with forked(first_of_ours(node, step)) as (lost,):
+                lost.hear()  # it made the producer come here, and is gone now
+            settle([child.pid for child in producer])
+            for turn in range(place.rounds):
+                seconds, work, is_view = _ask(first_of_ours(node, step))
+                result.seconds["ours"][step].append(seconds)
+                result.work.append(work)
+                result.copied |= not is_view
+                for side, body in others.items():
+                    if turn == 0 or step < STEPS[-1] or side != "DataLoader":
+                        result.seconds[side][step].append(_ask(body(reading, step))[0])
+    told = _streaming(place, streaming_python, reading)
+    if isinstance(told, str):
+        result.streaming_missing = told
+    else:
+        result.seconds["streaming"] = told
+    return result
+
+
+def _ask(body: Body) -> list[float]:
+    with forked(body) as (child,):
+        answer: list[float] = child.hear(PATIENCE)
+        return answer
+
+
+def _streaming(place: Place, python: str, reading: Reading) -> dict[int, list[Seconds]] | str:
+    """What `streaming_resume.py` has measured, or why it could not."""
+    try:
+        found = subprocess.run([python, "-c", "import streaming"], capture_output=True, text=True, timeout=PATIENCE)
+    except OSError as error:
+        return f"{python}: {error.strerror}"
+    if found.returncode:
+        return f"`import streaming` fails in {python}: {found.stderr.strip().splitlines()[-1]}"
+    folder = place.folder / "streaming"
+    words = [reading.length, reading.batch_size, place.rounds, *STEPS]
+    command = [python, str(HERE / "streaming_resume.py"), str(place.tokens), str(folder), *map(str, words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if done.returncode:
+        raise Failed(f"streaming_resume.py failed:\n{done.stderr}")
+    return {int(step): told for step, told in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+# --- throughput -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rates:
+    """Batches a second of all ranks, by round; `work`: processor seconds of all processes together for a batch."""
+
+    ours: list[float] = field(default_factory=list)
+    dataloader: list[float] = field(default_factory=list)
+    our_work: list[Seconds] = field(default_factory=list)
+    dataloader_work: list[Seconds] = field(default_factory=list)
+    copied: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """Ours over DataLoader's: the median of the rounds'."""
+        return median(mine / its for mine, its in zip(self.ours, self.dataloader, strict=True))
+
+
+def measure_rates(place: Place, reading: Reading, ranks: int, number: int) -> Rates:
+    """Both sides in turns, which change places each round; each rank reads `number` batches a turn."""
+    result = Rates()
+    budget = (AHEAD * ranks + 2) * (reading.batch_bytes + 4096)
+    with place.node(reading, budget) as node, forked(node.produce) as producer:
+        node.await_producer()
+        with (
+            forked(*(ours(node, rank, ranks) for rank in range(ranks))) as mine,
+            forked(*(mapped(reading, rank, ranks) for rank in range(ranks))) as its,
+        ):
+            for child in (*mine, *its):
+                child.hear()
+            everybody = [child.pid for child in (*producer, *mine, *its)]
+            for turn in range(1 + place.rounds):
+                sides = [(result.ours, result.our_work, mine), (result.dataloader, result.dataloader_work, its)]
+                for rates, works, children in sides[:: 1 if turn % 2 else -1]:
+                    before = settle(everybody)
+                    rate, are_views = _rate(children, AHEAD + 8, number)
+                    result.copied |= children is mine and not are_views
+                    if turn:
+                        rates.append(rate)
+                        works.append((settle(everybody) - before) / (AHEAD + 8 + number) / ranks)
+    return result
+
+
+def _rate(ranks: list[Child], aside: int, number: int) -> tuple[float, bool]:
+    for child in ranks:
+        child.tell([aside, number])
+    told = [child.hear(PATIENCE) for child in ranks]
+    seconds = max(ended for _, ended, _ in told) - min(began for began, _, _ in told)
+    return len(ranks) * number / seconds, all(is_view for _, _, is_view in told)
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
+
+def show_first(first: FirstBatches, console: Console) -> None:
+    """A row for each side."""
+    table = Table(title="first batch of a new process, ms, median")
+    for column in ("", *(f"step {step:,}" for step in STEPS)):
+        table.add_column(column, justify="right" if column else "left")
+    for side in FIRST:
+        told = [first.median(side, step) for step in STEPS]
+        table.add_row(side, *("–" if each is None else f"{1000 * each:,.1f}" for each in told))
+    console.print(table)
+    console.print(f"of ours, the processor's: {1000 * median(first.work):.1f} ms; the rest is waiting for a free one")
+    if first.streaming_missing:
+        console.print(f"mosaicml-streaming was not measured: {first.streaming_missing}", markup=False)
+
+
+def show_memory(used: MemoryUsed, console: Console) -> None:
+    """A row for each side and number of ranks."""
+    table = Table(title=f"memory of a node beyond its processes, corpus of {used.gigabytes:g} GB")
+    for column in ("", "ranks", "GB", "corpus", "cache", "rest", "processes", "over 1 rank"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for side, by_ranks in used.beyond.items():
+        for ranks, each in by_ranks.items():
+            cells = [f"{nbytes / 1e9:.2f}" for nbytes in (sum(each), *each, used.base[side][ranks])]
+            over = f"{sum(each) / sum(by_ranks[1]):.2f}"
+            table.add_row(side, str(ranks), *cells, over, end_section=ranks == max(by_ranks))
+    console.print(table)
+    console.print("memmap, loaded: DataLoader over numpy.memmap, and over a copy in each rank's memory")
+    console.print("processes: of the same at their first batch, without corpus and cache; not in GB")
+    for what in used.missing:
+        console.print(f"not measured: {what}")
+
+
+def show_rates(rates: dict[str, Rates], console: Console) -> None:
+    """A row for each kind."""
+    table = Table(title="batches a second, median")
+    for column in ("", "ours", "DataLoader", "ratio", "from – to", "work, ms", "its"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for kind, each in rates.items():
+        ratios = [mine / its for mine, its in zip(each.ours, each.dataloader, strict=True)]
+        spread = [f"{median(ratios):.2f}", f"{min(ratios):.2f} – {max(ratios):.2f}"]
+        work = [f"{1000 * median(seconds):.2f}" for seconds in (each.our_work, each.dataloader_work)]
+        table.add_row(kind, f"{median(each.ours):.4g}", f"{median(each.dataloader):.4g}", *spread, *work)
+    console.print(table)
+    console.print("work: of all processors together for a batch, ours and DataLoader's")
+
+
+def figures(
+    first: FirstBatches | None, used: MemoryUsed | None, rates: dict[str, Rates]
+) -> Iterator[tuple[str, float]]:
+    """The numbers for `--json`."""
+    for side, prefix in FIRST.items() if first else ():
+        for step in STEPS:
+            if first and (seconds := first.median(side, step)) is not None:
+                yield f"{prefix}first_batch_s_{step}", seconds
+    if first:
+        yield "first_batch_work_s", median(first.work)
+    for side, prefix in SIDES.items() if used else ():
+        if used:
+            for ranks, beyond in used.beyond[side].items():
+                yield f"{prefix}_bytes_{ranks}_ranks", sum(beyond)
+            if (over := used.over_one(side)) is not None:
+                yield f"{prefix}_bytes_8_ranks_over_1", over
+    for kind, each in rates.items():
+        yield f"throughput_over_dataloader{KINDS[kind]}", each.ratio
+        yield f"batches_per_s{KINDS[kind]}", median(each.ours)
+        yield f"dataloader_batches_per_s{KINDS[kind]}", median(each.dataloader)
+        yield f"work_s_per_batch{KINDS[kind]}", median(each.our_work)
+        yield f"dataloader_work_s_per_batch{KINDS[kind]}", median(each.dataloader_work)
+
+
+def misses(first: FirstBatches | None, used: MemoryUsed | None, rates: dict[str, Rates]) -> Iterator[str]:
+    """In words, what was not reached."""
+    for step in STEPS if first else ():
+        if first and (seconds := first.median("ours", step) or 0.0) > SLOWEST_S:
+            yield f"the first batch at step {step:,} took {1000 * seconds:.1f} ms"
+    if used and (over := used.over_one("ours")) is not None and over > MOST_OVER_ONE:
+        yield f"8 ranks take {over:.2f} times the memory of one"
+    for kind, each in rates.items():
+        if each.ratio < LEAST_THROUGHPUT:
+            yield f"{kind}: {each.ratio:.2f} times DataLoader's batches a second"
+    if (first and first.copied) or any(each.copied for each in rates.values()):
+        yield "a batch was copied on its way from the cache"
+
+
+def measure(place: Place, args: argparse.Namespace) -> tuple[FirstBatches | None, MemoryUsed | None, dict[str, Rates]]:
+    """What was asked for, shown as soon as it is there. Raises `Failed`."""
+    console = Console()
+    first, used, rates = None, None, dict[str, Rates]()
+    if "first" in args.only:
+        first = measure_first(place, args.streaming_python)
+        show_first(first, console)
+    if "throughput" in args.only:
+        tokens = Reading(str(place.tokens.parent), length=1024, stride=128, batch_size=64)
+        working = replace(tokens, batch_size=16, work_s=0.001)
+        for kind in KINDS:
+            reading, number = (working, 60) if "transform" in kind else (tokens, 500)
+            rates[kind] = measure_rates(place, reading, 2 if "2 ranks" in kind else 1, number)
+        show_rates(rates, console)
+    if "memory" in args.only:
+        used = measure_memory(place, 250_000_000 if args.quick else 2_000_000_000)
+        show_memory(used, console)
+    return first, used, rates
+
+
+def main() -> int:
+    """Measure, print, write; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ("first", "throughput", "memory")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
+    parser.add_argument("--quick", action="store_true", help="3 rounds, and a corpus of 0.25 GB for memory")
+    parser.add_argument("--rounds", type=int, default=7, help="of each side")
+    parser.add_argument("--streaming-python", default=sys.executable, metavar="PATH", help="python that has streaming")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where caches are made (default: /dev/shm)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
+    if load > cores / 2:
+        print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")
+    folder = Path(tempfile.mkdtemp(prefix="regrow-benchmark-"))
+    shared = Path("/dev/shm")
+    cache = Path(tempfile.mkdtemp(prefix="regrow-benchmark-", dir=args.cache or (shared if shared.is_dir() else None)))
+    try:
+        for path, needed in ((folder, ON_DISK), (cache, 2 * BUDGET)):
+            if (free := shutil.disk_usage(path).free) < needed:
+                raise Failed(f"{path} has {free / 1e9:.1f} GB free, {needed / 1e9:.1f} are needed")
+        tokens = make_corpus(folder / "corpus", SMALL_TOKENS)
+        place = Place(folder, tokens, cache, 3 if args.quick else args.rounds)
+        measured = measure(place, args)
+    except Failed as failed:
+        print(f"data.py: {failed}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(folder)
+        shutil.rmtree(cache)
+    if args.json:
+        args.json.write_text(json.dumps({"figures": dict(figures(*measured))}, indent=2) + "\n", encoding="utf-8")
+    missed = list(misses(*measured))
+    for miss in missed:
+        print(f"missed: {miss}")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

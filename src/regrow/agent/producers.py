@@ -1,0 +1,252 @@
+"""The processes that make batches ahead for the workers of this node: one for each loader that is cached.
+
+A producer is forked like a worker and watched like one, but it is none of the training's: the coordinator does not know
+of it, and its end concerns nobody but this file. Whoever reads from its loader makes batches itself meanwhile.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from regrow.agent.output import OutputPump
+from regrow.agent.requests import SpawnRequest
+from regrow.agent.workers import Worker
+from regrow.core.config import AgentConfig
+from regrow.core.data_messages import ProducerSeat, ProducerServed, producer_given_up, producer_socket
+from regrow.core.ids import Generation, Instant, Rank, Seconds, WorkerId
+from regrow.core.messages import ErrorReport, Role, SpawnWorker, Warmth, WorkerFact, WorkerFailed
+from regrow.membership.diagnosis import exit_text
+
+DEATHS = 3
+"""So many in a row that made no entry, and there is no other."""
+MOST = 8
+"""So many loaders get one; each is a process."""
+_FIRST_PAUSE_S: Seconds = 0.1
+_LONGEST_PAUSE_S: Seconds = 10.0
+_LONG_LIFE_S: Seconds = 30.0
+"""Who lived so long is replaced at once; who did not, after a pause that grows."""
+_LOG_S: Seconds = 0.3
+"""After which its last words are in its log."""
+_TAIL_BYTES = 4096
+_END_S: Seconds = 2.0
+_log = logging.getLogger("regrow.agent")
+
+
+@dataclass
+class _Producer:
+    """The producer of one loader, and its successors."""
+
+    loader: int
+    generation: Generation
+    worker: Worker | None = None
+    count: int = 0
+    deaths: int = 0
+    """In a row, without an entry."""
+    served: bool = False
+    started: Instant = 0.0
+    pause: Seconds = _FIRST_PAUSE_S
+    error: str = ""
+    """What its script ended with."""
+    over: bool = False
+
+
+class Producers:
+    """Starts them, watches them, replaces them, gives them up. All of it in the agent's loop.
+
+    Args:
+        config: of the agent.
+        output: takes what they print, for a file of their own.
+        request: what the zygote is asked for to get a worker in this place.
+        spawn: asks the zygote.
+        note: takes what people should know.
+        bury: told of a process that has ended: what it started is to end too.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        output: OutputPump,
+        request: Callable[[SpawnWorker], SpawnRequest],
+        spawn: Callable[[SpawnRequest, list[int]], None],
+        note: Callable[[str], None],
+        bury: Callable[[int], None],
+    ) -> None:
+        self._config = config
+        self._output = output
+        self._request = request
+        self._spawn = spawn
+        self._note = note
+        self._bury = bury
+        self._by_loader: dict[int, _Producer] = {}
+        self._by_worker: dict[WorkerId, _Producer] = {}
+        self._closing = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Their processes."""
+        workers = [producer.worker for producer in self._by_worker.values()]
+        return [worker.pid for worker in workers if worker is not None and worker.pid is not None]
+
+    def wanted(self, loader: int, generation: Generation) -> None:
+        """A worker of this generation reads from this loader: have a producer for it."""
+        if loader in self._by_loader or self._closing:
+            return
+        self._by_loader[loader] = producer = _Producer(loader, generation)
+        if len(self._by_loader) > MOST:
+            self._give_up(producer, f"{MOST} other loaders have producers, and no more are started")
+        else:
+            self._start(producer)
+
+    def spawned(self, name: WorkerId, pid: int) -> bool:
+        """The zygote forked it; False where it is none of these."""
+        producer = self._by_worker.get(name)
+        if producer is None or producer.worker is None:
+            return False
+        self._output.head(name, f"producer {name} of loader {producer.loader}, pid {pid}")
+        producer.started = time.monotonic()
+        producer.worker.started(pid, self._ended)
+        return True
+
+    def spawn_failed(self, name: WorkerId, error: ErrorReport) -> bool:
+        """There is no process; False where it is none of these."""
+        producer = self._by_worker.pop(name, None)
+        if producer is None or producer.worker is None:
+            return False
+        producer.worker.close()
+        producer.worker = None
+        self._output.keep(name, error.traceback)
+        self._output.finish(name)
+        self._give_up(producer, f"it cannot be started: {error.message}")
+        return True
+
+    async def close(self) -> None:
+        """End all of them; returns when they are reaped. May be called twice."""
+        self._closing = True
+        for producer in list(self._by_worker.values()):
+            if producer.worker is not None:
+                producer.worker.kill()
+        deadline = time.monotonic() + _END_S
+        while self.pids and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        for name, producer in list(self._by_worker.items()):
+            if producer.worker is not None and producer.worker.pid is None:  # it was never forked
+                producer.worker.close()
+                self._output.finish(name)
+                del self._by_worker[name]
+
+    # --- one life --------------------------------------------------------------------------------------------------
+
+    def _start(self, producer: _Producer) -> None:
+        if self._closing:
+            return
+        config = self._config
+        name = WorkerId(f"{config.node}.data{producer.loader}.{producer.count}")
+        producer.count += 1
+        producer.served, producer.error = False, ""
+        order = SpawnWorker(
+            node=config.node,
+            worker=name,
+            role=Role.STANDBY,
+            rank=Rank(config.node_rank * config.facts.nproc),
+            local_rank=0,
+            world=config.facts.world,
+            generation=producer.generation,
+            stores=[],
+            restarts=0,
+            resume=False,
+        )
+        producer.worker = worker = Worker(order, on_fact=self._said)
+        self._by_worker[name] = producer
+        Path(producer_socket(config.socket_dir, producer.loader)).unlink(missing_ok=True)
+        theirs, ours = worker.descriptors()
+        self._output.add(name, None, ours, unranked=self._log_name(producer.loader))
+        request = self._request(order)
+        env = msgspec.structs.replace(
+            request.env,
+            producer=ProducerSeat(producer.loader),
+            warmth=Warmth.BUILT,
+            checkpoint_dir=None,
+            buddy_every=0,
+            digest_every=0,
+        )
+        self._spawn(msgspec.structs.replace(request, env=env), theirs)
+
+    def _said(self, worker: Worker, fact: WorkerFact) -> None:
+        producer = self._by_worker.get(worker.id)
+        if producer is None:
+            return
+        match fact:
+            case ProducerServed():
+                producer.served, producer.deaths = True, 0
+            case WorkerFailed(error=error):
+                producer.error = f"{error.type}: {error.message}"
+                self._output.keep(worker.id, error.traceback)
+            case _:
+                _log.debug("producer %s says %s, which concerns nobody", worker.id, type(fact).__name__)
+
+    def _ended(self, worker: Worker) -> None:
+        code, at = worker.reap()
+        producer = self._by_worker.pop(worker.id)
+        producer.worker = None
+        self._output.head(worker.id, f"producer {worker.id} ended with code {code}")
+        self._output.finish(worker.id)
+        if worker.pid is not None:
+            self._bury(worker.pid)
+        if self._closing:
+            return
+        loop = asyncio.get_running_loop()
+        if code == 0 or (code > 0 and not producer.served):
+            loop.call_later(_LOG_S, self._ended_itself, producer, code)
+            return
+        if not producer.served:
+            producer.deaths += 1
+        if producer.deaths >= DEATHS:
+            self._give_up(producer, f"{DEATHS} in a row made no entry, the last one {exit_text(code)}")
+            return
+        lived = at - producer.started
+        producer.pause = _FIRST_PAUSE_S if lived > _LONG_LIFE_S else min(_LONGEST_PAUSE_S, producer.pause * 2)
+        loop.call_later(producer.pause, self._start, producer)
+
+    def _ended_itself(self, producer: _Producer, code: int) -> None:
+        """It has nothing to do, or its script fails before it could serve: the next one would do the same."""
+        if not self._closing:
+            self._give_up(producer, producer.error or self._last_words(producer.loader) or exit_text(code))
+
+    def _give_up(self, producer: _Producer, why: str) -> None:
+        if producer.over or self._closing:
+            return
+        producer.over = True
+        try:
+            Path(producer_given_up(self._config.socket_dir, producer.loader)).write_text(why, encoding="utf-8")
+        except OSError as error:
+            _log.warning("the workers cannot be told that a producer was given up: %s", error)
+        why = why.removeprefix("regrow: ").removeprefix("no batches are made ahead: ")
+        self._note(
+            f"no batches are made ahead for loader {producer.loader} on {self._config.node}, its workers make them "
+            f"themselves: {why} (logs/{self._log_name(producer.loader)}.log)"
+        )
+
+    # --- its log ---------------------------------------------------------------------------------------------------
+
+    def _log_name(self, loader: int) -> str:
+        # With --local-nodes, the nodes of a job share the folder for logs.
+        node = f"{self._config.node}-" if self._config.facts.nodes > 1 else ""
+        return f"producer-{node}{loader}"
+
+    def _last_words(self, loader: int) -> str:
+        path = Path(self._config.log_dir) / f"{self._log_name(loader)}.log"
+        try:
+            with path.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        said = [line.strip() for line in lines if line.strip() and not line.startswith("=== ")]
+        return said[-1] if said else ""

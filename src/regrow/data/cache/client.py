@@ -1,0 +1,218 @@
+"""A worker's batches from the cache of its node, and what becomes of them where the cache cannot be had."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from regrow.core.data_messages import CacheSeat, OrderSpec
+from regrow.core.ids import WorkerId
+from regrow.data.cache.ahead import Ahead
+from regrow.data.cache.entry import Encoded, Entry, NotCacheable, encode, open_entry
+from regrow.data.cache.folder import CacheUnusable, NoRoom
+from regrow.data.cache.identity import described
+from regrow.data.cache.layout import Damaged, Key
+from regrow.data.cache.messages import Hello
+from regrow.data.cache.reach import Reach, Reader
+from regrow.data.cache.shelf import Shelf
+from regrow.data.fetched import Fetched, Source
+from regrow.data.kept import Giving
+from regrow.data.loader import CachedLoader
+
+_log = logging.getLogger("regrow")
+
+
+@dataclass(frozen=True)
+class NodeCache:
+    """What a worker has of the data cache of its node.
+
+    socket_dir: where producers listen. until: steps of the training in all. speaks: whether this worker says for all
+    of its node what everybody should know. reader: the worker, as far as waiting concerns it.
+    """
+
+    seat: CacheSeat
+    socket_dir: str
+    worker: WorkerId
+    until: int
+    speaks: bool
+    reader: Reader
+
+    def source(self, loader: CachedLoader) -> Source:
+        """The loader's batches from the cache; made in this process where nothing can say whose batches they are."""
+        return CachedSource(loader, self)
+
+
+@dataclass
+class Counts:
+    """Where batches came from. `served`: the cache, of which `waited` after the producer was asked; `made`: here."""
+
+    served: int = 0
+    waited: int = 0
+    made: int = 0
+    damaged: int = 0
+
+
+class CachedSource:
+    """A loader's batches from the node's cache; what is not there is made by the producer, or in this process.
+
+    Args:
+        loader: what the script gave.
+        cache: of this node.
+    """
+
+    giving: Giving
+    spec: OrderSpec
+
+    def __init__(self, loader: CachedLoader, cache: NodeCache) -> None:
+        self._loader, self._cache = loader, cache
+        self._own: Source = loader.source()
+        self._stopgap = self._own_alone()
+        # What is iterated cannot be had a second time, but for what was kept.
+        self.giving = self._own.giving
+        self.spec = loader.spec
+        identity = described(loader)
+        self._identity = identity.value
+        self._folder = Path(cache.seat.folder) / self._identity.hex()
+        self._ahead: Ahead[Key, Entry] = Ahead(self._look)
+        self._shelf: Shelf | None = None
+        self._keeps = True
+        self._said = self._closed = False
+        self._pins = loader.loader.pin_memory and torch.accelerator.is_available()
+        self.counts = Counts()
+        self._reach: Reach | None = None
+        if loader.map_style:
+            hello = Hello(cache.worker, self._identity, identity.parts, loader.seed, cache.until)
+            self._reach = Reach(cache.socket_dir, loader.number, hello, cache.reader)
+            cache.reader.want_producer(loader.number)
+        cache.reader.on_halt(self.wake)
+
+    def seek(self, step: int, rank: int, world: int) -> None:
+        """Looks for the entry of `step` in the background, and tells the producer that it is needed."""
+        key = Key(step, rank, world)
+        self._ahead.start(key)
+        if not self._loader.map_style:
+            return
+        self._note(key)
+
+    def fetch(self, step: int, rank: int, world: int) -> Fetched:
+        """The batch of `step` for share `rank` of `world`; what the data set raises passes through.
+
+        Raises `GenerationHalted` where the producer was waited for and nobody needs the batch any more.
+        """
+        key = Key(step, rank, world)
+        fetched = self._from_cache(key) or self._asked_for(key)
+        is_there = fetched is not None
+        if fetched is None:
+            fetched = self._made(key)
+        self._note(key)
+        # Where this one had to be made here, the next one will hardly be there.
+        if is_there and self._cache.reader.stepping and step + 1 < self._cache.until:
+            self._ahead.start(Key(step + 1, rank, world))
+        return fetched
+
+    def wake(self) -> None:
+        """Have a `fetch` that waits look whether the batch is still needed. From any thread."""
+        if self._reach is not None:
+            self._reach.wake()
+
+    def close(self) -> None:
+        """Ends the connection, the thread and loader workers. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            _log.info("loader %d: %s", self._loader.number, self.counts)
+        self._ahead.close()
+        if self._reach is not None:
+            self._reach.close()
+        self._stopgap.close()
+        self._own.close()
+
+    # --- from the cache ------------------------------------------------------------------------------------------
+
+    def _look(self, key: Key) -> Entry | None:
+        return open_entry(self._folder, key, self._identity)
+
+    def _from_cache(self, key: Key) -> Fetched | None:
+        try:
+            entry = self._ahead.take(key) or self._look(key)
+        except Damaged as error:
+            self.counts.damaged += 1
+            _log.info("an entry of the data cache is made anew: %s", error)
+            return None
+        except OSError as error:
+            self._do_without(f"its files cannot be read: {error}")
+            return None
+        if entry is None:
+            return None
+        self.counts.served += 1
+        return Fetched(self._pinned(entry.batch()), entry.samples, entry.digest)
+
+    def _asked_for(self, key: Key) -> Fetched | None:
+        """What the producer has put into the cache for us, waited for; None where it does not."""
+        reach = self._reach
+        if reach is None or not self._keeps:
+            return None
+        if not reach.ask(key):
+            if reach.refusal:
+                self._say(f"workers make the batches of loader {self._loader.number} themselves: {reach.refusal}")
+            return None
+        fetched = self._from_cache(key)
+        self.counts.waited += fetched is not None
+        if self._stopgap is not self._own:
+            self._own.close()  # loader workers of this process are not needed while there is a producer
+        return fetched
+
+    def _pinned(self, batch: Any) -> Any:
+        return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
+
+    def _note(self, key: Key) -> None:
+        if self._reach is not None and self._keeps and self._cache.reader.stepping:
+            self._reach.note(key)
+
+    # --- made here -----------------------------------------------------------------------------------------------
+
+    def _own_alone(self) -> Source:
+        """For a moment without a producer: no loader workers. What a worker's own start prepares must be there, too."""
+        plain = self._loader.loader
+        if not self._loader.map_style or plain.num_workers == 0 or plain.worker_init_fn is not None:
+            return self._own
+        return self._loader.source(loader_workers=False)
+
+    def _made(self, key: Key) -> Fetched:
+        soon = self._keeps and self._reach is not None and self._reach.expected
+        fetched = (self._stopgap if soon else self._own).fetch(*key)
+        self.counts.made += 1
+        if not self._keeps:
+            return fetched
+        try:
+            encoded = encode(fetched.batch, identity=self._identity, key=key, samples=fetched.samples)
+        except NotCacheable as error:
+            self._do_without(f"its batches cannot be kept: {error.reason}")
+            return fetched
+        try:
+            self._put(key, encoded)
+        except (NoRoom, CacheUnusable) as error:
+            self._do_without(str(error))
+        return Fetched(fetched.batch, fetched.samples, encoded.digest)
+
+    def _put(self, key: Key, encoded: Encoded) -> None:
+        if self._shelf is None:
+            self._shelf = Shelf(self._cache.seat, self._identity)
+        self._shelf.folder.refresh_at_times()
+        # Where the other ranks of the node stand is not known here: about where this one does.
+        shares = {other.share for other in self._shelf.folder.entries if other.shares == key.shares}
+        readers = [key._replace(share=share) for share in shares | {key.share}]
+        self._shelf.put(encoded, readers, until=self._cache.until, spare=True)
+
+    def _do_without(self, why: str) -> None:
+        """From now on every batch is made in this process."""
+        self._keeps = False
+        self._say(f"training goes on without the data cache of loader {self._loader.number}: {why}")
+
+    def _say(self, text: str) -> None:
+        """What everybody should know, once: what follows from it is no news."""
+        if self._cache.speaks and not self._said:
+            self._said = True
+            _log.warning("%s", text)

@@ -1,0 +1,211 @@
+"""The entries of one identity in a node's cache: what is there, what goes, and why it cannot be used. Needs no torch.
+
+Several processes write into one folder: workers, the producer, the agent. So what is there is what a listing says,
+and an entry can be gone, or new, between two of them.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from regrow.core.errors import RegrowError
+from regrow.data.cache.layout import (
+    Damaged,
+    Draft,
+    Encoded,
+    Key,
+    Mapped,
+    key_of,
+    map_entry,
+    name_of,
+    publish,
+    write,
+    writer_of,
+)
+
+_REFRESH_EVERY = 64
+"""Calls between two listings."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+
+
+class NoRoom(RegrowError):
+    """The disk or the shared memory is full; what is cached stays."""
+
+
+class CacheUnusable(RegrowError):
+    """The folder cannot be written or read: it is read-only, not ours, or gone. Training goes on without it."""
+
+
+@dataclass
+class Counters:
+    """What has become of entries in this process. `nbytes`: written."""
+
+    served: int = 0
+    made: int = 0
+    damaged: int = 0
+    evicted: int = 0
+    nbytes: int = 0
+
+
+class CacheFolder:
+    """The folder of one identity. For one thread.
+
+    Args:
+        root: the folder of the cache, which must exist.
+        identity: whose entries; its folder is made with the first of them.
+        budget: bytes that the cache may hold, those of other identities included.
+
+    Raises `CacheUnusable` where it is there and cannot be read.
+    """
+
+    def __init__(self, root: Path, identity: bytes, budget: int) -> None:
+        self.root = root
+        self.path = root / identity.hex()
+        self.identity = identity
+        self.budget = budget
+        self.counters = Counters()
+        self._sizes: dict[Key, int] = {}
+        self._until_listing = 0
+        self.refresh(sweep=True)
+
+    def path_of(self, key: Key) -> Path:
+        """Where the entry of `key` is, if it is."""
+        return self.path / name_of(key)
+
+    @property
+    def entries(self) -> dict[Key, int]:
+        """What is there, and its bytes, as of the last listing and of what this object has done since."""
+        return dict(self._sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `entries`."""
+        return sum(self._sizes.values())
+
+    def refresh(self, *, sweep: bool = False) -> None:
+        """List the folder. `sweep`: remove the temporary files of writers that have died. Raises `CacheUnusable`."""
+        self._until_listing = _REFRESH_EVERY
+        try:
+            self._sizes = dict(self._listed(sweep))
+        except (FileNotFoundError, NotADirectoryError):
+            self._sizes = {}
+        except OSError as error:
+            raise _as_ours(error, self.path) from error
+
+    def refresh_at_times(self) -> None:
+        """List the folder at every 64th call: often enough to see what others have written. Raises `CacheUnusable`."""
+        self._until_listing -= 1
+        if self._until_listing <= 0:
+            self.refresh()
+
+    def other_bytes(self) -> int:
+        """Bytes that entries of other identities take below the same root."""
+        total = 0
+        with contextlib.suppress(OSError), os.scandir(self.root) as folders:
+            for folder in folders:
+                if folder.path != str(self.path) and folder.is_dir(follow_symlinks=False) and _is_identity(folder.name):
+                    total += sum(size for _, size in _entries(folder.path))
+        return total
+
+    def find(self, key: Key) -> Mapped | None:
+        """The entry of `key`, checked and counted; None where there is none, or was a damaged one, which is counted.
+
+        Raises `CacheUnusable`.
+        """
+        try:
+            mapped = map_entry(self.path, key, self.identity)
+        except Damaged:
+            self.counters.damaged += 1
+            mapped = None
+        except OSError as error:
+            raise _as_ours(error, self.path) from error
+        if mapped is None:
+            self._sizes.pop(key, None)
+            return None
+        self._sizes[key] = mapped.head.nbytes
+        self.counters.served += 1
+        return mapped
+
+    def put(self, entry: Encoded | Draft) -> int:
+        """Write an entry, or name a written one; returns its bytes.
+
+        Raises `NoRoom` or `CacheUnusable`; nothing of it stays then.
+        """
+        try:
+            written = publish(entry) if isinstance(entry, Draft) else write(self.path, entry)
+        except OSError as error:
+            raise _as_ours(error, self.path) from error
+        self._sizes[entry.key] = written
+        self.counters.made += 1
+        self.counters.nbytes += written
+        return written
+
+    def evict(self, keys: Iterable[Key]) -> int:
+        """Remove entries; returns how many bytes that freed. What has gone already is no matter.
+
+        A reader that has mapped one keeps it. Raises `CacheUnusable`.
+        """
+        freed = 0
+        for key in keys:
+            size = self._sizes.pop(key, 0)
+            try:
+                os.unlink(self.path_of(key))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._sizes[key] = size
+                raise _as_ours(error, self.path) from error
+            freed += size
+            self.counters.evicted += 1
+        return freed
+
+    def _listed(self, sweep: bool) -> Iterator[tuple[Key, int]]:
+        with os.scandir(self.path) as found:
+            for each in found:
+                key = key_of(each.name)
+                if key is None:
+                    if sweep:
+                        _remove_if_left(each)
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # evicted by another meanwhile
+                    yield key, each.stat(follow_symlinks=False).st_size
+
+
+def _remove_if_left(file: "os.DirEntry[str]") -> None:
+    writer = writer_of(file.name)
+    if writer is None or _is_alive(writer):
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(file.path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _is_identity(name: str) -> bool:
+    return len(name) == 32 and all(letter in "0123456789abcdef" for letter in name)
+
+
+def _entries(folder: str) -> Iterator[tuple[Key, int]]:
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for each in found:
+            if (key := key_of(each.name)) is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    yield key, each.stat(follow_symlinks=False).st_size
+
+
+def _as_ours(error: OSError, path: Path) -> RegrowError:
+    why = error.strerror or str(error)
+    if error.errno in _FULL:
+        return NoRoom(f"{path} takes no more: {why}", hint="lower --data-cache-bytes, or choose another --data-cache")
+    return CacheUnusable(f"{path} cannot be used: {why}", hint="choose a folder for --data-cache that can be written")

@@ -1,0 +1,169 @@
+"""Whose batches an entry holds: 16 bytes that change with data set, transforms, order and format; and what differs.
+
+A process that runs the same script gets the same identity; another job or another transform gets another one. What
+cannot be seen from here, such as a file that a transform reads or code of a compiled module, is for the user's
+`version`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import xxhash
+
+from regrow.core.data_messages import OrderSpec
+from regrow.data.cache.evenly import sampled
+from regrow.data.cache.layout import FORMAT, IDENTITY_BYTES
+from regrow.data.cache.walking import Walk, file_state
+
+_LONGEST = 80
+_FEW = 200
+_KINDS = (bool, int, float, str, type(None))
+
+
+class Identified(Protocol):
+    """What a loader must say of itself; `regrow.data.loader.CachedLoader` is one."""
+
+    @property
+    def dataset(self) -> Any:
+        """The data set."""
+        ...
+
+    @property
+    def collate_fn(self) -> Any:
+        """What makes a batch of samples."""
+        ...
+
+    @property
+    def spec(self) -> OrderSpec:
+        """The order."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The session's."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """The user's word for the transform."""
+        ...
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """All else that decides what is in a batch."""
+        ...
+
+
+class Identity(NamedTuple):
+    """`value`: 16 bytes. `parts`: what it was made of, each as a value or a digest, by its name for people."""
+
+    value: bytes
+    parts: dict[str, str]
+
+
+def identity_of(loader: Identified) -> bytes:
+    """The identity of a loader's batches: 16 bytes, the same in every process that made the loader the same way."""
+    return described(loader).value
+
+
+def described(loader: Identified) -> Identity:
+    """The identity of a loader's batches with its ingredients."""
+    return describe(
+        loader.dataset, loader.collate_fn, loader.spec, loader.seed, version=loader.version, parts=loader.parts
+    )
+
+
+def describe(
+    dataset: Any, collate_fn: Any, spec: OrderSpec, seed: int, *, version: str = "", parts: tuple[Any, ...] = ()
+) -> Identity:
+    """The identity with its ingredients.
+
+    It takes milliseconds, whatever the size of the data: large arrays and lists are sampled evenly, so a change of a
+    few samples of many can go unnoticed where neither a fingerprint nor a file's time tells it. Raises nothing,
+    whatever the data set's own methods do.
+    """
+    walk = Walk()
+    told = {
+        "the format of the cache": str(FORMAT),
+        "the version given by the script": version,
+        "the seed": str(seed),
+        "the data set's type": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+        "the data set's length": _length(dataset),
+        "the data set's code": walk.digest(type(dataset)).hex(),
+        "the collate function": walk.digest(collate_fn).hex(),
+        "the loader": walk.digest(parts).hex(),
+    }
+    order: dict[str, Any] = msgspec.to_builtins(spec)
+    told |= {f"the order's {name.replace('_', ' ')}": _in_words(value) for name, value in order.items()}
+    told |= _of_attributes(walk, dataset)
+    if type(dataset).__module__ == "__main__":
+        # How the script was started decides whether its module has that name.
+        told["the data set's type"] = type(dataset).__qualname__
+    return Identity(_value(told), told)
+
+
+def difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """In words what differs between the parts of two identities; empty where nothing does."""
+    words: list[str] = []
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was == now:
+            continue
+        if was is None or now is None:
+            words.append(f"{name} {'is new' if was is None else 'is gone'}")
+        elif _is_digest(was) or _is_digest(now):
+            words.append(f"{name} has changed")
+        else:
+            words.append(f"{name}: {was or 'none'} → {now or 'none'}")
+    return words
+
+
+def _of_attributes(walk: Walk, dataset: Any) -> dict[str, str]:
+    """Of the data set itself each attribute by name, so that one can say which has changed."""
+    told: dict[str, str] = {}
+    try:
+        attributes = walk.attributes(dataset)
+    except Exception as error:  # noqa: BLE001 - the data set's own method raised: its code and length remain
+        return {"the data set's content": f"unreadable: {type(error).__name__}"}
+    if not attributes or issubclass(type(dataset), list | tuple | dict):
+        told["the data set's content"] = walk.digest(dataset).hex()
+    for name, value in attributes.items():
+        told[f"the data set's {name}"] = _in_words(value) if type(value) in _KINDS else walk.digest(value).hex()
+        if files := _files(value):
+            told[f"the files of the data set's {name}"] = files
+    return told
+
+
+def _files(value: Any) -> str:
+    """Sizes and times of change of the files that an attribute names."""
+    kind = type(value)
+    names = [value] if kind is str else list(sampled(value)) if kind in (list, tuple) else []
+    states = [file_state(name) for name in names if isinstance(name, str) and 0 < len(name) < 4096]
+    return xxhash.xxh3_128_hexdigest("\n".join(states).encode()) if any(states) else ""
+
+
+def _in_words(value: Any) -> str:
+    text = repr(value)
+    # A long one by its begin and its digest.
+    return (
+        text
+        if len(text) <= _FEW
+        else f"{text[:_LONGEST]}… {xxhash.xxh3_128_hexdigest(text.encode('utf-8', 'replace'))}"
+    )
+
+
+def _length(dataset: Any) -> str:
+    try:
+        return str(len(dataset))
+    except Exception as error:  # noqa: BLE001 - an iterable data set has none, and what it raises is its own affair
+        return f"none ({type(error).__name__})"
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 2 * IDENTITY_BYTES and all(letter in "0123456789abcdef" for letter in text)
+
+
+def _value(told: Mapping[str, str]) -> bytes:
+    text = msgspec.json.encode(sorted((name, told[name]) for name in told))
+    return xxhash.xxh3_128_digest(text)

@@ -1,0 +1,167 @@
+"""Which entries go when room is short, and which are made next. Decides only: no clock, no files.
+
+A reader stands at the entry that it needs next and goes through its lane (share, shares) step by step. What is needed
+claims room in this order, as far as the budget goes: what somebody waits for; what is being made; each reader's current
+step and the next one; the two steps behind each reader, which a retry after a fault reads again; then step after step
+ahead, all lanes side by side.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import NamedTuple
+
+from regrow.data.cache.layout import Key
+
+BEHIND = 2
+"""Steps behind a reader that are kept if there is room."""
+_NEAR = 1
+_MOST_AHEAD = 4096
+"""Entries ahead of all readers together: a bound for the time of a decision."""
+_MOST_REMEMBERED = 10_000
+
+_Lane = tuple[int, int]
+_Lanes = dict[_Lane, list[int]]
+"""(share, shares) to the steps at which readers stand, in order."""
+
+
+class Decision(NamedTuple):
+    """First remove `evict`, then make `make`, in their order: that fits into the budget, as far as sizes are known."""
+
+    evict: list[Key]
+    make: list[Key]
+
+
+class Keeping:
+    """Decides for the entries of one loader.
+
+    It remembers how large entries were that had to go, so that what does not fit is not made again before it does.
+
+    Args:
+        budget: bytes that entries may take. One that somebody needs may be larger; it is then alone.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._evicted: dict[Key, int] = {}
+
+    def decide(
+        self,
+        readers: Iterable[Key],
+        there: Mapping[Key, int],
+        *,
+        estimate: int,
+        until: int | None = None,
+        wants: Collection[Key] = (),
+        underway: Collection[Key] = (),
+        limit: int = 1,
+    ) -> Decision:
+        """What to do now.
+
+        Args:
+            readers: where each stands: the entry that it needs next. Who goes back stands where it goes to.
+            there: the entries that are there, and their bytes.
+            estimate: bytes of an entry whose size is not known.
+            until: steps of the training in all; None: without end.
+            wants: what readers wait for; it comes first.
+            underway: what is being made already.
+            limit: how many to name that can be made next.
+        """
+        lanes = _lanes_of(readers)
+        claimed, make = self._claim(lanes, there, estimate, until, wants, underway, limit)
+        coming = sum(self._size(key, there, estimate) for key in {*make, *underway} if key not in there)
+        excess = sum(there.values()) + coming - self.budget
+        evict: list[Key] = []
+        if excess > 0:
+            for key in sorted((key for key in there if key not in claimed), key=lambda key: _last_needed(key, lanes)):
+                evict.append(key)
+                excess -= there[key]
+                if excess <= 0:
+                    break
+        self._remember({key: there[key] for key in evict}, lanes)
+        return Decision(evict, make)
+
+    def _claim(
+        self,
+        lanes: _Lanes,
+        there: Mapping[Key, int],
+        estimate: int,
+        until: int | None,
+        wants: Collection[Key],
+        underway: Collection[Key],
+        limit: int,
+    ) -> tuple[set[Key], list[Key]]:
+        """What must stay, and what is to be made, until room or `limit` is reached."""
+        room = self.budget
+        claimed: set[Key] = set()
+        make: list[Key] = []
+        for key in chain(sorted(wants), sorted(underway), _needs(lanes, there, until)):
+            if key in claimed:
+                continue
+            missing = key not in there and key not in underway
+            if missing and len(make) == limit:
+                break
+            size = self._size(key, there, estimate)
+            if size > room and claimed:
+                break
+            room -= size
+            claimed.add(key)
+            if missing:
+                make.append(key)
+        return claimed, make
+
+    def _size(self, key: Key, there: Mapping[Key, int], estimate: int) -> int:
+        size = there.get(key)
+        return self._evicted.get(key, max(1, estimate)) if size is None else size
+
+    def _remember(self, evicted: Mapping[Key, int], lanes: _Lanes) -> None:
+        self._evicted.update(evicted)
+        if len(self._evicted) > _MOST_REMEMBERED:
+            self._evicted = {key: size for key, size in self._evicted.items() if _distance(key, lanes) is not None}
+        if len(self._evicted) > _MOST_REMEMBERED:
+            self._evicted = dict(evicted)
+
+
+def _lanes_of(readers: Iterable[Key]) -> _Lanes:
+    steps: dict[_Lane, set[int]] = {}
+    for step, share, shares in readers:
+        steps.setdefault((share, shares), set()).add(step)
+    return {lane: sorted(at) for lane, at in sorted(steps.items())}
+
+
+def _needs(lanes: _Lanes, there: Collection[Key], until: int | None) -> Iterator[Key]:
+    """What readers need, most urgent first; keys can come more than once."""
+    yield from _ahead(lanes, range(_NEAR + 1), until)
+    # What lies behind is not made for its own sake.
+    yield from (key for key in _ahead(lanes, range(-1, -BEHIND - 1, -1), until) if key in there)
+    readers = sum(map(len, lanes.values()))
+    if readers:
+        yield from _ahead(lanes, range(_NEAR + 1, max(_NEAR + 2, _MOST_AHEAD // readers)), until)
+
+
+def _ahead(lanes: _Lanes, distances: Iterable[int], until: int | None) -> Iterator[Key]:
+    for distance in distances:
+        for lane, steps in lanes.items():
+            for at in steps:
+                step = at + distance
+                if step >= 0 and (until is None or step < until):
+                    yield Key(step, *lane)
+
+
+def _distance(key: Key, lanes: _Lanes) -> int | None:
+    """Steps from the nearest reader that has not passed it; below 0 where all have; None where nobody reads there."""
+    steps = lanes.get((key.share, key.shares))
+    if steps is None:
+        return None
+    return min((key.step - at for at in steps if at <= key.step), default=key.step - steps[0])
+
+
+def _last_needed(key: Key, lanes: _Lanes) -> tuple[int, int, Key]:
+    """Sorts what goes first to the front."""
+    distance = _distance(key, lanes)
+    if distance is None:
+        return 0, key.step, key
+    if distance < -BEHIND:
+        return 1, key.step, key
+    if distance > _NEAR:
+        return 2, -distance, key
+    return (3, key.step, key) if distance < 0 else (4, -distance, key)

@@ -1,0 +1,342 @@
+"""What a producer makes next, and how it gets into the cache."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Collection
+from functools import partial
+
+from regrow.core.data_messages import CacheSeat
+from regrow.core.errors import RegrowError
+from regrow.core.ids import Instant, Seconds
+from regrow.data.cache.entry import NotCacheable, encode
+from regrow.data.cache.folder import CacheUnusable, NoRoom
+from regrow.data.cache.identity import Identity, described, difference
+from regrow.data.cache.lane import Drafting, Lane, Made, Missed
+from regrow.data.cache.layout import Draft, Key
+from regrow.data.cache.messages import Hello
+from regrow.data.cache.peers import Peers
+from regrow.data.cache.shelf import Shelf
+from regrow.data.loader import CachedLoader, cached_loader
+
+_GRACE_S: Seconds = 30.0
+"""A share that nobody reads keeps its place and its loader workers so long: its reader is about to be replaced."""
+_PLAN = 256
+"""Entries that are planned at a time: a plan looks at all that is ahead."""
+_PLAN_S: Seconds = 0.05
+"""So long nothing is planned anew where there was nothing to make, unless somebody waits."""
+
+_WARM_S: Seconds = 60.0
+"""A producer takes from other nodes what they have for so long; by then it is ahead of them, or has what they have."""
+_CHECK_S: Seconds = 1.0
+"""How often it is looked whether loader workers live that give nothing."""
+_LARGER = 1.5
+
+_NO_ROOM = "the cache has no room for what its readers need at the same time"
+_log = logging.getLogger("regrow")
+
+Place = tuple[int, int]
+"""(share, shares)."""
+
+
+class Unfit(Exception):
+    """This producer makes nothing for that worker, and says why."""
+
+
+class _Served:
+    """A share that is read, or was. `at`: where its readers stand; `left`: since when it has none."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.at: list[Key] = []
+        self.left: Instant | None = None
+        self.failed: dict[Key, str] = {}
+        self.planned: deque[int] = deque()
+
+
+class Making:
+    """The entries of one loader, in the order in which they are needed.
+
+    Args:
+        loader: what the script made.
+        seat: the cache.
+        alone: what keeps the data set from being read by several processes, unless its author asked for that.
+        peers: the caches of other nodes; None: there are none.
+    """
+
+    def __init__(self, loader: object, seat: CacheSeat, *, alone: list[str], peers: Peers | None = None) -> None:
+        self._script_loader = loader
+        self._seat = seat
+        self._alone = alone
+        self._peers = peers
+        self._warm_until: Instant = time.monotonic() + _WARM_S
+        self._loader: CachedLoader | None = None
+        self._identity = Identity(b"", {})
+        self._shelf: Shelf | None = None
+        self._until = 0
+        self._served: dict[Place, _Served] = {}
+        self._wants: set[Key] = set()
+        self._taken: list[Key] = []
+        """Entries that have come from other nodes, and nobody has been told."""
+        self._stale = True
+        """Whether something has changed since the last plan."""
+        self._planned_at: Instant = 0.0
+        self._checked_at: Instant = 0.0
+        self.refusal = ""
+        """Why this producer will never make anything any more; empty while it may."""
+        self.slowest: Seconds = 0.0
+        """What an entry has taken at most, from its start to its file."""
+
+    def check(self, hello: Hello) -> None:
+        """A worker has come. Raises `Unfit` where its batches are not those that are made here."""
+        if self._loader is None and not self.refusal:
+            self._open(hello.seed)
+        if self.refusal:
+            raise Unfit(self.refusal)
+        if hello.identity != self._identity.value:
+            words = "; ".join(difference(self._identity.parts, hello.parts))
+            raise Unfit(f"what the script has made for the producer is not what it has made for this worker: {words}")
+        self._until = max(self._until, hello.until)
+
+    def _open(self, seed: int) -> None:
+        try:
+            loader = cached_loader(self._script_loader, seed=seed)
+            if loader is None or not loader.map_style:
+                self.refusal = "its batches cannot be made ahead"
+                return
+            self._identity = described(loader)
+            self._shelf = Shelf(self._seat, self._identity.value)
+            self._loader = loader
+        except RegrowError as error:
+            self.refusal = str(error)
+
+    # --- readers -------------------------------------------------------------------------------------------------
+
+    def stand(self, positions: Collection[Key], wants: Collection[Key]) -> None:
+        """All readers stand here, and wait for those."""
+        now = time.monotonic()
+        for key in (*positions, *wants):
+            place = (key.share, key.shares)
+            if place not in self._served and self._loader is not None:
+                self._served[place] = _Served(self._lane_for(self._loader, place))
+        worlds = {key.shares for key in positions}
+        for place, served in self._served.items():
+            at = [key for key in positions if (key.share, key.shares) == place]
+            if at:
+                served.at, served.left = at, None
+                first = min(at)
+                served.failed = {key: why for key, why in served.failed.items() if key >= first}
+            elif worlds and place[1] not in worlds:
+                served.left = now - _GRACE_S  # the world has another size now
+            elif served.left is None:
+                served.left = now
+        self._wants = set(wants)
+        self._stale = True
+        if self._peers is not None and positions:
+            self._peers.passed(self._identity.value, min(key.step for key in positions))
+
+    def try_again(self, key: Key) -> None:
+        """Somebody wants what may have failed before."""
+        if (served := self._served.get((key.share, key.shares))) is not None:
+            served.failed.pop(key, None)
+
+    def _lane_for(self, loader: CachedLoader, place: Place) -> Lane:
+        workers = loader.loader.num_workers
+        if workers == 0 and (place[1] > 1 or self._served):
+            if not self._alone:
+                workers = 1  # ranks that make their own batches do so side by side
+            elif not self._served:
+                _log.warning(
+                    "batches are made one after another, since loader workers would share what the data set reads "
+                    "by (%s): num_workers=1 makes them side by side, if the data set bears it",
+                    ", ".join(self._alone),
+                )
+        drafting = None if self._shelf is None else Drafting(self._shelf.folder.path, self._identity.value)
+        return Lane(
+            loader.loader, seed=loader.seed, share=place[0], shares=place[1], workers=workers, drafting=drafting
+        )
+
+    def _readers(self) -> list[Key]:
+        return [key for served in self._served.values() for key in served.at]
+
+    # --- making --------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether `make` has something to do."""
+        lanes = [(served.lane, served.planned) for served in self._served.values()]
+        return any(lane.ready or (planned and lane.has_room) for lane, planned in lanes)
+
+    @property
+    def descriptors(self) -> set[int]:
+        """What can be read from when `make` has something to do again."""
+        found = (served.lane.descriptor for served in self._served.values())
+        return {descriptor for descriptor in found if descriptor is not None}
+
+    @property
+    def rest(self) -> Seconds | None:
+        """How long `make` will have nothing to do, unless somebody comes; None: until then."""
+        if not self._stale or any(served.planned for served in self._served.values()) or not self._served:
+            return None  # what is planned is begun when a loader worker is free, and only then planned anew
+        return max(0.0, self._planned_at + _PLAN_S - time.monotonic())
+
+    def has(self, key: Key) -> bool:
+        """Whether the entry is in the cache."""
+        return self._shelf is not None and self._shelf.has(key)
+
+    def failed(self, key: Key) -> str | None:
+        """Why the entry could not be made; None where it could, or was not tried."""
+        served = self._served.get((key.share, key.shares))
+        return None if served is None else served.failed.get(key)
+
+    def make(self) -> list[Key]:
+        """Make an entry, if one is to be made; returns those that have become ready or have failed."""
+        try:
+            return self._make()
+        except (NoRoom, CacheUnusable) as error:
+            self._refuse(str(error))
+            return []
+
+    def close(self) -> None:
+        """End all loader workers."""
+        for served in self._served.values():
+            served.lane.close()
+        self._served.clear()
+        if self._peers is not None:
+            self._peers.close()
+
+    def _make(self) -> list[Key]:
+        self._leave()
+        news = self._plan()
+        news += self._fill() + self._taken
+        self._taken = []
+        ready = [place for place, served in self._served.items() if served.lane.ready]
+        side_by_side = [place for place in ready if self._served[place].lane.workers]
+        # One batch at most that is made in this process: somebody may have something to say.
+        for place in side_by_side or sorted(ready, key=self._urgency)[:1]:
+            news += self._take(place)
+            if self.refusal:
+                return news
+        now = time.monotonic()
+        if not ready and now - self._checked_at > _CHECK_S:
+            self._checked_at = now
+            for place, served in self._served.items():
+                news += self._missed(place, served.lane.check())
+        return news
+
+    def _fill(self) -> list[Key]:
+        missed: list[Key] = []
+        for place, served in self._served.items():
+            missed += self._missed(place, served.lane.fill(partial(self._next_of, place, served.planned)))
+        return missed
+
+    def _urgency(self, place: Place) -> tuple[bool, int, Place]:
+        """Sorts shares: whose batch is waited for, then whose is needed soonest."""
+        served = self._served[place]
+        first = min(served.lane.underway)
+        distance = first - min((key.step for key in served.at), default=first)
+        return Key(first, *place) not in self._wants, distance, place
+
+    def _leave(self) -> None:
+        now = time.monotonic()
+        for place, served in list(self._served.items()):
+            if served.left is not None and now - served.left >= _GRACE_S:
+                served.lane.close()
+                del self._served[place]
+                self._stale = True
+
+    def _plan(self) -> list[Key]:
+        """Say what is made next, where nothing is known to be, or somebody waits for something else.
+
+        Returns what somebody waits for in vain.
+        """
+        underway = [Key(step, *place) for place, served in self._served.items() for step in served.lane.underway]
+        first = {Key(served.planned[0], *place) for place, served in self._served.items() if served.planned}
+        waiting = self._wants - set(underway) - first
+        if self._shelf is None or not self._served or not (waiting or (not first and self._stale and not self.rest)):
+            return []
+        for served in self._served.values():
+            served.planned.clear()
+        failed = {key for served in self._served.values() for key in served.failed}
+        make = self._shelf.plan(
+            self._readers(),
+            until=self._until,
+            limit=_PLAN,
+            wants=[key for key in self._wants if key not in failed],
+            underway=underway,
+            failed=failed,
+        )
+        for key in make:
+            lane = self._served.get((key.share, key.shares))
+            # What comes after a sample that cannot be read will hardly be needed.
+            if lane is not None and (not lane.failed or key in self._wants):
+                lane.planned.append(key.step)
+        self._stale, self._planned_at = False, time.monotonic()
+        in_vain = self._wants - failed - set(make) - set(underway)
+        for key in in_vain:
+            if not self.has(key):
+                self._served[key.share, key.shares].failed[key] = _NO_ROOM
+        return list(in_vain)
+
+    def _next_of(self, place: Place, planned: deque[int]) -> int | None:
+        """The next step of a share to begin: one that neither a worker nor another node has made."""
+        while self._shelf is not None and planned:
+            key = Key(planned.popleft(), *place)
+            if self._shelf.has(key):
+                self._shelf.folder.refresh()
+                self._stale = True
+            elif self._peers is not None and time.monotonic() < self._warm_until and self._took(self._peers, key):
+                self._taken.append(key)
+            else:
+                return key.step
+        return None
+
+    def _took(self, peers: Peers, key: Key) -> bool:
+        if self._shelf is None or not peers.take(self._identity.value, key, self._shelf.folder.path):
+            return False
+        self._shelf.folder.refresh_at_times()
+        self._stale = True
+        return True
+
+    def _take(self, place: Place) -> list[Key]:
+        began = time.monotonic()
+        made = self._served[place].lane.take()
+        if isinstance(made, list):
+            return self._missed(place, made)
+        key = Key(made.step, *place)
+        self._store(key, made)
+        self.slowest = max(self.slowest, made.seconds + time.monotonic() - began)
+        return [key]
+
+    def _store(self, key: Key, made: Made) -> None:
+        if self._shelf is None:
+            return
+        entry = made.batch
+        try:
+            if not isinstance(entry, Draft):
+                entry = encode(entry, identity=self._identity.value, key=key, samples=made.samples)
+        except NotCacheable as error:
+            self._refuse(f"its batches cannot be kept: {error.reason}")
+            return
+        if entry.nbytes > _LARGER * self._shelf.estimate:
+            for served in self._served.values():
+                served.planned.clear()  # they were thought to be smaller
+            self._planned_at = 0.0
+        readers = self._readers()
+        self._shelf.put(entry, readers, until=self._until)
+        self._stale = True
+        if self._peers is not None:
+            keep_from = min((reader.step for reader in readers), default=0)
+            self._peers.offer(self._identity.value, key, self._shelf.folder.path_of(key), keep_from)
+
+    def _missed(self, place: Place, missed: list[Missed]) -> list[Key]:
+        served = self._served[place]
+        for step, reason in missed:
+            served.failed[Key(step, *place)] = reason
+            served.planned.clear()
+            self._stale = True
+        return [Key(step, *place) for step, _ in missed]
+
+    def _refuse(self, reason: str) -> None:
+        self.refusal = reason
+        self.close()

@@ -1,0 +1,162 @@
+"""What a worker and its node's producer say to one another: frames over a unix stream socket that never blocks."""
+
+import socket
+import struct
+from typing import Generic, TypeVar
+
+import msgspec
+
+from regrow.core.errors import ProtocolError
+from regrow.core.ids import WorkerId
+from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+from regrow.data.cache.layout import Key
+
+_LENGTH = struct.Struct(">I")
+_RECEIVE_BYTES = 1 << 16
+_REASON_CHARS = 4000
+
+Incoming = TypeVar("Incoming")
+
+
+# --- a worker to the producer --------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First message. `seed`: the session's; `until`: steps in all.
+
+    `identity`: whose batches the worker reads; `parts`: what that was made of, see `identity.Identity`.
+    """
+
+    worker: WorkerId
+    identity: bytes
+    parts: dict[str, str]
+    seed: int
+    until: int
+
+
+class At(msgspec.Struct, frozen=True, tag=True):
+    """The worker needs this entry and those after it. Not answered, and may get lost: the next one says it again."""
+
+    key: Key
+
+
+class Want(msgspec.Struct, frozen=True, tag=True):
+    """The worker waits for this entry: `Ready` or `CannotMake` follows."""
+
+    key: Key
+
+
+# --- the producer to a worker --------------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The producer makes the batches that the worker reads."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """It does not, and never will."""
+
+    reason: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The entry is in the cache. `seconds`: what the slowest entry has taken so far, from its start to its file."""
+
+    key: Key
+    seconds: float
+
+
+class CannotMake(msgspec.Struct, frozen=True, tag=True):
+    """The data set has raised: the worker that makes the batch itself gets the error with its own traceback."""
+
+    key: Key
+    reason: str
+
+
+ToProducer = Hello | At | Want
+ToReader = Welcome | Refused | Ready | CannotMake
+
+PRODUCER_HEARS: FrameCodec[ToProducer] = FrameCodec(ToProducer)
+READER_HEARS: FrameCodec[ToReader] = FrameCodec(ToReader)
+
+
+def shortened(reason: str) -> str:
+    """A reason that fits into any message."""
+    return reason if len(reason) <= _REASON_CHARS else f"{reason[:_REASON_CHARS]} ..."
+
+
+class Line(Generic[Incoming]):
+    """One end of a connection. Nothing here waits; for one thread.
+
+    Args:
+        sock: connected; this owns it.
+        codec: of what arrives here.
+    """
+
+    def __init__(self, sock: socket.socket, codec: FrameCodec[Incoming]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._codec = codec
+        self._unsent = bytearray()
+        self._unread = bytearray()
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._sock.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits until the peer reads: call `flush` when the socket can be written to."""
+        return bool(self._unsent)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message now or by a later `flush`. Raises `OSError` when the peer has gone."""
+        self._unsent += self._codec.frame(message)
+        self.flush()
+
+    def note(self, message: msgspec.Struct) -> None:
+        """Send a message that may get lost: it is dropped where the peer does not read. Raises as `send` does."""
+        if not self._unsent:
+            self.send(message)
+
+    def flush(self) -> None:
+        """Send what could not be sent so far, as far as the peer has room for it. Raises `OSError`."""
+        while self._unsent:
+            try:
+                sent = self._sock.send(self._unsent)
+            except BlockingIOError:
+                return
+            del self._unsent[:sent]
+
+    def receive(self) -> list[Incoming]:
+        """What has arrived. Raises `OSError` when the peer has gone, and `ProtocolError`."""
+        while True:
+            try:
+                new = self._sock.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                return self._taken()
+            if not new:
+                messages = self._taken()
+                if messages:
+                    return messages  # the next call finds the end again
+                raise ConnectionResetError("the other end is closed")
+            self._unread += new
+
+    def _taken(self) -> list[Incoming]:
+        messages: list[Incoming] = []
+        at = 0
+        while len(self._unread) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._unread, at)
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes was announced; the most is {MAX_FRAME_BYTES}")
+            end = at + _LENGTH.size + length
+            if len(self._unread) < end:
+                break
+            messages.append(self._codec.decode(bytes(self._unread[at + _LENGTH.size : end])))
+            at = end
+        del self._unread[:at]
+        return messages
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()

@@ -1,0 +1,132 @@
+"""What the tree of a batch is made of: msgpack's own words, and a tagged list of a type below for everything else."""
+
+from typing import Union
+
+import msgspec
+
+
+class NotCacheable(Exception):
+    """The batch holds something that cannot be given again exactly as it is. `reason` says what, and where in it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NodeBase(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
+    """Something that msgpack has no word for."""
+
+
+class BigIntNode(NodeBase, frozen=True, tag=1):
+    """Two's complement, big-endian."""
+
+    raw: bytes
+
+
+class BytesNode(NodeBase, frozen=True, tag=13):
+    """Bytes, which msgpack cannot tell from text in a union."""
+
+    raw: bytes
+
+
+class ComplexNode(NodeBase, frozen=True, tag=2):
+    """Both parts, bit by bit."""
+
+    real: float
+    imag: float
+
+
+class OddTextNode(NodeBase, frozen=True, tag=3):
+    """Text with lone surrogates, UTF-8 of each."""
+
+    raw: bytes
+
+
+class ListNode(NodeBase, frozen=True, tag=4):
+    """A list."""
+
+    parts: "list[Node]"
+
+
+class TupleNode(NodeBase, frozen=True, tag=5):
+    """A tuple."""
+
+    parts: "list[Node]"
+
+
+class NamedNode(NodeBase, frozen=True, tag=6):
+    """A named tuple."""
+
+    cls: str
+    parts: "list[Node]"
+
+
+class DictNode(NodeBase, frozen=True, tag=7):
+    """A dict, in its order."""
+
+    keys: "list[Node]"
+    parts: "list[Node]"
+
+
+class MappingNode(NodeBase, frozen=True, tag=8):
+    """A mapping of a type of its own."""
+
+    cls: str
+    keys: "list[Node]"
+    parts: "list[Node]"
+
+
+class TensorNode(NodeBase, frozen=True, tag=9):
+    """Tensors of one `number` are one object. `at`: in the payload. No strides: contiguous."""
+
+    number: int
+    at: int
+    dtype: str
+    shape: list[int]
+    strides: list[int]
+    requires_grad: bool
+
+
+class ArrayNode(NodeBase, frozen=True, tag=10):
+    """`dtype`: numpy's description of it."""
+
+    number: int
+    at: int
+    dtype: "Node"
+    shape: list[int]
+    columns_first: bool
+
+
+class ScalarNode(NodeBase, frozen=True, tag=11):
+    """A numpy scalar."""
+
+    dtype: "Node"
+    raw: bytes
+
+
+class NumpyTextNode(NodeBase, frozen=True, tag=12):
+    """A `numpy.str_` or `numpy.bytes_`, which as an array would lose its last zeros."""
+
+    text: "Node"
+
+
+Node = Union[  # noqa: UP007 - msgspec looks the name up while the alias is made of classes
+    None,
+    bool,
+    int,
+    float,
+    str,
+    BytesNode,
+    BigIntNode,
+    ComplexNode,
+    OddTextNode,
+    ListNode,
+    TupleNode,
+    NamedNode,
+    DictNode,
+    MappingNode,
+    TensorNode,
+    ArrayNode,
+    ScalarNode,
+    NumpyTextNode,
+]

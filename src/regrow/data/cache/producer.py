@@ -1,0 +1,199 @@
+"""The process that makes the batches of one loader for all workers of its node, ahead of them."""
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+from collections.abc import Callable, Iterator
+
+from regrow.core.errors import ProtocolError
+from regrow.core.ids import Seconds
+from regrow.data.cache.layout import Key
+from regrow.data.cache.making import Making, Unfit
+from regrow.data.cache.messages import (
+    PRODUCER_HEARS,
+    At,
+    CannotMake,
+    Hello,
+    Line,
+    Ready,
+    Refused,
+    ToProducer,
+    Want,
+    Welcome,
+    shortened,
+)
+
+_BACKLOG = 128
+_IDLE_S: Seconds = 1.0
+"""How often it looks whether lanes that nobody reads any more can be given up."""
+_log = logging.getLogger("regrow")
+
+
+class _Reader:
+    """A worker that reads. `at`: the entry that it needs next, `wants`: what it waits for."""
+
+    def __init__(self, line: Line[ToProducer]) -> None:
+        self.line = line
+        self.welcome = False
+        self.at: Key | None = None
+        self.wants: Key | None = None
+
+
+class Producer:
+    """Serves the readers of one loader. One thread: it listens between two batches.
+
+    Args:
+        making: makes the entries.
+        address: path of the socket.
+        served: called once, when there is an entry that readers can take.
+    """
+
+    def __init__(self, making: Making, address: str, *, served: Callable[[], None]) -> None:
+        self._making = making
+        self._address = address
+        self._served: Callable[[], None] | None = served
+        # Not epoll: that goes on about descriptors that were closed here and are still open in loader workers.
+        self._selector = selectors.PollSelector()
+        self._readers: list[_Reader] = []
+        self._lanes: set[int] = set()
+
+    def run(self) -> None:
+        """Serve, until the process is ended from outside. Raises `OSError` where nobody could connect."""
+        with self._listening():
+            while True:
+                self._watch_lanes()
+                rest = self._making.rest
+                self._listen(0.0 if self._making.busy else _IDLE_S if rest is None else min(rest, _IDLE_S))
+                self._make()
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._address)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
+            # Under another name first: whoever finds the name is heard.
+            draft = f"{self._address}.new"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
+            listener.bind(draft)
+            listener.listen(_BACKLOG)
+            os.rename(draft, self._address)
+            self._selector.register(listener, selectors.EVENT_READ, listener)
+            try:
+                yield
+            finally:
+                self._making.close()
+
+    # --- readers -------------------------------------------------------------------------------------------------
+
+    def _listen(self, within: Seconds) -> None:
+        for event, mask in self._selector.select(within):
+            if isinstance(event.data, socket.socket):
+                self._accept(event.data)
+            elif isinstance(event.data, _Reader):
+                self._attend(event.data, mask)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:  # gone again, or no descriptor is left: it will ask again
+            return
+        reader = _Reader(Line(sock, PRODUCER_HEARS))
+        self._readers.append(reader)
+        self._selector.register(reader.line, selectors.EVENT_READ, reader)
+
+    def _attend(self, reader: _Reader, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                reader.line.flush()
+            if mask & selectors.EVENT_READ:
+                for message in reader.line.receive():
+                    self._hear(reader, message)
+            self._watch(reader)
+        except OSError:
+            self._drop(reader)
+        except ProtocolError as error:
+            _log.warning("a reader of the data cache is not understood: %s", error)
+            self._drop(reader)
+
+    def _hear(self, reader: _Reader, message: ToProducer) -> None:
+        match message:
+            case Hello():
+                try:
+                    self._making.check(message)
+                    reader.welcome = True
+                    reader.line.send(Welcome())
+                except Unfit as reason:
+                    reader.line.send(Refused(shortened(str(reason))))
+            case _ if not reader.welcome:
+                return  # said before it had heard that it is not served
+            case At(key=key):
+                reader.at = key
+            case Want(key=key):
+                reader.wants = key
+                self._making.try_again(key)
+                self._answer(key)
+        self._stand()
+
+    def _stand(self) -> None:
+        at = [reader.at for reader in self._readers if reader.at is not None]
+        self._making.stand(at, {reader.wants for reader in self._readers if reader.wants is not None})
+
+    def _watch(self, reader: _Reader) -> None:
+        if reader not in self._readers:
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if reader.line.unsent else 0)
+        self._selector.modify(reader.line, wanted, reader)
+
+    def _drop(self, reader: _Reader) -> None:
+        if reader not in self._readers:
+            return  # what was sent to it has told already that it has gone
+        self._readers.remove(reader)
+        self._selector.unregister(reader.line)
+        reader.line.close()
+        self._stand()
+
+    def _watch_lanes(self) -> None:
+        """Have `_listen` end when a batch has come from a loader worker."""
+        now = self._making.descriptors
+        for gone in self._lanes - now:
+            self._selector.unregister(gone)
+        for new in now - self._lanes:
+            self._selector.register(new, selectors.EVENT_READ, None)
+        self._lanes = now
+
+    # --- entries -------------------------------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        news = self._making.make()
+        for key in news:
+            self._answer(key)
+        if news:
+            self._stand()
+        if self._making.refusal:
+            for reader in list(self._readers):
+                self._refuse(reader)
+
+    def _refuse(self, reader: _Reader) -> None:
+        with contextlib.suppress(OSError):  # it has gone by itself
+            reader.line.send(Refused(shortened(self._making.refusal)))
+        self._drop(reader)
+
+    def _answer(self, key: Key) -> None:
+        """Tell those who wait for this entry what became of it, if anything has."""
+        reason = self._making.failed(key)
+        if reason is None and not self._making.has(key):
+            return
+        if reason is None and self._served is not None:
+            self._served()
+            self._served = None
+        answer = Ready(key, self._making.slowest) if reason is None else CannotMake(key, shortened(reason))
+        for reader in [other for other in self._readers if other.wants == key]:
+            reader.wants = None
+            try:
+                reader.line.send(answer)
+                self._watch(reader)
+            except OSError:
+                self._drop(reader)

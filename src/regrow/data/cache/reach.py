@@ -1,0 +1,223 @@
+"""The way from a worker to its node's producer: there, not there yet, or not answering."""
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from regrow.core.data_messages import producer_given_up, producer_socket
+from regrow.core.errors import GenerationHalted, ProtocolError
+from regrow.core.ids import Instant, Seconds
+from regrow.data.cache.layout import Key
+from regrow.data.cache.messages import (
+    READER_HEARS,
+    At,
+    CannotMake,
+    Hello,
+    Line,
+    Ready,
+    Refused,
+    ToReader,
+    Want,
+    Welcome,
+)
+
+PATIENCE_S: Seconds = 5.0
+"""A worker waits so long for an entry, or three times as long as the slowest one took: the longer of the two."""
+_FACTOR = 3.0
+EXPECTED_S: Seconds = 15.0
+"""A producer that was not there for so long is not expected any more, though it may still come."""
+_BEAT_S: Seconds = 1.0
+
+
+class Reader(Protocol):
+    """The worker that reads, as far as waiting for a batch concerns it."""
+
+    @property
+    def halted(self) -> bool:
+        """Whether the generation is over, so that nobody needs the batch that is waited for."""
+        ...
+
+    @property
+    def stepping(self) -> bool:
+        """Whether it takes part in the training; not in a rehearsal, nor before a standby has its rank."""
+        ...
+
+    def want_producer(self, loader: int) -> None:
+        """Tell the agent that the batches of this loader are wanted."""
+        ...
+
+    def beat(self) -> None:
+        """Show that it is alive while it waits."""
+        ...
+
+    def on_halt(self, call: Callable[[], None]) -> None:
+        """Have this called, from another thread, when the generation is over."""
+        ...
+
+
+class Reach:
+    """A connection to the producer of one loader, opened when it is first needed and again when it was lost.
+
+    Nothing here waits for a producer that is not there. For the training thread, but for `wake`.
+
+    Args:
+        socket_dir: where producers listen.
+        loader: the loader's number.
+        hello: how the worker names itself and what it reads.
+        reader: the worker.
+    """
+
+    def __init__(self, socket_dir: str, loader: int, hello: Hello, reader: Reader) -> None:
+        self._address = producer_socket(socket_dir, loader)
+        self._given_up = producer_given_up(socket_dir, loader)
+        self._hello = hello
+        self._reader = reader
+        self._line: Line[ToReader] | None = None
+        self._stalled = False
+        """It did not answer in time: it is not waited for again before it has said something."""
+        self._away_since: Instant | None = None
+        self._slowest: Seconds = 0.0
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Lock()
+        self.refusal = ""
+        """Why the producer does not serve this worker; empty unless it said so."""
+        self.over = False
+        """Whether none will ever serve this worker."""
+
+    @property
+    def expected(self) -> bool:
+        """Whether it is there or should be soon."""
+        if self.over or self._stalled:
+            return False
+        return self._away_since is None or time.monotonic() - self._away_since < EXPECTED_S
+
+    def ask(self, key: Key) -> bool:
+        """Wait until the entry is in the cache; False: the worker makes it itself. Raises `GenerationHalted`."""
+        if not self._open() or (self._stalled and not self._answers()):
+            return False
+        deadline = time.monotonic() + max(PATIENCE_S, _FACTOR * self._slowest)
+        try:
+            if self._line is not None:
+                if self._reader.stepping:
+                    self._line.send(At(key))
+                self._line.send(Want(key))
+            while self._line is not None:
+                answer = self._hear(key)
+                if answer is not None:
+                    return answer
+                if self._reader.halted:
+                    raise GenerationHalted(f"nobody needs the batch of step {key.step} now")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self._stalled = True
+                    return False
+                self._wait(min(left, _BEAT_S))
+                self._reader.beat()
+        except (OSError, ProtocolError):
+            self._lost()
+        return False
+
+    def note(self, key: Key) -> None:
+        """Tell the producer, if it is there, that this entry and those after it are needed."""
+        if not self._open() or self._line is None:
+            return
+        try:
+            self._line.note(At(key))
+            self._hear(None)
+        except (OSError, ProtocolError):
+            self._lost()
+
+    def wake(self) -> None:
+        """Have a blocked `ask` look whether the generation is over. From any thread."""
+        with self._closing:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Close the connection. It is not opened again."""
+        self._hang_up()
+        self.over = True
+        with self._closing:
+            bell, self._bell = self._bell, -1
+            if bell >= 0:
+                os.close(bell)
+
+    # --- the connection ------------------------------------------------------------------------------------------
+
+    def _open(self) -> bool:
+        if self._line is not None:
+            return True
+        if self.over:
+            return False
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(self._address)
+            line = Line(sock, READER_HEARS)
+            line.send(self._hello)
+        except OSError:  # none is there, it has just died, or more connect than it takes in
+            sock.close()
+            self._away()
+            return False
+        self._line = line
+        return True
+
+    def _away(self) -> None:
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+        self.over = self.over or os.path.exists(self._given_up)
+
+    def _lost(self) -> None:
+        self._hang_up()
+        self._away()
+
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        self._stalled = False
+        if line is not None:
+            line.close()
+
+    # --- what it says --------------------------------------------------------------------------------------------
+
+    def _answers(self) -> bool:
+        """Whether one that did not answer in time has said something since."""
+        try:
+            self._hear(None)
+        except (OSError, ProtocolError):
+            self._lost()
+        return self._line is not None and not self._stalled
+
+    def _hear(self, key: Key | None) -> bool | None:
+        """Take in what has arrived. True: the entry `key` is there; False: it will not be made; None: neither yet."""
+        line, answer = self._line, None
+        if line is None:
+            return False
+        line.flush()
+        for message in line.receive():
+            self._stalled = False
+            match message:
+                case Welcome():
+                    self._away_since = None
+                case Refused(reason=reason):
+                    self.refusal, self.over = reason, True
+                    self._hang_up()
+                    return False
+                case Ready(key=made, seconds=seconds):
+                    self._slowest = max(self._slowest, seconds)
+                    answer = True if made == key else answer
+                case CannotMake(key=failed):
+                    answer = False if failed == key else answer
+        return answer
+
+    def _wait(self, within: Seconds) -> None:
+        line = self._line
+        if line is None:
+            return
+        poll = select.poll()
+        poll.register(line, select.POLLIN | (select.POLLOUT if line.unsent else 0))
+        poll.register(self._bell, select.POLLIN)
+        if any(descriptor == self._bell for descriptor, _ in poll.poll(within * 1000)):
+            os.eventfd_read(self._bell)

@@ -1,0 +1,245 @@
+"""`regrow.DataLoader` and `regrow.cached`: loaders whose batches a node makes once, for all of its workers."""
+
+from abc import ABCMeta
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils import data as torch_data
+from torch.utils.data import IterableDataset, Sampler
+
+from regrow.core.errors import UsageError
+from regrow.data.mixed import Mixture
+from regrow.data.order import DROP, KEEP, REMAINDERS, WRAP
+
+Sample = TypeVar("Sample", covariant=True)
+Made = TypeVar("Made")
+OnMade = Callable[[Any, int], None]
+
+_STOCK_BATCH = 1
+
+
+class _Making:
+    """Counts the loaders of this process, in the order in which the script makes them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.hook: OnMade | None = None
+
+    def made(self, loader: Any) -> None:
+        loader.number = self.count
+        self.count += 1
+        if self.hook is not None:
+            self.hook(loader, loader.number)
+
+
+_making = _Making()
+
+
+def on_made(hook: OnMade | None) -> None:
+    """From now on calls `hook(loader, number)` for each loader when it is complete; None: no longer.
+
+    `loader` is a `DataLoader` or a `Cached`; `number` counts them from 0. The process that makes a node's batches takes
+    over there, and never comes back to the script.
+    """
+    _making.hook = hook
+
+
+class _Numbered(ABCMeta):
+    """Numbers what it makes when the constructor of the whole class, a script's subclass too, is through.
+
+    An `ABCMeta`, so that a script's class may be abstract as well.
+    """
+
+    def __call__(cls: "type[Made]", *args: Any, **kwargs: Any) -> "Made":
+        made: Made = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        _making.made(made)
+        return made
+
+
+class DataLoader(torch_data.DataLoader[Sample], metaclass=_Numbered):
+    """`torch.utils.data.DataLoader`, whose batches a node of a job makes once and all of its workers read.
+
+    The arguments are torch's (2.13) and mean the same; `session.steps` says what becomes of the order. Outside a job
+    there is no cache, and the batches are the same. Iterated by itself it is torch's loader. `in_order` and
+    `persistent_workers` count only there: in `session.steps` batches come in order, and loader workers stay.
+
+    Args:
+        dataset: as all up to `in_order`, torch's.
+        global_batch_size: samples of a step of all ranks together, the same whatever the world; in place of
+            `batch_size`, which is a rank's. Ranks' shares differ by one sample at most.
+        remainder: what becomes of an epoch's last samples where they do not fill a batch: `"keep"` makes a short batch
+            of them (the default), `"drop"` leaves them out (as `drop_last`), `"wrap"` fills it from the next epoch.
+        version: counts as part of the transform. Cached batches are made anew when code or attributes of data set and
+            `collate_fn` change; change this where they cannot show it, such as a file that they read.
+
+    Raises:
+        UsageError: arguments contradict each other, or the data set is empty.
+        ValueError: torch finds a mistake in its own arguments.
+    """
+
+    number: int
+    """Counts this process's loaders, from 0."""
+    global_batch_size: int | None
+    remainder: str | None
+    version: str
+
+    def __init__(
+        self,
+        dataset: torch_data.Dataset[Sample],
+        batch_size: int | None = _STOCK_BATCH,
+        shuffle: bool | None = None,
+        sampler: "Sampler[Any] | Iterable[Any] | None" = None,
+        batch_sampler: "Sampler[list[Any]] | Iterable[list[Any]] | None" = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        global_batch_size: int | None = None,
+        remainder: str | None = None,
+        version: str = "",
+    ) -> None:
+        _check_not_empty(dataset)
+        _check_remainder(dataset, remainder, drop_last, own_order=sampler is not None or batch_sampler is not None)
+        if global_batch_size is not None:
+            _check_global(dataset, global_batch_size, batch_size, sampler, batch_sampler)
+            batch_size = global_batch_size
+        self.global_batch_size = global_batch_size
+        self.remainder = remainder
+        self.version = version
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last or remainder == DROP,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+
+
+class Cached(Generic[Sample], metaclass=_Numbered):
+    """A torch `DataLoader` whose batches a node makes once. Made by `regrow.cached`; iterates as the loader does."""
+
+    number: int
+    """Counts this process's loaders, from 0."""
+
+    def __init__(self, loader: torch_data.DataLoader[Sample], version: str) -> None:
+        self.loader = loader
+        self.version = version
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+def cached(loader: torch_data.DataLoader[Sample], *, version: str = "") -> Cached[Sample]:
+    """Have each node of a job make the batches of `loader` once, for all of its workers.
+
+    Args:
+        loader: a torch `DataLoader`. Over a map-style data set, batches are made ahead of training. Over an iterable
+            one, or with an `__iter__` of its own, workers keep what they have read, so that a step that runs again, and
+            a worker that takes a lost one's place, get it from there.
+        version: as of `regrow.DataLoader`.
+
+    Raises:
+        UsageError: it is something else, or is cached already.
+    """
+    given: Any = loader
+    if isinstance(given, DataLoader | Cached):
+        name = "regrow.DataLoader" if isinstance(given, DataLoader) else "cached loader"
+        raise UsageError(
+            f"regrow.cached was given a {name}, whose batches are cached already",
+            hint="give it to session.steps as it is",
+        )
+    if isinstance(given, torch_data.DataLoader):
+        return Cached(given, version)
+    if isinstance(given, torch_data.Dataset):
+        raise UsageError(
+            f"regrow.cached was given the data set {type(given).__name__} itself, which has samples, not batches",
+            hint="write regrow.DataLoader(dataset, batch_size=...), which is cached by itself",
+        )
+    raise UsageError(
+        f"regrow.cached was given a {type(given).__name__}, which is not a DataLoader",
+        hint="give it a torch.utils.data.DataLoader; anything else goes to session.steps as it is, without the cache",
+    )
+
+
+def _check_not_empty(dataset: Any) -> None:
+    # Here, as torch's sampler would say that num_samples should be positive.
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__") and len(dataset) == 0:
+        raise UsageError(
+            f"the data set of the DataLoader, {type(dataset).__name__}, is empty", hint="look where it gets its samples"
+        )
+
+
+def _check_remainder(dataset: Any, remainder: str | None, drop_last: bool, *, own_order: bool) -> None:
+    if remainder is None:
+        return
+    if remainder not in REMAINDERS:
+        raise UsageError(
+            f"remainder={remainder!r} is none of {', '.join(map(repr, REMAINDERS))}",
+            hint=f"leave it out for {KEEP!r}",
+        )
+    if drop_last and remainder != DROP:
+        raise UsageError(
+            f"drop_last=True leaves an epoch's last samples out, and remainder={remainder!r} does not",
+            hint="give one of them",
+        )
+    if remainder != WRAP and isinstance(dataset, Mixture) and not own_order:
+        raise UsageError(
+            f"remainder={remainder!r} was given for a mixture, whose batches are all full",
+            hint=f"leave it out: a mixture's sources have epochs of their own, so it is always {WRAP!r}",
+        )
+    if remainder == WRAP and (own_order or isinstance(dataset, IterableDataset)):
+        what = "a sampler or batch_sampler" if own_order else "an iterable data set"
+        raise UsageError(
+            f"remainder={WRAP!r} needs regrow's own order, and {what} has its own",
+            hint="use a map-style data set with shuffle=True or False, or another remainder",
+        )
+
+
+def _check_global(dataset: Any, global_batch: Any, batch_size: int | None, sampler: Any, batch_sampler: Any) -> None:
+    if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1:
+        raise UsageError(f"global_batch_size={global_batch!r} is no number of samples", hint="make it at least 1")
+    if batch_size != _STOCK_BATCH:
+        raise UsageError(
+            f"batch_size={batch_size} and global_batch_size={global_batch} were both given",
+            hint="give batch_size for a rank's share that stays the same, global_batch_size for the whole of a step's",
+        )
+    if isinstance(dataset, IterableDataset):
+        raise UsageError(
+            "global_batch_size was given for an iterable data set, which decides itself what a rank reads",
+            hint="give batch_size, or use a map-style data set",
+        )
+    if batch_sampler is not None:
+        raise UsageError(
+            "global_batch_size and batch_sampler were both given, and a batch sampler makes the batches itself",
+            hint="leave one of them out",
+        )
+    if hasattr(sampler, "set_epoch"):
+        raise UsageError(
+            f"global_batch_size was given with {type(sampler).__name__}, which gives each rank samples of its own",
+            hint="leave the sampler out (shuffle=True or False), or give batch_size",
+        )

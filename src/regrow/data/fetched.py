@@ -1,0 +1,43 @@
+"""What a kind of loader is to the steps: a source of batches by step and share."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from regrow.core.data_messages import OrderSpec
+from regrow.data.kept import Giving
+
+Place = tuple[int, int, int]
+"""(step, share, shares)."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A batch, and what is known about it.
+
+    `samples`: `order.samples_digest` of the addresses that were read for it, empty where samples have none. `digest`:
+    of its content; None where nobody has worked it out yet.
+    """
+
+    batch: Any
+    samples: str = ""
+    digest: str | None = None
+
+
+class Source(Protocol):
+    """One kind of loader."""
+
+    giving: Giving
+    spec: OrderSpec
+    """The order of its samples, for any number of shares."""
+
+    def seek(self, step: int, rank: int, world: int) -> None:
+        """Makes ready for `step` at this place; cheap where it is ready."""
+        ...
+
+    def fetch(self, step: int, rank: int, world: int) -> Fetched:
+        """The batch of `step` for share `rank` of `world`."""
+        ...
+
+    def close(self) -> None:
+        """Ends what was opened."""
+        ...

@@ -1,0 +1,187 @@
+"""Training samples of a pre-tokenized corpus."""
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch.utils.data import Dataset
+
+from regrow.core.errors import DataError, UsageError
+from regrow.data.packing.corpus import MANIFEST, Shard, damage, read_corpus
+
+_BLOCK = 1 << 24
+
+
+class PackedTokens(Dataset[dict[str, torch.Tensor]]):
+    """Windows of the token stream of a corpus that `regrow data pack` made; its files are mapped, not read.
+
+    Sample i is a dict with `tokens`, of shape [length + 1]: the stream from `i * stride` on. Inputs and targets are
+    views of it: `x, y = batch["tokens"][:, :-1], batch["tokens"][:, 1:]`; with the default stride each token but the
+    first is a target once. What is left at the end and fills no window is left out.
+
+    With `boundaries` there are two more, int64 of the same shape: `documents`, the number of the document within the
+    window, from 0 (for block-diagonal attention), and `positions`, which begin anew with each document, and with the
+    window.
+
+    Args:
+        path: the folder.
+        length: targets a sample, the context length.
+        stride: tokens from one sample's start to the next one's; default `length`.
+        boundaries: whether samples tell documents apart.
+        dtype: of `tokens`; None: as stored (uint16 or uint32), without a copy where a window lies in one shard. Such a
+            view is not to be written to.
+
+    Raises `UsageError` where there is no finished corpus, or it is shorter than a window; `DataError` where a file has
+    not the size that it was made with, also when another process opens it later.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        length: int,
+        *,
+        stride: int | None = None,
+        boundaries: bool = False,
+        dtype: torch.dtype | None = torch.int64,
+    ) -> None:
+        self._folder = Path(path).absolute()
+        self.length, self.stride, self.boundaries, self.dtype = length, stride or length, boundaries, dtype
+        if length < 1 or self.stride < 1:
+            raise UsageError(f"windows of length {length} and stride {stride} do not exist", hint="give at least 1")
+        self.corpus = read_corpus(self._folder)
+        self._shards = [shard for shard in self.corpus.shards if shard.tokens]  # an empty file cannot be mapped
+        self._ends = list(accumulate(shard.tokens for shard in self._shards))
+        self._count = (self.corpus.tokens - 1 - length) // self.stride + 1
+        if self._count < 1:
+            raise UsageError(
+                f"the corpus {self._folder} has {self.corpus.tokens} tokens, a sample of length {length} needs "
+                f"{length + 1}",
+                hint="pack more text, or take a smaller length",
+            )
+        for shard in self._shards:
+            self._check(shard)
+        self._own = _Maps()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        begin = at * self.stride
+        pieces, cuts = self._window(begin, begin + self.length + 1)
+        tokens = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        sample = {"tokens": _tensor(tokens, self.dtype)}
+        if self.boundaries:
+            sample |= _boundaries(cuts, self.length + 1)
+        return sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """The samples of a batch. For regrow's order, which seeds the random generators once for each such call.
+
+        Nothing is random here, and to seed them for each sample would take longer than the samples do.
+        """
+        return [self[index] for index in indices]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_own"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._own = _Maps()
+
+    def fingerprint(self) -> str:
+        """Changes with the corpus and with how it is cut; not with where it lies."""
+        content = (self._folder / MANIFEST).read_bytes()
+        cut = (self.length, self.stride, self.boundaries, str(self.dtype))
+        return xxhash.xxh3_128_hexdigest(content + repr(cut).encode())
+
+    def verify(self) -> None:
+        """Read the whole corpus and compare it with its digests. Raises `DataError` for what differs."""
+        for shard in self.corpus.shards:
+            self._check(shard)
+            for suffix, expected in ((".bin", shard.digest), (".idx", shard.index_digest)):
+                path = self._folder / f"{shard.name}{suffix}"
+                digest = xxhash.xxh3_64()
+                with path.open("rb") as file:
+                    while block := file.read(_BLOCK):
+                        digest.update(block)
+                if digest.hexdigest() != expected:
+                    raise DataError(f"{path} is damaged: its digest is not the one in {MANIFEST}", hint=_ANEW)
+
+    def _window(self, begin: int, end: int) -> tuple[list[npt.NDArray[Any]], list[int]]:
+        """The stream from `begin` to `end` by shards, and where in it documents begin."""
+        pieces, cuts = [], []
+        number = bisect_right(self._ends, begin)
+        at = begin
+        while at < end:
+            base = self._ends[number - 1] if number else 0
+            low, high = at - base, min(end, self._ends[number]) - base
+            pieces.append(self._mapped(number, ".bin")[low:high])
+            if self.boundaries:
+                ends = self._mapped(number, ".idx")
+                inside = ends[np.searchsorted(ends, low) : np.searchsorted(ends, high, side="right")]
+                cuts += [int(cut) + base - begin for cut in inside]
+            at, number = base + high, number + 1
+        return pieces, cuts
+
+    def _mapped(self, number: int, suffix: str) -> npt.NDArray[Any]:
+        maps = self._own.here()
+        found = maps.get((number, suffix))
+        if found is None:
+            shard = self._shards[number]
+            self._check(shard)  # beyond the end of a file a map has nothing but SIGBUS
+            kind = self.corpus.dtype if suffix == ".bin" else "int64"
+            # Copy on write: torch wants to be able to write, and a write is to stay in this process.
+            path = self._folder / f"{shard.name}{suffix}"
+            found = maps[number, suffix] = np.asarray(np.memmap(path, np.dtype(kind).newbyteorder("<"), mode="c"))
+        return found
+
+    def _check(self, shard: Shard) -> None:
+        wrong = damage(self._folder, shard, self.corpus.dtype)
+        if wrong:
+            raise DataError(f"{wrong} (says {MANIFEST})", hint=_ANEW)
+
+
+_ANEW = "the same `regrow data pack` makes what is missing anew"
+
+
+def _tensor(tokens: npt.NDArray[Any], dtype: torch.dtype | None) -> torch.Tensor:
+    if dtype is None:
+        return torch.from_numpy(tokens)
+    # numpy converts unsigned types of any width; torch does not for all.
+    return torch.from_numpy(tokens.astype(np.int64)).to(dtype)
+
+
+def _boundaries(cuts: list[int], length: int) -> dict[str, torch.Tensor]:
+    """`documents` and `positions` of a window. Documents begin at `cuts`; some may lie outside, or come twice."""
+    begins = np.unique([0, *(cut for cut in cuts if 0 < cut < length)])
+    lengths = np.diff([*begins, length])
+    documents = np.repeat(np.arange(len(begins)), lengths)
+    positions = np.arange(length) - np.repeat(begins, lengths)
+    return {"documents": torch.from_numpy(documents), "positions": torch.from_numpy(positions)}
+
+
+class _Maps(threading.local):
+    """The maps of this process."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._maps: dict[tuple[int, str], npt.NDArray[Any]] = {}
+
+    def here(self) -> dict[tuple[int, str], npt.NDArray[Any]]:
+        """They, after a fork none."""
+        if self._process != os.getpid():
+            self._process, self._maps = os.getpid(), {}
+        return self._maps

@@ -1,0 +1,119 @@
+"""The data caches of the agents that this launcher starts: where, how large, and what is said where there is none."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from regrow.agent.data_folder import DataFolder, sweep
+from regrow.core.config import AgentConfig, size
+from regrow.core.errors import UsageError
+from regrow.launch.console import Speaker
+
+MOST = 4 << 30
+"""Bytes of a cache unless the user says."""
+LEAST = 1 << 20
+"""Less is no cache."""
+_OFF = "off"
+
+
+class CachePlan(msgspec.Struct, frozen=True):
+    """What the flags say of the data cache. `root`: where its folders are made; None: there is none.
+
+    `nbytes`: what each may hold; None: `default_budget`. `mirror`: bytes that another node keeps of what comes next.
+    """
+
+    root: Path | None = None
+    nbytes: int | None = None
+    mirror: int = 0
+
+
+def cache_plan(folder: str, nbytes: str, mirror: str, *, home: Path | None) -> CachePlan:
+    """From `--data-cache`, `--data-cache-bytes` and `--data-mirror`. `home`: where it is unless they say.
+
+    Raises:
+        UsageError: names the flag and what to write instead.
+    """
+    budget = _bytes("--data-cache-bytes", nbytes) if nbytes else None
+    if budget is not None and budget < LEAST:
+        raise UsageError(f"--data-cache-bytes {nbytes} is too little", hint="give 1MiB or more, or --data-cache off")
+    mirrored = _bytes("--data-mirror", mirror)
+    if folder == _OFF:
+        return CachePlan()
+    return CachePlan(Path(folder).expanduser().absolute() if folder else home, budget, mirrored)
+
+
+def _bytes(flag: str, text: str) -> int:
+    try:
+        return size(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error.cause}", hint=error.hint) from None
+
+
+def default_budget(free: int, agents: int) -> int:
+    """Bytes for each of so many agents that share a file system with so many free bytes."""
+    return min(MOST, free // (4 * agents))
+
+
+class CacheHome:
+    """Gives each agent a folder of its own. What cannot be had is said once, and the job runs without.
+
+    Args:
+        plan: what the flags say.
+        agents: how many of them share the place.
+        speaker: says it.
+    """
+
+    def __init__(self, plan: CachePlan, agents: int, speaker: Speaker) -> None:
+        self._plan = plan
+        self._agents = agents
+        self._speaker = speaker
+        self._root: Path | None = None
+        self._budget = 0
+
+    def open(self) -> None:
+        """Look at the place, and remove what jobs that were killed have left there."""
+        plan = self._plan
+        if plan.root is None:
+            return
+        swept = sweep(plan.root)
+        if swept:
+            self._speaker.note(f"removed {len(swept)} data cache folder(s) of killed jobs from {plan.root}")
+        try:
+            about = os.statvfs(plan.root)
+        except OSError as error:
+            self._without(f"{plan.root}: {error.strerror or error}")
+            return
+        free = about.f_bavail * about.f_frsize
+        self._budget = default_budget(free, self._agents) if plan.nbytes is None else plan.nbytes
+        if min(self._budget, free) < LEAST:
+            self._without(f"{plan.root} is full")
+            return
+        self._root = plan.root
+
+    def furnish(self, config: AgentConfig) -> tuple[AgentConfig, DataFolder | None]:
+        """What an agent is told, with a new folder for its cache. The caller removes it when the agent has ended."""
+        if self._root is None:
+            return config, None
+        try:
+            made = DataFolder.make(self._root, f"{config.job_dir} {config.node}")
+        except OSError as error:
+            self._without(f"no folder can be made in {self._root}: {error.strerror or error}")
+            return config, None
+        told = msgspec.structs.replace(
+            config, data_dir=str(made.path), data_budget=self._budget, data_mirror=self._plan.mirror
+        )
+        return told, made
+
+    def clear(self, folder: DataFolder | None) -> None:
+        """The agent has ended, and so have its workers."""
+        if folder is None:
+            return
+        try:
+            folder.remove()
+        except OSError as error:
+            self._speaker.say(f"the data cache {folder.path} cannot be removed: {error.strerror or error}")
+
+    def _without(self, why: str) -> None:
+        self._root = None
+        self._speaker.say(f"the job runs without a data cache: {why} (--data-cache DIR chooses another place)")

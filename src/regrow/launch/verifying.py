@@ -1,0 +1,47 @@
+"""The records that `regrow data verify` decides about: those of a job, a folder, or a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from regrow.core.errors import UsageError
+from regrow.launch.folder import find_job, list_jobs, read_entry
+from regrow.observe.proof import Proof
+from regrow.observe.reads import Run
+from regrow.observe.tail import read_run, read_run_file
+
+
+def verify(jobs_home: Path, jobs: Sequence[str], against: Sequence[str]) -> Proof:
+    """Decide whether a chain of jobs has read every sample once.
+
+    Args:
+        jobs: names, folders or files, in the order in which they ran; none: the running job, else the newest.
+        against: another chain, each step of which must have read the same samples.
+
+    Raises:
+        UsageError: there is no such job, or it has no records.
+        ProtocolError: a record is not one of this version.
+    """
+    from regrow.observe.order_proof import prove
+
+    runs = [find_run(jobs_home, job) for job in jobs] or [find_run(jobs_home, None)]
+    return prove(runs, against=[find_run(jobs_home, job) for job in against])
+
+
+def find_run(jobs_home: Path, job: str | None) -> Run:
+    """The records of a job by its name, of its folder, or in a file. Raises as `verify` does."""
+    path = Path(job) if job is not None else None
+    if path is not None and path.exists() and not any(entry.job == job for entry in list_jobs(jobs_home)):
+        if not path.is_dir():
+            return _with_records(read_run_file(path), path)
+        entry = read_entry(path)
+        live = entry is not None and entry.running
+        return _with_records(read_run(path, path.resolve().name, live=live), path)
+    entry = find_job(jobs_home, job, running=False)
+    folder = jobs_home / entry.job
+    return _with_records(read_run(folder, entry.job, live=entry.running), folder)
+
+
+def _with_records(run: Run, path: Path) -> Run:
+    if not run.records:
+        raise UsageError(f"there are no records in {path}", hint="name a job, its folder, or a file of its records")
+    return run

@@ -1,0 +1,245 @@
+"""Who read what for which step, out of the records of one or more jobs that went on from one another. Pure.
+
+A step may be committed more than once: the state goes back when it is lost, and a job that is resumed starts from a
+checkpoint. What counts is the last time. Each generation starts with the state before some step, so it decides that
+step and all after it, up to where a later generation started.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from regrow.core.data_messages import OrderSpec
+from regrow.core.events import (
+    NODE_LOST,
+    GenerationFormed,
+    JobEnded,
+    OrderStated,
+    Record,
+    StepCommitted,
+    WorkerGone,
+    WorkerSpawned,
+)
+from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+
+_UNWRITTEN_S: Seconds = 5.0
+"""A worker that ended longer than this before its agent was lost had all its lines written."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The records of one job.
+
+    `torn`: nodes whose file ends in the middle of a line. `live`: the job may still write.
+    """
+
+    name: str
+    records: Sequence[Record]
+    torn: frozenset[NodeId] = frozenset()
+    live: bool = False
+
+
+class Place(NamedTuple):
+    """A generation of one of the runs. Later ones are greater."""
+
+    run: int
+    generation: Generation
+
+
+class Pass(NamedTuple):
+    """The steps that one generation decides: from `first` up to, not including, `end` (None: no end)."""
+
+    place: Place
+    first: StepNo
+    end: StepNo | None
+    workers: Mapping[Rank, WorkerId]
+    """Who was in it; empty where no record says so."""
+
+
+class Missing(NamedTuple):
+    """A rank of which there is no line for a step. `excuse`: why that says nothing; empty where nothing excuses it."""
+
+    rank: Rank
+    worker: WorkerId
+    excuse: str
+
+
+@dataclass
+class StepReads:
+    """All lines about one step.
+
+    `counted`: rank to the line that counts. `earlier`: all other lines, oldest first, each with its place.
+    """
+
+    step: StepNo
+    place: Place
+    counted: dict[Rank, StepCommitted] = field(default_factory=dict)
+    earlier: list[tuple[Place, StepCommitted]] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+
+
+class History:
+    """The steps of a chain of runs.
+
+    Attributes:
+        steps: those from the first one that a record tells of to the last that counts, without holes.
+        first: where the first run started.
+        unfinished: steps after those, of which not all ranks have a line because the last run was ended, or goes on.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._accounts = [_Account(run) for run in runs]
+        self._passes = self._decide()
+        self.first = min((each.first for each in self._passes), default=StepNo(0))
+        self.unfinished = 0
+        self.steps = self._collect()
+        self._trim()
+
+    def name(self, place: Place) -> str:
+        """The name of a run."""
+        return self._runs[place.run].name
+
+    def order_of(self, place: Place, commit: StepCommitted) -> OrderSpec | None:
+        """The order that the worker of this line reads in; None where no record says so."""
+        return self._accounts[place.run].order_of(commit.worker)
+
+    @property
+    def told(self) -> bool:
+        """Whether the records of every run say which generations there were."""
+        return all(account.formed for account in self._accounts)
+
+    def _decide(self) -> list[Pass]:
+        """The generations that decide steps, oldest first."""
+        found: list[Pass] = []
+        end: StepNo | None = None
+        for run in reversed(range(len(self._accounts))):
+            account = self._accounts[run]
+            for generation, start in sorted(account.starts().items(), reverse=True):
+                if end is None or start < end:
+                    found.append(Pass(Place(run, generation), start, end, account.members(generation)))
+                    end = start
+        return found[::-1]
+
+    def _collect(self) -> list[StepReads]:
+        lines: dict[StepNo, list[tuple[Place, StepCommitted]]] = {}
+        for run, account in enumerate(self._accounts):
+            for commit in account.commits:
+                lines.setdefault(commit.step, []).append((Place(run, commit.generation), commit))
+        steps: list[StepReads] = []
+        for each in self._passes:
+            last = max((step for step, found in lines.items() if any(at >= each.place for at, _ in found)), default=-1)
+            end = last + 1 if each.end is None else each.end
+            steps.extend(self._step(StepNo(step), each, lines.get(StepNo(step), [])) for step in range(each.first, end))
+        return steps
+
+    def _step(self, step: StepNo, decided: Pass, lines: list[tuple[Place, StepCommitted]]) -> StepReads:
+        reads = StepReads(step, decided.place)
+        # Of one rank's lines the newest counts, and of those of one generation the one that it computed itself.
+        for place, commit in sorted(lines, key=lambda line: (line[0], not line[1].adopted, line[1].at)):
+            if place < decided.place:
+                reads.earlier.append((place, commit))
+                continue
+            former = reads.counted.get(commit.rank)
+            if former is not None:
+                reads.earlier.append((Place(place.run, former.generation), former))
+            reads.counted[commit.rank] = commit
+        account = self._accounts[decided.place.run]
+        for rank in sorted(decided.workers.keys() - reads.counted.keys()):
+            worker = decided.workers[rank]
+            reads.missing.append(Missing(rank, worker, account.excuse(worker, step, decided.place.generation)))
+        return reads
+
+    def _trim(self) -> None:
+        """Leave out the last steps where not all ranks were done with them, and excuse such of earlier runs."""
+        latest = len(self._runs) - 1
+        for run, account in enumerate(self._accounts):
+            own = [reads for reads in self.steps if reads.place.run == run]
+            whole = max((at for at, reads in enumerate(own) if reads.counted and not reads.missing), default=-1)
+            for reads in own[whole + 1 :]:
+                if account.code != 0 or (not reads.counted and run < latest):
+                    reads.missing = [each._replace(excuse=each.excuse or account.end) for each in reads.missing]
+        if self._accounts and self._accounts[-1].code != 0:
+            while self.steps and self.steps[-1].missing and self.steps[-1].place.run == latest:
+                self.steps.pop()
+                self.unfinished += 1
+
+
+class _Account:
+    """What the records of one run say, sorted by what they are about."""
+
+    def __init__(self, run: Run) -> None:
+        self._name, self._live = run.name, run.live
+        self.commits: list[StepCommitted] = []
+        self.formed: dict[Generation, GenerationFormed] = {}
+        self.code: int | None = None
+        self._orders: dict[WorkerId, OrderSpec] = {}
+        self._torn = run.torn
+        self._homes: dict[WorkerId, tuple[NodeId, Instant]] = {}
+        self._gone: dict[WorkerId, Instant] = {}
+        self._losses: dict[NodeId, list[Instant]] = {}
+        self._newest: dict[WorkerId, tuple[Generation, StepNo]] = {}
+        for record in run.records:
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case StepCommitted():
+                self.commits.append(record)
+                place = (record.generation, record.step)
+                self._newest[record.worker] = max(place, self._newest.get(record.worker, place))
+            case GenerationFormed():
+                self.formed[record.generation] = record
+            case OrderStated():
+                self._orders[record.worker] = record.order
+            case WorkerSpawned():
+                self._homes[record.worker] = (record.node, record.at)
+            case WorkerGone():
+                self._gone[record.worker] = record.at
+                if record.reason == NODE_LOST and record.worker in self._homes:
+                    self._losses.setdefault(self._homes[record.worker][0], []).append(record.at)
+            case JobEnded():
+                self.code = record.code
+            case _:
+                pass
+
+    @property
+    def end(self) -> str:
+        """Why the last steps may not be there."""
+        how = "goes on" if self._live else "had ended before" if self.code == 0 else "ended in it or before"
+        return f"job {self._name} {how}"
+
+    def starts(self) -> dict[Generation, StepNo]:
+        """The step that each generation started with; that of its first commit where no record of it was written."""
+        found = {generation: formed.step for generation, formed in self.formed.items()}
+        for commit in self.commits:
+            if not commit.adopted and commit.generation not in self.formed:
+                found[commit.generation] = min(commit.step, found.get(commit.generation, commit.step))
+        return found
+
+    def members(self, generation: Generation) -> dict[Rank, WorkerId]:
+        formed = self.formed.get(generation)
+        return {} if formed is None else {Rank(int(rank)): worker for rank, worker in formed.workers.items()}
+
+    def order_of(self, worker: WorkerId) -> OrderSpec | None:
+        """A worker's order; where its own line was lost, that of the others if they have just one."""
+        if worker in self._orders:
+            return self._orders[worker]
+        others = list(self._orders.values())
+        return others[0] if others and all(order == others[0] for order in others) else None
+
+    def excuse(self, worker: WorkerId, step: StepNo, generation: Generation) -> str:
+        """Why there may be no line of this worker about this step although it was in it; empty: nothing explains it."""
+        if self._newest.get(worker, (generation, StepNo(-1))) > (generation, step):
+            return ""  # an agent writes lines in their order: a later one is there
+        home = self._homes.get(worker)
+        if home is None:
+            return ""
+        node, born = home
+        if node in self._torn:
+            return f"the file of {node} ends in the middle of a line"
+        ended = self._gone.get(worker)
+        for lost in self._losses.get(node, []):
+            if born < lost and (ended is None or lost - ended < _UNWRITTEN_S):
+                return f"{node} was lost, and with it the newest lines of its agent"
+        return ""

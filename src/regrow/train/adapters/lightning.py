@@ -1,0 +1,89 @@
+"""A Lightning `DataModule` whose loaders are cached. Imports neither `lightning` nor `pytorch_lightning`."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from regrow.core.errors import UsageError
+from regrow.data.dataloader import Cached, DataLoader, cached
+
+_LOADERS = frozenset({"train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"})
+_OWN = frozenset({"_wrapped", "_version"})
+
+
+class CachedDataModule:
+    """A `LightningDataModule` whose loaders come out of `regrow.cached`; in all else it is the one that it wraps.
+
+    `train_dataloader()` and its likes give a cached loader for each torch `DataLoader` of the wrapped module's, also in
+    lists, tuples and dicts; what is something else, or cached already, comes out as it is. Every other attribute is
+    read from and set on the wrapped module, and `isinstance` sees its class, so a `Trainer` takes it as it would take
+    that one, and `session.steps(module.train_dataloader())` works too. Works with any version of `lightning` or
+    `pytorch_lightning`.
+
+    Args:
+        datamodule: what is wrapped.
+        version: as of `regrow.cached`.
+
+    Raises `UsageError` where `datamodule` has no loaders.
+    """
+
+    _wrapped: Any
+    _version: str
+
+    def __init__(self, datamodule: Any, *, version: str = "") -> None:
+        if isinstance(datamodule, type) or not any(hasattr(datamodule, name) for name in _LOADERS):
+            what = datamodule.__name__ if isinstance(datamodule, type) else type(datamodule).__name__
+            raise UsageError(
+                f"{what} is no DataModule: it has no loaders", hint="give an object with train_dataloader()"
+            )
+        object.__setattr__(self, "_wrapped", datamodule)
+        object.__setattr__(self, "_version", version)
+
+    # What a Trainer asks with isinstance, and the name under which it keeps the module's state in a checkpoint.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:
+            raise AttributeError(name)  # not constructed yet
+        found = getattr(self._wrapped, name)
+        return _caching(found, self._version) if name in _LOADERS else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._wrapped, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._wrapped, name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._wrapped)
+
+    def __repr__(self) -> str:
+        return f"CachedDataModule({self._wrapped!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(CachedDataModule, version=self._version), (self._wrapped,)
+
+
+def _caching(method: Callable[[], Any], version: str) -> Callable[[], Any]:
+    # Its `__wrapped__` is how Lightning sees whether a module defines the method.
+    @functools.wraps(method)
+    def loaders() -> Any:
+        return _each_cached(method(), version)
+
+    return loaders
+
+
+def _each_cached(loaders: Any, version: str) -> Any:
+    if isinstance(loaders, TorchDataLoader):
+        return loaders if isinstance(loaders, DataLoader) else cached(loaders, version=version)
+    if isinstance(loaders, Cached):
+        return loaders
+    if isinstance(loaders, Mapping):
+        return {key: _each_cached(value, version) for key, value in loaders.items()}
+    if isinstance(loaders, list | tuple):
+        return [_each_cached(value, version) for value in loaders]
+    return loaders

@@ -1,0 +1,64 @@
+"""What the steps of a session read: batches at this rank's place, and the record of each."""
+
+from collections.abc import Callable
+from typing import Any
+
+from regrow.core.data_messages import BatchRecord, OrderSpec
+from regrow.core.ids import StepNo
+from regrow.data.loader import StepLoader
+from regrow.data.seeding import seed_everything
+from regrow.train.microbatches import Dealer
+from regrow.train.sharing import Share
+
+
+class Batches:
+    """A script's loader, asked by step.
+
+    Args:
+        loader: gives a batch for a step, or what deals the micro-batches of one.
+        seed: the session's.
+        place: which share of the global batch is read here, of how many; asked anew each time.
+    """
+
+    def __init__(self, loader: StepLoader | Dealer, *, seed: int, place: Callable[[], Share]) -> None:
+        self._loader = loader
+        self._seed = seed
+        self._place = place
+        self._last: StepNo | None = None
+
+    @property
+    def order(self) -> OrderSpec:
+        """In which order the samples come."""
+        return self._loader.spec
+
+    @property
+    def dealer(self) -> Dealer | None:
+        """What deals the micro-batches; None where steps have none."""
+        return self._loader if isinstance(self._loader, Dealer) else None
+
+    def batch(self, step: StepNo) -> Any:
+        """The batch of `step`; what the data set raises passes through. Leaves the random generators in any state."""
+        self._last = None
+        batch = self._loader.batch(step, *self._place())
+        self._last = step
+        return batch
+
+    def record(self, step: StepNo) -> BatchRecord | None:
+        """What was read for `step`; None unless that was read last, and as one batch."""
+        return self._loader.record if self._last == step and isinstance(self._loader, StepLoader) else None
+
+    def parts(self, step: StepNo) -> list[BatchRecord]:
+        """What was read for the micro-batches of `step`, as far as the body has come; empty where it has none."""
+        return self._loader.records(step) if self._last == step and isinstance(self._loader, Dealer) else []
+
+    def seed_body(self, step: StepNo) -> None:
+        """Seed all random generators for the body of `step`."""
+        seed_everything(self._seed, step, self._place()[0])
+
+    def seek(self, step: StepNo) -> None:
+        """Make ready for `step`."""
+        self._loader.seek(step, *self._place())
+
+    def close(self) -> None:
+        """End loader workers and wait for them. May be called twice."""
+        self._loader.close()

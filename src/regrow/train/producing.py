@@ -1,0 +1,108 @@
+"""What a script meets in the process that makes batches for its node: enough of a session to come to its loader."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from regrow.agent.link import AgentGone, WorkerLink
+from regrow.comm.groups import Groups
+from regrow.core.config import WorkerEnv
+from regrow.core.data_messages import ProducerServed, producer_socket
+from regrow.data.cache.forking import open_descriptors, shared_positions
+from regrow.data.cache.making import Making
+from regrow.data.cache.peers import Peers
+from regrow.data.cache.producer import Producer
+from regrow.data.dataloader import on_made
+from regrow.data.seeding import seed_everything
+from regrow.step.policy import Policy
+from regrow.train.alone import FORM_S, Alone
+from regrow.train.policy import Scaled
+from regrow.train.session import Session
+
+SERVED = 0
+"""Exit code of a producer that has nothing to do; another one would have nothing to do either."""
+
+
+class Producing(Alone):
+    """A place in the job's world without any part in it: its collectives are answered locally."""
+
+    rehearses = True
+
+    @classmethod
+    def at(cls, env: WorkerEnv) -> "Producing":
+        """In the world of the job, as the rank that the agent gave to this process."""
+        Groups().install(rank=env.rank, world=env.world, formation=None, form_s=FORM_S)
+        return cls(env.rank, env.local_rank, env.world)
+
+
+class ProducerSession(Session):
+    """A session that trains nothing: the script only runs until its loader is made.
+
+    Args:
+        env: of this process.
+    """
+
+    def __init__(self, env: WorkerEnv, *, seed: int) -> None:
+        super().__init__(Producing.at(env), seed=seed)
+        seed_everything(seed)  # as every worker does, since the script may make its data with what is random
+
+    def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
+        """Nothing needs protection here."""
+
+    def policy(self, policy: Policy) -> None:
+        """Nothing is updated here, but a script may ask for its settings."""
+        self._scaled = Scaled(policy, (), lambda: self.replicas)
+
+    def digest(self) -> str:
+        """There is no state."""
+        return ""
+
+    def _start(self, what: str) -> NoReturn:
+        leave(f"the script came to {what}")
+
+
+def await_loader(link: WorkerLink) -> None:
+    """Have the process turn into the producer as soon as the script makes the loader that it is for."""
+    env = link.env
+    seat, data = env.producer, env.data
+    if seat is None or data is None:
+        leave("it was not told which loader it is for, and where the cache is")
+
+    before = open_descriptors()
+
+    def take_over(loader: object, number: int) -> None:
+        if number == seat.loader:
+            peers = Peers(Path(data.folder), env.token, env.node) if env.nodes > 1 else None
+            making = Making(loader, data, alone=shared_positions(before), peers=peers)
+            Producer(making, producer_socket(env.socket_dir, number), served=lambda: _tell_served(link)).run()
+
+    on_made(take_over)
+
+
+def leave(happened: str) -> NoReturn:
+    """End this process: it will never have anything to do."""
+    link = WorkerLink.current()
+    number = link.env.producer.loader if link is not None and link.env.producer is not None else -1
+    sys.stderr.write(
+        f"regrow: no batches are made ahead: {happened} without making loader number {number}, which the workers "
+        "make before they come to session.steps\n"
+    )
+    _end(SERVED)
+
+
+def _tell_served(link: WorkerLink) -> None:
+    seat = link.env.producer
+    if seat is None:
+        return
+    try:
+        link.send(ProducerServed(link.env.worker, seat.loader))
+    except AgentGone:
+        _end(SERVED)
+
+
+def _end(code: int) -> NoReturn:
+    # Not SystemExit: what the script would do at its end is the workers' to do.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,141 @@
+"""A node that is lost and replaced starts with what another has kept for it, and trains on as if nothing had been."""
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.process.cached import counted
+from tests.process.launching import PATIENCE, Running, Site, site
+from tests.process.training import SCRIPTS
+
+from regrow.observe.ledger import Ledger, read_records
+
+STEPS, BATCH = 60, 4
+Losses = dict[tuple[int, int], float]
+LOCAL = ("--local-nodes", "2", "--nproc-per-node", "1")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("data-nodes")) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+class Job:
+    """A training on two nodes of this machine, with caches in a folder of its own."""
+
+    def __init__(self, here: Site, name: str, *flags: str, pause: float = 0.1) -> None:
+        self._here, self.name = here, name
+        self.root, self.reads, self.out = (here.folder / f"{name}.{what}" for what in ("root", "reads", "out"))
+        self.root.mkdir()
+        words = ["--steps", str(STEPS), "--batch", str(BATCH), "--sample-s", "0.003", "--pause", str(pause)]
+        words += ["--reads", str(self.reads), "--out", str(self.out), "--cache", str(self.root)]
+        self.running: Running = here.start(
+            "run", "--job", name, "--data-cache", str(self.root), *flags, str(SCRIPTS / "train_cached.py"), *words
+        )
+
+    def until_furnished(self) -> None:
+        """Returns when both agents have a folder for their cache."""
+        self.until(lambda: len(list(self.root.glob("regrow-data-*/owner"))) == 2)
+
+    def cache_of(self, node: str) -> Path:
+        found = [path for path in self.root.iterdir() if f" {node}\n" in _text(path / "owner")]
+        assert len(found) == 1
+        return found[0]
+
+    def mirrored(self, node: str, keeper: str) -> set[str]:
+        """The entries that `keeper` keeps for `node`."""
+        return {path.name for path in (self.cache_of(keeper) / "mirror" / node).rglob("*.entry")}
+
+    def all_mirrored(self, node: str, keeper: str) -> bool:
+        """Whether `keeper` has all that `node` needs: the first step, and those from where it stands to the last."""
+        steps = {int(name.partition(".")[0]) for name in self.mirrored(node, keeper)}
+        return 0 in steps and steps - {0} != set() and steps - {0} == set(range(min(steps - {0}), STEPS))
+
+    def agent(self, node: str) -> int:
+        """The process of a node's agent."""
+        status = json.loads(self._here.regrow("status", self.name, "--json").stdout)
+        (worker,) = (worker for worker in status["ranks"] if worker["node"] == node)
+        return int(psutil.Process(worker["pid"]).ppid())
+
+    def until(self, true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not true():
+            assert time.monotonic() < deadline and self.running.process.poll() is None, self.running.output
+            time.sleep(0.01)
+
+    def end(self) -> tuple[Losses, list[dict[str, object]], Counter[int]]:
+        """Committed losses, final states, and how often each sample was read."""
+        assert self.running.wait() == 0, self.running.output
+        ledger = Ledger(read_records(self._here.home / "jobs" / self.name))
+        losses: Losses = {
+            (step, rank): commit.metrics["loss"]
+            for step, ranks in ledger.commits.items()
+            for rank, commit in ranks.items()
+        }
+        finals = [json.loads(self.out.with_suffix(f".{rank}.json").read_text()) for rank in range(2)]
+        assert list(self.root.iterdir()) == [], "the caches outlived the job"
+        by_producer, by_workers = counted(self.reads)
+        return losses, finals, by_producer + by_workers
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here: Site) -> tuple[Losses, list[dict[str, object]]]:
+    job = Job(here, "undisturbed", "--nproc-per-node", "2", "--data-cache-bytes", "64MiB", pause=0.0)
+    with job.running:
+        losses, finals, reads = job.end()
+    assert reads.total() == len(reads) == STEPS * BATCH * 2
+    return losses, finals
+
+
+def test_each_node_keeps_what_the_other_needs_next(here: Site) -> None:
+    job = Job(here, "mirrors", *LOCAL, pause=0.05)
+    with job.running:
+        job.until_furnished()
+        job.until(lambda: job.mirrored("node1", "node0"))
+        job.until(lambda: job.mirrored("node0", "node1"))
+        assert all(".1.2.entry" in name for name in job.mirrored("node1", "node0"))
+        assert all(".0.2.entry" in name for name in job.mirrored("node0", "node1"))
+        _, _, reads = job.end()
+    assert reads.total() == len(reads), "no sample was read twice"
+
+
+@pytest.mark.parametrize(("lost", "mirror"), [("node0", "64MiB"), ("node1", "64MiB"), ("node1", "0")])
+def test_a_replaced_node_reads_no_sample_again_that_another_has_kept(
+    here: Site, undisturbed: tuple[Losses, list[dict[str, object]]], lost: str, mirror: str
+) -> None:
+    name, keeper = f"lost-{lost}-{mirror}", "node1" if lost == "node0" else "node0"
+    job = Job(here, name, *LOCAL, "--data-mirror", mirror)
+    with job.running:
+        job.until_furnished()
+        if mirror == "0":
+            job.until(lambda: list(job.cache_of(lost).rglob(f"{STEPS - 1:010d}.*.entry")))
+            assert not job.mirrored(lost, keeper)
+        else:
+            job.until(lambda: job.all_mirrored(lost, keeper))
+        os.kill(job.agent(lost), signal.SIGKILL)
+        losses, finals, reads = job.end()
+        output = job.running.output
+    assert f"{lost} is back" in output
+    assert finals == undisturbed[1]
+    assert {at: loss for at, loss in losses.items() if undisturbed[0][at] != loss} == {}
+    again = reads.total() - len(reads)
+    if mirror == "0":
+        assert again > 0, "without a mirror there is nobody to take them from"
+    else:
+        assert f"{lost} starts warm: " in output
+        assert again == 0

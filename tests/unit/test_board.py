@@ -1,0 +1,61 @@
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from regrow.core.board import BatchShown, Board, Phase
+from regrow.core.data_messages import BatchRecord
+from regrow.core.ids import Generation, StepNo
+
+RECORD = BatchRecord(2, 4, "0123456789abcdef", "fedcba9876543210")
+PLACE = (Generation(3), StepNo(17))
+
+
+@pytest.fixture
+def pages() -> Iterator[tuple[Board, Board]]:
+    reader, descriptor = Board.create()
+    writer = Board.attach(descriptor)
+    os.close(descriptor)
+    yield writer, reader
+    writer.close()
+    reader.close()
+
+
+@pytest.mark.parametrize("record", [RECORD, BatchRecord(0, 1), BatchRecord(0, 1, samples="0" * 16)])
+def test_what_a_worker_has_read_is_seen_by_its_agent(pages: tuple[Board, Board], record: BatchRecord) -> None:
+    writer, reader = pages
+    assert reader.read_batch() is None
+    writer.show_batch(*PLACE, record)
+    assert reader.read_batch() == BatchShown(*PLACE, record)
+
+
+def test_progress_and_what_was_read_leave_each_other_alone(pages: tuple[Board, Board]) -> None:
+    writer, reader = pages
+    writer.show_batch(*PLACE, RECORD)
+    writer.enter(Phase.COMPUTING, step=18, generation=4)
+    assert reader.read_batch() == BatchShown(*PLACE, RECORD)
+    assert (reader.read().step, reader.read().phase) == (18, Phase.COMPUTING)
+
+
+def test_a_record_of_which_any_byte_is_not_written_yet_is_not_seen() -> None:
+    whole = Board.create()
+    whole[0].show_batch(*PLACE, RECORD)
+    before = Board.create()
+    before[0].show_batch(Generation(3), StepNo(16), BatchRecord(1, 3, "a" * 16, "b" * 16))
+    new, old = os.pread(whole[1], 256, 0), os.pread(before[1], 256, 0)
+    differing = [at for at in range(256) if new[at] != old[at]]
+    seen = {}
+    for written in range(len(differing)):
+        torn = bytearray(old)
+        for at in differing[:written]:
+            torn[at] = new[at]
+        os.pwrite(before[1], torn, 0)
+        seen[written] = before[0].read_batch()
+    assert len(differing) > 30
+    assert seen.pop(0) is not None, "nothing of the new one is written: the old one stands"
+    assert set(seen.values()) == {None}
+
+
+def test_a_digest_of_another_length_is_refused(pages: tuple[Board, Board]) -> None:
+    with pytest.raises(ValueError, match="not a digest of 16 digits"):
+        pages[0].show_batch(*PLACE, BatchRecord(0, 1, "abc"))

@@ -1,0 +1,365 @@
+"""JSON Lines as a data set: every line that is not blank, once, and errors that name the place."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regrow.core.errors import DataError, RegrowError, UsageError
+from regrow.data.sources import lines as lines_module
+from regrow.data.sources import local
+from regrow.data.sources.files import SourceFile
+from regrow.data.sources.jsonlines import JsonLines
+from regrow.data.sources.lines import find_lines
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "regrow" / "data"
+
+
+def _write(path: Path, numbers: range, blank: str = "") -> Path:
+    text = "".join(json.dumps({"n": number}) + "\n" + blank for number in numbers)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+def _numbers(dataset: JsonLines) -> list[int]:
+    return [dataset[index]["n"] for index in range(len(dataset))]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.json.gz"])
+@pytest.mark.parametrize("blank", ["", "\n", " \t\n\n", "\r\n"])
+def test_every_line_that_is_not_blank_is_a_sample(tmp_path: Path, name: str, blank: str) -> None:
+    dataset = JsonLines(_write(tmp_path / name, range(50), blank))
+    assert _numbers(dataset) == list(range(50))
+    assert dataset[-1] == {"n": 49}
+    with pytest.raises(IndexError):
+        dataset[50]
+
+
+def test_files_come_in_the_order_given_and_those_of_a_glob_by_name(tmp_path: Path) -> None:
+    for name, numbers in (("b.jsonl", range(3, 5)), ("a.jsonl", range(3)), ("c.jsonl.gz", range(5, 6))):
+        _write(tmp_path / name, numbers)
+    assert _numbers(JsonLines(str(tmp_path / "*.jsonl*"))) == [0, 1, 2, 3, 4, 5]
+    assert _numbers(JsonLines([tmp_path / "c.jsonl.gz", tmp_path / "a.jsonl"])) == [5, 0, 1, 2]
+
+
+def test_more_files_than_are_kept_open(tmp_path: Path) -> None:
+    for number in range(150):
+        _write(tmp_path / f"{number:03}.jsonl", range(number, number + 1))
+    dataset = JsonLines(str(tmp_path / "*.jsonl"))
+    before = len(os.listdir("/proc/self/fd"))
+    shuffled = list(range(150)) * 2
+    random.Random(0).shuffle(shuffled)
+    assert [dataset[index]["n"] for index in shuffled] == shuffled
+    assert len(os.listdir("/proc/self/fd")) - before <= 64
+
+
+def test_a_line_without_its_newline_and_a_byte_order_mark_are_no_matter(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"n": 0}\n{"n": 1}')
+    assert _numbers(JsonLines(tmp_path / "a.jsonl")) == [0, 1]
+
+
+def test_what_python_writes_beyond_the_standard_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"x": float("inf"), "big": 10**30, "odd": "\ud800"}))
+    assert JsonLines(tmp_path / "a.jsonl")[0] == {"x": float("inf"), "big": 10**30, "odd": "\ud800"}
+
+
+def test_a_transform_gets_the_dict(tmp_path: Path) -> None:
+    dataset = JsonLines(_write(tmp_path / "a.jsonl", range(3)), transform=lambda record: record["n"] * 10)
+    assert [dataset[0], dataset[2]] == [0, 20]
+
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_url_is_read_from_a_local_copy(tmp_path: Path, cache: Path, protocol: str, name: str) -> None:
+    path = _write(tmp_path / name, range(9))
+    url = f"file://{path}"
+    if protocol == "memory":
+        url = f"memory://{tmp_path.name}/{name}"
+        with fsspec.open(url, "wb") as file:
+            file.write(path.read_bytes())
+    dataset = JsonLines(url)
+    assert _numbers(dataset) == list(range(9))
+    assert _numbers(JsonLines(url.replace("a.json", "?.json"))) == list(range(9))
+    copied = len(list(cache.glob("*.text")))
+    assert copied == (0 if url.startswith("file") and name == "a.jsonl" else 1)
+
+
+@given(
+    st.lists(st.sampled_from([b"", b"\n", b" ", b"\t", b"\r\n", b"{}\n", b' {"a": 1}\n', b"xx", b"\n\n"]), max_size=30),
+    st.integers(1, 7),
+)
+def test_lines_are_found_wherever_blocks_end(pieces: list[bytes], block: int) -> None:
+    text = b"".join(pieces)
+    expected, at = [], 0
+    for line in text.split(b"\n"):
+        if line.strip():
+            expected.append(at)
+        at += len(line) + 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "_BLOCK", block)
+        found = find_lines(io.BytesIO(text))
+    assert found.tolist() == [*expected, len(text)]
+
+
+def test_what_takes_long_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    JsonLines(_write(tmp_path / "a.jsonl.gz", range(10)))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(local, "_QUIET", 0.0)
+    JsonLines(_write(tmp_path / "b.jsonl.gz", range(10)))
+    said = capsys.readouterr().err
+    assert f"regrow: unpacking {tmp_path / 'b.jsonl.gz'}: " in said
+    assert f"regrow: indexing {tmp_path / 'b.jsonl.gz'}: " in said
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"n": oops}', "Expecting value at column 7; the line starts {"),
+        (b'{"n": 1', "the line starts {"),
+        (b'{"n": "\xff"}', "not UTF-8"),
+        (b"[1, 2]", "it holds an array, not an object"),
+        (b"null", "it holds null, not an object"),
+        (b"12", "it holds a number, not an object"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_malformed_line_is_named_by_file_and_line(tmp_path: Path, name: str, line: bytes, said: str) -> None:
+    text = b'{"n": 0}\n\n  \n{"n": 1}\n' + line + b'\n{"n": 2}\n'
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    dataset = JsonLines(path)
+    assert (dataset[1], dataset[3]) == ({"n": 1}, {"n": 2})
+    with pytest.raises(DataError) as raised:
+        dataset[2]
+    assert f"{path}, line 5: " in str(raised.value)
+    assert said in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+def test_a_json_array_is_told_from_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[\n{"n": 0}\n]\n')
+    with pytest.raises(DataError, match="one JSON array"):
+        JsonLines(tmp_path / "a.json")[0]
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        ("none.jsonl", "there is no file .*none.jsonl"),
+        ("none*.jsonl", r"no file matches .*none\*.jsonl"),
+        (".", "is a folder"),
+        ("empty.jsonl", "no lines in .*empty.jsonl"),
+        ("blank.jsonl", "no lines in .*blank.jsonl"),
+        ([], "no files were given"),
+        ("odd://x/a.jsonl", "odd://x/a.jsonl cannot be used"),
+        ("memory://nowhere/a.jsonl", "there is no file"),
+    ],
+)
+def test_what_is_not_there_is_said_when_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: Any, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "blank.jsonl").write_text("\n \n\t\n")
+    with pytest.raises(UsageError, match=said):
+        JsonLines(paths)
+
+
+def test_an_empty_file_beside_others_is_no_matter(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+    _write(tmp_path / "b.jsonl", range(2))
+    assert _numbers(JsonLines(str(tmp_path / "*.jsonl"))) == [0, 1]
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl.gz", range(1000))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"a.jsonl.gz is no whole gzip file"):
+        JsonLines(path)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_file_that_shrank_is_named_with_both_sizes(tmp_path: Path, opened: bool) -> None:
+    path = _write(tmp_path / "a.jsonl", range(100))
+    size = path.stat().st_size
+    dataset = JsonLines(path)
+    if opened:
+        assert dataset[0] == {"n": 0}
+    os.truncate(path, 100)
+    with pytest.raises(DataError, match=f"{path} has 100 bytes now, but had {size} when it was opened"):
+        dataset[99]
+
+
+def test_a_file_that_was_changed_or_removed_is_named(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", range(100))
+    dataset = JsonLines(path)
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(DataError, match=r"a.jsonl was changed since"):
+        dataset[0]
+    path.unlink()
+    with pytest.raises(DataError, match=r"a.jsonl is gone"):
+        dataset[0]
+
+
+# --- the index and the copies ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def indexed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many texts were gone through to find their lines."""
+    count: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        count.append(1)
+        return find_lines(*args)
+
+    monkeypatch.setattr(lines_module, "find_lines", counted)
+    return count
+
+
+def test_lines_are_looked_for_once(tmp_path: Path, indexed: list[int]) -> None:
+    path = _write(tmp_path / "a.jsonl", range(100))
+    datasets = [JsonLines(path) for _ in range(3)]
+    again = pickle.loads(pickle.dumps(datasets[0]))
+    assert [_numbers(dataset) for dataset in (*datasets, again)] == [list(range(100))] * 4
+    assert len(indexed) == 1
+
+
+def test_a_pickled_data_set_does_not_carry_its_index(tmp_path: Path) -> None:
+    dataset = JsonLines(_write(tmp_path / "a.jsonl", range(10_000)))
+    assert dataset[0] == {"n": 0}
+    assert len(pickle.dumps(dataset)) < 2000
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "grown"])
+def test_a_damaged_index_is_made_anew(tmp_path: Path, cache: Path, indexed: list[int], harm: str) -> None:
+    path = _write(tmp_path / "a.jsonl", range(100))
+    JsonLines(path)
+    (index,) = cache.glob("*.lines")
+    content = bytearray(index.read_bytes())
+    content[50] ^= harm == "flip"
+    damaged = {"cut": content[:200], "flip": content, "empty": bytearray(), "grown": content + b"x"}
+    index.write_bytes(damaged[harm])
+    assert _numbers(JsonLines(path)) == list(range(100))
+    assert _numbers(JsonLines(path)) == list(range(100))
+    assert len(indexed) == 2
+
+
+@pytest.mark.parametrize("harm", ["cut", "removed"])
+def test_a_damaged_copy_is_found_and_made_anew(tmp_path: Path, cache: Path, harm: str) -> None:
+    path = _write(tmp_path / "a.jsonl.gz", range(100))
+    dataset = JsonLines(path)
+    (copy,) = cache.glob("*.text")
+    os.truncate(copy, 50) if harm == "cut" else copy.unlink()
+    with pytest.raises(DataError, match="start again"):
+        dataset[99]
+    assert _numbers(JsonLines(path)) == list(range(100))
+
+
+def test_a_file_of_another_version_gets_an_index_of_its_own_and_the_old_one_goes(tmp_path: Path, cache: Path) -> None:
+    path = _write(tmp_path / "a.jsonl.gz", range(100))
+    JsonLines(path)
+    assert _numbers(JsonLines(_write(path, range(7)))) == list(range(7))
+    assert len(list(cache.glob("*.lines"))) == len(list(cache.glob("*.text"))) == 1
+
+
+def test_two_files_of_one_name_do_not_share_an_index(tmp_path: Path) -> None:
+    paths = [tmp_path / "x" / "a.jsonl", tmp_path / "y" / "a.jsonl"]
+    for number, path in enumerate(paths):
+        path.parent.mkdir()
+        _write(path, range(number * 10, number * 10 + 5))
+        os.utime(path, ns=(0, 0))
+    assert [_numbers(JsonLines(path))[0] for path in paths] == [0, 10]
+
+
+def test_without_a_folder_for_it_the_index_is_kept_in_memory(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", range(100))
+    (tmp_path / "file").write_text("")
+    dataset = JsonLines(path, cache_dir=tmp_path / "file" / "cache")  # nobody, not even root, can make that
+    again = pickle.loads(pickle.dumps(dataset))
+    assert _numbers(dataset) == _numbers(again) == list(range(100))
+
+
+def test_without_a_folder_for_it_a_compressed_file_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RegrowError, match="cache_dir="):
+        JsonLines(_write(tmp_path / "a.jsonl.gz", range(9)), cache_dir=tmp_path / "file" / "cache")
+
+
+def test_the_fingerprint_changes_with_the_files(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", range(100))
+    first = JsonLines(path).fingerprint()
+    assert JsonLines(path).fingerprint() == first
+    other = _write(tmp_path / "b.jsonl", range(100))
+    os.utime(other, ns=(0, path.stat().st_mtime_ns))
+    assert JsonLines(other).fingerprint() != first
+    os.utime(path, ns=(0, 5))
+    assert JsonLines(path).fingerprint() != first
+
+
+def test_threads_read_beside_each_other(tmp_path: Path) -> None:
+    for number in range(100):
+        _write(tmp_path / f"{number:03}.jsonl", range(number * 3, number * 3 + 3))
+    dataset = JsonLines(str(tmp_path / "*.jsonl"))
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        order = list(range(300))
+        random.Random(seed).shuffle(order)
+        wrong.extend(index for index in order if dataset[index]["n"] != index)
+
+    before = len(os.listdir("/proc/self/fd"))
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_file_that_changes_while_it_is_gone_through_is_not_remembered(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = _write(tmp_path / name, range(100))
+    plain = SourceFile.open
+
+    def changing(self: SourceFile) -> Any:
+        opened = plain(self)
+        _write(path, range(200))
+        return opened
+
+    def found(*args: Any) -> Any:
+        _write(path, range(200))
+        return find_lines(*args)
+
+    monkeypatch.setattr(SourceFile, "open", changing)
+    monkeypatch.setattr(lines_module, "find_lines", found)
+    with pytest.raises(DataError, match=f"{name} has .* bytes now"):
+        JsonLines(path)
+    assert not list(cache.glob("*.lines")) + list(cache.glob("*.text"))
