@@ -52,7 +52,7 @@ class Job:
 
     def mirrored(self, node: str, keeper: str) -> set[str]:
         """The entries that `keeper` keeps for `node`."""
-        return {path.name for path in (self.cache_of(keeper) / "mirror" / node).rglob("*.entry")}
+        return {path.name for path in (self.cache_of(keeper) / "mirror" / node).glob("*/*.entry")}
 
     def all_mirrored(self, node: str, keeper: str) -> bool:
         """Whether `keeper` has all that `node` needs: the first step, and those from where it stands to the last."""
@@ -123,7 +123,7 @@ def test_a_replaced_node_reads_no_sample_again_that_another_has_kept(
     with job.running:
         job.until_furnished()
         if mirror == "0":
-            job.until(lambda: list(job.cache_of(lost).rglob(f"{STEPS - 1:010d}.*.entry")))
+            job.until(lambda: list(job.cache_of(lost).glob(f"*/{STEPS - 1:010d}.*.entry")))
             assert not job.mirrored(lost, keeper)
         else:
             job.until(lambda: job.all_mirrored(lost, keeper))

@@ -145,18 +145,17 @@ LEFT = f"/data/mirror/node1/{IDENTITY.hex()}/{name_of(Key(7, 0, 1))}?step=7&keep
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_an_entry_is_listed_and_given_as_it_is(node: Callable[..., Node], tmp_path: Path, local: bool) -> None:
+def test_an_entry_is_listed_and_given_as_it_is(node: Callable[..., Node], local: bool) -> None:
     here = node(local=local)
     assert here.endpoint.startswith("unix:" if local else "tcp:127.0.0.1:")
     path = here.make(7, size=3_000_000)
     door = Door(here.endpoint, TOKEN)
-    for turn in range(2):  # the connection is kept
+    for _ in range(2):  # the connection is kept
         assert door.names(IDENTITY) == {path.name: path.stat().st_size}
-        door.fetch(IDENTITY, path.name, tmp_path / f"fetched{turn}")
-        assert (tmp_path / f"fetched{turn}").read_bytes() == path.read_bytes()
+        assert door.fetch(IDENTITY, path.name) == path.read_bytes()
     assert door.names(OTHER) == {}
     with pytest.raises(NotThere):
-        door.fetch(OTHER, path.name, tmp_path / "missing")
+        door.fetch(OTHER, path.name)
     door.close()
 
 
@@ -245,18 +244,14 @@ def test_an_entry_is_left_with_its_step(node: Callable[..., Node], query: str, s
     assert len(here.mirrored()) == (status == 201)
 
 
-def test_what_was_left_is_listed_and_given_and_the_nodes_own_comes_first(
-    node: Callable[..., Node], tmp_path: Path
-) -> None:
+def test_what_was_left_is_listed_and_given_and_the_nodes_own_comes_first(node: Callable[..., Node]) -> None:
     here, there = node("a"), node("b")
     path, door = there.make(7), Door(here.endpoint, TOKEN)
     door.leave("node1", IDENTITY, path, step=7, keep_from=0)
     assert door.names(IDENTITY) == {path.name: path.stat().st_size}
-    door.fetch(IDENTITY, path.name, tmp_path / "fetched")
-    assert (tmp_path / "fetched").read_bytes() == path.read_bytes()
+    assert door.fetch(IDENTITY, path.name) == path.read_bytes()
     own = here.make(7)
-    door.fetch(IDENTITY, path.name, tmp_path / "own")
-    assert (tmp_path / "own").read_bytes() == own.read_bytes() != path.read_bytes()
+    assert door.fetch(IDENTITY, path.name) == own.read_bytes() != path.read_bytes()
     door.close()
 
 
@@ -330,7 +325,7 @@ def test_an_entry_is_taken_from_whoever_has_it(node: Callable[..., Node]) -> Non
         assert peers.taken == 1
     assert map_entry(here.folder / IDENTITY.hex(), Key(7, 0, 1), IDENTITY) is not None
     assert (here.folder / IDENTITY.hex() / path.name).read_bytes() == path.read_bytes()
-    assert list((here.folder / "taking").iterdir()) == []
+    assert list((here.folder / IDENTITY.hex()).iterdir()) == [here.folder / IDENTITY.hex() / path.name]
 
 
 @pytest.mark.parametrize("damage", ["a bit", "the end", "another identity", "another step", "nothing at all"])

@@ -24,14 +24,8 @@ PLAIN = "import time\nprint('waiting', flush=True)\ntime.sleep(600)"
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Site]:
-    # What is ignored here, as under `nohup` or in a shell's background, the jobs would rightly ignore too.
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGINT)}
-    try:
-        with site(tmp_path) as made:
-            yield made
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with site(tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ _BYTES_S = 16 << 20
 """An entry may take `_ANSWER_S`, and a second more for so many bytes."""
 _PART_BYTES = 1 << 20
 _LONGEST_LISTING = 16 << 20
+_LONGEST_ENTRY = 1 << 30
 _BAD = 300
 
 Response: TypeAlias = http.client.HTTPResponse
@@ -77,23 +78,20 @@ class Door:
         """What is kept there for a node: identities in hexadecimal to entries to their bytes."""
         return self._list(f"/data/mirror/{node}", dict[str, dict[str, int]])
 
-    def fetch(self, identity: bytes, name: str, into: Path) -> None:
-        """Write the entry to a new file, as it is: it is not checked. Where it fails, what has arrived stays.
-
-        Raises `NotThere`, too.
-        """
-        with self._answer("GET", f"/data/{identity.hex()}/{name}") as response, into.open("xb") as file:
+    def fetch(self, identity: bytes, name: str) -> bytes:
+        """The entry as it is: it is not checked. Raises `NotThere`, too."""
+        with self._answer("GET", f"/data/{identity.hex()}/{name}") as response:
             size = response.length
-            if size is None:
-                raise ProtocolError(f"{self._endpoint} does not say how long {name} is")
-            if size:
-                os.posix_fallocate(file.fileno(), 0, size)  # all the room at once, or none
+            if size is None or size > _LONGEST_ENTRY:
+                raise ProtocolError(f"{self._endpoint} says that {name} has {size} bytes")
+            data = bytearray()
             deadline = time.monotonic() + _ANSWER_S + size / _BYTES_S
             while part := response.read(_PART_BYTES):
-                file.write(part)
+                data += part
                 _check_time(deadline, self._endpoint)
-            if file.tell() != size:
-                raise ProtocolError(f"{self._endpoint} gave {file.tell()} of {size} bytes of {name}")
+            if len(data) != size:
+                raise ProtocolError(f"{self._endpoint} gave {len(data)} of {size} bytes of {name}")
+            return bytes(data)
 
     def leave(self, node: str, identity: bytes, path: Path, *, step: int, keep_from: int) -> None:
         """Have a copy of an entry kept there. Raises `NoRoom`, too."""

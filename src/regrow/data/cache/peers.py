@@ -6,7 +6,6 @@ Nothing here is needed. What fails is left alone for a while, and the producer m
 import contextlib
 import logging
 import os
-import secrets
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from regrow.core.data_messages import PEERS_FILE, PeerList
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Instant, Seconds
 from regrow.data.cache.doors import Door, NoRoom, NotThere
-from regrow.data.cache.layout import Damaged, Key, key_of, map_entry, name_of
+from regrow.data.cache.layout import Damaged, Key, key_of, name_of, received, write
 from regrow.data.cache.offers import Offer, Offers
 
 _LISTING_S: Seconds = 1.0
@@ -32,7 +31,6 @@ _SCAN_S: Seconds = 2.0
 _BEHIND = 2
 """So many steps behind its readers are kept by the mirror: one that a fault had given up runs again."""
 _END_S: Seconds = 3.0
-_TAKING = "taking"
 _log = logging.getLogger("regrow")
 
 
@@ -68,27 +66,23 @@ class _Peer:
         self._listings: dict[bytes, tuple[Instant, dict[str, int]]] = {}
         self._away_until: Instant = 0.0
 
-    def fetch(self, identity: bytes, name: str, into: Path) -> bool:
-        """Whether it had the entry, which is now in the file `into`, unchecked."""
+    def fetch(self, identity: bytes, name: str) -> bytes | None:
+        """The entry, unchecked; None where it does not have it, or does not answer."""
         now = time.monotonic()
         if now < self._away_until:
-            return False
+            return None
         try:
             at, names = self._listings.get(identity, (-_LISTING_S, {}))
             if name not in names and now - at >= _LISTING_S:
                 names = self._door.names(identity)
                 self._listings[identity] = (time.monotonic(), names)
-            if name not in names:
-                return False
-            self._door.fetch(identity, name, into)
+            return self._door.fetch(identity, name) if name in names else None
         except NotThere:
             self._listings.pop(identity, None)
-            return False
         except (OSError, ProtocolError) as error:
             _log.debug("%s is left alone for %g s: %s", self.endpoint, _AWAY_S, error)
             self._away_until = time.monotonic() + _AWAY_S
-            return False
-        return True
+        return None
 
     def mistrust(self, identity: bytes, name: str) -> None:
         """What it gave is damaged: it is not asked for this again until it lists it anew."""
@@ -110,7 +104,6 @@ class Peers:
     """
 
     def __init__(self, folder: Path, token: str, node: str) -> None:
-        self._folder = folder
         self._token = token
         self._file = _PeersFile(folder)
         self._peers: dict[str, _Peer] = {}
@@ -122,21 +115,20 @@ class Peers:
         """Fetch an entry into the folder `into`, checked. Takes a moment; False: nobody who answers has it."""
         name = name_of(key)
         for peer in self._listed():
-            draft = self._folder / _TAKING / secrets.token_hex(8)
+            data = peer.fetch(identity, name)
+            if data is None:
+                continue
             try:
-                draft.mkdir(mode=0o700, parents=True)
-                if peer.fetch(identity, name, draft / name) and self._checked(peer, draft, identity, key):
-                    into.mkdir(mode=0o700, exist_ok=True)
-                    (draft / name).replace(into / name)
-                    self.taken += 1
-                    return True
+                write(into, received(data, key, identity))
+            except Damaged as error:
+                _log.warning("an entry from %s is damaged and not used: %s", peer.endpoint, error)
+                peer.mistrust(identity, name)
             except OSError as error:
                 _log.debug("an entry of another node cannot be kept here: %s", error)
                 return False
-            finally:
-                with contextlib.suppress(OSError):
-                    (draft / name).unlink(missing_ok=True)
-                    draft.rmdir()
+            else:
+                self.taken += 1
+                return True
         return False
 
     def offer(self, identity: bytes, key: Key, path: Path, keep_from: int) -> None:
@@ -168,14 +160,6 @@ class Peers:
             if endpoint not in self._peers:
                 self._peers[endpoint] = _Peer(endpoint, self._token)
         return [self._peers[endpoint] for endpoint in endpoints]
-
-    def _checked(self, peer: _Peer, draft: Path, identity: bytes, key: Key) -> bool:
-        try:
-            return map_entry(draft, key, identity) is not None
-        except Damaged as error:
-            _log.warning("an entry from %s is damaged and not used: %s", peer.endpoint, error)
-            peer.mistrust(identity, name_of(key))
-            return False
 
 
 class _Sender:
