@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regrow.core.errors import RegrowError
     from regrow.data.dataloader import DataLoader, cached
+    from regrow.step.policy import Policy
     from regrow.train.joining import init
     from regrow.train.regions import restartable
     from regrow.train.session import Session
     from regrow.train.step import Step
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "RegrowError", "Session", "Step", "__version__", "cached", "init", "restartable"]
+__all__ = ["DataLoader", "Policy", "RegrowError", "Session", "Step", "__version__", "cached", "init", "restartable"]
 
 _HOMES = {
     "DataLoader": "regrow.data.dataloader",
@@ -24,6 +25,7 @@ _HOMES = {
     "init": "regrow.train.joining",
     "Session": "regrow.train.session",
     "Step": "regrow.train.step",
+    "Policy": "regrow.step.policy",
     "RegrowError": "regrow.core.errors",
     "restartable": "regrow.train.regions",
 }

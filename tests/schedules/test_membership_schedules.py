@@ -13,7 +13,8 @@ from regrow.core.ids import JobId, Rank, StepNo
 from regrow.core.messages import FaultHow, FaultSpec, JobFacts, Warmth
 from regrow.sim.network import Weather
 from regrow.sim.script import Doing, Script
-from regrow.sim.world import Strike, World
+from regrow.sim.strikes import Strike
+from regrow.sim.world import World
 
 UNTIL = StepNo(6)
 MOMENTS = [doing for doing in Doing if doing is not Doing.DEAD]

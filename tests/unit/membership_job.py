@@ -38,6 +38,7 @@ class Job:
         *,
         faults: list[FaultSpec] | None = None,
         nodes: int = 1,
+        slots: int | None = None,
         doors: Sequence[str] = (),
         **changes: Any,
     ) -> None:
@@ -57,7 +58,7 @@ class Job:
         self.said: list[Command] = []
         for index in range(nodes):
             door = doors[index] if doors else ""
-            self.tell(NodeJoined(NodeId(f"n{index}"), "host", world // nodes, f"store{index}", data=door))
+            self.tell(NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}", data=door))
 
     # --- facts
 
@@ -109,7 +110,7 @@ class Job:
 
     @property
     def ranks(self) -> range:
-        return range(self.machine.facts.world)
+        return range(len(self.machine.roster.places))
 
     def built(self, state: int = 0) -> "Job":
         for rank in self.ranks:

@@ -19,6 +19,7 @@ from regrow.core.events import (
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.data.order import keys_of, samples_digest
 from regrow.observe.reads import Run
+from regrow.step.dealing import deal
 
 GLOBAL = OrderSpec(
     "ordered", seed=3, sources=[SourceSpec("corpus", 100)], global_batch=24, shuffle=True, remainder="wrap"
@@ -48,11 +49,12 @@ class FakeRun:
         start: int = 0,
         share: Share = own_share,
         nodes: int = 1,
+        microbatches: int = 0,
     ) -> None:
         self.name, self.order, self.step = name, order, start
         self.records: list[Record] = []
         self.world = world
-        self._share, self._nodes = share, nodes
+        self._share, self._nodes, self._microbatches = share, nodes, microbatches
         self._now, self._made, self._generation = 0.0, 0, 0
         self._workers = {rank: self._spawn(rank) for rank in range(world)}
         self.form(start)
@@ -67,6 +69,7 @@ class FakeRun:
 
     def commit(self, rank: int, *, adopted: bool = False) -> None:
         share, shares = self._share(rank, self.world)
+        parts = range(*deal(self._microbatches, self.world, rank)) if self._microbatches else ()
         self._now += 0.1
         self.records.append(
             StepCommitted(
@@ -78,7 +81,8 @@ class FakeRun:
                 0.1,
                 {},
                 adopted=adopted,
-                data=read(self.order, self.step, share, shares),
+                data=None if parts else read(self.order, self.step, share, shares),
+                parts=[read(self.order, self.step, part, self._microbatches) for part in parts],
             )
         )
 
@@ -103,6 +107,14 @@ class FakeRun:
             self.commit(behind, adopted=True)
             self.step += 1
         return self
+
+    def resize(self, world: int) -> "FakeRun":
+        """A world of another size goes on with the next step."""
+        for rank in range(self.world, world):
+            self._workers[rank] = self._spawn(rank)
+        self._workers = {rank: self._workers[rank] for rank in range(world)}
+        self.world = world
+        return self.form(self.step)
 
     def replace(self, rank: int, reason: str = "killed by SIGKILL") -> "FakeRun":
         """A rank's worker is gone, and there is another."""

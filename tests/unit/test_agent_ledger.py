@@ -161,6 +161,21 @@ def test_a_dead_rank_s_metrics_and_what_it_had_read_come_into_one_line(tmp_path:
     assert (record.metrics, record.data) == ({"loss": 1.5}, BatchRecord(0, 2, "d" * 16))
 
 
+@pytest.mark.parametrize(("staged", "parts"), [(4, 2), (3, 0)])
+def test_what_a_dead_rank_had_read_for_its_micro_batches_comes_with_the_metrics_of_that_step(
+    tmp_path: Path, staged: int, parts: int
+) -> None:
+    book = Book(tmp_path)
+    records = [BatchRecord(share, 8, "d" * 16) for share in (2, 3)]
+    shown = WorkerStaged(WorkerId("a"), Generation(1), StepNo(staged), {"loss": 1.5}, records)
+    batch = BatchShown(Generation(1), StepNo(4), BatchRecord(0, 2)) if staged < 4 else None
+    book.ledger.died(LastSeen(WorkerId("a"), Rank(0), 9.0, shown, batch, (Generation(1), StepNo(3))))
+    book.ledger.formed(Generation(2), StepNo(5))
+    (record,) = book.records()
+    assert record.parts == records[:parts]
+    assert record.reads == (records if parts else [BatchRecord(0, 2)])
+
+
 def test_metrics_of_an_earlier_step_are_not_those_of_the_step_that_was_read(tmp_path: Path) -> None:
     book = Book(tmp_path)
     book.dies("a", 0, staged=3, committed=3, read=4)

@@ -12,10 +12,11 @@ from regrow.membership.roster import Roster
 
 
 def roster(nodes: int, domains: str = "", doors: bool = True) -> Roster:
-    made = Roster(1)
+    made = Roster()
     for at in range(nodes):
         door = f"door{at}" if doors else ""
-        made.add_node(NodeId(f"n{at}"), "host", "store", domain=domains[at] if domains else "", data=door)
+        domain = domains[at] if domains else ""
+        made.add_node(NodeJoined(NodeId(f"n{at}"), "host", 1, "store", domain=domain, data=door))
     return made
 
 
@@ -109,6 +110,14 @@ def test_a_lost_node_is_nobodys_mirror_until_it_is_back() -> None:
     assert placed(job) == {"n0": ""}
     job.tell(NodeJoined(NodeId("n1"), "host", 2, "store1", data="b2"))
     assert placed(job) == {"n0": "b2", "n1": "a"}
+
+
+def test_a_node_that_was_given_back_is_nobodys_mirror_any_more() -> None:
+    made = roster(3)
+    places = DataPlaces(made)
+    told(places)
+    made.nodes[NodeId("n1")].stopped = True
+    assert told(places) == {"n0": ("door2", ["door2"]), "n2": ("door0", ["door0"])}
 
 
 def test_a_note_about_a_cache_is_for_people() -> None:

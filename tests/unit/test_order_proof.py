@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.order_runs import GLOBAL, FakeRun, changed, read, with_data
 
-from regrow.core.data_messages import OrderSpec, SourceSpec
+from regrow.core.data_messages import BatchRecord, OrderSpec, SourceSpec
 from regrow.core.errors import UsageError
 from regrow.core.events import GenerationFormed, OrderStated, Record, StepCommitted
 from regrow.launch.verifying import verify
@@ -104,6 +104,49 @@ def test_samples_that_fill_up_unequal_shares_are_padding_and_no_repetition() -> 
 def test_ranks_that_share_a_share_read_it_once() -> None:
     proof = prove([FakeRun(world=4, share=lambda rank, world: (rank // 2, 2)).run(9).kill_in_update(2).run(5).end()])
     assert (proof.verdict, proof.read, proof.worlds[0].shares) == (Verdict.PROVEN, 15 * 24, 2)
+
+
+def test_micro_batches_are_proven_through_every_change_of_the_world() -> None:
+    grown = FakeRun(microbatches=8, world=1).run(3).resize(2).run(3).resize(4).run(3).resize(3).run(16).end()
+    proof = prove([grown], against=[FakeRun(microbatches=8, world=1).run(25).end()])
+    assert (proof.verdict, proof.findings, proof.reasons) == (Verdict.PROVEN, [], [])
+    assert (proof.steps, proof.read, proof.epochs, proof.compared) == (25, 600, 6, 25)
+    assert [(world.shares, world.first, world.last) for world in proof.worlds] == [(8, 0, 24)]
+
+
+@pytest.mark.parametrize(
+    ("lie", "cause"),
+    [
+        (lambda parts: parts[1:], "share missing"),
+        (lambda parts: [*parts, parts[0]], "share repeated"),
+        (lambda parts: [msgspec.structs.replace(parts[0], samples="0" * 16), *parts[1:]], "not the order's samples"),
+    ],
+)
+def test_a_micro_batch_that_was_left_out_read_twice_or_wrong_is_found(
+    lie: Callable[[list[BatchRecord]], list[BatchRecord]], cause: str
+) -> None:
+    def change(commit: StepCommitted) -> StepCommitted:
+        at = (commit.step, commit.rank) == (5, 1)
+        return msgspec.structs.replace(commit, parts=lie(commit.parts)) if at else commit
+
+    proof = prove([changed(FakeRun(microbatches=8, world=3).run(25).end(), change)])
+    assert proof.verdict is Verdict.WRONG and cause in causes(proof)
+
+
+def test_a_micro_batch_that_was_read_again_in_another_world_is_compared() -> None:
+    before = FakeRun("a", microbatches=8, world=4).run(10).end(75)
+    again = FakeRun("b", microbatches=8, world=3, start=8).run(17).end()
+    assert prove([before, again]).agreed == 2
+
+    def change(commit: StepCommitted) -> StepCommitted:
+        if (commit.step, commit.rank) != (9, 0):
+            return commit
+        parts = [*commit.parts[:-1], msgspec.structs.replace(commit.parts[-1], digest="0" * 16)]
+        return msgspec.structs.replace(commit, parts=parts)
+
+    proof = prove([before, changed(again, change)])
+    assert causes(proof) == {"changed the second time"}
+    assert proof.findings[0].share == 2
 
 
 def test_a_batch_size_that_follows_the_world_by_hand_is_the_same_order() -> None:

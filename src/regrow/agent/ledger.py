@@ -116,7 +116,8 @@ class LastSeen(NamedTuple):
         place = max(metrics.keys() | read.keys(), default=None)
         if place is None or (self.committed is not None and self.committed >= place):
             return None
-        return _Heritage(self.worker, self.rank, self.at, *place, metrics.get(place, {}), read.get(place))
+        parts = self.staged.parts if self.staged is not None and place in metrics else []
+        return _Heritage(self.worker, self.rank, self.at, *place, metrics.get(place, {}), read.get(place), parts)
 
 
 class _Heritage(NamedTuple):
@@ -127,6 +128,7 @@ class _Heritage(NamedTuple):
     step: StepNo
     metrics: dict[str, float]
     data: BatchRecord | None
+    parts: list[BatchRecord]
 
 
 class Ledger:
@@ -170,6 +172,7 @@ class Ledger:
                 samples=fact.samples,
                 adopted=fact.adopted,
                 data=fact.data,
+                parts=fact.parts,
             )
         )
 
@@ -216,5 +219,6 @@ class Ledger:
                 metrics=heir.metrics,
                 adopted=True,
                 data=heir.data,
+                parts=heir.parts,
             )
         )

@@ -16,6 +16,7 @@ from torch.distributed import ReduceOp
 from regrow.comm.mesh import POINT_TO_POINT, Mesh
 from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
+from regrow.step.dealing import Span, fold, partial_nodes_of_all
 
 PIECE_BYTES = 16 << 20
 """A large tensor is reduced in pieces of this size, which bounds the memory for what arrives."""
@@ -114,6 +115,43 @@ class Collectives:
         self.all_reduce(work, op)
         if self._rank == root:
             tensor.copy_(work)
+
+    def tree_reduce(self, nodes: Sequence[torch.Tensor], count: int, scale: float) -> None:
+        """Sum over the micro-batches of all ranks in the one tree over `count` of them; into the first of `nodes`.
+
+        Args:
+            nodes: this rank's partial nodes in order: flat, of one size and dtype. All of them are written to.
+            count: micro-batches of all ranks, dealt out to them by rank (`regrow.step.dealing`).
+            scale: what the sum is multiplied by.
+        """
+        held = partial_nodes_of_all(count, self._size)
+        step = max(self._size, PIECE_BYTES // nodes[0].element_size())
+        for start in range(0, nodes[0].numel(), step):
+            pieces = [node[start : start + step] for node in nodes]
+            self._tree_reduce_piece(pieces, held, count, scale)
+
+    def _tree_reduce_piece(
+        self, nodes: Sequence[torch.Tensor], held: Sequence[Sequence[Span]], count: int, scale: float
+    ) -> None:
+        bounds = [nodes[0].numel() * at // self._size for at in range(self._size + 1)]
+
+        def owned(node: torch.Tensor, rank: int) -> torch.Tensor:
+            return node[bounds[rank] : bounds[rank + 1]]
+
+        mine = owned(nodes[0], self._rank)
+        found = {span: owned(node, self._rank) for span, node in zip(held[self._rank], nodes, strict=True)}
+        room = iter(self._room(mine, sum(len(held[peer]) for peer in self._others)))
+        for at in range(max(map(len, held))):
+            out = {peer: owned(nodes[at], peer) for peer in self._others} if at < len(nodes) else {}
+            into = {peer: next(room) for peer in self._others if at < len(held[peer])}
+            found.update({held[peer][at]: part for peer, part in into.items()})
+            self._exchange(out, into)
+        total = fold(count, found, torch.Tensor.add_)
+        if scale != 1.0:
+            total.mul_(scale)
+        if total.data_ptr() != mine.data_ptr():
+            mine.copy_(total)
+        self._exchange(dict.fromkeys(self._others, mine), {peer: owned(nodes[0], peer) for peer in self._others})
 
     # --- copies ------------------------------------------------------------------------------------------------
 

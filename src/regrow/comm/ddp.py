@@ -7,7 +7,10 @@ real step.
 
 from collections.abc import Iterable
 
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
+
+from regrow.core.errors import UsageError
 
 
 def replicas(objects: Iterable[object]) -> list[DistributedDataParallel]:
@@ -27,8 +30,18 @@ def reset_unfinished(modules: Iterable[DistributedDataParallel]) -> list[Distrib
         try:
             module.reducer._check_reducer_finalized()
         except RuntimeError:
-            module.reducer._reset_state()
             reset.append(module)
+    return reset_all(reset)
+
+
+def reset_all(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
+    """The same for modules whose forward may have told their reducer to expect gradients, of which none came.
+
+    The next backward would be taken for the one that is reduced, also where `synchronize` has switched that off.
+    """
+    reset = list(modules)
+    for module in reset:
+        module.reducer._reset_state()
     return reset
 
 
@@ -68,3 +81,21 @@ def share_buffers(modules: Iterable[DistributedDataParallel]) -> None:
     """Give all ranks the buffers of rank 0. A collective: raises what those raise."""
     for module in modules:
         module._sync_buffers()  # type: ignore[no-untyped-call]
+
+
+def synchronize(modules: Iterable[DistributedDataParallel], on: bool) -> None:
+    """Whether the forwards and backwards from here on reduce gradients: what `no_sync` sets for a while."""
+    for module in modules:
+        module.require_backward_grad_sync = on
+
+
+def group_of(modules: Iterable[DistributedDataParallel]) -> ProcessGroup | None:
+    """The group that all of them reduce over; None where there are none.
+
+    Raises:
+        UsageError: they reduce over different groups.
+    """
+    groups = {id(module.process_group): module.process_group for module in modules}
+    if len(groups) > 1:
+        raise UsageError("the DDP modules reduce over different groups", hint="give them the same process_group")
+    return next(iter(groups.values()), None)

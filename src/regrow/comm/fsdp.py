@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from regrow.comm.private import Work
-from regrow.core.errors import RegrowError
+from regrow.core.errors import RegrowError, UsageError
 
 
 def roots(objects: Iterable[object]) -> list[FSDPModule]:
@@ -54,10 +54,10 @@ def reset_unfinished(modules: Iterable[FSDPModule]) -> bool:
     for root in modules:
         if _state(root)._is_root is None:
             continue  # it has had no forward yet, and torch has not made what it would reset
-        for group in _groups(root):
+        for group in groups_of(root):
             _settle(group)
         root.reset_iter_state()
-        for group in _groups(root):
+        for group in groups_of(root):
             _drop_gradients(group)
     return True
 
@@ -74,11 +74,39 @@ def reshard(modules: Iterable[FSDPModule]) -> None:
                 module.reshard()
 
 
+def synchronize(modules: Iterable[FSDPModule], on: bool) -> None:
+    """Whether the backwards from here on reduce gradients; if not, whole gradients pile up until one does."""
+    for root in modules:
+        root.set_requires_gradient_sync(on)
+
+
+def shard_size(modules: Iterable[FSDPModule]) -> int:
+    """Over how many ranks parameters are sharded, 1 without modules; the ranks of one replica's share of the data.
+
+    Raises:
+        UsageError: it is not the same for all.
+    """
+    sizes = {
+        getattr(group.mesh_info, "shard_mesh_size", 1)
+        for root in modules
+        for module in root.modules()  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule)
+        for group in _state(module)._fsdp_param_groups
+    }
+    if len(sizes) > 1:
+        raise UsageError(
+            f"parameters are sharded over {sorted(sizes)} ranks",
+            hint="micro-batches need the same mesh for all modules",
+        )
+    return int(next(iter(sizes), 1))
+
+
 def _state(module: FSDPModule) -> Any:
     return module._get_fsdp_state()
 
 
-def _groups(root: FSDPModule) -> Iterator[Any]:
+def groups_of(root: FSDPModule) -> Iterator[Any]:
+    """FSDP's parameter groups below a root that has had a forward."""
     for state in _state(root)._state_ctx.all_states:
         yield from state._fsdp_param_groups
 

@@ -182,6 +182,9 @@ class MeshTransport:
     def _reduce_scatter_from_many(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> Work:
         return self._reduce_scatter(outputs, [self._rows(given) for given in inputs], opts)
 
+    def _tree_reduce(self, nodes: list[torch.Tensor], count: int, scale: float) -> Work:
+        return self._run(lambda run: run.tree_reduce(nodes, count, scale), nodes[:1])
+
     def _reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         op, root = opts.reduceOp, opts.rootRank
         return self._run(lambda run: _each(lambda tensor: run.reduce(tensor, root, op), tensors), tensors)
@@ -242,6 +245,7 @@ _METHODS: dict[str, Callable[..., Work]] = {
     "reduce_scatter_single": MeshTransport._reduce_scatter_from,
     "reduce_scatter_tensor_coalesced": MeshTransport._reduce_scatter_from_many,
     "reduce_scatter_single_coalesced": MeshTransport._reduce_scatter_from_many,
+    "tree_reduce": MeshTransport._tree_reduce,
     "reduce": MeshTransport._reduce,
     "gather": MeshTransport._gather,
     "scatter": MeshTransport._scatter,

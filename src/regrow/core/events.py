@@ -85,6 +85,9 @@ class IncidentOpened(Record, frozen=True):
 class IncidentClosed(Record, frozen=True):
     """One fault from detection to the next committed step on every rank. Times in seconds.
 
+    Also a change of the world without a fault (`kind` `grow`, `shrink`, `preempt`; `faults` 0): from the first worker
+    that stopped for it, so that `total` is the pause of those who stay.
+
     `detect`: from the fault (where its time is known) to the coordinator's knowing; `abort`: until every survivor is
     out of its groups; `regroup`: until a new membership stands, replacements and new groups included; `hydrate`: until
     every receiver has its state; `redo`: until the next step is committed on every rank.
@@ -97,7 +100,8 @@ class IncidentClosed(Record, frozen=True):
     ranks: list[Rank]
     cause: str
     rung: str
-    """`retry`, `standby`, `fork`, `node` (a lost node came back), `restart`."""
+    """`retry`, `standby`, `fork`, `node` (a lost node came back, or another took its ranks), `shrink`, `restart`; of a
+    change of the world without a fault `grow`, `shrink`, or `node` (its ranks moved)."""
     faults: int
     detect: Seconds
     abort: Seconds
@@ -109,6 +113,9 @@ class IncidentClosed(Record, frozen=True):
     hydrated_bytes: int
     opened_at: Instant
     fault_at: Instant
+    before: int = 0
+    """Replicas before and after; both 0 where their number did not change."""
+    after: int = 0
 
 
 class FaultInjected(Record, frozen=True):
@@ -165,6 +172,42 @@ class CopyStreamed(Record, frozen=True):
     """Steps between two copies."""
 
 
+class ScaleRefused(Record, frozen=True):
+    """A change of the world to `replicas` was asked for and is not done. The job goes on as it was."""
+
+    replicas: int
+    reason: str
+
+
+class GrowthWeighed(Record, frozen=True):
+    """Whether more replicas pay within the announced stay. `gain`, `cost`: seconds of work of the present world.
+
+    `gain` is `(after / before - 1) * stay`; `cost` the pause at the last growth, 0 where none was measured.
+    """
+
+    before: int
+    after: int
+    stay: Seconds
+    gain: Seconds
+    cost: Seconds
+    grows: bool
+
+
+class WorldChanged(Record, frozen=True):
+    """The next generation has another number of replicas, or others in them. `step`: the first that it runs.
+
+    `kind`: `grow`, `shrink`, `preempt` (a node is given back), `fault` (nothing could fill a lost rank), `restart`,
+    `start` (asked for before the first step).
+    """
+
+    generation: Generation
+    step: StepNo
+    kind: str
+    before: int
+    after: int
+    reason: str
+
+
 class JobEnded(Record, frozen=True):
     """The end. `code` is the exit code; `diagnosis` says in one text what happened, empty when all went well."""
 
@@ -173,7 +216,10 @@ class JobEnded(Record, frozen=True):
 
 
 class StepCommitted(Record, frozen=True):
-    """One rank's state went from `step` to `step + 1`. In `steps.<node>.jsonl`."""
+    """One rank's state went from `step` to `step + 1`. In `steps.<node>.jsonl`.
+
+    `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
+    """
 
     step: StepNo
     rank: Rank
@@ -184,6 +230,12 @@ class StepCommitted(Record, frozen=True):
     samples: int = 0
     adopted: bool = False
     data: BatchRecord | None = None
+    parts: list[BatchRecord] = []
+
+    @property
+    def reads(self) -> list[BatchRecord]:
+        """All shares that it has read; empty where nobody has said so."""
+        return [self.data] if self.data is not None else self.parts
 
 
 class OrderStated(Record, frozen=True):
@@ -208,6 +260,9 @@ AnyRecord = (
     | ReplicaCorrupted
     | CheckpointSaved
     | CopyStreamed
+    | ScaleRefused
+    | GrowthWeighed
+    | WorldChanged
     | JobEnded
     | StepCommitted
     | OrderStated

@@ -14,6 +14,7 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
 
     `vault`: where copies of state can be left and fetched. `domain`: what fails with this node (a rack's name).
     `data`: where entries of its data cache can be fetched and left; empty: it has none.
+    `stay`: how long the node is expected to be there; None: nothing is known of an end.
     """
 
     node: NodeId
@@ -24,12 +25,24 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
     vault: str = ""
     domain: str = ""
     data: str = ""
+    stay: Seconds | None = None
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):
     """An agent's connection ended without a goodbye."""
 
     node: NodeId
+    reason: str
+
+
+class NodeDraining(msgspec.Struct, frozen=True, tag=True):
+    """A node is to be given back: its ranks are to leave it within `grace` seconds from now. `reason`: who asks.
+
+    When nobody of the job is left on it, its agent is sent `StopNode`.
+    """
+
+    node: NodeId
+    grace: Seconds
     reason: str
 
 
@@ -54,6 +67,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
 
     `state_at`: the step its state stands at. `layout`: digest of its reduction layout and state names. `holding`: which
     shards it has, equal on replicas. `sharded`: the script gives ranks different parts of the state.
+    `microbatches`: into how many the script divides a step, so no more replicas than that are of use; 0: into none.
+    `fixed`: why the world of this script can have no other size; empty: it can.
     """
 
     worker: WorkerId
@@ -63,6 +78,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     built_s: Seconds = 0.0
     holding: str = ""
     sharded: bool = False
+    microbatches: int = 0
+    fixed: str = ""
 
 
 class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
@@ -78,6 +95,7 @@ class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
 class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     """The worker uses its groups of this generation no more; its state stands at `state_at` and stays there.
 
+    After a planned halt `state_at` is the step that was ordered, and the groups stand until the next order.
     `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
     `inside`: which restartable function after its last step it is in, or may run next, from 1; 0: none any more.
     `verified`: the step of the state upon which all replicas agreed last, where it has a copy of that.
@@ -91,6 +109,15 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     verified: StepNo = NO_STATE
 
 
+class HaltMissed(msgspec.Struct, frozen=True, tag=True):
+    """The worker had begun step `step` already when it was told to stop before step `at`, and goes on with it."""
+
+    worker: WorkerId
+    generation: Generation
+    at: StepNo
+    step: StepNo
+
+
 class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
     """The worker's groups stand in the new generation and its state is that generation's."""
 
@@ -102,7 +129,10 @@ class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
-    """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock."""
+    """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock.
+
+    `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
+    """
 
     worker: WorkerId
     generation: Generation
@@ -113,15 +143,20 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
     samples: int = 0
     adopted: bool = False
     data: BatchRecord | None = None
+    parts: list[BatchRecord] = []
 
 
 class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
-    """Metrics of a step that has not committed yet; they count if the step commits without this worker."""
+    """Metrics of a step that has not committed yet; they count if the step commits without this worker.
+
+    `parts`: what it has read for its micro-batches, if there are any.
+    """
 
     worker: WorkerId
     generation: Generation
     step: StepNo
     metrics: dict[str, float]
+    parts: list[BatchRecord] = []
 
 
 class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
@@ -192,6 +227,18 @@ class FaultRequested(msgspec.Struct, frozen=True, tag=True):
     """`regrow kill`: let one worker fail."""
 
     fault: FaultSpec
+
+
+class ScaleRequested(msgspec.Struct, frozen=True, tag=True):
+    """`regrow scale`: the job shall have `replicas`, or the replicas that make up `ranks` where that is given.
+
+    `stay`: how long the capacity is expected to be there; None: nothing is known of an end.
+    """
+
+    replicas: int
+    reason: str
+    stay: Seconds | None = None
+    ranks: int | None = None
 
 
 class TimeAdvanced(msgspec.Struct, frozen=True, tag=True):

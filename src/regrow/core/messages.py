@@ -29,10 +29,13 @@ from regrow.core.data_messages import DataNoted, OrderDeclared, PlaceData, Produ
 from regrow.core.facts import (
     FaultFired,
     FaultRequested,
+    HaltMissed,
+    NodeDraining,
     NodeJoined,
     NodeLost,
     NodeProgress,
     NodeStopped,
+    ScaleRequested,
     StopRequested,
     TimeAdvanced,
     WorkerCommitted,
@@ -87,14 +90,18 @@ __all__ = [
     "FenceWorker",
     "FormGeneration",
     "HaltGeneration",
+    "HaltMissed",
     "JobFacts",
     "Member",
+    "NodeDraining",
     "NodeJoined",
     "NodeLost",
+    "NodeOrder",
     "NodeProgress",
     "NodeStopped",
     "ReleaseWorker",
     "Role",
+    "ScaleRequested",
     "SpawnWorker",
     "StartScript",
     "StopNode",
@@ -120,6 +127,7 @@ WorkerFact = (
     WorkerReady
     | WorkerFaulted
     | WorkerHalted
+    | HaltMissed
     | WorkerResumed
     | WorkerCommitted
     | WorkerStaged
@@ -141,12 +149,14 @@ WorkerOrder = StartScript | HaltGeneration | FormGeneration | ReleaseWorker | Ar
 
 AgentFact = (
     NodeJoined
+    | NodeDraining
     | NodeStopped
     | NodeProgress
     | WorkerStarted
     | WorkerReady
     | WorkerFaulted
     | WorkerHalted
+    | HaltMissed
     | WorkerResumed
     | WorkerCommitted
     | WorkerFinished
@@ -166,26 +176,23 @@ AgentFact = (
 )
 """What an agent tells the coordinator."""
 
-AgentOrder = (
+NodeOrder = (
     SpawnWorker
     | FenceWorker
     | StopNode
-    | StartScript
-    | HaltGeneration
-    | FormGeneration
-    | ReleaseWorker
-    | ArmFault
     | ReportCopies
     | PlaceCopies
-    | TakeSnapshot
     | WriteCheckpoint
     | FinishCheckpoint
     | AbandonCheckpoint
     | PlaceData
 )
+"""What the coordinator orders an agent for itself: these name its node."""
+
+AgentOrder = NodeOrder | StartScript | HaltGeneration | FormGeneration | ReleaseWorker | ArmFault | TakeSnapshot
 """What the coordinator orders an agent, for itself or for one of its workers."""
 
-Fact = AgentFact | NodeLost | StopRequested | FaultRequested | TimeAdvanced
+Fact = AgentFact | NodeLost | StopRequested | FaultRequested | ScaleRequested | TimeAdvanced
 """All that the membership machine is told."""
 
 
@@ -215,6 +222,18 @@ class JobFacts(msgspec.Struct, frozen=True):
     """Least time between two durable checkpoints; 0: none are written."""
     checkpoint_keep: int = 2
     """How many of the newest durable checkpoints stay."""
+    unit: int = 1
+    """Ranks of one replica: those that together hold one copy of the state. Worlds have whole replicas only."""
+    min_replicas: int | None = None
+    """With fewer the job waits; None: as many as at the start."""
+    max_replicas: int | None = None
+    """None: as many as at the start."""
+    sizes: list[int] = []
+    """The numbers of replicas that are allowed between these two; empty: all."""
+    change_pause: Seconds = 0.0
+    """Least time between two changes of the world that nothing forces."""
+    leave_deadline: Seconds = 60.0
+    """How long a worker that was released in the middle of the job may take to end."""
 
     @property
     def keeps_copies(self) -> bool:
@@ -223,5 +242,10 @@ class JobFacts(msgspec.Struct, frozen=True):
 
     @property
     def world(self) -> int:
-        """Ranks in the whole job."""
+        """Ranks in the whole job when it starts."""
         return self.nproc * self.nodes
+
+    @property
+    def replicas(self) -> int:
+        """Replicas when it starts."""
+        return self.world // self.unit

@@ -12,6 +12,7 @@ from regrow.core.vocabulary import FaultSpec, Member, Role
 class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     """Fork a worker. `rank`: its place, provisional for a standby.
 
+    A `rank` that the world does not have yet is that of a candidate: it builds for a world of `world` that is to come.
     `stores`: the agents' stores in the order of nodes; the keys of the generation are spread over them.
     """
 
@@ -49,20 +50,27 @@ class StopNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartScript(msgspec.Struct, frozen=True, tag=True):
-    """To an `imports` standby: build for this place now."""
+    """To an `imports` standby: build for this place now. `world`: ranks of its world; 0: as it was spawned."""
 
     worker: WorkerId
     rank: Rank
     local_rank: int
     generation: Generation
+    world: int = 0
 
 
 class HaltGeneration(msgspec.Struct, frozen=True, tag=True):
-    """Give up the groups of this generation and say where your state stands."""
+    """Give up the groups of this generation and say where your state stands.
+
+    `at`: a planned halt. Go on until just before step `at`, then stop and say so; the groups stay as they are until the
+    next order. Who has begun that step already says `HaltMissed` at once and goes on. A newer order replaces this one.
+    None: at once, whatever is being done.
+    """
 
     worker: WorkerId
     generation: Generation
     reason: str
+    at: StepNo | None = None
 
 
 class FormGeneration(msgspec.Struct, frozen=True, tag=True):
@@ -88,7 +96,7 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
-    """Every worker has finished its steps: nobody needs your state any more."""
+    """Nobody needs your state any more: every worker has finished its steps, or you are halted and leave the job."""
 
     worker: WorkerId
 

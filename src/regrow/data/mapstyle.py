@@ -4,7 +4,6 @@ import ctypes
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from regrow.data.kept import Giving
 from regrow.data.order import Address, samples_digest
 from regrow.data.sampling import Plan, plan_of
 from regrow.data.seeding import Draw, derive, seed_everything
+from regrow.data.walks import StepWalk, Walk
 
 _PR_SET_PDEATHSIG = 1
 
@@ -112,10 +112,13 @@ class _Steps:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.start: Place = (0, 0, 1)
+        self.walk: Walk = StepWalk()
 
     def __iter__(self) -> Iterator[list[Address]]:
-        first, rank, world = self.start
-        return (self._plan.keys_at(step, rank, world) for step in count(first))
+        place, walk = self.start, self.walk
+        while True:
+            yield self._plan.keys_at(*place)
+            place = walk.after(place)
 
 
 class MapStyleSource:
@@ -140,6 +143,11 @@ class MapStyleSource:
         self._iterator: Iterator[Any] | None = None
         self._ready_for: Place | None = None
 
+    def follow(self, walk: Walk) -> None:
+        """From now on, batches are fetched in this order; another order is right too, but not ahead of time."""
+        if walk != self._steps.walk:
+            self._steps.walk, self._ready_for = walk, None
+
     def seek(self, step: int, rank: int, world: int) -> None:
         """Makes ready for `step`; does nothing where it is ready. Without loader workers no sample is read."""
         self._opened(step, rank, world)
@@ -152,7 +160,7 @@ class MapStyleSource:
             # Where the pipeline stands after an error is not known; the next call builds a new one.
             self.close()
             raise
-        self._ready_for = (step + 1, rank, world)
+        self._ready_for = self._steps.walk.after((step, rank, world))
         return Fetched(batch, samples)
 
     def close(self) -> None:

@@ -29,7 +29,8 @@ from regrow.data.order import (
 from regrow.data.seeding import Draw, derive, seed_everything
 
 _EPOCHS_KEPT = 16
-"""At least the shares of a node: who makes the batches of all of them goes from one to the next."""
+"""At least the shares of a node: who makes the batches of all of them goes from one to the next. And
+all micro-batches of a step."""
 
 
 class Plan(Protocol):
@@ -90,7 +91,7 @@ class SampledPlan:
         epoch, rank, world = key
         if (epoch, rank, world) not in self._kept:
             self._kept[epoch, rank, world] = self._batches(epoch, rank, world)
-            if len(self._kept) > _EPOCHS_KEPT:
+            if len(self._kept) > max(_EPOCHS_KEPT, world + 1):
                 self._kept.popitem(last=False)
         self._kept.move_to_end((epoch, rank, world))
         return self._kept[epoch, rank, world]

@@ -25,7 +25,7 @@ from regrow.core.copies import TakeSnapshot
 from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import JobFacts
 from regrow.membership.orders import Orders
-from regrow.membership.roster import Roster, WorkerRecord
+from regrow.membership.roster import Roster, Stage, WorkerRecord
 
 SNAPSHOT_S: Seconds = 600.0
 WRITE_S: Seconds = 1800.0
@@ -134,14 +134,34 @@ class Checkpoints:
         self._next_at = self._given_up = None
         self._at_end = False
 
-    def finished(self, step: StepNo, now: Instant) -> bool:
-        """Every rank stands at the last step: whether it is on disk, or will not be."""
+    @property
+    def patience(self) -> Seconds:
+        """How long one may take at most."""
+        return SNAPSHOT_S + 2 * WRITE_S
+
+    def savable(self) -> StepNo | None:
+        """The newest step at which halted workers have the whole state; None: there is none, or nowhere to save it."""
+        if not self._facts.checkpoint_every:
+            return None
+        workers = list(self._roster.seated())
+        holdings = {worker.holding for worker in workers if worker.holding}
+        for step in sorted({w.state_at for w in workers if w.stage is Stage.HALTED and w.state_at > 0}, reverse=True):
+            if {w.holding for w in workers if w.stage is Stage.HALTED and w.state_at == step} >= holdings:
+                return step
+        return None
+
+    def finished(self, step: StepNo, now: Instant, *, halted: bool = False) -> bool:
+        """Every rank stands at the last step: whether it is on disk, or will not be.
+
+        Args:
+            halted: the ranks that are halted at that step have it, and there may be no others.
+        """
         if not self._facts.checkpoint_every or step in (self._written, self._given_up):
             return True
         self._at_end = True
         idle = isinstance(self._state, Idle)
         if idle or (isinstance(self._state, Snapshotting) and self._state.step != step):
-            self._take(step, now, exactly=True)
+            self._take(step, now, exactly=True, halted=halted)
         return False
 
     def time_passed(self, now: Instant) -> None:
@@ -194,10 +214,10 @@ class Checkpoints:
 
     # --- transitions -------------------------------------------------------------------------------------------
 
-    def _take(self, step: StepNo, now: Instant, *, exactly: bool = False) -> None:
+    def _take(self, step: StepNo, now: Instant, *, exactly: bool = False, halted: bool = False) -> None:
         """Order snapshots. A single writer takes it at its next boundary; several need a step that none has passed."""
         self._attempt += 1
-        writers = list(self._writers())
+        writers = list(self._writers(step if halted else None))
         if len(writers) > 1 and not exactly:
             step = StepNo(step + max(self._ahead, round(self._speed * _AHEAD_S)))
         asked = {worker.worker: (rank, worker.node) for rank, worker in writers}
@@ -205,12 +225,13 @@ class Checkpoints:
         for worker in asked:
             self._orders.add(TakeSnapshot(worker, step))
 
-    def _writers(self) -> Iterator[tuple[Rank, WorkerRecord]]:
-        """The lowest rank of each holding: those with the same holding have the same state."""
+    def _writers(self, halted_at: StepNo | None) -> Iterator[tuple[Rank, WorkerRecord]]:
+        """The lowest rank of each holding, of those halted at a step if given: with the same holding goes the state."""
         seen: set[str] = set()
         for rank, name in sorted(self._roster.places.items()):
             worker = self._roster.workers[name]
-            if worker.holding not in seen:
+            stands = halted_at is None or (worker.stage is Stage.HALTED and worker.state_at == halted_at)
+            if stands and worker.holding not in seen:
                 seen.add(worker.holding)
                 yield rank, worker
 

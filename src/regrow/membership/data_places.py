@@ -30,9 +30,10 @@ class DataPlaces:
     def news(self) -> list[PlaceData]:
         """An order for each node that is here, has a cache, and was told otherwise before.
 
-        A mirror that is away is not replaced: it is waited for, and what its node needs it makes itself meanwhile.
+        A mirror that is away is not replaced: it is waited for, and what its node needs it makes itself meanwhile. One
+        that was given back is.
         """
-        nodes = list(self._roster.nodes.values())
+        nodes = [node for node in self._roster.nodes.values() if not node.stopped]
         doors = {node.node: node.data for node in nodes if node.data and not node.away}
         if not self._told and len(doors) < 2:
             return []

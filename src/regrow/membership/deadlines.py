@@ -1,12 +1,21 @@
 """What each state waits for, until when, and who is late."""
 
-import math
 from collections.abc import Iterator
 
 from regrow.core.ids import Instant
 from regrow.core.messages import JobFacts
-from regrow.membership.roster import BUILDING, NodeRecord, Roster, Stage, WorkerRecord
-from regrow.membership.states import Building, Forming, Mending, Releasing, Restarting, State, Training
+from regrow.membership.roster import BUILDING, Roster, Stage, WorkerRecord
+from regrow.membership.states import (
+    Building,
+    Forming,
+    Mending,
+    Releasing,
+    Restarting,
+    State,
+    Switching,
+    Training,
+    Waiting,
+)
 
 
 def earliest(state: State, roster: Roster, facts: JobFacts) -> Instant | None:
@@ -47,17 +56,6 @@ def late(state: State, roster: Roster, facts: JobFacts, now: Instant) -> list[Wo
             return []
 
 
-def overdue(state: State, roster: Roster, facts: JobFacts, now: Instant) -> list[NodeRecord]:
-    """The lost nodes that the state waits for and that should have come back by now."""
-    if not isinstance(state, Mending | Restarting):
-        return []
-    return [node for node in roster.nodes.values() if _due_back(node, facts) <= now]
-
-
-def _due_back(node: NodeRecord, facts: JobFacts) -> Instant:
-    return math.inf if node.away_since is None else node.away_since + facts.node_deadline
-
-
 def _waits(state: State, roster: Roster, facts: JobFacts) -> Iterator[Instant]:
     match state:
         case Building(verdict_at=at):
@@ -65,12 +63,11 @@ def _waits(state: State, roster: Roster, facts: JobFacts) -> Iterator[Instant]:
                 yield at
             if roster.count(*BUILDING):
                 yield from _built_by(roster, facts, Stage.ORDERED, Stage.READY)
-        case Forming(deadline=at) | Releasing(again_at=at):
+        case Forming(deadline=at) | Releasing(again_at=at) | Switching(deadline=at) | Waiting(deadline=at):
             yield at
         case Restarting(deadline=at):
             if roster.present():
                 yield at
-            yield from _nodes_due_back(roster, facts)
         case Training(deadline=at):
             if at is not None:
                 yield at
@@ -79,13 +76,8 @@ def _waits(state: State, roster: Roster, facts: JobFacts) -> Iterator[Instant]:
             if roster.count(Stage.HALTING):
                 yield at
             yield from _built_by(roster, facts, *BUILDING)
-            yield from _nodes_due_back(roster, facts)
         case _:
             pass
-
-
-def _nodes_due_back(roster: Roster, facts: JobFacts) -> Iterator[Instant]:
-    return (_due_back(node, facts) for node in roster.nodes.values() if node.away)
 
 
 def _built_by(roster: Roster, facts: JobFacts, *stages: Stage, seated: bool = True) -> Iterator[Instant]:

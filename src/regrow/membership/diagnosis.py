@@ -7,6 +7,7 @@ from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import ErrorReport
 from regrow.membership.covering import Uncovered
 from regrow.membership.roster import WorkerRecord
+from regrow.membership.scaling import Weighed
 
 
 def exit_text(code: int) -> str:
@@ -142,19 +143,83 @@ def node_lost(node: NodeId, reason: str) -> str:
     return f"{node} was lost ({reason})"
 
 
-def node_waited_for(node: NodeId, ranks: Sequence[Rank], deadline: Seconds) -> str:
-    """What becomes of the ranks of a lost node."""
+def nodes_waited_for(nodes: Sequence[NodeId], ranks: Sequence[Rank], deadline: Seconds) -> str:
+    """What becomes of the ranks of lost nodes for which there is no room elsewhere."""
     which = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} wait"
-    return f"{node} was lost; {which} for it to come back, for {deadline:g} s at most"
+    who, back = ("was lost", "it") if len(nodes) == 1 else ("were lost", "them")
+    return f"{' and '.join(nodes)} {who}; {which} for {back} to come back, for {deadline:g} s at most"
 
 
 def nodes_stay_away(nodes: Sequence[NodeId], deadline: Seconds) -> str:
     """Lost nodes that nobody has started again."""
+    if not nodes:
+        return f"there was no room for the lost ranks within {deadline:g} s; run the job again with --resume"
     which = f"{', '.join(nodes)} {'was' if len(nodes) == 1 else 'were'}"
     return (
         f"{which} lost and did not come back within {deadline:g} s: start `regrow run` there again in time, or raise "
         "--node-timeout; then run the job again with --resume"
     )
+
+
+def nodes_given_back(nodes: Sequence[NodeId], least: int) -> str:
+    """Nodes that were asked back, and no other room."""
+    which = f"{', '.join(nodes)} {'is' if len(nodes) == 1 else 'are'} given back"
+    return (
+        f"{which}, and what is left has no room for {least} replica{'s' if least > 1 else ''}: run the job again with "
+        "--resume when there is"
+    )
+
+
+def node_drains(node: NodeId, grace: Seconds, reason: str) -> str:
+    """A node is asked back."""
+    return f"{node} is given back within {grace:g} s: {reason}"
+
+
+def scale_accepted(before: int, wanted: int) -> str:
+    """What happens now."""
+    if before in (0, wanted):
+        return f"{wanted} replicas"
+    return f"from {before} to {wanted} replicas"
+
+
+def too_few_microbatches(replicas: int, microbatches: int) -> str:
+    """A replica would have nothing to do."""
+    return f"{replicas} replicas are more than the {microbatches} micro-batches of a step"
+
+
+def too_few_slots(replicas: int, unit: int, slots: int) -> str:
+    """No room."""
+    return f"{replicas} replicas need {replicas * unit} slots, and the nodes of the job have {slots}"
+
+
+def does_not_pay(before: int, after: int, stay: Seconds, weighed: Weighed) -> str:
+    """Not worth it."""
+    return (
+        f"growing from {before} to {after} replicas for {stay:g} s does not pay: it would bring {weighed.gain:.2f} s "
+        f"and cost {weighed.cost:.2f} s"
+    )
+
+
+def unlike_replicas(rank: Rank | None, unit: int) -> str:
+    """A world that cannot be cut into replicas; empty where it can."""
+    if rank is None:
+        return ""
+    first = "the first rank" if unit == 1 else f"rank {rank % unit}"
+    return (
+        f"the world cannot have another size: rank {rank} has another part of the state than {first}, so that a "
+        f"replica is not {unit} rank{'s' if unit > 1 else ''} (see --unit)"
+    )
+
+
+def candidates_given_up(node: NodeId, what: str, error: tuple[ErrorReport, StepNo] | None) -> str:
+    """Newcomers that cannot be built are not tried for ever."""
+    why = f" ({error[0].type}: {error[0].message})" if error else ""
+    return f"the world does not grow onto {node}: {what}{why}, the last of several in a row"
+
+
+def leaver_stays(waited: Seconds) -> str:
+    """A worker that was released in the middle of the job does not end."""
+    return f"it was released and has not ended within {waited:g} s"
 
 
 def lost_after_loop(cause: str) -> str:

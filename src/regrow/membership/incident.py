@@ -10,7 +10,7 @@ CLOCK_SLACK = 60.0
 """A fault cannot have struck earlier than this before it was known: such a time is of another machine's clock."""
 CORRUPTION = "corruption"
 """The kind of an incident that explains itself, though it may not be known whose fault it was."""
-RUNGS = ("retry", "standby", "fork", "node", "restart")
+RUNGS = ("retry", "standby", "fork", "node", "grow", "shrink", "restart")
 
 
 @dataclass
@@ -31,7 +31,10 @@ class Budget:
 
 @dataclass
 class Incident:
-    """One fault from detection to the next committed step, while it lasts; others on the way are merged into it."""
+    """One fault from detection to the next committed step, while it lasts; others on the way are merged into it.
+
+    Or a change of the world, until a fault comes into it.
+    """
 
     number: int
     step: StepNo
@@ -51,6 +54,10 @@ class Incident:
     hydrated_bytes: int = 0
     steps_lost: int = 0
     waiting_for: set[Rank] = field(default_factory=set)
+    planned: bool = False
+    """Nothing has gone wrong: the world is being changed."""
+    before: int = 0
+    after: int = 0
 
     def climb(self, rung: str) -> None:
         """Note the highest rung of the ladder that was needed."""
@@ -82,6 +89,8 @@ class Incident:
             hydrated_bytes=self.hydrated_bytes,
             opened_at=self.opened_at,
             fault_at=self.fault_at,
+            before=self.before,
+            after=self.after,
         )
 
 
@@ -91,6 +100,8 @@ class Incidents:
     def __init__(self) -> None:
         self.open: Incident | None = None
         self.count = 0
+        self.pauses: dict[str, Seconds] = {}
+        """How long the last change of each kind took."""
 
     def explains(self, ranks: list[Rank]) -> bool:
         """Whether a fault of these ranks is the cause of a symptom already counted, and so no fault more."""
@@ -115,17 +126,10 @@ class Incidents:
             self.open = Incident(
                 self.count, step, kind, cause, now, fault_at, list(ranks), unexplained=not ranks and kind != CORRUPTION
             )
-            return [
-                IncidentOpened(
-                    at=now,
-                    incident=self.count,
-                    generation=generation,
-                    step=step,
-                    kind=kind,
-                    ranks=list(ranks),
-                    cause=cause,
-                )
-            ]
+            return [_opened(self.open, generation, now)]
+        if incident.planned:
+            incident.planned, incident.faults, incident.rung = False, 0, "retry"
+            incident.kind, incident.cause = kind, cause
         if self.explains(ranks):
             if not incident.ranks:
                 incident.kind, incident.cause = kind, cause
@@ -135,6 +139,24 @@ class Incidents:
             incident.unexplained = not ranks and kind != CORRUPTION
         incident.ranks.extend(rank for rank in ranks if rank not in incident.ranks)
         return []
+
+    def change(
+        self, kind: str, rung: str, cause: str, *, generation: Generation, step: StepNo, now: Instant
+    ) -> list[Record]:
+        """The world is being changed, and the first worker has stopped for it."""
+        if self.open is not None:
+            return []
+        self.count += 1
+        self.open = Incident(
+            self.count, step, kind, cause, now, now, [], unexplained=False, faults=0, rung=rung, planned=True
+        )
+        return [_opened(self.open, generation, now)]
+
+    def resized(self, before: int, after: int) -> None:
+        """The world has another size from now on."""
+        if self.open is not None:
+            self.open.before = self.open.before or before
+            self.open.after = after
 
     def climb(self, rung: str) -> None:
         """A rung of the ladder was needed."""
@@ -181,4 +203,21 @@ class Incidents:
 
     def _close(self, generation: Generation, now: Instant) -> list[Record]:
         incident, self.open = self.open, None
-        return [] if incident is None else [incident.closed(generation, now)]
+        if incident is None:
+            return []
+        closed = incident.closed(generation, now)
+        if incident.planned:
+            self.pauses[incident.kind] = closed.total
+        return [closed]
+
+
+def _opened(incident: Incident, generation: Generation, now: Instant) -> IncidentOpened:
+    return IncidentOpened(
+        at=now,
+        incident=incident.number,
+        generation=generation,
+        step=incident.step,
+        kind=incident.kind,
+        ranks=list(incident.ranks),
+        cause=incident.cause,
+    )

@@ -1,20 +1,23 @@
 """Nodes that register, are lost and come back.
 
 A lost node takes its workers with it: its agent's connection has ended, and an agent without a coordinator ends its
-workers. Its ranks wait for it to come back, on this machine or another, and the survivors keep their state meanwhile.
+workers. Where no other has room for its ranks they wait for it to come back, on this machine or another, and the
+survivors keep their state meanwhile; unless the job may go on with fewer (`mending.py`).
 """
+
+from collections.abc import Sequence
 
 from regrow.core import events as record
 from regrow.core.copies import CopiesHeld
-from regrow.core.ids import Generation, Instant
-from regrow.core.messages import NodeJoined, NodeLost
-from regrow.membership import deadlines
+from regrow.core.ids import Generation, Instant, NodeId
+from regrow.core.messages import NodeJoined, NodeLost, NodeStopped
 from regrow.membership import diagnosis as say
 from regrow.membership.data_places import DataPlaces
 from regrow.membership.ladder import RUN_AGAIN, Ladder
 from regrow.membership.placement import Place, buddies
+from regrow.membership.resizing import Resizing
 from regrow.membership.roster import NodeRecord, Stage, WorkerRecord
-from regrow.membership.states import Building, Ended, Forming, Gathering, Mending, Releasing, Training
+from regrow.membership.states import RUNNING, Building, Ended, Gathering, Releasing
 
 _LOST_CODE = -9
 """What is written down as the exit code of workers whose node was lost: nobody saw their end."""
@@ -25,63 +28,72 @@ class Nodes:
 
     Args:
         ladder: the job's state.
+        resizing: may grow the world onto a node that has come.
     """
 
-    def __init__(self, ladder: Ladder) -> None:
-        self._ladder = ladder
+    def __init__(self, ladder: Ladder, resizing: Resizing) -> None:
+        self._ladder, self._resizing = ladder, resizing
+        self._placed: list[tuple[NodeId, str]] = []
+        """The nodes between which copies are exchanged, and where each of them takes them."""
         self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
         self._data = DataPlaces(ladder.roster)
 
     def joined(self, event: NodeJoined, now: Instant) -> None:
-        """An agent registered: a new node of a job that gathers, or a lost one that is back."""
+        """An agent registered: a node of a job that gathers, a lost one that is back, or one more."""
         node, gathering = self._roster.nodes.get(event.node), isinstance(self._ladder.state, Gathering)
-        if node is None and gathering:
-            self._roster.add_node(
-                event.node, event.host, event.store, vault=event.vault, domain=event.domain, data=event.data
-            )
-        elif node is not None and node.away:
+        known = node is not None
+        self._placed = []
+        if node is None:
+            node = self._roster.add_node(event)
+        elif node.away:
             self._back(node, event, now)
         else:
             return
-        complete = len(self._roster.living_nodes()) == self._facts.nodes
-        if complete:
-            self._place_copies()
+        complete = len(self._roster.living_nodes()) >= self._facts.nodes
         if complete or not gathering:
             self._place_data()
         if complete and gathering:
+            self._place_copies(self._roster.living_nodes())
             self._ladder.build(Generation(1), now)
+        elif not gathering:
+            if not any(each.away and each.seats for each in self._roster.nodes.values()):
+                self._place_copies(self._roster.member_nodes())
+            self._resizing.node_came(node, event, now, new=not known)
 
     def lost(self, event: NodeLost, now: Instant) -> None:
         """An agent's connection has ended: all its workers are gone, or will be before they can do anything."""
         node = self._roster.nodes.get(event.node)
         if node is None or node.away:
             return
+        seated = self._away(node, now)
+        if not isinstance(self._ladder.state, Gathering):
+            self._give_up(seated, say.node_lost(node.node, event.reason), now)
+
+    def stopped(self, event: NodeStopped, now: Instant) -> None:
+        """An agent has ended, as it was told to when nobody of the job was left on its node."""
+        node = self._roster.nodes.get(event.node)
+        if node is not None and not node.away:
+            seated = self._away(node, now)
+            self._give_up(seated, say.node_lost(node.node, "its agent has ended"), now)
+
+    def formed(self) -> None:
+        """A generation stands: copies are exchanged between the nodes that have ranks in it."""
+        self._place_copies(self._roster.member_nodes())
+
+    def _away(self, node: NodeRecord, now: Instant) -> list[WorkerRecord]:
         node.away_since = now
         self._ladder.copies.forget(node.node)
         self._data.lost(node.node)
-        if isinstance(self._ladder.state, Gathering):
-            return
-        self._place_data()
-        seated = self._bury(node, now)
-        cause = say.node_lost(node.node, event.reason)
-        if seated:
-            ranks = sorted(worker.rank for worker in seated if worker.rank is not None)
-            self._orders.note(say.node_waited_for(node.node, ranks, self._facts.node_deadline), now)
-        self._give_up(seated, cause, now)
-
-    def overdue(self, now: Instant) -> None:
-        """A lost node that is waited for has not come back in time: the job cannot go on."""
-        late = deadlines.overdue(self._ladder.state, self._roster, self._facts, now)
-        if late:
-            self._ladder.end(
-                RUN_AGAIN, say.nodes_stay_away([node.node for node in late], self._facts.node_deadline), now
-            )
+        if not isinstance(self._ladder.state, Gathering):
+            self._place_data()
+        self._resizing.changed()
+        return self._bury(node, now)
 
     def _give_up(self, seated: list[WorkerRecord], cause: str, now: Instant) -> None:
         match self._ladder.state:
             case Building() if seated:
                 self._ladder.restart(cause, now)
-            case Forming() | Training() | Mending():
+            case state if isinstance(state, RUNNING) and seated:
                 self._ladder.mend("node", seated, cause, now, now)
                 if not self._roster.living_nodes() and not isinstance(self._ladder.state, Ended):
                     self._ladder.restart(cause, now)
@@ -107,16 +119,19 @@ class Nodes:
     def _back(self, node: NodeRecord, event: NodeJoined, now: Instant) -> None:
         node.host, node.store, node.vault, node.domain = event.host, event.store, event.vault, event.domain
         node.data = event.data
-        node.away_since, node.failed_standbys = None, 0
+        node.slots, node.away_since, node.failed_standbys, node.failed_candidates = event.slots, None, 0, 0
+        node.leave_by, node.stopped, node.unpaid = None, False, False
         self._roster.short.add(node.node)
         self._ladder.copies.tell(CopiesHeld(node.node, self._ladder.generation, []))
-        self._ladder.incidents.climb("node")
+        if node.seats:
+            self._ladder.incidents.climb("node")
         self._orders.note(f"{node.node} is back, on {event.host}", now)
 
-    def _place_copies(self) -> None:
-        if self._facts.buddy_every == 0:
+    def _place_copies(self, nodes: Sequence[NodeRecord]) -> None:
+        places = [(node.node, node.vault) for node in nodes]
+        if self._facts.buddy_every == 0 or places == self._placed:
             return
-        nodes = self._roster.living_nodes()
+        self._placed = places
         for node, buddy in buddies([Place(each.node, each.domain) for each in nodes]).items():
             self._orders.place_copies(node, buddy)
 

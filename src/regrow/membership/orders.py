@@ -6,7 +6,7 @@ import msgspec
 
 from regrow.core import events as record
 from regrow.core.copies import CopySource, CopyStreamed, PlaceCopies, ReportCopies
-from regrow.core.ids import Generation, Instant, NodeId, Rank
+from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo
 from regrow.core.messages import (
     AgentOrder,
     ArmFault,
@@ -22,7 +22,7 @@ from regrow.core.messages import (
 )
 from regrow.membership.covering import Source, Start
 from regrow.membership.faults import FaultPlan
-from regrow.membership.roster import IN_GENERATION, Roster, Stage, WorkerRecord
+from regrow.membership.roster import IN_GENERATION, NodeRecord, Roster, Seat, Stage, WorkerRecord
 
 
 class EndJob(msgspec.Struct, frozen=True, tag=True):
@@ -32,7 +32,14 @@ class EndJob(msgspec.Struct, frozen=True, tag=True):
     diagnosis: str
 
 
-Command: TypeAlias = AgentOrder | record.Record | EndJob
+class AnswerScale(msgspec.Struct, frozen=True, tag=True):
+    """What becomes of a `ScaleRequested`, among the commands that answer it. `reason`: why not, or what happens now."""
+
+    accepted: bool
+    reason: str
+
+
+Command: TypeAlias = AgentOrder | record.Record | EndJob | AnswerScale
 
 
 class Orders:
@@ -45,6 +52,8 @@ class Orders:
     """
 
     def __init__(self, facts: JobFacts, roster: Roster, plan: FaultPlan) -> None:
+        self.stores: list[str] = []
+        """Over which agents the keys of the present generation are spread: those of the nodes with ranks."""
         self._facts = facts
         self._roster = roster
         self._plan = plan
@@ -59,62 +68,70 @@ class Orders:
 
     def spawn(
         self,
-        node: NodeId,
+        seat: Seat,
         role: Role,
-        rank: Rank | None,
         *,
         generation: Generation,
         restarts: int,
         resume: bool,
         now: Instant,
+        grown: int | None = None,
     ) -> None:
-        """A new worker for a rank, or a standby."""
-        place = rank if rank is not None else self._standby_place(node)
-        local_rank = place % self._facts.nproc
-        worker = self._roster.add_worker(node, role, rank, local_rank, now)
-        worker.built_for = place
+        """A new worker for a rank, or a standby. `grown`: a candidate, for a world of so many ranks."""
+        worker = self._roster.add_worker(seat, role, now, candidate=grown is not None)
         self._out.append(
             SpawnWorker(
-                node=node,
+                node=seat.node,
                 worker=worker.worker,
                 role=role,
-                rank=place,
-                local_rank=local_rank,
-                world=self._facts.world,
+                rank=seat.rank,
+                local_rank=seat.local_rank,
+                world=self._roster.world if grown is None else grown,
                 generation=generation,
-                stores=self._stores(),
+                stores=self.stores,
                 restarts=restarts,
                 resume=resume,
-                faults=self._plan.of(place) if role is Role.RANK else [],
+                faults=self._plan.of(seat.rank) if role is Role.RANK else [],
             )
         )
         self.write(
-            record.WorkerSpawned(at=now, worker=worker.worker, node=node, role=role, rank=place, generation=generation)
+            record.WorkerSpawned(
+                at=now, worker=worker.worker, node=seat.node, role=role, rank=seat.rank, generation=generation
+            )
         )
 
-    def _standby_place(self, node: NodeId) -> Rank:
+    def standby_seat(self, node: NodeRecord) -> Seat:
         """The rank that a standby builds under.
 
         Where every rank has the same state that is the last one, so that what a script does on rank 0 alone is not done
         twice. Where they have not, the node's ranks in turn, beginning with the last: each can replace but one.
         """
-        if not self._roster.sharded:
-            return Rank(self._facts.world - 1)
-        taken = [standby.built_for for standby in self._roster.standbys(node)]
-        own = [Rank(self._roster.nodes[node].index * self._facts.nproc + local) for local in range(self._facts.nproc)]
-        return min(reversed(own), key=taken.count)
+        last = Rank(self._roster.world - 1)
+        own = sorted(worker.rank for worker in node.seats.values() if worker.rank is not None)
+        if not self._roster.sharded or not own:
+            return Seat(node.node, last, last % self._facts.nproc)
+        taken = [standby.built_for for standby in node.standbys.values()]
+        rank = min(reversed(own), key=taken.count)
+        return Seat(node.node, rank, self._roster.home(rank)[1])
 
-    def start_script(self, worker: WorkerRecord, rank: Rank, generation: Generation, now: Instant) -> None:
+    def start_script(
+        self, worker: WorkerRecord, rank: Rank, generation: Generation, now: Instant, *, world: int
+    ) -> None:
         """An `imports` standby builds for its rank."""
         worker.script_ordered, worker.built_for = True, rank
         self._roster.move(worker, Stage.STARTING, now)
-        self._out.append(StartScript(worker.worker, rank, worker.local_rank, generation))
+        self._out.append(StartScript(worker.worker, rank, worker.local_rank, generation, world))
 
     def halt(self, generation: Generation, reason: str, now: Instant) -> None:
         """Everyone in the generation gives it up."""
         for worker in list(self._roster.seated(*IN_GENERATION)):
             self._roster.move(worker, Stage.HALTING, now)
             self._out.append(HaltGeneration(worker.worker, generation, reason))
+
+    def halt_before(self, step: StepNo, generation: Generation, reason: str) -> None:
+        """Everyone in the generation goes on until just before a step."""
+        for worker in self._roster.seated(Stage.MEMBER):
+            self._out.append(HaltGeneration(worker.worker, generation, reason, step))
 
     def ask_copies(self, generation: Generation) -> list[NodeId]:
         """Every node says which copies of state it has; returns who was asked."""
@@ -129,7 +146,7 @@ class Orders:
         holders = sorted(start.holders)
         # A newcomer has run none of them, so all begin with the first again; who is past them has them in mind.
         inside = int(not start.rewind and any(w.inside and w.state_at == start.step for _, w in seated))
-        stores = self._stores()
+        self.stores = stores = [node.store for node in self._roster.member_nodes()]
         for rank, worker in seated:
             self._roster.move(worker, Stage.JOINING, now)
             self._out.append(
@@ -149,9 +166,6 @@ class Orders:
                 )
             )
 
-    def _stores(self) -> list[str]:
-        return [node.store for node in self._roster.living_nodes()]
-
     def _restore(self, source: Source | None) -> CopySource | None:
         if source is None:
             return None
@@ -162,6 +176,15 @@ class Orders:
         for worker in list(self._roster.seated(stage)):
             self._roster.move(worker, Stage.RELEASED, now)
             self._out.append(ReleaseWorker(worker.worker))
+
+    def dismiss(self, worker: WorkerRecord, reason: str, now: Instant) -> None:
+        """A worker leaves the job, which goes on: one that stands halted is released, any other is of no use."""
+        if worker.stage is Stage.HALTED:
+            self._roster.dismiss(worker)
+            self._roster.move(worker, Stage.RELEASED, now)
+            self._out.append(ReleaseWorker(worker.worker))
+        elif worker.living:
+            self.fence(worker, reason, now)
 
     def fence(self, worker: WorkerRecord, reason: str, now: Instant, *, dump: bool = False) -> None:
         """The worker must not act any more."""
@@ -181,6 +204,10 @@ class Orders:
     def add(self, order: AgentOrder) -> None:
         """An order that changes nothing in the roster."""
         self._out.append(order)
+
+    def add_answer(self, answer: AnswerScale) -> None:
+        """To who asked for a change."""
+        self._out.append(answer)
 
     # --- what is written down ----------------------------------------------------------------------------------
 

@@ -1,12 +1,12 @@
 """The workers of a job as the coordinator knows them, and which of them holds which rank."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages import Member, Role
+from regrow.core.messages import Member, NodeJoined, Role
 
 
 class Stage(StrEnum):
@@ -24,6 +24,15 @@ class Stage(StrEnum):
     RELEASED = "released"
     FENCED = "fenced"
     GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place for a worker: its rank, the node, and which of the node's slots."""
+
+    node: NodeId
+    rank: Rank
+    local_rank: int
 
 
 BUILDING = (Stage.ORDERED, Stage.STARTING, Stage.IDLE)
@@ -48,6 +57,10 @@ class WorkerRecord:
     """When it came to this stage, or to its rank at this stage."""
     seated: bool = False
     """Whether it holds `rank`; a replaced worker keeps the number for the record."""
+    candidate_for: Rank | None = None
+    """The rank it will have when the world has grown; it builds meanwhile, and belongs to no generation."""
+    leaver: bool = False
+    """It was released while the job goes on: its end is no fault."""
     state_at: StepNo = NO_STATE
     endpoint: str = ""
     layout: str = ""
@@ -71,6 +84,10 @@ class WorkerRecord:
     """The generation in which it reported an error of its own: it reports one at most."""
     suspect: bool = False
     """It was seen to hang while it was asked to halt, which a thread that does not hang may answer for it."""
+    microbatches: int = 0
+    """Into how many its script divides a step; 0: into none."""
+    fixed: str = ""
+    """Why the world can have no other size, as its script says; empty: it can."""
     committed: StepNo | None = None
     exit_code: int | None = None
 
@@ -78,6 +95,11 @@ class WorkerRecord:
     def living(self) -> bool:
         """Whether its process may still act for the job."""
         return self.stage in LIVING
+
+    @property
+    def spare(self) -> bool:
+        """Whether it is a standby: living, and of no other use."""
+        return self.living and not self.seated and self.candidate_for is None and not self.leaver
 
 
 @dataclass
@@ -90,40 +112,64 @@ class NodeRecord:
     store: str
     vault: str = ""
     domain: str = ""
+    slots: int = 1
+    """How many ranks it can hold."""
     data: str = ""
     """Where entries of its data cache are found; empty: nowhere."""
     away_since: Instant | None = None
     """When it was lost; None: it is here."""
+    leave_by: Instant | None = None
+    """It is to be given back by then; None: it is not."""
+    leave_reason: str = ""
+    stopped: bool = False
+    """Nobody was left on it, and its agent was told to end."""
+    unpaid: bool = False
+    """Its announced stay is too short for the world to grow onto it; lost ranks may still be filled there."""
     buddy: NodeId | None = None
     """The node that keeps copies of its ranks' state."""
     corruptions: int = 0
     """How often the state of a rank on it was found to be wrong."""
     failed_standbys: int = 0
+    failed_candidates: int = 0
+    """How many candidates in a row have died on it before they were built."""
     standbys: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    """Its living workers without a rank."""
+    """Its living workers without a rank that are no candidates."""
+    others: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
+    """Its candidates and leavers whose processes may still exist."""
+    seats: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
+    """Its workers that hold a rank, dead ones too."""
 
     @property
     def away(self) -> bool:
         """Whether it was lost and has not come back."""
         return self.away_since is not None
 
+    @property
+    def usable(self) -> bool:
+        """Whether workers may be started on it."""
+        return self.away_since is None and self.leave_by is None
+
+    def free(self) -> list[int]:
+        """Its slots that nobody has, the lowest first."""
+        taken = {worker.local_rank for index in (self.seats, self.others) for worker in index.values()}
+        return [slot for slot in range(self.slots) if slot not in taken]
+
 
 _Index = OrderedDict[WorkerId, WorkerRecord]
 
 
 class Roster:
-    """Nodes, workers and places. Knows, but does not decide. Every question costs no more than its answer is long.
+    """Nodes, workers and places. Knows, but does not decide. Every question costs no more than its answer is long."""
 
-    Args:
-        nproc: ranks of a node.
-    """
-
-    def __init__(self, nproc: int) -> None:
-        self.nproc = nproc
+    def __init__(self) -> None:
+        self.world = 0
+        """Ranks of the world that is, or is being built."""
         self.nodes: dict[NodeId, NodeRecord] = {}
         self.workers: dict[WorkerId, WorkerRecord] = {}
         self.places: dict[Rank, WorkerId] = {}
         """In the order of ranks."""
+        self.candidates: dict[Rank, WorkerRecord] = {}
+        """By the rank each of them will have."""
         self.sharded = False
         """Whether ranks hold different parts of the state."""
         self.short: set[NodeId] = set()
@@ -135,31 +181,35 @@ class Roster:
 
     # --- changes -----------------------------------------------------------------------------------------------
 
-    def add_node(
-        self, node: NodeId, host: str, store: str, *, vault: str = "", domain: str = "", data: str = ""
-    ) -> None:
+    def add_node(self, joined: NodeJoined) -> NodeRecord:
         """A node takes the next index in the order of nodes."""
-        self.nodes[node] = NodeRecord(node, len(self.nodes), host, store, vault, domain, data)
-        self._order.append(self.nodes[node])
-        self.short.add(node)
+        node = NodeRecord(
+            joined.node,
+            len(self.nodes),
+            joined.host,
+            joined.store,
+            joined.vault,
+            joined.domain,
+            joined.slots,
+            joined.data,
+        )
+        self.nodes[joined.node] = node
+        self._order.append(node)
+        self.short.add(joined.node)
+        return node
 
-    def nodes_here(self) -> list[NodeRecord]:
-        """The nodes that are not lost, in their order."""
-        return [node for node in self._order if not node.away]
-
-    def nodes_away(self) -> list[NodeRecord]:
-        """The lost nodes, in their order."""
-        return [node for node in self._order if node.away]
-
-    def add_worker(self, node: NodeId, role: Role, rank: Rank | None, local_rank: int, now: Instant) -> WorkerRecord:
-        """A new worker with an id never used before; holds place `rank` at once when that is given."""
-        number = self._numbered.get(node, 0)
-        self._numbered[node] = number + 1
-        worker = WorkerRecord(WorkerId(f"{node}.w{number}"), node, role, rank, local_rank, since=now)
+    def add_worker(self, seat: Seat, role: Role, now: Instant, *, candidate: bool = False) -> WorkerRecord:
+        """A new worker with an id never used before. A standby holds no rank yet, nor does a candidate."""
+        number = self._numbered.get(seat.node, 0)
+        self._numbered[seat.node] = number + 1
+        worker = WorkerRecord(WorkerId(f"{seat.node}.w{number}"), seat.node, role, None, seat.local_rank, since=now)
+        worker.built_for = seat.rank
         self.workers[worker.worker] = worker
         self._enter(worker)
-        if rank is not None:
-            self.seat(worker, rank, now)
+        if candidate:
+            self.nominate(worker, seat.rank, seat.local_rank)
+        elif role is not Role.STANDBY:
+            self.seat(worker, seat.rank, seat.local_rank, now)
         return worker
 
     def move(self, worker: WorkerRecord, stage: Stage, now: Instant) -> None:
@@ -168,17 +218,37 @@ class Roster:
         worker.stage, worker.since = stage, now
         self._enter(worker)
 
-    def seat(self, worker: WorkerRecord, rank: Rank, now: Instant) -> None:
+    def seat(self, worker: WorkerRecord, rank: Rank, local_rank: int, now: Instant) -> None:
         """Give a worker a place; who held it holds none any more."""
         former = self.workers.get(self.places[rank]) if rank in self.places else None
         if former is not None:
-            self._leave(former)
-            former.seated = False
-            self._enter(former)
+            self._unseat(former)
         self._leave(worker)
-        worker.rank, worker.local_rank, worker.since, worker.seated = rank, self.home(rank)[1], now, True
+        worker.rank, worker.local_rank, worker.since, worker.seated = rank, local_rank, now, True
+        worker.candidate_for = None
         self._enter(worker)
         self.places[rank] = worker.worker
+
+    def nominate(self, worker: WorkerRecord, rank: Rank | None, local_rank: int) -> None:
+        """Make a worker without a place the candidate for a rank to come, or a standby again."""
+        self._leave(worker)
+        worker.candidate_for, worker.local_rank = rank, local_rank
+        self._enter(worker)
+
+    def dismiss(self, worker: WorkerRecord) -> None:
+        """The worker is to end while the job goes on."""
+        self._leave(worker)
+        worker.leaver = True
+        self._enter(worker)
+
+    def renumber(self, order: Sequence[WorkerRecord], now: Instant) -> None:
+        """These hold the ranks from 0 on, and nobody else holds any. Each keeps its slot."""
+        for worker in list(self.seated()):
+            self._unseat(worker)
+        self.places = {}
+        for rank, worker in enumerate(order):
+            self.seat(worker, Rank(rank), worker.local_rank, now)
+        self.world = len(order)
 
     def forget_dead(self, keep: int = 256) -> list[WorkerId]:
         """Drop the oldest dead workers without a place, so that a long job does not grow; returns who was dropped."""
@@ -190,23 +260,41 @@ class Roster:
             dropped.append(worker)
         return dropped
 
+    def _unseat(self, worker: WorkerRecord) -> None:
+        self._leave(worker)
+        worker.seated = False
+        self._enter(worker)
+
     def _leave(self, worker: WorkerRecord) -> None:
         del (self._seated if worker.seated else self._others)[worker.stage][worker.worker]
-        if not worker.seated:
-            node = self.nodes[worker.node]
-            node.standbys.pop(worker.worker, None)
-            self.short.add(worker.node)
+        node = self.nodes[worker.node]
+        if worker.seated:
+            del node.seats[worker.worker]
+            return
+        node.standbys.pop(worker.worker, None)
+        node.others.pop(worker.worker, None)
+        if worker.candidate_for is not None and self.candidates.get(worker.candidate_for) is worker:
+            del self.candidates[worker.candidate_for]
+        self.short.add(worker.node)
 
     def _enter(self, worker: WorkerRecord) -> None:
         (self._seated if worker.seated else self._others)[worker.stage][worker.worker] = worker
-        if not worker.seated and worker.living:
-            self.nodes[worker.node].standbys[worker.worker] = worker
+        node = self.nodes[worker.node]
+        if worker.seated:
+            node.seats[worker.worker] = worker
+        elif worker.spare:
+            node.standbys[worker.worker] = worker
+        elif worker.stage is not Stage.GONE and (worker.leaver or worker.candidate_for is not None):
+            node.others[worker.worker] = worker
+            if worker.candidate_for is not None and worker.living:
+                self.candidates[worker.candidate_for] = worker
 
     # --- questions ---------------------------------------------------------------------------------------------
 
     def home(self, rank: Rank) -> tuple[NodeRecord, int]:
-        """The node a rank lives on and its local rank there."""
-        return self._order[rank // self.nproc], rank % self.nproc
+        """The node of whoever holds a rank, or held it last, and its slot there."""
+        holder = self.workers[self.places[rank]]
+        return self.nodes[holder.node], holder.local_rank
 
     def seated(self, *stages: Stage) -> Iterator[WorkerRecord]:
         """The workers that hold a rank, dead ones included until they are replaced: all, by rank, or those at `stages`.
@@ -236,6 +324,14 @@ class Roster:
     def living_nodes(self) -> list[NodeRecord]:
         """The nodes whose agents are there, in order."""
         return [node for node in self._order if not node.away]
+
+    def member_nodes(self) -> list[NodeRecord]:
+        """The nodes on which there are ranks, in order."""
+        return [node for node in self._order if node.seats and not node.away]
+
+    def usable_nodes(self) -> list[NodeRecord]:
+        """The nodes on which workers may be started, in order."""
+        return [node for node in self._order if node.usable]
 
     def present(self) -> bool:
         """Whether any worker's process may still exist."""

@@ -10,10 +10,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import WSMsgType, web
 
-from regrow.core.checkpoint_messages import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.clock import Clock, MonotonicClock
-from regrow.core.copies import PlaceCopies, ReportCopies
-from regrow.core.data_messages import PlaceData
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.events import JobEnded, Record
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
@@ -23,10 +20,10 @@ from regrow.core.messages import (
     Fact,
     FaultRequested,
     FaultSpec,
-    FenceWorker,
     JobFacts,
     NodeJoined,
     NodeLost,
+    NodeOrder,
     NodeProgress,
     NodeStopped,
     SpawnWorker,
@@ -36,7 +33,7 @@ from regrow.core.messages import (
 )
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 from regrow.membership.agent_link import AgentLink
-from regrow.membership.orders import Command, EndJob
+from regrow.membership.orders import AnswerScale, Command, EndJob
 from regrow.membership.replies import refusal, reply, words_of
 
 INTERNAL_ERROR = 70
@@ -167,18 +164,21 @@ class Coordinator:
 
     # --- facts in, orders out ----------------------------------------------------------------------------------
 
-    def submit(self, fact: Fact) -> None:
-        """Give the machine a fact and carry out what it decides. An error of ours ends the job, and says so."""
+    def submit(self, fact: Fact) -> AnswerScale | None:
+        """Give the machine a fact and carry out what it decides; returns its answer. An error of ours ends the job."""
+        answer: AnswerScale | None = None
         if self._end is not None:
-            return
+            return answer
         try:
             for command in self._machine.handle(fact, self._clock.now()):
+                answer = command if isinstance(command, AnswerScale) else answer
                 self._carry_out(command)
             self._set_timer()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the job and is reported
             self._fail(error, f"handling {type(fact).__name__}")
         if isinstance(fact, NodeProgress):
             self._show(fact)
+        return answer
 
     async def wait_ended(self) -> EndJob:
         """Wait, as long as the job lasts, for its end."""
@@ -219,11 +219,9 @@ class Coordinator:
             case SpawnWorker():
                 self._homes[command.worker] = command.node
                 self._order(command.node, command)
-            case FenceWorker() | StopNode() | ReportCopies() | PlaceCopies() | PlaceData():
+            case _ if isinstance(command, NodeOrder):
                 self._order(command.node, command)
-            case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
-                self._order(command.node, command)
-            case _:
+            case _ if not isinstance(command, AnswerScale):
                 self._order(self._homes[command.worker], command)
 
     def _order(self, node: NodeId, order: AgentOrder) -> None:

@@ -35,10 +35,33 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Switching:
+    """Everybody was told to stop before step `at`, for a world of another size to begin with it."""
+
+    at: StepNo | None
+    """None: at once, since not all could stop there."""
+    deadline: Instant
+    margin: int
+    """How many steps ahead of the newest known one `at` was chosen."""
+    tries: int = 1
+    over: bool = False
+    """The training has ended on some rank: the world stays as it is."""
+
+
+@dataclass(frozen=True)
 class Mending:
     """The generation was given up. Survivors say where they stand, lost ranks are filled."""
 
     halt_deadline: Instant
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Too few whole replicas are left. The survivors stand still and hold the state until there is room for more."""
+
+    deadline: Instant
+    saving: bool = False
+    """That time is over; the state is written to disk before the job ends."""
 
 
 @dataclass(frozen=True)
@@ -63,4 +86,7 @@ class Ended:
     code: int
 
 
-State = Gathering | Building | Forming | Training | Mending | Restarting | Releasing | Ended
+State = Gathering | Building | Forming | Training | Switching | Mending | Waiting | Restarting | Releasing | Ended
+
+RUNNING = Forming | Training | Switching | Mending | Waiting
+"""The job has begun its first step, and not all are through with the last: a fault is mended."""

@@ -32,11 +32,16 @@ class NodeView(msgspec.Struct, frozen=True):
     buddy: str = ""
     corruptions: int = 0
     """How often the state of a rank on it was found to be wrong."""
+    slots: int = 0
+    """How many ranks it can hold."""
+    draining: bool = False
+    """It is given back."""
 
     @classmethod
     def of(cls, node: NodeRecord) -> "NodeView":
         """The node as it is now."""
-        return cls(node.node, node.host, node.domain, node.away, node.buddy or "", node.corruptions)
+        drains = node.leave_by is not None
+        return cls(node.node, node.host, node.domain, node.away, node.buddy or "", node.corruptions, node.slots, drains)
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -51,3 +56,11 @@ class JobView(msgspec.Struct, frozen=True):
     ranks: list[WorkerView]
     standbys: list[WorkerView]
     nodes: list[NodeView] = []
+    replicas: int = 0
+    """Of the present world, or of the one that is being formed."""
+    wanted: int = 0
+    """How many there shall be when there is room."""
+    min_replicas: int = 0
+    max_replicas: int = 0
+    unit: int = 1
+    """Ranks of a replica."""

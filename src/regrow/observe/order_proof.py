@@ -60,9 +60,9 @@ class _Step:
         return msgspec.structs.replace(self.order, batch_size=0, global_batch=batch)
 
     def share_of(self, rank: Rank) -> int | None:
-        """What a rank has read here."""
+        """What a rank has read here; None where that is not one share alone."""
         commit = self.reads.counted.get(rank)
-        return commit.data.share if commit is not None and commit.data is not None else None
+        return commit.reads[0].share if commit is not None and len(commit.reads) == 1 else None
 
 
 class _Prover:
@@ -126,10 +126,10 @@ class _Prover:
 
     def _settle(self, reads: StepReads) -> _Step | None:
         """Which shares were read; None where that cannot be said."""
-        told = {rank: commit.data for rank, commit in reads.counted.items() if commit.data is not None}
+        told = {rank: commit.reads for rank, commit in reads.counted.items() if commit.reads}
         for rank in sorted(reads.counted.keys() - told.keys()):
             self._doubt(reads, f"the record of rank {rank} does not say what was read")
-        worlds = sorted({data.shares for data in told.values()})
+        worlds = sorted({data.shares for each in told.values() for data in each})
         if len(worlds) > 1:
             text = f"its batch was cut into {' and into '.join(map(str, worlds))} shares"
             self.find(reads, "two worlds in one step", text)
@@ -147,10 +147,10 @@ class _Prover:
                 self.find(reads, "share missing", f"no rank has read share {share} of {shares}", share=share)
         return step
 
-    def _by_share(self, reads: StepReads, told: dict[Rank, BatchRecord], shares: int) -> dict[int, BatchRecord]:
+    def _by_share(self, reads: StepReads, told: dict[Rank, list[BatchRecord]], shares: int) -> dict[int, BatchRecord]:
         found: dict[int, BatchRecord] = {}
         readers: dict[int, list[Rank]] = {}
-        for rank, data in sorted(told.items()):
+        for rank, data in ((rank, data) for rank, each in sorted(told.items()) for data in each):
             if not 0 <= data.share < shares:
                 text = f"there is no share {data.share} of {shares}"
                 self.find(reads, "share out of range", text, share=data.share, rank=rank)
@@ -173,26 +173,28 @@ class _Prover:
         for place, commit in reads.earlier:
             self._look_at_time_before(reads, place, commit)
             for rank, now in sorted(reads.counted.items()):
-                if commit.data is None or now.data is None or not _same_share(commit.data, now.data):
-                    continue
-                difference = _difference(commit.data, now.data)
-                if not difference:
-                    equal += 1
-                    continue
-                different += 1
-                text = f"rank {commit.rank} had read other {difference} for it in {self._where(place)}"
-                self.find(reads, "changed the second time", text, share=now.data.share, rank=rank)
+                for before, after in _same_shares(commit, now):
+                    difference = _difference(before, after)
+                    if not difference:
+                        equal += 1
+                        continue
+                    different += 1
+                    text = f"rank {commit.rank} had read other {difference} for it in {self._where(place)}"
+                    self.find(reads, "changed the second time", text, share=after.share, rank=rank)
         self.proof.agreed += equal > 0 and not different
 
     def _look_at_time_before(self, reads: StepReads, place: Place, commit: StepCommitted) -> None:
         """What was given up must have been the order's samples too."""
-        data, order = commit.data, self._history.order_of(place, commit)
-        if data is None or not data.samples or not _can_recompute(order) or not 0 <= data.share < data.shares:
+        order = self._history.order_of(place, commit)
+        if not _can_recompute(order):
             return
-        whole = self._addresses(reads, order, data.shares)
-        if whole is not None and data.samples != samples_digest(_part(order, whole, data)):
-            text = f"those that rank {commit.rank} read in {self._where(place)} are others"
-            self.find(reads, "not the order's samples", text, share=data.share, rank=commit.rank)
+        for data in commit.reads:
+            if not data.samples or not 0 <= data.share < data.shares:
+                continue
+            whole = self._addresses(reads, order, data.shares)
+            if whole is not None and data.samples != samples_digest(_part(order, whole, data)):
+                text = f"those that rank {commit.rank} read in {self._where(place)} are others"
+                self.find(reads, "not the order's samples", text, share=data.share, rank=commit.rank)
 
     # --- its samples ----------------------------------------------------------------------------------------------
 
@@ -351,8 +353,10 @@ def _all(step: _Step) -> list[Address]:
     return order_of(step.order, step.shares).addresses(step.reads.step) if step.order is not None else []
 
 
-def _same_share(one: BatchRecord, other: BatchRecord) -> bool:
-    return (one.share, one.shares) == (other.share, other.shares)
+def _same_shares(one: StepCommitted, other: StepCommitted) -> list[tuple[BatchRecord, BatchRecord]]:
+    """What both have read, as both have it."""
+    theirs = {(data.share, data.shares): data for data in other.reads}
+    return [(data, theirs[key]) for data in one.reads if (key := (data.share, data.shares)) in theirs]
 
 
 def _difference(one: BatchRecord, other: BatchRecord) -> str:

@@ -21,6 +21,10 @@ class Peer(Protocol):
         """The gradients of `step` are the sum over all ranks."""
         ...
 
+    def voted(self, step: StepNo) -> None:
+        """All ranks have what the update of `step` needs."""
+        ...
+
     def symptom(self) -> None:
         """A peer hung up."""
         ...
@@ -48,7 +52,7 @@ class Group:
         self.broken = False
         self._rng = rng
         self._inside: dict[WorkerId, Peer] = {}
-        self._arrived: dict[StepNo, set[WorkerId]] = {}
+        self._arrived: dict[tuple[str, StepNo], set[WorkerId]] = {}
 
     def enter(self, peer: Peer) -> None:
         """A member makes its connections; the last one in completes the group."""
@@ -59,16 +63,16 @@ class Group:
             for inside in self._inside.values():
                 inside.later(self._rng.uniform(0.003, 0.02), "formed")
 
-    def arrive(self, peer: Peer, step: StepNo) -> None:
-        """A member gives its gradients of `step`; the last one completes the sum."""
-        arrived = self._arrived.setdefault(step, set())
+    def arrive(self, peer: Peer, step: StepNo, what: str = "reduced") -> None:
+        """A member gives its gradients of `step`, or its vote (`voted`); the last one completes the sum."""
+        arrived = self._arrived.setdefault((what, step), set())
         arrived.add(peer.worker)
         if self.broken:
             self._maybe_notice(peer)
         elif len(arrived) == len(self.members):
-            del self._arrived[step]
+            del self._arrived[what, step]
             for inside in self._inside.values():
-                inside.later(self._rng.uniform(0.0, 0.05), "reduced", step)
+                inside.later(self._rng.uniform(0.0, 0.05), what, step)
 
     def completes(self) -> bool:
         """Whether a sum that was on its way still reaches one member."""

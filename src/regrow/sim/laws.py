@@ -1,24 +1,38 @@
 """What must hold at every moment of a job, whatever goes wrong. Checked against what simulated workers really do."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from regrow.core.errors import RegrowError
-from regrow.core.events import IncidentClosed, IncidentOpened, JobEnded, Noted, Record, WorkerGone
-from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo, WorkerId
+from regrow.core.events import (
+    IncidentClosed,
+    IncidentOpened,
+    JobEnded,
+    Noted,
+    Record,
+    WorkerGone,
+    WorldChanged,
+)
+from regrow.core.ids import Generation, Instant, NodeId, StepNo, WorkerId
 from regrow.core.messages import (
     FenceWorker,
     FormGeneration,
     HaltGeneration,
     JobFacts,
+    Member,
     NodeJoined,
+    ReleaseWorker,
     Role,
     SpawnWorker,
     WorkerExited,
 )
 from regrow.membership.machine import Command, EndJob, Membership
-from regrow.membership.states import Ended, Training
+from regrow.membership.scaling import Limits
+from regrow.membership.states import Ended, Releasing, Training
 from regrow.sim.workers import SimWorker
+
+PLANNED = ("grow", "shrink", "preempt")
+"""Kinds of incidents in which nothing has gone wrong."""
 
 
 class LawBroken(RegrowError):
@@ -49,9 +63,22 @@ class Laws:
         """Of the nodes that are there."""
         self._tables: dict[WorkerId, Generation] = {}
         self._formed = Generation(0)
-        self._committed: dict[StepNo, set[Rank]] = {}
+        self._limits = Limits.of(facts)
+        self._members: list[Member] = []
+        """Of the newest generation."""
+        self._released: set[WorkerId] = set()
+        """Left the job in the middle of it, since the newest generation was formed."""
+        self._excused: set[WorkerId] = set()
+        """Those of them whose node is given back."""
+        self._draining: set[NodeId] = set()
+        self._committed: dict[StepNo, int] = {}
+        """In a world of which size each step was committed that may still be run again."""
+        self._newest = StepNo(0)
+        """Nobody has committed a step from here on."""
+        self._fresh = True
+        """No generation has been formed since all workers were started."""
         self._floor = StepNo(0)
-        """Every rank has committed all steps below this since the last restart."""
+        """Every rank has had the state of this step since the last restart."""
         self._faults_at: list[Instant] = []
         self._gone_records: Counter[WorkerId] = Counter()
         self.opened: dict[int, IncidentOpened] = {}
@@ -65,13 +92,23 @@ class Laws:
         """The machine was told of the end of a worker."""
         self._known_gone.add(exit.worker)
 
+    @property
+    def world(self) -> int:
+        """Ranks of the newest generation."""
+        return len(self._members)
+
     def joined(self, node: NodeJoined) -> None:
         """The machine is about to be told of a node."""
         self._stores[node.node] = node.store
 
+    def draining(self, node: NodeId) -> None:
+        """The machine is about to be told that a node is given back."""
+        self._draining.add(node)
+
     def lost(self, node: NodeId) -> None:
         """The machine is about to be told of the loss of a node: its workers count as ended, and end in a moment."""
         del self._stores[node]
+        self._draining.discard(node)
         theirs = {worker for worker, home in self._spawned.items() if home == node}
         self._fenced |= theirs
         self._known_gone |= theirs
@@ -87,6 +124,7 @@ class Laws:
                 case SpawnWorker():
                     require(command.worker not in self._spawned, f"{command.worker} is spawned once")
                     require(command.node in self._stores, f"{command.worker} is spawned on a node that is there")
+                    require(command.node not in self._draining, f"{command.worker} is not spawned where all must leave")
                     alone = command.role is not Role.RANK or self._spawned.keys() <= self._known_gone | together
                     require(alone, "all are started again only when nobody is left of those before")
                     self._spawned[command.worker] = command.node
@@ -95,8 +133,13 @@ class Laws:
                     self._fenced.add(command.worker)
                 case HaltGeneration():
                     require(self._tables.get(command.worker) == command.generation, "who is halted was in it")
+                case ReleaseWorker():
+                    self._let_go(command.worker, machine)
                 case FormGeneration() if command is forms[0]:
                     self._formation(forms)
+                    self._change(commands)
+                    self._members = forms[0].members
+                    self._released.clear()
                 case EndJob():
                     self.end = command
                     require(bool(command.diagnosis) == (command.code != 0), "a failure has a diagnosis, success none")
@@ -113,7 +156,11 @@ class Laws:
             "all members of a generation are sent the same table",
         )
         require(first.generation > self._formed, "generations only grow")
-        require([m.rank for m in first.members] == list(range(self._facts.world)), "every rank has one worker")
+        replicas, rest = divmod(len(first.members), self._facts.unit)
+        require([m.rank for m in first.members] == list(range(len(first.members))), "ranks are dense, one worker each")
+        require(rest == 0 and self._limits.allow(replicas), f"{len(first.members)} ranks are an allowed world")
+        slots = [(m.node, m.local_rank) for m in first.members]
+        require(len(set(slots)) == len(slots), f"no slot of a node is given away twice: {slots}")
         require(sorted(f.worker for f in forms) == sorted(m.worker for m in first.members), "every member is told")
         require(len({m.worker for m in first.members}) == len(first.members), "no worker holds two ranks")
         places = {m.rank: m.worker for m in first.members}
@@ -122,20 +169,61 @@ class Laws:
             require(member.worker not in self._fenced, f"{member.worker} was fenced and never comes back")
             require(member.worker not in self._known_gone, f"{member.worker} is known to be gone")
             require(bool(member.endpoint), f"{member.worker} can be reached")
-        require(sorted(first.stores) == sorted(self._stores.values()), "keys live on the nodes that are there")
+        homes = {member.node for member in first.members}
+        require(homes <= self._stores.keys(), "members live on nodes that are there")
+        require(sorted(first.stores) == sorted(self._stores[node] for node in homes), "keys live where members do")
         require(bool(first.holders), "somebody holds the state")
         for rank in first.holders:
             holder = self._workers[places[rank]]
-            require(holder.state == first.step, f"{holder.worker} holds state@{first.step}, not @{holder.state}")
+            has = holder.state == first.step or (holder.ready and holder.state == first.step - 1)
+            require(has, f"{holder.worker} holds state@{first.step}, not @{holder.state}")
+        parts = {self._workers[m.worker].holding for m in first.members}
+        require({self._workers[places[r]].holding for r in first.holders} == parts, "holders have the whole state")
         require(first.step >= self._floor, f"step {first.step}: all ranks had committed up to {self._floor}")
-        newest = max(self._workers[m.worker].state for m in first.members)
-        require(first.step == newest, "the newest state that is alive is the one that counts")
+        came = self._newest + any(self._workers[m.worker].ready for m in first.members)
+        require(self._fresh or first.step <= came, f"step {first.step} was never come to")
+        known = {m.worker for m in first.members} | (self._released - self._known_gone - self._fenced)
+        newest = self._reached(self._workers[worker] for worker in known)
+        require(first.step == newest, f"the newest state counts, that of leavers too: {first.step}, {newest}")
+        for member in self._members:
+            gone = self._fenced | self._known_gone | self._released
+            require(member.worker in known | gone, f"{member.worker} has left, and nobody told it to")
         self._nobody_else_acts(first.generation)
         self._formed = first.generation
+        self._newest, self._fresh = first.step if self._fresh else max(self._newest, first.step), False
         # What only lost workers had committed is not committed any more.
-        self._committed = {step: ranks for step, ranks in self._committed.items() if step < first.step}
+        self._committed = {step: world for step, world in self._committed.items() if step < first.step}
         for form in forms:
             self._tables[form.worker] = form.generation
+
+    def _reached(self, workers: Iterable[SimWorker]) -> StepNo:
+        """The newest state that somebody has, or that all who are that far can bring about themselves."""
+        states = [(worker.state, worker.ready) for worker in workers]
+        newest = max(state for state, _ in states)
+        return StepNo(newest + all(ready for state, ready in states if state == newest))
+
+    def _let_go(self, worker: WorkerId, machine: Membership) -> None:
+        """A worker is released: at the end, or in the middle where it must leave and the others do without it."""
+        if isinstance(machine.state, Releasing):
+            return
+        require(worker in {m.worker for m in self._members}, f"{worker} is released and was in the job")
+        self._released.add(worker)
+        if self._spawned[worker] in self._draining:
+            self._excused.add(worker)
+
+    def _change(self, commands: Sequence[Command]) -> None:
+        """The size of the world is written down when it changes, and only then."""
+        changes = [command for command in commands if isinstance(command, WorldChanged)]
+        forms = [command for command in commands if isinstance(command, FormGeneration)]
+        require(len(changes) <= 1, "one change at a time")
+        before = self.world // self._facts.unit or self._facts.replicas
+        after = len(forms[0].members) // self._facts.unit
+        if before != after:
+            require(bool(changes), f"from {before} to {after} replicas, and nothing says so")
+        for change in changes:
+            require((change.before, change.after) == (before, after), f"{change} of {before} to {after}")
+            require(change.step == forms[0].step, "a change says where it begins")
+        require(after < before or self._released <= self._excused, "nobody leaves a job that needs it")
 
     def _nobody_else_acts(self, generation: Generation) -> None:
         for worker in self._workers.values():
@@ -148,18 +236,22 @@ class Laws:
                 require(len(self.opened) == len(self.closed), "one incident at a time")
                 require(line.incident not in self.opened, "an incident is opened once")
                 self.opened[line.incident] = line
-                self._spent(now)
+                if line.kind not in PLANNED:
+                    self._spent(now)
             case IncidentClosed():
                 require(line.incident in self.opened, "what is closed was opened")
                 require(line.incident not in {c.incident for c in self.closed}, "an incident is closed once")
                 times = (line.detect, line.abort, line.regroup, line.hydrate, line.redo, line.total)
                 require(all(time >= 0.0 for time in times), f"no stage takes less than no time: {times}")
-                require(line.steps_lost >= 0 and line.faults >= 1, "an incident has a fault")
+                require(line.faults >= 1 or line.kind in PLANNED, "an incident has a fault, or was planned")
+                require(line.steps_lost >= 0 and (line.faults > 0 or line.steps_lost == 0), "a plan loses no step")
                 self.closed.append(line)
             case Noted() if line.text.startswith("all workers are started again"):
                 self.restarts += 1
                 self._floor = StepNo(0)
                 self._committed.clear()
+                self._released.clear()
+                self._fresh = True
                 self._spent(now)
             case WorkerGone():
                 self._gone_records[line.worker] += 1
@@ -174,7 +266,7 @@ class Laws:
 
     def _standing(self, machine: Membership) -> None:
         if isinstance(machine.state, Training) and machine.incident is None:
-            for node in machine.roster.nodes.values():
+            for node in machine.roster.usable_nodes():
                 enough = len(machine.roster.standbys(node.node)) >= self._facts.standbys
                 require(enough or node.failed_standbys >= 3, "standbys are topped up")
 
@@ -199,11 +291,12 @@ class Laws:
         if worker.worker in self._fenced:
             return  # It ends in a moment, and what it did with it.
         require(step >= self._floor, f"step {step} was committed by all ranks and is run again by {worker.worker}")
-        ranks = self._committed.setdefault(step, set())
-        ranks.add(worker.rank)
-        if len(ranks) == self._facts.world and step == self._floor:
-            self._committed.pop(step)
-            self._floor = StepNo(step + 1)
+        world = self._committed.setdefault(step, self.world)
+        require(world == self.world, f"step {step} is committed by worlds of {world} and of {self.world}")
+        require(step <= self._newest, f"step {step} is committed, and step {self._newest} by nobody")
+        self._newest = max(self._newest, StepNo(step + 1))
+        states = [self._workers[member.worker].state for member in self._members]
+        self._floor = max(self._floor, min(states))
 
     def over(self, machine: Membership) -> None:
         """The run is over. Raises `LawBroken` unless it ended in success, or in one failure that says why."""

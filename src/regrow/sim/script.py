@@ -17,6 +17,7 @@ class Doing(StrEnum):
     HYDRATING = "hydrating"
     COMPUTING = "computing"
     REDUCING = "reducing"
+    VOTING = "voting"
     UPDATING = "updating"
     WAITING = "waiting"
     HALTING = "halting"
@@ -26,7 +27,7 @@ class Doing(StrEnum):
     DEAD = "dead"
 
 
-IN_STEP = frozenset({Doing.COMPUTING, Doing.REDUCING, Doing.UPDATING})
+IN_STEP = frozenset({Doing.COMPUTING, Doing.REDUCING, Doing.VOTING, Doing.UPDATING})
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -43,5 +44,7 @@ class Script(msgspec.Struct, frozen=True):
     """How long a worker waits for an order before it gives up."""
     bug: tuple[Rank, StepNo] | None = None
     """The rank whose body raises the same error whenever it runs this step."""
+    parts: int = 0
+    """Into how many parts the state is divided: rank r has part r % parts, and steps are voted for. 0: not divided."""
     leaves: tuple[Rank, StepNo] | None = None
     """The rank that leaves its loop at this step, whatever the others do."""

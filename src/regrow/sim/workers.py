@@ -1,7 +1,6 @@
 """A worker as the coordinator sees one: builds, joins, steps, commits, finishes; and fails at any moment."""
 
-from collections.abc import Callable
-from typing import Protocol
+import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo, WorkerId
 from regrow.core.messages import (
@@ -13,14 +12,13 @@ from regrow.core.messages import (
     FaultSpec,
     FormGeneration,
     HaltGeneration,
-    Member,
+    HaltMissed,
     ReleaseWorker,
     Role,
     SpawnWorker,
     StartScript,
     Warmth,
     WorkerCommitted,
-    WorkerFact,
     WorkerFailed,
     WorkerFaulted,
     WorkerFinished,
@@ -30,51 +28,8 @@ from regrow.core.messages import (
     WorkerResumed,
 )
 from regrow.sim.collectives import Group
-from regrow.sim.script import Doing, Script
-
-
-class Surroundings(Protocol):
-    """What a worker asks of the world it lives in."""
-
-    script: Script
-    durable: StepNo
-    """The step of the newest durable checkpoint."""
-
-    def now(self) -> Instant:
-        """The time."""
-        ...
-
-    def after(self, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do it so much later."""
-        ...
-
-    def jitter(self, around: Seconds) -> Seconds:
-        """A time that is about so long."""
-        ...
-
-    def say(self, worker: "SimWorker", fact: WorkerFact) -> None:
-        """Carry a fact to the coordinator."""
-        ...
-
-    def progressed(self, worker: "SimWorker", commit: WorkerCommitted) -> None:
-        """A commit that only the agent is told of."""
-        ...
-
-    def exited(self, worker: "SimWorker", code: int) -> None:
-        """The process has ended."""
-        ...
-
-    def group(self, generation: Generation, members: list[Member]) -> Group:
-        """The groups of a generation, the same for all its members."""
-        ...
-
-    def entered(self, worker: "SimWorker", doing: Doing) -> None:
-        """A worker does something else now: the moment for a fault to strike."""
-        ...
-
-    def hung(self, worker: "SimWorker") -> None:
-        """A worker makes no progress any more."""
-        ...
+from regrow.sim.script import IN_STEP, Doing
+from regrow.sim.surroundings import Surroundings
 
 
 class SimWorker:
@@ -94,6 +49,8 @@ class SimWorker:
         self.state = NO_STATE
         self.generation = Generation(0)
         self.doing = Doing.BUILDING
+        self.ready = False
+        """It has all that the update of `state` needs, and all have voted that they have, or will have."""
         self.hung = False
         self.stalled = False
         self.group: Group | None = None
@@ -103,7 +60,9 @@ class SimWorker:
         self._form: FormGeneration | None = None
         self._halt: HaltGeneration | None = None
         self._halted_in = Generation(0)
+        self._halt_at: StepNo | None = None
         self._announced = Generation(0)
+        self.holding = ""
         self._armed = {spec.fault: spec for spec in spawn.faults}
 
     @property
@@ -119,7 +78,7 @@ class SimWorker:
     @property
     def active(self) -> bool:
         """Whether it acts in its generation, as far as it knows."""
-        return self.alive and self.group is not None
+        return self.alive and self.group is not None and self.doing is not Doing.HALTED
 
     # --- what happens to it ------------------------------------------------------------------------------------
 
@@ -136,12 +95,12 @@ class SimWorker:
         if self.hung or not self.alive:
             return
         match order:
-            case HaltGeneration() if self.stalled:
+            case HaltGeneration(at=None) if self.stalled:
                 # Another thread answers for it, unless an update is half done.
                 if order.generation > self._halted_in and self.doing is not Doing.UPDATING:
                     self._halted_in = order.generation
                     self._leave_group(reset=False)
-                    self._around.say(self, WorkerHalted(self.worker, order.generation, self.state))
+                    self._around.say(self, WorkerHalted(self.worker, order.generation, self.state, self.ready))
             case _ if self.stalled:
                 pass
             case StartScript() if self.doing is Doing.IDLE:
@@ -149,9 +108,11 @@ class SimWorker:
                 self._build()
             case FormGeneration() if order.generation > max(self.generation, self._halted_in):
                 self._take_place(order)
-            case HaltGeneration() if order.generation > self._halted_in:
+            case HaltGeneration(at=None) if order.generation > self._halted_in:
                 self._give_up(order)
-            case ReleaseWorker() if self.doing is Doing.FINISHED:
+            case HaltGeneration(at=int() as at) if order.generation == self.generation > self._halted_in:
+                self._plan_halt(order.generation, at)
+            case ReleaseWorker() if self.doing in (Doing.FINISHED, Doing.HALTED):
                 self._leave_group(reset=False)
                 self._enter(Doing.AFTER)
                 self.later(self._around.jitter(self._around.script.after), "end", 0)
@@ -218,7 +179,11 @@ class SimWorker:
         if self.spawn.role is Role.RANK:
             self.state = self._around.durable if self.spawn.resume else StepNo(0)
         self._wait(Doing.READY)
-        self._around.say(self, WorkerReady(self.worker, self.state, f"sim:{self.worker}", "layout", script.build))
+        ready = WorkerReady(self.worker, self.state, f"sim:{self.worker}", "layout", script.build)
+        if script.parts:
+            self.holding = f"part {self.rank % script.parts}"
+            ready = msgspec.structs.replace(ready, holding=self.holding, layout=self.holding, sharded=True)
+        self._around.say(self, ready)
 
     def gives_up(self) -> None:
         """No order came for longer than it waits."""
@@ -229,8 +194,10 @@ class SimWorker:
     # --- generations -------------------------------------------------------------------------------------------
 
     def _take_place(self, form: FormGeneration) -> None:
-        self._form, self._halt = form, None
+        self._leave_group(reset=False)
+        self._form, self._halt, self._halt_at = form, None, None
         self.generation, self.rank, self.seated = form.generation, form.rank, True
+        self.ready = self.ready and form.step > self.state
         self._armed.update({spec.fault: spec for spec in form.faults})
         self.group = self._around.group(form.generation, form.members)
         self._enter(Doing.FORMING)
@@ -241,6 +208,7 @@ class SimWorker:
         if self._form is None or self.doing is not Doing.FORMING:
             return
         if self._form.rank in self._form.holders:
+            self.state, self.ready = self._form.step, False  # Who was ready applies its own gradients.
             self._resume(0.0)
             return
         self._enter(Doing.HYDRATING)
@@ -252,13 +220,17 @@ class SimWorker:
         if form is None or group is None:
             return
         holders = [group.has(member.worker) for member in form.members if member.rank in form.holders]
-        giving = [peer for peer in holders if isinstance(peer, SimWorker) and peer.state == form.step]
+        giving = [
+            peer
+            for peer in holders
+            if isinstance(peer, SimWorker) and peer.state == form.step and peer.holding == self.holding
+        ]
         if any(not peer.hung and not peer.stalled for peer in giving):
-            self.state = form.step
+            self.state, self.ready = form.step, False
             self._resume(self._around.now() - since)
         elif not giving:
             # What had arrived of it lies over what was there.
-            self.state = NO_STATE
+            self.state, self.ready = NO_STATE, False
             self._fault(FaultKind.HYDRATION, ErrorReport("HydrationError", "no holder", "HydrationError"))
 
     def _resume(self, hydrate_s: Seconds) -> None:
@@ -267,7 +239,7 @@ class SimWorker:
 
     def symptom(self) -> None:
         """A collective failed: wait for a verdict."""
-        if self.doing in (Doing.REDUCING, Doing.FORMING):
+        if self.doing in (Doing.REDUCING, Doing.VOTING, Doing.FORMING):
             self._fault(FaultKind.COLLECTIVE, ErrorReport("RuntimeError", "connection reset", "RuntimeError"))
 
     def _fault(self, kind: FaultKind, error: ErrorReport) -> None:
@@ -283,17 +255,25 @@ class SimWorker:
         self._enter(Doing.HALTING)
         self.later(self._around.jitter(0.01), "halted", torn)
 
+    def _plan_halt(self, generation: Generation, at: StepNo) -> None:
+        if self.doing is Doing.FINISHED or self.doing is Doing.HALTED:
+            return
+        if self.doing in IN_STEP and self.state >= at:
+            self._around.say(self, HaltMissed(self.worker, generation, at, self.state))
+        else:
+            self._halt_at = at
+
     def halted(self, torn: bool = False) -> None:
         """Out of the groups."""
         if self._halt is None:
             return
         if torn:
-            self.state = NO_STATE
+            self.state, self.ready = NO_STATE, False
         halt, self._halt = self._halt, None
         self._halted_in = halt.generation
         self._leave_group(reset=False)
         self._wait(Doing.HALTED)
-        self._around.say(self, WorkerHalted(self.worker, halt.generation, self.state))
+        self._around.say(self, WorkerHalted(self.worker, halt.generation, self.state, self.ready))
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -303,6 +283,10 @@ class SimWorker:
         if leaves or self.state >= script.until:
             self._wait(Doing.FINISHED)
             self._around.say(self, WorkerFinished(self.worker, self.generation, self.state))
+            return
+        if self._halt_at is not None and self.state >= self._halt_at:
+            self._wait(Doing.HALTED)  # The groups stay as they are: others may be about to use them.
+            self._around.say(self, WorkerHalted(self.worker, self.generation, self.state))
             return
         self._enter(Doing.COMPUTING)
         self.later(self._around.jitter(script.compute), "computed")
@@ -335,6 +319,19 @@ class SimWorker:
             return
         if not self.group.completes():
             return  # It blocks: a sum that was broken on its way to this rank.
+        if self._around.script.parts:
+            self.ready = True
+            self._enter(Doing.VOTING)
+            self.group.arrive(self, step, "voted")
+        else:
+            self._update()
+
+    def voted(self, step: StepNo) -> None:
+        """All ranks have what the update needs."""
+        if self.doing is Doing.VOTING and self.group is not None and step == self.state and self.group.completes():
+            self._update()
+
+    def _update(self) -> None:
         self._enter(Doing.UPDATING)
         self.later(self._around.jitter(self._around.script.update), "updated")
 
@@ -342,7 +339,7 @@ class SimWorker:
         """The step is committed."""
         now = self._around.now()
         commit = WorkerCommitted(self.worker, self.generation, self.state, now, 0.5, {"loss": 1.0}, 4)
-        self.state = StepNo(self.state + 1)
+        self.state, self.ready = StepNo(self.state + 1), False
         self._around.progressed(self, commit)
         if self._announced < self.generation:
             self._announced = self.generation

@@ -8,17 +8,20 @@ import msgspec
 from regrow.core.checkpoint_messages import SnapshotForDisk
 from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotTaken
 from regrow.core.data_messages import OrderDeclared, ProducerServed, ProducerWanted
+from regrow.core.events import Record
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import (
-    ErrorReport,
     Fact,
     FaultSpec,
     FenceWorker,
     JobFacts,
     Member,
+    NodeDraining,
     NodeJoined,
     NodeLost,
     NodeProgress,
+    NodeStopped,
+    ScaleRequested,
     SpawnWorker,
     StopNode,
     TimeAdvanced,
@@ -31,34 +34,19 @@ from regrow.core.messages import (
     WorkerStarted,
 )
 from regrow.membership.machine import Command, EndJob, Membership
+from regrow.membership.orders import AnswerScale
+from regrow.membership.states import Gathering
 from regrow.sim.collectives import Group
-from regrow.sim.laws import LawBroken, Laws
+from regrow.sim.laws import LawBroken, Laws, require
 from regrow.sim.network import Network, Timeline, Weather
 from regrow.sim.script import IN_STEP, Doing, Script
+from regrow.sim.strikes import Strike, Wish, striking
 from regrow.sim.workers import SimWorker
 
 HANG_BOUND = 30.0
 LEASE = 10.0
 
 _FOR_THE_AGENT = WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
-
-
-class Strike(msgspec.Struct, frozen=True):
-    """Something goes wrong: the `nth` time that the target does `doing`, or at an instant after the start."""
-
-    how: str
-    """`kill`, `hang`, `exit`, `raise`; or in a step only: `body`, an exception, and `stall`, of the training thread.
-
-    To the target's whole node: `node`, it is gone at once; `freeze`, its agent stops, its workers live on for a while.
-    """
-    rank: Rank | None = None
-    """None: a standby."""
-    doing: Doing | None = None
-    nth: int = 1
-    after: Seconds = 0.0
-    """From the start where `doing` is None, else from the moment at which it was entered."""
-    back: Seconds | None = 2.0
-    """When a lost node is there again, from the moment at which it is known to be lost; None: never."""
 
 
 class World:
@@ -70,6 +58,8 @@ class World:
         weather: how messages travel.
         strikes: what goes wrong.
         faults: faults on demand, by the machine's own plan.
+        wishes: what is asked for.
+        slots: of each of the first nodes, if that is more than the ranks it begins with.
         seed: of everything drawn.
     """
 
@@ -81,6 +71,8 @@ class World:
         weather: Weather | None = None,
         strikes: Sequence[Strike] = (),
         faults: Sequence[FaultSpec] = (),
+        wishes: Sequence[Wish] = (),
+        slots: int | None = None,
         seed: int = 0,
     ) -> None:
         self.script = script or Script()
@@ -108,20 +100,30 @@ class World:
         self._losing: set[NodeId] = set()
         """Lost, and the coordinator does not know it yet."""
         self._born: dict[WorkerId, int] = {}
-        for index in range(facts.nodes):
-            node = NodeId(f"n{index}")
-            self._lives[node] = 0
-            self._network.send(node, lambda node=node: self._join(node), sure=True)  # type: ignore[misc]
+        self._slots: dict[NodeId, int] = {}
+        self._stays: dict[NodeId, Seconds | None] = {}
+        self._backs: dict[NodeId, Seconds | None] = {}
+        """When drained nodes come again."""
+        for _ in range(facts.nodes):
+            self._new_node(max(slots or 0, facts.nproc), None)
+        for wish in wishes:
+            self.after(wish.after, lambda wish=wish: self._fulfil(wish))  # type: ignore[misc]
         for number, strike in enumerate(self._strikes):
             if strike.doing is None:
-                self.after(strike.after, self._striking(strike, number))
+                self.after(strike.after, striking(self, strike, number))
 
-    def run(self, horizon: Seconds = 200_000.0) -> EndJob:
-        """Let time pass until the job has ended. Raises `LawBroken`, also where it has not by the horizon."""
+    def run(self, horizon: Seconds = 200_000.0, most: int = 300_000) -> EndJob:
+        """Let time pass until the job has ended. Raises `LawBroken`, also where it has not by the horizon.
+
+        Args:
+            horizon: virtual time.
+            most: things that happen.
+        """
         stop = self._timeline.now + horizon
-        while self.end is None and self._timeline.now < stop:
-            if not self._timeline.step():
-                break
+        happened = 0
+        while self.end is None and self._timeline.now < stop and self._timeline.step():
+            happened += 1
+            require(happened <= most, f"the job ends before {most} things have happened")
         self.laws.over(self.machine)
         if self.end is None:
             raise LawBroken("the job has not ended")
@@ -171,9 +173,13 @@ class World:
                 self._to_agent(command.node, lambda: self._spawn(command))
             case FenceWorker():
                 self._to_agent(command.node, lambda: self._fence(command))
-            case StopNode() | ReportCopies() | PlaceCopies():
+            case StopNode():
+                self._to_agent(command.node, lambda: self._stop(command.node))
+            case ReportCopies() | PlaceCopies() | AnswerScale():
                 pass
-            case msgspec.Struct() if hasattr(command, "worker") and not hasattr(command, "at"):
+            case Record():
+                pass
+            case msgspec.Struct() if hasattr(command, "worker"):
                 node = self.machine.roster.workers[command.worker].node
                 self._to_agent(node, lambda: self._pass_on(command))
             case _:
@@ -187,13 +193,63 @@ class World:
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
+    def _new_node(self, slots: int, stay: Seconds | None) -> None:
+        node = NodeId(f"n{len(self._slots)}")
+        self._slots[node], self._stays[node], self._lives[node] = slots, stay, 0
+        self._network.send(node, lambda: self._join(node), sure=True)
+
+    def _fulfil(self, wish: Wish) -> None:
+        node = NodeId(f"n{wish.node}")
+        match wish.what:
+            case "scale":
+                self.tell(ScaleRequested(wish.replicas, "an operator asks for it", wish.stay))
+            case "node":
+                self._new_node(wish.slots, wish.stay)
+            case _ if node in self._connected - self._losing and not isinstance(self.machine.state, Gathering):
+                self._backs[node], life = wish.back, self._lives[node]
+                self.laws.draining(node)
+                self.tell(NodeDraining(node, wish.grace, "it is preempted"))
+                self.after(wish.grace, lambda: self._reclaim(node, life))
+
+    def _reclaim(self, node: NodeId, life: int) -> None:
+        """A node is taken away, whoever is still on it."""
+        if self._lives[node] == life:
+            self.bad_moments.add("reclaimed")
+            self.lose(node, Strike("node", back=self._backs[node]))
+
+    def _stop(self, node: NodeId) -> None:
+        """An agent ends, as it was told to."""
+        if node in self._losing or node not in self._connected:
+            return
+        self._losing.add(node)
+        self._lives[node] += 1
+        for worker in self.workers.values():
+            if worker.spawn.node == node:
+                worker.end(-15)
+        life = self._lives[node]
+        self._network.send(("from", node), lambda: self._stopped(node, life), sure=True)
+
+    def _stopped(self, node: NodeId, life: int) -> None:
+        if node not in self._losing or self._lives[node] != life:
+            return
+        self._connected.discard(node)
+        self._losing.discard(node)
+        self.laws.lost(node)
+        self.tell(NodeStopped(node))
+        back = self._backs.get(node)
+        if back is not None:
+            self.after(back, lambda: self._join(node))
+
     def _join(self, node: NodeId) -> None:
-        joined = NodeJoined(node, f"host of {node}", self._facts.nproc, f"store of {node}.{self._lives[node]}")
+        store = f"store of {node}.{self._lives[node]}"
+        joined = NodeJoined(node, f"host of {node}", self._slots[node], store, stay=self._stays[node])
+        if node in self._losing:
+            return
         self._connected.add(node)
         self.laws.joined(joined)
         self.tell(joined)
 
-    def _lose(self, node: NodeId, strike: Strike) -> None:
+    def lose(self, node: NodeId, strike: Strike) -> None:
         """An agent is gone or stopped; the coordinator learns it at once, or when the lease is over."""
         if node not in self._connected or node in self._losing:
             return
@@ -273,7 +329,7 @@ class World:
 
     def _all_at(self, step: StepNo) -> bool:
         living = [worker for worker in self.workers.values() if worker.active]
-        return len(living) == self._facts.world and all(worker.state >= step for worker in living)
+        return len(living) == self.laws.world and all(worker.state >= step for worker in living)
 
     def _report_progress(self, node: NodeId) -> None:
         unsent, self._unsent[node] = self._unsent[node], {}
@@ -330,48 +386,11 @@ class World:
 
     def entered(self, worker: SimWorker, doing: Doing) -> None:
         """Strikes that wait for this moment, and the agent's eye on who waits for ever in a collective."""
-        if doing is Doing.REDUCING:
+        if doing in (Doing.REDUCING, Doing.VOTING):
             ticket, bound = worker.ticket, HANG_BOUND * 1.5
             self.after(bound, lambda: self._report_hang(worker, ticket, bound))
         place = worker.rank if worker.seated else None
         nth = self._counts[place, doing] = self._counts.get((place, doing), 0) + 1
         for number, strike in enumerate(self._strikes):
             if (strike.rank, strike.doing, strike.nth) == (place, doing, nth):
-                self.after(strike.after, self._striking(strike, number, worker))
-
-    def _striking(self, strike: Strike, number: int, worker: SimWorker | None = None) -> Callable[[], None]:
-        def strike_now() -> None:
-            target = worker or self._target(strike.rank)
-            if target is None or not target.alive or (strike.how == "hang" and self._nobody_else(target)):
-                return
-            self.bad_moments.add(f"{strike.how} {target.doing}")
-            match strike.how:
-                case "kill":
-                    target.end(-9)
-                case "exit":
-                    target.end(3)
-                case "hang":
-                    target.hang()
-                case "stall" if target.doing in IN_STEP:
-                    target.stall()
-                case "stall":
-                    pass
-                case "node" | "freeze":
-                    self._lose(target.spawn.node, strike)
-                case "body" if target.doing not in (Doing.COMPUTING, Doing.REDUCING):
-                    pass
-                case _:
-                    message = f"strike {number}"
-                    target.raise_in_body(ErrorReport("RuntimeError", message, f"RuntimeError: {message}"))
-
-        return strike_now
-
-    def _nobody_else(self, target: SimWorker) -> bool:
-        """Whether a hang would go unseen for ever: how long a whole job builds, or tidies up, nobody can know."""
-        if target.doing not in (Doing.BUILDING, Doing.READY, Doing.FINISHED, Doing.AFTER) or not target.seated:
-            return False
-        return not any(w.alive and w.seated and not w.hung and w is not target for w in self.workers.values())
-
-    def _target(self, rank: Rank | None) -> SimWorker | None:
-        living = [worker for worker in self.workers.values() if worker.alive]
-        return next((w for w in living if (w.rank if w.seated else None) == rank), None)
+                self.after(strike.after, striking(self, strike, number, worker))

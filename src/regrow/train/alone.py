@@ -122,7 +122,7 @@ class Alone:
         """Nobody to wait for."""
         return True
 
-    def stage(self, number: StepNo, metrics: dict[str, float]) -> None:
+    def stage(self, number: StepNo, metrics: dict[str, float], parts: Sequence[BatchRecord] = ()) -> None:
         """Nobody to tell."""
 
     def announce(
@@ -135,6 +135,7 @@ class Alone:
         *,
         adopted: bool,
         read: BatchRecord | None = None,
+        parts: Sequence[BatchRecord] = (),
     ) -> None:
         """Nobody to tell."""
 

@@ -9,6 +9,7 @@ import torch
 from regrow.core.data_messages import BatchRecord
 from regrow.core.ids import Generation, Instant, Seconds
 from regrow.train.alone import Alone
+from regrow.train.batches import Batches
 from regrow.train.member import Member
 from regrow.train.step import Step
 
@@ -24,6 +25,7 @@ class _Unsent(NamedTuple):
     generation: Generation
     adopted: bool
     read: BatchRecord | None
+    parts: list[BatchRecord]
 
 
 class Announcing:
@@ -37,31 +39,41 @@ class Announcing:
         self._member = member
         self._unsent: _Unsent | None = None
 
-    def logged(self, step: Step) -> None:
+    def logged(self, step: Step, batches: Batches | None) -> None:
         """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
         if not step.committed and not any(
             isinstance(value, torch.Tensor) and value.is_cuda for value in step.staged.values()
         ):
             # Reading a CUDA tensor would stall the device in mid-step: those wait for the commit.
-            self._member.stage(step.number, step.numbers())
+            self._member.stage(step.number, step.numbers(), batches.parts(step.number) if batches else [])
 
-    def committed(self, step: Step, begun_at: Instant, read: BatchRecord | None, *, adopted: bool) -> None:
+    def committed(self, step: Step, begun_at: Instant, batches: Batches | None, *, adopted: bool) -> None:
         """The step has happened. Said at the next `send`.
 
         Args:
             step: whose numbers may still grow.
             begun_at: when its body started.
-            read: the record of its batch.
+            batches: know what was read for it.
             adopted: it happened on other ranks, with what this one had computed.
         """
         now, generation = time.monotonic(), Generation(self._member.generation)
-        self._unsent = _Unsent(step, now, now - begun_at, generation, adopted, read)
+        read, parts = (batches.record(step.number), batches.parts(step.number)) if batches else (None, [])
+        self._unsent = _Unsent(step, now, now - begun_at, generation, adopted, read, parts)
 
     def send(self) -> None:
         """Say what has not been said."""
         if self._unsent is None:
             return
-        (step, at, seconds, generation, adopted, read), self._unsent = self._unsent, None
-        numbers = step.numbers()
-        self._member.announce(step.number, generation, at, seconds, numbers, adopted=adopted, read=read)
-        _log.info("step %d: %s", step.number, numbers)
+        unsent, self._unsent = self._unsent, None
+        number, numbers = unsent.step.number, unsent.step.numbers()
+        self._member.announce(
+            number,
+            unsent.generation,
+            unsent.at,
+            unsent.seconds,
+            numbers,
+            adopted=unsent.adopted,
+            read=unsent.read,
+            parts=unsent.parts,
+        )
+        _log.info("step %d: %s", number, numbers)

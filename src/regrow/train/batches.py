@@ -5,8 +5,9 @@ from typing import Any
 
 from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.ids import StepNo
-from regrow.data.loader import Caching, StepLoader
+from regrow.data.loader import StepLoader
 from regrow.data.seeding import seed_everything
+from regrow.train.microbatches import Dealer
 from regrow.train.sharing import Share
 
 
@@ -14,20 +15,13 @@ class Batches:
     """A script's loader, asked by step.
 
     Args:
-        loader: what was given to `session.steps`.
+        loader: gives a batch for a step, or what deals the micro-batches of one.
         seed: the session's.
         place: which share of the global batch is read here, of how many; asked anew each time.
-        cache: puts the node's cache before a loader that may be cached.
-        recorded: whether somebody wants the records: they cost a pass over each batch.
-
-    Raises:
-        UsageError: it is no loader, or has no batches.
     """
 
-    def __init__(
-        self, loader: object, *, seed: int, place: Callable[[], Share], cache: Caching | None, recorded: bool
-    ) -> None:
-        self._loader = StepLoader(loader, seed=seed, cache=cache, recorded=recorded)
+    def __init__(self, loader: StepLoader | Dealer, *, seed: int, place: Callable[[], Share]) -> None:
+        self._loader = loader
         self._seed = seed
         self._place = place
         self._last: StepNo | None = None
@@ -37,6 +31,11 @@ class Batches:
         """In which order the samples come."""
         return self._loader.spec
 
+    @property
+    def dealer(self) -> Dealer | None:
+        """What deals the micro-batches; None where steps have none."""
+        return self._loader if isinstance(self._loader, Dealer) else None
+
     def batch(self, step: StepNo) -> Any:
         """The batch of `step`; what the data set raises passes through. Leaves the random generators in any state."""
         self._last = None
@@ -45,8 +44,12 @@ class Batches:
         return batch
 
     def record(self, step: StepNo) -> BatchRecord | None:
-        """What was read for `step`; None unless that was read last."""
-        return self._loader.record if self._last == step else None
+        """What was read for `step`; None unless that was read last, and as one batch."""
+        return self._loader.record if self._last == step and isinstance(self._loader, StepLoader) else None
+
+    def parts(self, step: StepNo) -> list[BatchRecord]:
+        """What was read for the micro-batches of `step`, as far as the body has come; empty where it has none."""
+        return self._loader.records(step) if self._last == step and isinstance(self._loader, Dealer) else []
 
     def seed_body(self, step: StepNo) -> None:
         """Seed all random generators for the body of `step`."""

@@ -11,7 +11,7 @@ from regrow.train.member import Member
 from regrow.train.session import Session
 
 
-def init(*, seed: int = 0) -> Session:
+def init(*, seed: int = 0, invariant: bool = False) -> Session:
     """Take part in the job that this process belongs to, or train alone where there is none.
 
     Makes the default process group (backend `regrow`), so that DDP and `torch.distributed` work, and seeds all random
@@ -19,6 +19,9 @@ def init(*, seed: int = 0) -> Session:
 
     Args:
         seed: what the order of data and all random numbers derive from.
+        invariant: world-invariant mode: every committed loss and the final state are bitwise the same with any number
+            of replicas, and through every change of it. Gradients are summed over the micro-batches in one fixed tree.
+            Needs `session.steps(microbatches=...)`. Each rank computes with one thread.
 
     Raises:
         UsageError: `torch.distributed` was initialized already, or init() was called twice.
@@ -29,10 +32,12 @@ def init(*, seed: int = 0) -> Session:
         )
     env = WorkerEnv.read()
     link = WorkerLink.current() if env is not None else None
+    if invariant:
+        torch.set_num_threads(1)
     if link is not None and link.env.producer is not None:
         from regrow.train.producing import ProducerSession  # with all that a producer needs
 
         return ProducerSession(link.env, seed=seed)
     member = Member.open(link) if link is not None else Alone.open()
     seed_everything(seed)
-    return Session(member, seed=seed)
+    return Session(member, seed=seed, invariant=invariant)

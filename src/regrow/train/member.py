@@ -427,9 +427,10 @@ class Member:
 
     # --- the log -----------------------------------------------------------------------------------------------
 
-    def stage(self, number: StepNo, metrics: dict[str, float]) -> None:
-        """Numbers of a step that has not committed."""
-        self._link.send(WorkerStaged(self._link.env.worker, Generation(self.generation), number, metrics))
+    def stage(self, number: StepNo, metrics: dict[str, float], parts: Sequence[BatchRecord] = ()) -> None:
+        """Numbers of a step that has not committed, and what its micro-batches have read."""
+        worker, generation = self._link.env.worker, Generation(self.generation)
+        self._link.send(WorkerStaged(worker, generation, number, metrics, list(parts)))
 
     def announce(
         self,
@@ -441,10 +442,22 @@ class Member:
         *,
         adopted: bool,
         read: BatchRecord | None = None,
+        parts: Sequence[BatchRecord] = (),
     ) -> None:
         """A step was committed."""
-        worker = self._link.env.worker
-        self._link.send(WorkerCommitted(worker, generation, number, at, seconds, metrics, adopted=adopted, data=read))
+        self._link.send(
+            WorkerCommitted(
+                self._link.env.worker,
+                generation,
+                number,
+                at,
+                seconds,
+                metrics,
+                adopted=adopted,
+                data=read,
+                parts=list(parts),
+            )
+        )
 
     def _stop(self) -> None:
         """The generation is over: end all that the training thread may be blocked in. From the control thread."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,8 +22,26 @@ class Modules:
     def __init__(self, objects: Sequence[object] = (), *, recovers: bool = False) -> None:
         self._replicas: list[DistributedDataParallel] = ddp.replicas(objects)
         self._sharded: list[FSDPModule] = fsdp.roots(objects)
+        self._plain = [
+            item for item in objects if isinstance(item, nn.Module) and not isinstance(item, DistributedDataParallel)
+        ]
         self._buffered = ddp.take_over_buffers(self._replicas) if recovers else []
         self._unsettled: list[DistributedDataParallel] = []
+
+    @property
+    def replicated(self) -> list[DistributedDataParallel]:
+        """The modules that DDP wraps."""
+        return list(self._replicas)
+
+    @property
+    def plain(self) -> list[nn.Module]:
+        """The modules that DDP does not wrap; parts of them FSDP2 may shard."""
+        return list(self._plain)
+
+    @property
+    def sharded(self) -> list[FSDPModule]:
+        """The outermost modules of FSDP2."""
+        return list(self._sharded)
 
     def buckets(self) -> str:
         """Which gradients are reduced together, as text to be compared between workers."""
@@ -51,13 +70,19 @@ class Modules:
     def reset(self, error: BaseException) -> None:
         """After a step that `error` ended: make ready for the next one. Raises `UsageError` where torch cannot."""
         pipeline.reset_unfinished(error)
-        reset = ddp.reset_unfinished(self._replicas)
-        self._unsettled += [module for module in reset if module not in self._unsettled]
+        self._unsettle(ddp.reset_unfinished(self._replicas))
         if not fsdp.reset_unfinished(self._sharded):
             raise UsageError(
                 f"torch {torch.__version__} cannot reset FSDP after a step that was given up",
                 hint="use torch 2.13 or newer, or build the model inside a function marked @regrow.restartable",
             )
+
+    def expect_nothing(self) -> None:
+        """A body has ended between a forward whose gradients were to be reduced and the end of that."""
+        self._unsettle(ddp.reset_all(self._replicas))
+
+    def _unsettle(self, reset: list[DistributedDataParallel]) -> None:
+        self._unsettled += [module for module in reset if module not in self._unsettled]
 
     def overwritten(self) -> None:
         """The state may have been written to by other means: no whole copy of parameters may stay."""

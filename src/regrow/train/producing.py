@@ -15,7 +15,9 @@ from regrow.data.cache.peers import Peers
 from regrow.data.cache.producer import Producer
 from regrow.data.dataloader import on_made
 from regrow.data.seeding import seed_everything
+from regrow.step.policy import Policy
 from regrow.train.alone import FORM_S, Alone
+from regrow.train.policy import Scaled
 from regrow.train.session import Session
 
 SERVED = 0
@@ -47,6 +49,10 @@ class ProducerSession(Session):
 
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
         """Nothing needs protection here."""
+
+    def policy(self, policy: Policy) -> None:
+        """Nothing is updated here, but a script may ask for its settings."""
+        self._scaled = Scaled(policy, (), lambda: self.replicas)
 
     def digest(self) -> str:
         """There is no state."""

@@ -10,32 +10,36 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import StepNo
+from regrow.data.loader import StepLoader
 from regrow.train.alone import Alone
 from regrow.train.announcing import Announcing
 from regrow.train.batches import Batches
+from regrow.train.dealers import dealer
 from regrow.train.member import Member
+from regrow.train.microbatches import Dealer
 from regrow.train.modules import Modules
 from regrow.train.protect import ProtectedState
 from regrow.train.regions import Regions
 from regrow.train.sharing import Share, share_of
+from regrow.train.standing import Standing
 from regrow.train.step import Step
 
+_STEPS = "steps()"
 
-class Session:
+
+class Session(Standing):
     """One worker's part in the training. Made by `regrow.init()`.
 
     Args:
         member: how this process takes part in a job; `Alone` outside one.
         seed: what the order of data and all random numbers of the steps derive from.
+        invariant: whether the result must not depend on the number of replicas.
     """
 
-    def __init__(self, member: Member | Alone, *, seed: int) -> None:
-        self.seed = seed
-        self._member = member
-        self._state: ProtectedState | None = None
+    def __init__(self, member: Member | Alone, *, seed: int, invariant: bool = False) -> None:
+        super().__init__(member)
+        self.seed, self.invariant = seed, invariant
         self._modules = Modules()
-        self._share: Share | None = None
-        self._batches: Batches | None = None
         self._started = False
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
@@ -44,33 +48,6 @@ class Session:
         self._looping = False
         self._echoing = contextlib.ExitStack()
         self._regions = Regions(self)
-
-    # --- what a script may ask ---------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank now. A standby takes its final rank only when it is needed: ask, do not remember."""
-        return self._member.rank
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's rank on its node."""
-        return self._member.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in the world."""
-        return self._member.world
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
-
-    @property
-    def generation(self) -> int:
-        """The membership that this worker runs in."""
-        return self._member.generation
 
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
         """Name what must survive a fault: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
@@ -99,7 +76,14 @@ class Session:
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
-    def steps(self, loader: Any, *, until: int, data: "DeviceMesh | Share | None" = None) -> Iterator[Step]:
+    def steps(
+        self,
+        loader: Any,
+        *,
+        until: int,
+        data: "DeviceMesh | Share | None" = None,
+        microbatches: int | None = None,
+    ) -> Iterator[Step]:
         """The steps that are still to be run, up to number `until - 1`.
 
         Args:
@@ -109,25 +93,44 @@ class Session:
             data: which share of the global batch this rank reads: the `DeviceMesh` of the data-parallel dimensions, or
                 (share, number of shares). Ranks with the same share also draw the same random numbers. Without it
                 every rank has a share of its own, as DDP and FSDP want it; tensor and pipeline parallel need it.
+            microbatches: of how many micro-batches the global batch of a step consists, whatever the world: they are
+                dealt out to the replicas, and the body goes through its own by `step.microbatches`. A batch of the
+                loader is then a micro-batch (of each rank that FSDP shards over); a callable is `fn(step, share)`.
 
         Raises:
-            UsageError: nothing is protected, or `until` is negative, or the loop's body is not inside `with step`.
+            UsageError: nothing is protected, or `until` is negative, or the loop's body is not inside `with step`, or
+                there are too few micro-batches for the world, or none in world-invariant mode.
         """
         if until < 0:
             raise UsageError(f"until={until} is negative")
-        self._start("steps()")
+        self._start(_STEPS)
         self._share = share_of(data)
-        member = self._member
-        self._batches = Batches(
-            loader, seed=self.seed, place=self._place, cache=member.cache(until), recorded=member.records
-        )
-        member.declare(self._batches.order)
+        self._batches = Batches(self._reader(loader, until, microbatches), seed=self.seed, place=self._place)
+        self._member.declare(self._batches.order)
         return self._run(until)
+
+    def _reader(self, loader: Any, until: int, microbatches: int | None) -> StepLoader | Dealer:
+        member = self._member
+        if microbatches is not None:
+            return dealer(
+                loader,
+                self._protected(),
+                self._modules,
+                seed=self.seed,
+                count=microbatches,
+                invariant=self.invariant,
+                recorded=member.records,
+            )
+        if self.invariant:
+            raise UsageError("world-invariant mode needs micro-batches", hint="give session.steps(microbatches=...)")
+        return StepLoader(loader, seed=self.seed, cache=member.cache(until), recorded=member.records)
 
     def _start(self, what: str) -> None:
         """The one loop of a job begins. Raises `UsageError` where there was one, or nothing is protected."""
         if self._started:
             raise UsageError(f"{what} is a second loop", hint="a job has one loop; let `until` cover it all")
+        if self.invariant and what != _STEPS:
+            raise UsageError(f"{what} has no micro-batches to be summed up", hint="leave invariant mode")
         self._started = self._protected() is not None
 
     def _arrive(self) -> None:
@@ -248,6 +251,8 @@ class Session:
     # --- the end of a body -------------------------------------------------------------------------------------
 
     def _before_update(self) -> None:
+        if self._dealer is not None:
+            self._dealer.check_complete()
         self._regions.before_update()
         self._member.before_update(self._modules.share_buffers)
 
@@ -280,8 +285,7 @@ class Session:
     def _committed(self, step: Step, *, adopted: bool = False) -> None:
         step.committed = True
         self._regions.committed()
-        read = self._batches.record(step.number) if self._batches is not None else None
-        self._announcing.committed(step, self._begun_at, read, adopted=adopted)
+        self._announcing.committed(step, self._begun_at, self._batches, adopted=adopted)
 
     def _failed(self, error: Exception, step: Step | None = None) -> bool:
         """An attempt ended with an error: report it if it is news, put back what it changed, go on when told to.
@@ -313,11 +317,7 @@ class Session:
     # --- the log -----------------------------------------------------------------------------------------------
 
     def _log(self, step: Step) -> None:
-        self._announcing.logged(step)
-
-    def _place(self) -> "Share":
-        """Which share of the global batch is read here, of how many."""
-        return self._share or (self.rank, self.world_size)
+        self._announcing.logged(step, self._batches)
 
     # --- small things ------------------------------------------------------------------------------------------
 
@@ -370,13 +370,3 @@ class Session:
                     f"the state went back to step {self._member.step}, but the script left its loop after {at} steps",
                     hint="let `until` end the loop",
                 )
-
-    def _protected(self) -> ProtectedState:
-        if self._state is None:
-            raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
-        return self._state
-
-    def _data(self) -> Batches:
-        if self._batches is None:
-            raise UsageError("no loader yet", hint="call session.steps(loader, until=...)")
-        return self._batches

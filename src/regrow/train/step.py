@@ -7,6 +7,7 @@ import torch
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
+from regrow.train.microbatches import MicroBatches
 
 if TYPE_CHECKING:
     from regrow.train.session import Session
@@ -52,13 +53,31 @@ class Step:
                 f"step {self.number} was entered twice", hint="write `with step as batch:` once in the loop"
             )
         self.entered = self.inside = True
+        if isinstance(self._batch, MicroBatches):
+            self._batch.enter(self)
         return self._batch
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        if isinstance(self._batch, MicroBatches):
+            self._batch.leave()
         self._batch, self.inside = None, False
         return self._session._leave(self, error)
+
+    @property
+    def microbatches(self) -> MicroBatches:
+        """This rank's micro-batches, to be gone through once in the body; `with step as microbatches:` gives them too.
+
+        Raises:
+            UsageError: `session.steps` was not given `microbatches=`, or the body has ended.
+        """
+        if not isinstance(self._batch, MicroBatches):
+            raise UsageError(
+                f"step {self.number} has no micro-batches" + ("" if self.inside else " outside its body"),
+                hint="give session.steps(..., microbatches=...), and ask for them inside `with step`",
+            )
+        return self._batch
 
     def update(self) -> None:
         """Declare that protected state is changed from here to the end of the body.

@@ -1,0 +1,186 @@
+"""How the world is switched to another size: all stop before one step, agreed beforehand, and go on in the new one.
+
+Nobody is halted in the middle of a step, so the pause of those who stay is the forming of the new generation and the
+first step in it. Where the agreed step was chosen too early, or somebody does not stop, all are halted at once instead:
+that step runs again, and nothing is lost.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from regrow.core.ids import Instant, Rank, Seconds, StepNo
+from regrow.core.messages import HaltMissed, WorkerCommitted, WorkerHalted
+from regrow.membership.ladder import Ladder
+from regrow.membership.mending import Mender
+from regrow.membership.pace import Pace
+from regrow.membership.roster import IN_GENERATION, Stage, WorkerRecord
+from regrow.membership.states import Mending, Switching, Training
+
+_LEAVE_S: Seconds = 1.0
+"""What a worker that must leave needs for it."""
+MOST_TRIES = 3
+"""How often a step is agreed upon before all are halted at once."""
+
+
+class Way(StrEnum):
+    """How the world changes."""
+
+    RESIZE = "resize"
+    MOVE = "move"
+    """Candidates take ranks that others have."""
+    HOLD = "hold"
+    """Ranks leave, and nobody can take them yet."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A change of the world. `kind`: `grow`, `shrink` or `preempt`; `size`: replicas after it.
+
+    `newcomers`: the ranks that candidates will have.
+    """
+
+    kind: str
+    size: int
+    newcomers: tuple[Rank, ...]
+    reason: str
+    way: Way = Way.RESIZE
+    by: Instant | None = None
+    """By when it must have happened; None: there is no hurry."""
+
+    @property
+    def rung(self) -> str:
+        """The rung of the ladder that it is."""
+        return "node" if self.way is not Way.RESIZE else "grow" if self.kind == "grow" else "shrink"
+
+
+class Switch:
+    """Carries one change out.
+
+    Args:
+        ladder: the job's state.
+        mender: brings the halted generation to the next one.
+    """
+
+    def __init__(self, ladder: Ladder, mender: Mender) -> None:
+        self.changed_at: Instant = float("-inf")
+        """When the world was changed last without need."""
+        self._ladder, self._mender = ladder, mender
+        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._pace = Pace()
+        self._plan: Plan | None = None
+
+    def begin(self, plan: Plan, now: Instant) -> None:
+        """Everybody stops before a step that nobody has begun."""
+        self._plan = plan
+        margin = self._pace.ahead(now)
+        self._order(margin, 1, now)
+        if plan.by is not None and now + self._pace.until(margin) > plan.by - _LEAVE_S:
+            self._at_once("there is no time for another step", now)
+
+    def committed(self, event: WorkerCommitted, now: Instant) -> None:
+        """A rank has gone on."""
+        self._pace.committed(event.generation, event.step, event.seconds, now)
+
+    def expects(self, worker: WorkerRecord) -> bool:
+        """Whether a worker was told to stop as planned."""
+        return isinstance(self._ladder.state, Switching) and worker.stage is Stage.MEMBER
+
+    def halted(self, event: WorkerHalted, now: Instant) -> None:
+        """A worker stands, of its own accord."""
+        ladder, state, plan = self._ladder, self._ladder.state, self._plan
+        if not isinstance(state, Switching) or plan is None:
+            return
+        self._orders.write(
+            *ladder.incidents.change(
+                plan.kind, plan.rung, plan.reason, generation=ladder.generation, step=event.state_at, now=now
+            )
+        )
+        if event.state_at != state.at:
+            self._at_once("not all could stop before one step", now)
+
+    def missed(self, event: HaltMissed, now: Instant) -> None:
+        """A worker had begun the step already."""
+        ladder, state = self._ladder, self._ladder.state
+        ladder.step = max(ladder.step, event.step)
+        if not isinstance(state, Switching) or state.at is None or event.at != state.at:
+            return
+        if state.tries < MOST_TRIES and not self._roster.count(Stage.HALTED):
+            self._order(2 * state.margin, state.tries + 1, now)
+        else:
+            self._at_once(f"step {event.step} had begun when its halt arrived", now)
+
+    def late(self, now: Instant) -> None:
+        """Time has passed: who does not stop as planned is halted at once; who does not answer that acts no more."""
+        state = self._ladder.state
+        if not isinstance(state, Switching) or now < state.deadline:
+            return
+        silent = list(self._roster.seated(Stage.HALTING))
+        if state.at is None and silent:
+            self._ladder.fence_late(silent, "no answer in time", now)
+        else:
+            self._at_once("not all have stopped in time", now)
+
+    def advance(self, now: Instant) -> None:
+        """Go as far as the facts so far allow."""
+        roster, ladder, plan, state = self._roster, self._ladder, self._plan, self._ladder.state
+        if not isinstance(state, Switching) or plan is None:
+            return
+        if roster.all_at(Stage.FINISHED):
+            ladder.state = Training()  # The training ended before that step.
+        elif roster.count(Stage.FINISHED) and roster.count(Stage.HALTED):
+            self._at_once("the training ends", now)
+        if not roster.all_at(Stage.HALTED) or not isinstance(ladder.state, Switching):
+            return
+        ladder.incidents.halted(now)
+        self._plan = None
+        ladder.state = Mending(now + self._facts.halt_deadline)
+        if not state.over and self._possible(plan):
+            self._carry_out(plan, now)
+
+    # --- parts of it -------------------------------------------------------------------------------------------
+
+    def _order(self, margin: int, tries: int, now: Instant) -> None:
+        ladder = self._ladder
+        at = StepNo(ladder.step + margin)
+        ladder.state = Switching(at, now + self._pace.until(margin) + self._facts.halt_deadline, margin, tries)
+        self._orders.halt_before(at, ladder.generation, "" if self._plan is None else self._plan.reason)
+
+    def _at_once(self, reason: str, now: Instant) -> None:
+        ladder, state = self._ladder, self._ladder.state
+        if not isinstance(state, Switching) or (state.at is None and not self._roster.count(*IN_GENERATION)):
+            return
+        over = state.over or self._roster.count(Stage.FINISHED) > 0
+        ladder.state = replace(state, at=None, deadline=now + self._facts.halt_deadline, over=over)
+        plan = self._plan
+        if plan is not None:
+            self._orders.write(
+                *ladder.incidents.change(
+                    plan.kind, plan.rung, plan.reason, generation=ladder.generation, step=ladder.step, now=now
+                )
+            )
+        ladder.halt(reason, now)
+
+    def _possible(self, plan: Plan) -> bool:
+        """Whether the candidates are still there, and nobody else has come in between."""
+        candidates = self._roster.candidates
+        return set(candidates) == set(plan.newcomers) and all(
+            each.stage is Stage.READY and self._roster.nodes[each.node].usable for each in candidates.values()
+        )
+
+    def _carry_out(self, plan: Plan, now: Instant) -> None:
+        ladder, roster = self._ladder, self._roster
+        newcomers = [worker for _, worker in sorted(roster.candidates.items())]
+        match plan.way:
+            case Way.HOLD:
+                self._mender.hold(now)
+            case Way.MOVE if self._mender.covered(set(plan.newcomers)):
+                self._mender.move(newcomers, now, kind=plan.kind, reason=plan.reason)
+            case Way.MOVE:
+                pass  # After a halt at once those that would go may be a step ahead; they give it to the others first.
+            case Way.RESIZE:
+                going = ladder.replicas - plan.size + len(newcomers) // self._facts.unit
+                drop = self._mender.choose(going)
+                if len(drop) == going:
+                    self._mender.resize(drop, newcomers, now, kind=plan.kind, reason=plan.reason)
+        if plan.kind != "preempt":
+            self.changed_at = now

@@ -1,0 +1,234 @@
+"""What is said by workers, and of them: where they stand, what they have done, what ails them, how they end."""
+
+from regrow.core import events as record
+from regrow.core.ids import Instant, Rank, StepNo
+from regrow.core.messages import (
+    FaultFired,
+    FaultKind,
+    HaltMissed,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerFaulted,
+    WorkerFinished,
+    WorkerHalted,
+    WorkerHung,
+    WorkerReady,
+    WorkerResumed,
+    WorkerStarted,
+)
+from regrow.core.replica_messages import CorruptionNamed, ReplicaFact, ReplicasDiffer
+from regrow.membership import diagnosis as say
+from regrow.membership.corruption import Corruption
+from regrow.membership.ladder import SCRIPT_ERROR, Ladder
+from regrow.membership.resizing import Resizing
+from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
+from regrow.membership.states import RUNNING, Building, Forming, Releasing
+from regrow.membership.switching import Switch
+
+_GenerationFact = (
+    WorkerFaulted | WorkerHalted | HaltMissed | WorkerResumed | WorkerCommitted | WorkerFinished | ReplicaFact
+)
+WorkerNews = WorkerStarted | WorkerReady | WorkerFailed | WorkerExited | WorkerHung | FaultFired | _GenerationFact
+
+
+class Workers:
+    """Enters what is said of workers; what follows is the ladder's.
+
+    Args:
+        ladder: the job's state.
+        resizing: told of candidates and leavers.
+        switch: told of those that stop as planned.
+    """
+
+    def __init__(self, ladder: Ladder, resizing: Resizing, switch: Switch) -> None:
+        self._ladder, self._resizing, self._switch = ladder, resizing, switch
+        self._corruption = Corruption(ladder)
+        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._errors, self._plan = ladder.errors, ladder.plan
+
+    def tell(self, event: WorkerNews, now: Instant) -> None:
+        """Take in one fact about a worker."""
+        worker = self._roster.workers.get(event.worker)
+        if worker is None:
+            return
+        match event:
+            case FaultFired():
+                # Even of a worker that is gone: its end may be known before what it said last.
+                injected = self._plan.fired(event, worker.rank)
+                self._orders.write(*([injected] if injected is not None else []))
+            case _ if worker.stage is Stage.GONE:
+                pass
+            case WorkerStarted():
+                if worker.pid != event.pid and worker.stage in BUILDING:
+                    worker.pid = event.pid
+                    self._orders.write(record.WorkerForked(at=now, worker=worker.worker, pid=event.pid))
+                if worker.stage is Stage.ORDERED:
+                    self._roster.move(worker, Stage.STARTING, now)
+            case WorkerExited():
+                self._worker_exited(worker, event, now)
+            case WorkerFailed():
+                self._errors.tell(worker.worker, event.error, event.step)
+                if event.own and isinstance(self._ladder.state, RUNNING) and worker.seated and not worker.leaver:
+                    text = say.script_error(worker.rank, event.step, event.error)
+                    self._ladder.end(SCRIPT_ERROR, text, now)
+            case WorkerReady():
+                self._worker_ready(worker, event, now)
+            case WorkerHung():
+                self._worker_hung(worker, event, now)
+            case _ if event.generation == self._ladder.generation:
+                self._generation_fact(worker, event, now)
+
+    def _generation_fact(self, worker: WorkerRecord, event: _GenerationFact, now: Instant) -> None:
+        match event:
+            case WorkerHalted() if worker.stage is Stage.HALTING or self._switch.expects(worker):
+                worker.state_at, worker.ready, worker.inside = event.state_at, event.ready, event.inside
+                worker.verified = event.verified
+                planned = worker.stage is not Stage.HALTING
+                self._roster.move(worker, Stage.HALTED, now)
+                if planned:
+                    self._switch.halted(event, now)
+            case HaltMissed():
+                self._switch.missed(event, now)
+            case WorkerResumed() if worker.stage is Stage.JOINING:
+                self._ladder.incidents.resumed(event.form_s, event.hydrated_bytes)
+                self._joined(worker, now)
+            case WorkerCommitted():
+                self._worker_committed(worker, event, now)
+            case WorkerFinished() if worker.stage in IN_GENERATION - {Stage.FINISHED}:
+                worker.state_at = event.state_at
+                self._ladder.step = max(self._ladder.step, event.state_at)
+                self._roster.move(worker, Stage.FINISHED, now)
+                self._served(worker, now)
+            case WorkerFaulted():
+                self._worker_faulted(worker, event, now)
+            case ReplicasDiffer() | CorruptionNamed() if isinstance(self._ladder.state, RUNNING):
+                self._corruption.tell(event, now)
+            case _:
+                pass
+
+    def _joined(self, worker: WorkerRecord, now: Instant) -> None:
+        if isinstance(self._ladder.state, Forming):
+            worker.state_at = self._ladder.state.step
+        worker.suspect = worker.ready = False
+        worker.inside = 0
+        self._roster.move(worker, Stage.MEMBER, now)
+
+    def _worker_ready(self, worker: WorkerRecord, event: WorkerReady, now: Instant) -> None:
+        if worker.stage not in BUILDING or (worker.script_ordered and not event.endpoint):
+            return
+        if not event.endpoint:
+            if worker.stage is not Stage.IDLE:
+                self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
+            self._roster.move(worker, Stage.IDLE, now)
+            self._ladder.start_if_seated(worker, now)
+            return
+        worker.has_session = True
+        worker.state_at, worker.endpoint, worker.layout = event.state_at, event.endpoint, event.layout
+        worker.holding, worker.sharded, worker.ready = event.holding, event.sharded, False
+        worker.microbatches, worker.fixed = event.microbatches, event.fixed
+        self._roster.move(worker, Stage.READY, now)
+        self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
+        if worker.candidate_for is not None:
+            self._resizing.candidate_ready(worker, now)
+        else:
+            self._ladder.built(worker, now)
+
+    def _worker_committed(self, worker: WorkerRecord, event: WorkerCommitted, now: Instant) -> None:
+        if worker.stage is Stage.JOINING:
+            self._joined(worker, now)
+        if worker.stage not in (Stage.MEMBER, Stage.FINISHED):
+            return
+        self._switch.committed(event, now)
+        worker.committed = event.step
+        worker.state_at = max(worker.state_at, StepNo(event.step + 1))
+        self._ladder.step = max(self._ladder.step, worker.state_at)
+        self._served(worker, now)
+
+    def _worker_faulted(self, worker: WorkerRecord, event: WorkerFaulted, now: Instant) -> None:
+        if worker.stage not in IN_GENERATION | {Stage.HALTING} or worker.faulted_in == event.generation:
+            return
+        rank, error = _rank(worker), event.error
+        if event.kind is FaultKind.BODY:
+            worker.faulted_in = event.generation
+            if self._errors.again(event.step, rank, error):
+                self._ladder.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
+                return
+            struck = self._plan.when(worker.worker, now)
+            self._ladder.mend("exception", [worker], f"{error.type}: {error.message}", now, struck)
+        elif worker.stage in IN_GENERATION:
+            what = "collective" if event.kind is FaultKind.COLLECTIVE else "hydration"
+            self._ladder.mend(what, [], f"{what} failed on rank {rank}: {error.message}", now, now)
+
+    def _worker_hung(self, worker: WorkerRecord, event: WorkerHung, now: Instant) -> None:
+        if worker.stage in (Stage.HALTING, Stage.HALTED):
+            worker.suspect = True
+            return
+        # Who hangs in a body of an older generation does not come to this one either.
+        stuck = worker.stage is Stage.JOINING and event.generation < self._ladder.generation
+        if not stuck and (event.generation != self._ladder.generation or worker.stage not in IN_GENERATION):
+            return
+        left = [w for w in self._roster.seated(Stage.FINISHED) if w.state_at <= event.step]
+        if left:
+            self._ladder.end(SCRIPT_ERROR, say.left_alone(_rank(left[0]), left[0].state_at, event.step), now)
+            return
+        self._orders.fence(worker, f"no progress for {event.seconds:.1f} s", now, dump=True)
+        self._ladder.mend("hang", [worker], event.detail, now, self._plan.when(worker.worker, now - event.seconds))
+
+    def _worker_exited(self, worker: WorkerRecord, event: WorkerExited, now: Instant) -> None:
+        was, worker.exit_code = worker.stage, event.code
+        if isinstance(self._ladder.state, RUNNING):
+            self._ladder.newcomer_failed(worker)
+        self._roster.move(worker, Stage.GONE, now)
+        for forgotten in self._roster.forget_dead():
+            self._errors.forget(forgotten)
+        why = say.exit_text(event.code)
+        self._orders.write(
+            record.WorkerGone(at=now, worker=worker.worker, rank=worker.rank, code=event.code, reason=why)
+        )
+        self._resizing.changed()
+        if was is Stage.FENCED or worker.leaver:
+            return
+        if worker.candidate_for is not None:
+            self._resizing.candidate_lost(worker, why, now)
+        elif not worker.seated:
+            self._ladder.standby_failed(worker, now)
+        elif isinstance(self._ladder.state, Building):
+            self._exited_building(worker, event.code, now)
+        elif isinstance(self._ladder.state, Releasing):
+            if event.code != 0:
+                self._ladder.end(
+                    SCRIPT_ERROR, self._ladder.own_error(worker) or say.died_after_loop(worker.rank, event.code), now
+                )
+        elif isinstance(self._ladder.state, RUNNING):
+            self._lost(worker, event, now)
+
+    def _exited_building(self, worker: WorkerRecord, code: int, now: Instant) -> None:
+        if code == 0 and not worker.has_session:
+            return
+        if code < 0:
+            self._ladder.restart(f"rank {worker.rank} {say.exit_text(code)}", now, worker)
+        else:
+            self._ladder.await_verdict(now)
+
+    def _lost(self, worker: WorkerRecord, event: WorkerExited, now: Instant) -> None:
+        rank = _rank(worker)
+        told = self._errors.of(worker.worker)
+        if told is not None:
+            error, step = told
+            if self._errors.again(step, None, error):
+                self._ladder.end(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
+                return
+            cause = f"{error.type}: {error.message}"
+            self._ladder.told = f"rank {rank} failed by {cause}"
+        else:
+            cause = say.exit_text(event.code)
+        self._ladder.mend("exit", [worker], f"rank {rank} {cause}", now, self._plan.when(worker.worker, event.at))
+
+    def _served(self, worker: WorkerRecord, now: Instant) -> None:
+        """A rank has gone on; the last one closes the incident."""
+        self._orders.write(*self._ladder.incidents.served(_rank(worker), self._ladder.generation, now))
+
+
+def _rank(worker: WorkerRecord) -> Rank:
+    return worker.rank if worker.rank is not None else Rank(-1)

@@ -1,0 +1,159 @@
+"""Which micro-batches a replica computes, and the one tree in which their gradients are summed. Pure.
+
+The tree over the micro-batches 0 .. M-1 is fixed by M alone: a node of n micro-batches has the largest power of two
+below n on its left, the rest on its right. So all aligned blocks of 2^k micro-batches are nodes, as in a binary
+counter, and what is left over at the end is added from the smallest block up: for 7 it is ((0 1)(2 3))((4 5)6).
+
+A replica's share is a range, and need not be a node; the largest nodes inside it are its *partial nodes*. Whoever has
+the partial nodes of all replicas adds them along the rest of the tree, and gets what one replica alone would have got.
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
+
+from regrow.core.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Span(NamedTuple):
+    """Micro-batches `start` .. `stop - 1`."""
+
+    start: int
+    stop: int
+
+
+def refusal(count: int, replicas: int) -> str | None:
+    """Why `count` micro-batches cannot be dealt to so many replicas; None: they can."""
+    if count < 1:
+        return f"a step of {count} micro-batches has nothing to compute"
+    if replicas < 1:
+        return f"a world of {replicas} replicas has nobody to compute"
+    if count < replicas:
+        return f"{count} micro-batches a step are too few for {replicas} replicas: each needs at least one"
+    return None
+
+
+def deal(count: int, replicas: int, replica: int) -> Span:
+    """The share of one replica: a range, the first replicas having one more where it does not divide.
+
+    Raises:
+        UsageError: there are fewer micro-batches than replicas, or no such replica.
+    """
+    reason = refusal(count, replicas)
+    if reason is not None:
+        raise UsageError(reason, hint="raise microbatches=, or run fewer replicas")
+    if not 0 <= replica < replicas:
+        raise UsageError(f"there is no replica {replica} of {replicas}", hint="replicas are numbered from 0")
+    each, more = divmod(count, replicas)
+    start = replica * each + min(replica, more)
+    return Span(start, start + each + (replica < more))
+
+
+def middle(span: Span) -> int:
+    """Where a node of more than one micro-batch is split into its two children."""
+    size = span.stop - span.start
+    return span.start + (1 << ((size - 1).bit_length() - 1))
+
+
+@lru_cache(maxsize=1 << 14)
+def is_node(count: int, span: Span) -> bool:
+    """Whether these are all micro-batches below one node of the tree over `count`."""
+    at = Span(0, count)
+    while at != span:
+        if at.stop - at.start < 2:
+            return False
+        split = middle(at)
+        if span.stop <= split:
+            at = Span(at.start, split)
+        elif span.start >= split:
+            at = Span(split, at.stop)
+        else:
+            return False
+    return True
+
+
+def partial_nodes(count: int, share: Span) -> list[Span]:
+    """The largest nodes of the tree over `count` that lie inside `share`, in order: at most 2 log2 of its length."""
+    found: list[Span] = []
+
+    def look(at: Span) -> None:
+        if share.start <= at.start and at.stop <= share.stop:
+            found.append(at)
+        elif share.start < at.stop and at.start < share.stop:
+            split = middle(at)
+            look(Span(at.start, split))
+            look(Span(split, at.stop))
+
+    look(Span(0, count))
+    return found
+
+
+@lru_cache(maxsize=64)
+def partial_nodes_of_all(count: int, replicas: int) -> tuple[tuple[Span, ...], ...]:
+    """The partial nodes of each replica's share. Raises what `deal` raises."""
+    return tuple(tuple(partial_nodes(count, deal(count, replicas, replica))) for replica in range(replicas))
+
+
+def fold(count: int, found: Mapping[Span, T], add: Callable[[T, T], T]) -> T:
+    """The root of the tree over `count`, from nodes that together cover it.
+
+    Args:
+        found: values of nodes.
+        add: the value of a node from those of its left and its right child.
+
+    Raises:
+        KeyError: some micro-batch is below none of the nodes.
+    """
+
+    def value(at: Span) -> T:
+        if at in found:
+            return found[at]
+        if at.stop - at.start < 2:
+            raise KeyError(at)
+        split = middle(at)
+        left = value(Span(at.start, split))
+        return add(left, value(Span(split, at.stop)))
+
+    return value(Span(0, count))
+
+
+def total(values: "list[float]") -> float:
+    """The sum of one value for each micro-batch, in the order of the tree."""
+    leaves = {Span(at, at + 1): value for at, value in enumerate(values)}
+    return fold(len(values), leaves, operator.add)
+
+
+class Counter(Generic[T]):
+    """Adds up a share, one micro-batch after another, as a binary counter does.
+
+    It keeps at most 2 log2 of the share's length values at a time, log2 where the share starts at a multiple of a power
+    of two that is not below its length.
+
+    Args:
+        count: micro-batches of the step.
+        add: the value of a node from those of its children; it may write to the first.
+    """
+
+    def __init__(self, count: int, add: Callable[[T, T], T]) -> None:
+        self._count, self._add = count, add
+        self._kept: list[tuple[Span, T]] = []
+
+    def push(self, index: int, value: T) -> None:
+        """The next micro-batch's value; they come in order."""
+        span = Span(index, index + 1)
+        while self._kept and is_node(self._count, Span(self._kept[-1][0].start, span.stop)):
+            left, kept = self._kept.pop()
+            span, value = Span(left.start, span.stop), self._add(kept, value)
+        self._kept.append((span, value))
+
+    @property
+    def nodes(self) -> list[tuple[Span, T]]:
+        """What was added up so far: the partial nodes of the micro-batches that have come."""
+        return list(self._kept)
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._kept.clear()

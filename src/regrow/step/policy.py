@@ -1,0 +1,78 @@
+"""What a training changes with the size of its world: rules for the learning rate, a table of named values. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args
+
+from regrow.core.errors import UsageError
+
+Rule = Literal["constant", "linear", "sqrt"]
+"""How the learning rate follows the number of replicas: not at all, in proportion, with the square root."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Settings by the number of replicas. They hold from the first step in a world of that size on, on every rank.
+
+    The learning rate that the script and its schedule have set is multiplied by a factor at each update; neither the
+    optimizer's nor the schedule's own state changes. With a constant global batch a step is as many samples in every
+    world, so the schedule goes on from where it was.
+
+    Attributes:
+        learning_rate: a rule, or a table of rates by replicas, of which the ratio to that of `base` counts.
+        base: the number of replicas that the script's own learning rate is meant for.
+        settings: named values by replicas, for `session.setting(name)`; every row has the same names.
+
+    In tables, the row of a size that is not in them is that of the next smaller size, else of the smallest.
+
+    Raises:
+        UsageError: an unknown rule, a size or a rate that is not positive, rows with different names.
+    """
+
+    learning_rate: Rule | Mapping[int, float] = "constant"
+    base: int = 1
+    settings: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks all values, so that none is found wrong when the world changes."""
+        if self.base < 1:
+            raise UsageError(f"base={self.base} replicas", hint="name the size that the learning rate is meant for")
+        if isinstance(self.learning_rate, str):
+            if self.learning_rate not in get_args(Rule):
+                raise UsageError(
+                    f"learning_rate={self.learning_rate!r} is no rule", hint="constant, linear, sqrt, or a table"
+                )
+        elif not self.learning_rate or not all(
+            math.isfinite(rate) and rate > 0 for rate in self.learning_rate.values()
+        ):
+            raise UsageError(
+                f"learning_rate={dict(self.learning_rate)} has no rates, or such that are not positive",
+                hint="give {replicas: learning rate}",
+            )
+        rates = [] if isinstance(self.learning_rate, str) else list(self.learning_rate)
+        for size in [*rates, *self.settings]:
+            if size < 1:
+                raise UsageError(f"a table has a row for {size} replicas", hint="sizes are 1 or more")
+        if len({frozenset(row) for row in self.settings.values()}) > 1:
+            raise UsageError("the rows of settings have different names", hint="give every size a value of each name")
+
+    def factor(self, replicas: int) -> float:
+        """What the learning rate is multiplied by."""
+        if isinstance(self.learning_rate, str):
+            ratio = replicas / self.base
+            return {"constant": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.learning_rate]
+        return row_of(self.learning_rate, replicas) / row_of(self.learning_rate, self.base)
+
+    def setting(self, name: str, replicas: int) -> Any:
+        """A named value. Raises `UsageError` where there is no such name."""
+        row: Mapping[str, Any] = row_of(self.settings, replicas) if self.settings else {}
+        if name not in row:
+            raise UsageError(f"the policy has no setting {name!r}", hint=f"it has: {', '.join(sorted(row)) or 'none'}")
+        return row[name]
+
+
+def row_of(table: Mapping[int, T], replicas: int) -> T:
+    """The row for so many replicas: the next smaller size's, or the smallest's."""
+    return table[max((size for size in table if size <= replicas), default=min(table))]

@@ -1,0 +1,51 @@
+"""Puts together what deals the micro-batches of one script."""
+
+from torch import nn
+
+from regrow.comm import fsdp
+from regrow.train.gradients import Averaged, Gradients
+from regrow.train.invariant import TreeSummed
+from regrow.train.microbatches import Dealer
+from regrow.train.modules import Modules
+from regrow.train.protect import ProtectedState
+
+
+def dealer(
+    loader: object,
+    state: ProtectedState,
+    modules: Modules,
+    *,
+    seed: int,
+    count: int,
+    invariant: bool,
+    recorded: bool = True,
+) -> Dealer:
+    """What deals `count` micro-batches a step to the replicas.
+
+    Args:
+        loader: what the script gave to `session.steps`.
+        state: what it protects.
+        modules: the modules among that.
+        seed: of the session.
+        invariant: whether the result must not depend on the number of replicas.
+        recorded: whether somebody wants the digests of what is read.
+
+    Raises:
+        UsageError: something in the loader or the model does not go with micro-batches, or with that mode.
+    """
+    unit = fsdp.shard_size(modules.sharded)
+    gradients: Gradients = Averaged(state, modules)
+    if invariant:
+        gradients = TreeSummed(state, modules, count=count, shard_size=unit)
+    even = _talks_in_forward(modules)
+    return Dealer(loader, seed=seed, count=count, unit=unit, gradients=gradients, even=even, recorded=recorded)
+
+
+def _talks_in_forward(modules: Modules) -> str | None:
+    """What speaks to other replicas in every forward, if anything does: all must have as many forwards."""
+    roots: list[nn.Module] = [*modules.replicated, *modules.plain]
+    for root in roots:
+        for name, module in root.named_modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                return f"{name} reduces over all of them in every forward"
+    return None

@@ -1,0 +1,327 @@
+"""The micro-batches of a step, dealt out to replicas; the gradient comes out as that of the whole global batch."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from regrow.core.data_messages import BatchRecord, OrderSpec
+from regrow.core.errors import UsageError
+from regrow.data.micro import MicroLoader, batch_size_of, samples_in
+from regrow.data.seeding import seed_everything
+from regrow.step.dealing import Span, deal, refusal, total
+from regrow.train.gradients import Gradients
+
+if TYPE_CHECKING:
+    from regrow.train.step import Step
+
+_OUTSIDE = -1
+"""In the place of a share: what a body draws before its first and after its last micro-batch, the same on all ranks."""
+_MISSING = -math.inf
+_REHEARSED = 2
+"""Micro-batches in a rehearsal: one without and one with a reduction, if there are two."""
+
+
+class MicroBatch:
+    """One micro-batch: its data, and its part in the step's gradient.
+
+    Attributes:
+        index: which of the step's micro-batches, from 0; the same in all worlds.
+        last: whether this rank has none after it: its backward reduces the gradients.
+        batch: the data.
+    """
+
+    def __init__(self, owner: "MicroBatches", index: int, batch: Any, *, last: bool) -> None:
+        self.index, self.batch, self.last = index, batch, last
+        self.done = False
+        self._owner = owner
+
+    def backward(self, loss: torch.Tensor, *, weight: int | None = None) -> None:
+        """Add this micro-batch's gradient; after the last, `grad` is the gradient of the mean over the global batch.
+
+        Args:
+            loss: a scalar: the mean over what `weight` counts.
+            weight: over how much the loss is the mean: the number of samples (the default: the first dimension of the
+                first tensor in the batch), or of tokens that count. A whole number.
+
+        Raises:
+            UsageError: called twice, or out of turn, or `loss` is no scalar, or `weight` is no count.
+        """
+        self._owner._backward(self, loss, weight)
+
+    def log(self, **metrics: torch.Tensor | float) -> None:
+        """Log numbers of this micro-batch; the step's are their means over the global batch, by weight, on every rank.
+
+        To be called before `backward`, with the same names in every micro-batch.
+
+        Args:
+            metrics: floats, or tensors with one element.
+        """
+        self._owner._log(self, metrics)
+
+
+class MicroBatches:
+    """This rank's micro-batches of one step: go through all of them, once, and call `backward` on each.
+
+    Attributes:
+        count: micro-batches of the step, of all replicas together.
+        share: those of this rank's replica.
+    """
+
+    def __init__(self, dealer: "Dealer", number: int, share: Span, place: int, shares: int) -> None:
+        self.count, self.share = dealer.count, share
+        self._dealer, self._number = dealer, number
+        self._place, self._shares = place, shares
+        self._divides_by = 0
+        self._step: Step | None = None
+        self._open: MicroBatch | None = None
+        self._begun = self._complete = False
+        self._weights: dict[int, int] = {}
+        self._logged: dict[int, dict[str, torch.Tensor | float]] = {}
+
+    def __len__(self) -> int:
+        """How many this rank has."""
+        return self.share.stop - self.share.start
+
+    def enter(self, step: "Step") -> None:
+        """The step's body begins."""
+        self._step = step
+        self._dealer.current = self
+        if step.rehearsal:
+            self.share = Span(self.share.start, min(self.share.start + _REHEARSED, self.share.stop))
+        self._dealer.seed(self._number, _OUTSIDE)
+
+    def leave(self) -> None:
+        """The step's body has ended, well or not."""
+        self._dealer.current = None
+        self._dealer.gradients.abandon()
+        self._open = self._step = None
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        """Each micro-batch of this rank. Raises `UsageError` where the one before it has had no `backward`."""
+        if self._step is None or self._begun:
+            raise UsageError(
+                "the micro-batches of a step were asked for " + ("twice" if self._begun else "outside its body"),
+                hint="write `for micro in step.microbatches:` once inside `with step`",
+            )
+        self._begun = True
+        gradients, last = self._dealer.gradients, self.share.stop - 1
+        self._divides_by = gradients.divides_by(self._shares)
+        gradients.start(self.share)
+        for index in range(*self.share):
+            batch = self._dealer.fetch(self._number, self._at(index))
+            self._dealer.seed(self._number, self._at(index))
+            gradients.open(index, last=index == last)
+            micro = self._open = MicroBatch(self, index, batch, last=index == last)
+            yield micro
+            self._check_done(micro)
+
+    def check_complete(self) -> None:
+        """The update begins. Raises `UsageError` where the gradient is not that of the whole batch."""
+        if self._open is not None:
+            self._check_done(self._open)
+        if not self._complete:
+            raise UsageError(
+                f"step {self._number} updates after {len(self._weights)} of its {len(self)} micro-batches here",
+                hint="go through all of step.microbatches before optimizer.step()",
+            )
+
+    def _check_done(self, micro: MicroBatch) -> None:
+        if not micro.done:
+            raise UsageError(
+                f"micro-batch {micro.index} of step {self._number} was left without micro.backward(loss)",
+                hint="call it once for each, instead of loss.backward()",
+            )
+
+    def _at(self, index: int) -> int:
+        return index * self._dealer.unit + self._place
+
+    # --- what a micro-batch asks -------------------------------------------------------------------------------
+
+    def _log(self, micro: MicroBatch, metrics: dict[str, torch.Tensor | float]) -> None:
+        if micro.done:
+            raise UsageError(
+                f"micro-batch {micro.index} logs after its backward, which may have told its numbers to all ranks",
+                hint="call micro.log() before micro.backward()",
+            )
+        for name, value in metrics.items():
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise UsageError(f"log({name}=...) was given a tensor of shape {tuple(value.shape)}", hint="one number")
+            kept = value.detach() if isinstance(value, torch.Tensor) else float(value)
+            self._logged.setdefault(micro.index, {})[name] = kept
+
+    def _backward(self, micro: MicroBatch, loss: torch.Tensor, weight: int | None) -> None:
+        if micro.done or micro is not self._open or self._step is None:
+            raise UsageError(
+                f"micro-batch {micro.index} of step {self._number} had its backward already, or is not the present one",
+                hint="call micro.backward(loss) once, before the next micro-batch is asked for",
+            )
+        if loss.numel() != 1:
+            raise UsageError(f"the loss is a tensor of shape {tuple(loss.shape)}", hint="give the mean, a scalar")
+        self._weights[micro.index] = _count(samples_in(micro.batch) if weight is None else weight)
+        usual = self._shares_in_step * self._dealer.usual
+        # Before the gradients: who has given its part of them knows the step's numbers, should others commit it for it.
+        weights = self._settle(self._step) if micro.last else usual
+        if micro.last:
+            self._dealer.gradients.expect(usual / weights)
+        factor = self._weights[micro.index] * self._divides_by / usual
+        (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
+        micro.done = True
+        self._dealer.gradients.close(micro.index)
+        if micro.last:
+            self._dealer.gradients.finish(usual / weights)
+            self._complete = True
+            self._dealer.seed(self._number, _OUTSIDE)
+
+    @property
+    def _shares_in_step(self) -> int:
+        return self.count * self._dealer.unit
+
+    # --- what all ranks must know ------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        names = {tuple(sorted(self._logged.get(index, ()))) for index in self._weights}
+        if len(names) > 1:
+            raise UsageError(
+                f"the micro-batches of step {self._number} log different names: {sorted(names)}",
+                hint="log the same in each",
+            )
+        return list(names.pop())
+
+    def _settle(self, step: "Step") -> float:
+        """Hear the weights and numbers of all ranks' micro-batches, and log the step's; the sum of the weights.
+
+        One small all-reduce: a row of float64 for each share, so counts up to 2**53 are exact.
+        """
+        names = self._names()
+        rows = [
+            [float(weight), *(float(self._logged[index][name]) for name in names)]
+            for index, weight in self._weights.items()
+        ]
+        table = torch.full((self._shares_in_step, 1 + len(names)), _MISSING, dtype=torch.float64)
+        table[[self._at(index) for index in self._weights]] = torch.tensor(rows, dtype=torch.float64)
+        if step.rehearsal:
+            return self._shares_in_step * self._dealer.usual
+        if self._shares > 1:
+            # The largest, so that it does not matter if several ranks have the same micro-batch: tensor parallel ones.
+            dist.all_reduce(table, op=dist.ReduceOp.MAX)
+        weights: list[float] = table[:, 0].tolist()
+        weight = total(weights)
+        if weight == 0:
+            raise UsageError(f"no micro-batch of step {self._number} has any weight", hint="leave such a batch out")
+        means = {}
+        for at, name in enumerate(names):
+            values: list[float] = table[:, 1 + at].tolist()
+            means[name] = total([w * v if w else 0.0 for w, v in zip(weights, values, strict=True)]) / weight
+        step.log(**means)
+        return weight
+
+
+def _count(weight: Any) -> int:
+    number = weight.item() if isinstance(weight, torch.Tensor) and weight.numel() == 1 else weight
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise UsageError(f"weight={weight!r} is no count", hint="give how many samples or tokens the loss is a mean of")
+    return number
+
+
+class Dealer:
+    """Deals the micro-batches of every step to the replicas that there are.
+
+    Args:
+        loader: what the script gave to `session.steps`.
+        seed: of the session.
+        count: micro-batches of a step.
+        unit: ranks of a replica that read data of their own: each micro-batch is dealt out to them in turn.
+        gradients: how they are added up.
+        even: a reason why all replicas must have as many of them; None: they need not.
+        recorded: whether somebody wants the digests of what is read.
+
+    Raises:
+        UsageError: `count` is less than 1.
+    """
+
+    def __init__(
+        self,
+        loader: object,
+        *,
+        seed: int,
+        count: int,
+        unit: int,
+        gradients: Gradients,
+        even: str | None = None,
+        recorded: bool = True,
+    ) -> None:
+        reason = refusal(count, 1)
+        if reason is not None:
+            raise UsageError(reason, hint="set microbatches= to 1 or more")
+        self.count, self.unit, self.gradients = count, unit, gradients
+        self.usual = batch_size_of(loader, count * unit)
+        """Samples of a micro-batch as a rule: gradients are as large while they pile up as they are at the end."""
+        self.current: MicroBatches | None = None
+        self._seed, self._even = seed, even
+        self._loader = MicroLoader(loader, seed=seed, shares=count * unit, recorded=recorded)
+        self._shares: list[int] = []
+        """Those that this rank reads."""
+
+    @property
+    def spec(self) -> OrderSpec:
+        """The order of samples, for as many shares as the ranks of all replicas' micro-batches read."""
+        return self._loader.spec
+
+    def records(self, step: int) -> list[BatchRecord]:
+        """What this rank has read for its micro-batches of a step, as far as it has come."""
+        return self._loader.records(step, self._shares)
+
+    def batch(self, step: int, share: int, shares: int) -> MicroBatches:
+        """This rank's micro-batches of a step; the first is fetched already.
+
+        Args:
+            share: which share of the data this rank reads at a time.
+            shares: how many ranks read data of their own.
+
+        Raises:
+            UsageError: there are too few micro-batches, or ranks that make up no whole replicas.
+        """
+        dealt, place = self._deal(share, shares)
+        self._loader.batch(step, dealt.start * self.unit + place)
+        return MicroBatches(self, step, dealt, place, shares)
+
+    def _deal(self, share: int, shares: int) -> tuple[Span, int]:
+        if shares % self.unit:
+            raise UsageError(
+                f"{shares} ranks make up no whole replicas of {self.unit}", hint="change the number of ranks"
+            )
+        if self._even is not None and self.count % (shares // self.unit):
+            raise UsageError(
+                f"{self.count} micro-batches are dealt unevenly to {shares // self.unit} replicas, and {self._even}",
+                hint="change microbatches=, or the number of replicas",
+            )
+        replica, place = divmod(share, self.unit)
+        dealt = deal(self.count, shares // self.unit, replica)
+        self._shares = [index * self.unit + place for index in range(*dealt)]
+        self._loader.deal(self._shares)
+        return dealt, place
+
+    def seek(self, step: int, share: int, shares: int) -> None:
+        """Makes ready for a step, so that loader workers fetch it in time."""
+        dealt, place = self._deal(share, shares)
+        self._loader.seek(step, dealt.start * self.unit + place)
+
+    def close(self) -> None:
+        """Ends loader workers and waits for them."""
+        self._loader.close()
+
+    def fetch(self, step: int, share: int) -> Any:
+        """The data of one share of a step."""
+        return self._loader.batch(step, share)
+
+    def seed(self, step: int, share: int) -> None:
+        """Seed all random generators for a micro-batch."""
+        seed_everything(self._seed, step, share)
+
+    def check_complete(self) -> None:
+        """An update begins. Raises `UsageError` where the gradient is not that of the whole batch."""
+        if self.current is not None:
+            self.current.check_complete()

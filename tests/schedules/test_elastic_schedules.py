@@ -1,0 +1,183 @@
+"""Worlds that grow and shrink while things go wrong: any order of events ends in progress, or says why it does not."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.schedules.test_membership_schedules import IN_STEP, MOMENTS, fair, foul, job, schedules, seeds, soak, strikes
+
+from regrow.core.events import IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
+from regrow.core.ids import StepNo
+from regrow.core.messages import FenceWorker, FormGeneration, JobFacts, ScaleRequested, SpawnWorker, Warmth
+from regrow.membership.scaling import Limits
+from regrow.sim.laws import PLANNED
+from regrow.sim.network import Weather
+from regrow.sim.script import Script
+from regrow.sim.strikes import Strike, Wish
+from regrow.sim.world import World
+
+UNTIL = StepNo(40)
+CALM = Weather()
+
+
+@st.composite
+def elastic_jobs(draw: st.DrawFn, /, **changes: Any) -> JobFacts:
+    unit = draw(st.sampled_from([1, 1, 2]))
+    nodes = draw(st.integers(1, 3))
+    nproc = unit * draw(st.integers(1, 2 if nodes == 1 else 1))
+    replicas = nproc * nodes // unit
+    least = draw(st.integers(1, replicas))
+    most = replicas + draw(st.integers(0, 3))
+    sizes = draw(st.sampled_from([[], [], sorted({1, 2, 4, least, replicas, most})]))
+    drawn = {
+        "nodes": nodes,
+        "unit": unit,
+        "min_replicas": least,
+        "max_replicas": most,
+        "sizes": sizes,
+        "standbys": draw(st.sampled_from([0, 0, 1])),
+        "warmth": draw(st.sampled_from(Warmth)),
+        "durable": True,
+        "change_pause": draw(st.sampled_from([0.0, 0.0, 5.0])),
+        "leave_deadline": 20.0,
+        **changes,
+    }
+    return job(nproc, **drawn)
+
+
+def wishes(*, drains: bool = True, leave: list[float | None] | None = None) -> st.SearchStrategy[list[Wish]]:
+    moments = st.sampled_from([0.0, 0.5, 2.0, 4.0, 5.0, 5.5, 6.0, 7.0, 8.0, 9.0, 12.0, 15.0])
+    stays = st.sampled_from([None, None, None, 0.1, 100.0])
+    scale = st.builds(Wish, what=st.just("scale"), after=moments, replicas=st.integers(0, 6), stay=stays)
+    more = st.builds(Wish, what=st.just("node"), after=moments, slots=st.integers(1, 3), stay=stays)
+    drain = st.builds(
+        Wish,
+        what=st.just("drain"),
+        after=moments,
+        node=st.integers(0, 3),
+        grace=st.sampled_from([0.5, 5.0, 60.0]),
+        back=st.sampled_from(leave or [0.0, 3.0, 20.0]),
+    )
+    return st.lists(st.one_of(scale, scale, more, *([drain] if drains else [])), max_size=6)
+
+
+slots = st.integers(2, 5)
+
+calm = (elastic_jobs(standbys=0), wishes(drains=False), slots, seeds)
+troubled = (
+    elastic_jobs(),
+    fair,
+    wishes(),
+    strikes(["kill", "kill", "body", "hang", "stall", "node"], [*MOMENTS, *IN_STEP, None]),
+    slots,
+    seeds,
+)
+anything = (
+    st.one_of(elastic_jobs(max_faults=100), elastic_jobs(max_faults=3, durable=False)),
+    foul,
+    wishes(leave=[None, 1.0, 700.0]),
+    strikes(["kill", "hang", "stall", "raise", "body", "exit", "node", "freeze"], [*MOMENTS, None], [None, 1.0, 700.0]),
+    slots,
+    seeds,
+)
+
+
+def script(facts: JobFacts, seed: int) -> Script:
+    """State that every rank has, or that is divided over each replica, or over all ranks: then the world is fixed."""
+    parts = (0, facts.unit if facts.unit > 1 else facts.world)[seed % 2]
+    return Script(until=UNTIL, build=1.0, after=0.3, parts=parts)
+
+
+def finished(world: World) -> bool:
+    """Whether the members of the last generation have run the last step."""
+    members = [worker for worker in world.workers.values() if worker.state == UNTIL]
+    return {worker.rank for worker in members} >= set(range(world.laws.world)) and world.laws.world > 0
+
+
+def run_calm(facts: JobFacts, asked: list[Wish], room: int, seed: int) -> None:
+    """Nothing goes wrong: no process of the job ends but those that leave it, and no step is run twice."""
+    world = World(facts, script=script(facts, seed), weather=CALM, wishes=asked, slots=room, seed=seed)
+    end = world.run()
+    assert (end.code, end.diagnosis) == (0, "")
+    assert finished(world)
+    said = [line for _, line in world.log]
+    members = {member.worker for line in said if isinstance(line, FormGeneration) for member in line.members}
+    assert not {line.worker for line in said if isinstance(line, FenceWorker)} & members, "nobody is fenced"
+    assert all(line.code == 0 for line in said if isinstance(line, WorkerGone) and line.worker in members)
+    closed = [line for line in said if isinstance(line, IncidentClosed)]
+    assert all(line.kind in PLANNED and line.faults == line.steps_lost == 0 for line in closed)
+    changes = [line for line in said if isinstance(line, WorldChanged)]
+    assert sum(line.kind != "start" for line in changes) == sum(line.before != line.after for line in closed)
+    sizes = [facts.replicas, *(line.after for line in changes)]
+    assert [line.before for line in changes] == sizes[:-1], "one change begins where the one before ended"
+    refused = [line for line in said if isinstance(line, ScaleRefused)]
+    requests = [line for line in said if isinstance(line, ScaleRequested)]
+    impossible = [line for line in requests if not Limits.of(facts).allow(line.replicas)]
+    assert len(refused) >= len(impossible)
+
+
+def run_troubled(
+    facts: JobFacts, weather: Weather, asked: list[Wish], plan: list[Strike], room: int, seed: int
+) -> None:
+    """A durable checkpoint, a budget without end, nodes that come back: nothing ends the job but its last step."""
+    world = World(facts, script=script(facts, seed), weather=weather, strikes=plan, wishes=asked, slots=room, seed=seed)
+    end = world.run()
+    after_the_loop = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "body after"}
+    if world.bad_moments & after_the_loop or "reclaimed" in world.bad_moments:
+        assert end.code in (0, 1, 75), "what the script does after its last step is not run again"
+        return
+    assert (end.code, end.diagnosis) == (0, "")
+    assert finished(world)
+
+
+def run_any(facts: JobFacts, weather: Weather, asked: list[Wish], plan: list[Strike], room: int, seed: int) -> None:
+    world = World(facts, script=script(facts, seed), weather=weather, strikes=plan, wishes=asked, slots=room, seed=seed)
+    end = world.run()
+    assert end.code in (0, 1, 75)
+    assert end.code != 0 or finished(world)
+
+
+@schedules(300)
+@given(*calm)
+def test_the_world_changes_and_nobody_who_stays_is_disturbed(
+    facts: JobFacts, asked: list[Wish], room: int, seed: int
+) -> None:
+    run_calm(facts, asked, room, seed)
+
+
+@schedules(500)
+@given(*troubled)
+def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
+    facts: JobFacts, weather: Weather, asked: list[Wish], plan: list[Strike], room: int, seed: int
+) -> None:
+    run_troubled(facts, weather, asked, plan, room, seed)
+
+
+@schedules(400)
+@given(*anything)
+def test_whatever_goes_wrong_with_a_changing_world_the_job_ends_once_and_says_why(
+    facts: JobFacts, weather: Weather, asked: list[Wish], plan: list[Strike], room: int, seed: int
+) -> None:
+    run_any(facts, weather, asked, plan, room, seed)
+
+
+def test_up_and_down_in_one_run() -> None:
+    asked = [Wish("scale", at, replicas=size) for at, size in ((4.0, 2), (8.0, 4), (12.0, 3), (16.0, 2), (20.0, 4))]
+    facts = job(1, min_replicas=1, max_replicas=4)
+    world = World(facts, script=Script(until=StepNo(80), build=1.0), wishes=asked, slots=4, seed=1)
+    assert world.run().code == 0
+    changes = [line for _, line in world.log if isinstance(line, WorldChanged)]
+    assert [(line.before, line.after) for line in changes] == [(1, 2), (2, 4), (4, 3), (3, 2), (2, 4)]
+    spawned = [line for _, line in world.log if isinstance(line, SpawnWorker)]
+    assert len(spawned) == 1 + 1 + 2 + 2, "nobody who stays is started again"
+    opened = [line for _, line in world.log if isinstance(line, IncidentOpened)]
+    assert [line.kind for line in opened] == ["grow", "grow", "shrink", "shrink", "grow"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_soak_schedules_of_changing_worlds() -> None:
+    schedules(soak())(given(*calm)(run_calm))()
+    schedules(soak())(given(*troubled)(run_troubled))()
+    schedules(soak())(given(*anything)(run_any))()

@@ -1,0 +1,122 @@
+"""Which micro-batches a replica computes, and the tree in which their gradients are summed."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regrow.core.errors import UsageError
+from regrow.step.dealing import Counter, Span, deal, fold, is_node, partial_nodes, refusal, total
+
+Tree = str | tuple["Tree", "Tree"]
+
+
+def pair(left: Tree, right: Tree) -> Tree:
+    return left, right
+
+
+def tree(count: int) -> Tree:
+    """What one replica alone computes."""
+    counter: Counter[Tree] = Counter(count, pair)
+    for index in range(count):
+        counter.push(index, str(index))
+    ((span, whole),) = counter.nodes
+    assert span == Span(0, count)
+    return whole
+
+
+@st.composite
+def worlds(draw: Callable[..., int], most: int = 96) -> tuple[int, int]:
+    count = draw(st.integers(1, most))
+    return count, draw(st.integers(1, count))
+
+
+@given(worlds())
+def test_every_micro_batch_has_one_replica_and_the_shares_are_even(world: tuple[int, int]) -> None:
+    count, replicas = world
+    shares = [deal(count, replicas, replica) for replica in range(replicas)]
+    assert [index for share in shares for index in range(*share)] == list(range(count))
+    sizes = [share.stop - share.start for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("count", "replicas"), [(3, 4), (0, 1), (4, 0), (-1, 1)])
+def test_what_cannot_be_dealt_is_refused_with_a_reason(count: int, replicas: int) -> None:
+    reason = refusal(count, replicas)
+    assert reason is not None
+    with pytest.raises(UsageError, match=reason[:20]):
+        deal(count, replicas, 0)
+
+
+def test_three_micro_batches_are_too_few_for_four_replicas() -> None:
+    assert refusal(3, 4) == "3 micro-batches a step are too few for 4 replicas: each needs at least one"
+    assert refusal(4, 4) is None
+
+
+def test_there_is_no_replica_beyond_the_last() -> None:
+    with pytest.raises(UsageError, match="no replica 2 of 2"):
+        deal(4, 2, 2)
+
+
+def test_the_tree_is_that_of_a_binary_counter_with_leftovers_from_the_smallest_up() -> None:
+    assert tree(8) == ((("0", "1"), ("2", "3")), (("4", "5"), ("6", "7")))
+    assert tree(7) == ((("0", "1"), ("2", "3")), (("4", "5"), "6"))
+    assert tree(11)[1] == (("8", "9"), "10")
+
+
+@given(worlds())
+def test_whoever_computes_them_the_micro_batches_are_summed_in_the_same_tree(world: tuple[int, int]) -> None:
+    count, replicas = world
+    found: dict[Span, Tree] = {}
+    for replica in range(replicas):
+        share = deal(count, replicas, replica)
+        counter: Counter[Tree] = Counter(count, pair)
+        for index in range(*share):
+            counter.push(index, str(index))
+        assert [span for span, _ in counter.nodes] == partial_nodes(count, share)
+        found |= dict(counter.nodes)
+    assert fold(count, found, pair) == tree(count)
+
+
+@given(worlds())
+def test_a_share_needs_no_more_values_than_it_says(world: tuple[int, int]) -> None:
+    count, replicas = world
+    for replica in range(replicas):
+        share = deal(count, replicas, replica)
+        length = share.stop - share.start
+        counter: Counter[int] = Counter(count, int.__add__)
+        for index in range(*share):
+            kept = len(counter.nodes)  # beside the gradient that is being computed
+            assert kept <= max(2 * math.floor(math.log2(length)), 0)
+            if share.start == 0 or count <= 48:
+                assert kept <= math.ceil(math.log2(count))
+            counter.push(index, 1)
+        assert len(counter.nodes) - 1 <= kept + 1
+
+
+def test_nodes_are_known() -> None:
+    assert is_node(8, Span(4, 6))
+    assert is_node(7, Span(4, 7))
+    assert not is_node(8, Span(1, 3))
+    assert not is_node(8, Span(5, 5))
+
+
+def test_a_hole_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        fold(4, {Span(0, 2): 1, Span(3, 4): 1}, int.__add__)
+
+
+def test_the_sum_follows_the_tree_and_not_the_order() -> None:
+    values = [1e16, 1.0, 1.0, 1.0]
+    assert total(values) == (1e16 + 1.0) + (1.0 + 1.0)
+    assert total(values) != sum(values)
+
+
+def test_a_counter_can_start_anew() -> None:
+    counter: Counter[int] = Counter(4, int.__add__)
+    counter.push(0, 1)
+    counter.clear()
+    counter.push(0, 5)
+    assert counter.nodes == [(Span(0, 1), 5)]

@@ -1,0 +1,111 @@
+"""How many replicas, which of them go, where new ones come to stand, whether they pay: decided without a job."""
+
+import pytest
+
+from regrow.core.ids import NodeId, Rank
+from regrow.membership.pace import AHEAD_S, LEAST_AHEAD, Pace
+from regrow.membership.roster import Seat
+from regrow.membership.scaling import (
+    Limits,
+    Standing,
+    first_seats,
+    leavers,
+    new_seats,
+    replicas_of,
+    unlike_places,
+    weigh,
+)
+
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+
+
+def places(seats: list[Seat] | None) -> list[tuple[str, int, int]]:
+    return [(seat.node, seat.rank, seat.local_rank) for seat in seats or []]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "why"),
+    [
+        (0, "at least one replica"),
+        (-1, "at least one replica"),
+        (1, "fewer than the minimum of 2"),
+        (9, "more than the maximum of 8"),
+        (5, "none of the allowed sizes (2, 4, 8)"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_with_its_reason(replicas: int, why: str) -> None:
+    assert why in Limits(2, 8, sizes=(2, 4, 8)).refusal(replicas)
+
+
+def test_the_largest_allowed_size_that_has_room_is_taken() -> None:
+    limits = Limits(2, 8, sizes=(2, 4, 8))
+    assert [limits.fit(room) for room in (1, 2, 3, 4, 7, 8, 99)] == [None, 2, 2, 4, 4, 8, 8]
+    assert [limits.next_above(size) for size in (2, 4, 8)] == [4, 8, None]
+    assert not limits.refusal(4)
+
+
+def test_ranks_that_are_no_whole_replicas_are_refused() -> None:
+    assert replicas_of(6, 2) == 3
+    assert "not a multiple of the unit: a replica is 4 ranks" in str(replicas_of(6, 4))
+
+
+def test_growing_pays_when_the_stay_brings_more_than_the_pause_takes() -> None:
+    assert weigh(2, 3, stay=10.0, pause=1.0) == weigh(4, 6, stay=10.0, pause=1.0)
+    assert weigh(2, 3, stay=10.0, pause=1.0).gain == pytest.approx(5.0)
+    assert weigh(2, 3, stay=10.0, pause=4.9).grows
+    assert not weigh(2, 3, stay=10.0, pause=5.1).grows
+
+
+def test_broken_replicas_go_first_then_those_on_draining_nodes_then_those_behind_then_the_highest() -> None:
+    everybody = [
+        Standing(0),
+        Standing(1, draining=True),
+        Standing(2, newest=False),
+        Standing(3, dead=True),
+        Standing(4),
+    ]
+    assert [sorted(leavers(everybody, count)) for count in range(5)] == [[], [3], [1, 3], [1, 2, 3], [1, 2, 3, 4]]
+
+
+def test_the_first_world_fills_nodes_in_their_order() -> None:
+    assert places(first_seats(4, 2, {A: 2, B: 2})) == [("a", 0, 0), ("a", 1, 1), ("b", 2, 0), ("b", 3, 1)]
+    assert places(first_seats(2, 1, {A: 4, B: 4})) == [("a", 0, 0), ("b", 1, 0)]
+
+
+def test_where_a_node_is_missing_the_others_take_its_ranks_evenly() -> None:
+    seats = places(first_seats(4, 1, {A: 3, B: 3}))
+    assert [node for node, _, _ in seats] == ["a", "a", "b", "b"]
+    assert first_seats(4, 2, {A: 2}) is None
+
+
+def test_newcomers_fill_nodes_evenly_in_the_lowest_free_slots() -> None:
+    seats = new_seats([Rank(4), Rank(5), Rank(6)], 1, {A: [3], B: [0, 2], C: []})
+    assert places(seats) == [("b", 4, 0), ("a", 5, 3), ("b", 6, 2)]
+
+
+def test_a_replica_stands_on_one_node_where_that_has_room() -> None:
+    together = new_seats([Rank(4), Rank(5), Rank(6), Rank(7)], 2, {A: [0, 1], B: [0, 1, 2]})
+    assert [(seat.node, seat.rank) for seat in together] == [("b", 4), ("b", 5), ("a", 6), ("a", 7)]
+    spread = new_seats([Rank(4), Rank(5)], 2, {A: [1], B: [2]})
+    assert [seat.node for seat in spread] == ["a", "b"]
+
+
+def test_there_are_no_more_newcomers_than_slots() -> None:
+    assert len(new_seats([Rank(1), Rank(2)], 1, {A: [0]})) == 1
+
+
+def test_a_world_that_cannot_be_cut_into_replicas_is_known_by_its_parts() -> None:
+    assert unlike_places(["x", "y", "x", "y"], 2) is None
+    assert unlike_places(["x", "y", "x", "y"], 1) == 1
+    assert unlike_places(["x", "y", "z", "y"], 2) == 2
+
+
+def test_a_planned_halt_is_far_enough_ahead_for_its_order_to_arrive() -> None:
+    pace = Pace()
+    pace.committed(1, 10, 0.01, 100.0)  # type: ignore[arg-type]
+    assert pace.ahead(100.0) == pytest.approx(AHEAD_S / 0.01)
+    assert pace.ahead(100.105) == pytest.approx(AHEAD_S / 0.01 + 10), "and by what has passed since it was known"
+    pace.committed(1, 11, 5.0, 101.0)  # type: ignore[arg-type]
+    assert pace.ahead(101.0) == LEAST_AHEAD
+    pace.committed(2, 3, 0.5, 102.0)  # type: ignore[arg-type]
+    assert pace.until(2) == pytest.approx(1.0), "another generation may begin with an older step"
