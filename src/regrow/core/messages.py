@@ -72,6 +72,7 @@ from regrow.core.vocabulary import (
     Member,
     Role,
     Warmth,
+    WorldChange,
 )
 
 __all__ = [
@@ -121,6 +122,7 @@ __all__ = [
     "WorkerResumed",
     "WorkerStaged",
     "WorkerStarted",
+    "WorldChange",
 ]
 
 WorkerFact = (
@@ -234,6 +236,8 @@ class JobFacts(msgspec.Struct, frozen=True):
     """Least time between two changes of the world that nothing forces."""
     leave_deadline: Seconds = 60.0
     """How long a worker that was released in the middle of the job may take to end."""
+    most_nodes: int = 0
+    """How many nodes there may be, where others may join later; 0: no more than at the start."""
 
     @property
     def keeps_copies(self) -> bool:

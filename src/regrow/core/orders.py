@@ -4,7 +4,7 @@ import msgspec
 
 from regrow.core.copies import CopySource
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.vocabulary import FaultSpec, Member, Role
+from regrow.core.vocabulary import FaultSpec, Member, Role, WorldChange
 
 # --- orders to agents --------------------------------------------------------------------------------------------
 
@@ -79,6 +79,7 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     `restore`: the copy to go back to instead, where no living worker has the state; then nobody is a holder.
     `inside`: from which restartable function on, of those after the last step, all run them again; 0: none.
     `rewind`: holders go back to their own copy of `state@step`, upon which all replicas had agreed.
+    `change`: how this world differs in size from the one before, if it does.
     """
 
     worker: WorkerId
@@ -93,12 +94,17 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     restore: CopySource | None = None
     inside: int = 0
     rewind: bool = False
+    change: WorldChange | None = None
 
 
 class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
-    """Nobody needs your state any more: every worker has finished its steps, or you are halted and leave the job."""
+    """Nobody needs your state any more: every worker has finished its steps, or you are halted and leave the job.
+
+    `change`: what becomes of the world that you leave.
+    """
 
     worker: WorkerId
+    change: WorldChange | None = None
 
 
 class ArmFault(msgspec.Struct, frozen=True, tag=True):

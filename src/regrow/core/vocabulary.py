@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from regrow.core.ids import NodeId, Rank, StepNo, WorkerId
+from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
 
 
 class FaultStage(StrEnum):
@@ -107,3 +107,16 @@ class Member(msgspec.Struct, frozen=True):
     local_rank: int
     endpoint: str
     holding: str = ""
+
+
+class WorldChange(msgspec.Struct, frozen=True):
+    """What becomes of the world at a boundary. `kind`: `grow`, `shrink`, `preempt` or `fault`.
+
+    `before`, `after`: replicas. `deadline`: seconds left to who must leave; None: there is no hurry.
+    """
+
+    kind: str
+    before: int
+    after: int
+    reason: str = ""
+    deadline: Seconds | None = None
