@@ -15,9 +15,21 @@ if TYPE_CHECKING:
     from regrow.train.regions import restartable
     from regrow.train.session import Session
     from regrow.train.step import Step
+    from regrow.train.worlds import ScaleEvent
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "Policy", "RegrowError", "Session", "Step", "__version__", "cached", "init", "restartable"]
+__all__ = [
+    "DataLoader",
+    "Policy",
+    "RegrowError",
+    "ScaleEvent",
+    "Session",
+    "Step",
+    "__version__",
+    "cached",
+    "init",
+    "restartable",
+]
 
 _HOMES = {
     "DataLoader": "regrow.data.dataloader",
@@ -25,6 +37,7 @@ _HOMES = {
     "init": "regrow.train.joining",
     "Session": "regrow.train.session",
     "Step": "regrow.train.step",
+    "ScaleEvent": "regrow.train.worlds",
     "Policy": "regrow.step.policy",
     "RegrowError": "regrow.core.errors",
     "restartable": "regrow.train.regions",

@@ -252,6 +252,6 @@ def refusals(seat: Seat, address: str) -> dict[str, str]:
     said["left"] = str(groups.count)
     if seat.rank == 0:
         groups.halt()
-        elsewhere = Formation(Generation(3), 2, 3, address, seat.site)
+        elsewhere = Formation(Generation(3), 2, 2, address, seat.site)
         ask("another rank", lambda: groups.form(elsewhere, lambda: False))
     return said

@@ -21,7 +21,7 @@ from regrow.agent.processes import call_process, die_with_parent
 from regrow.agent.pulse import hold
 from regrow.agent.report import report
 from regrow.core.board import Reading
-from regrow.core.config import Script, WorkerEnv
+from regrow.core.config import Script, WorkerEnv, publish_rank
 from regrow.core.errors import RegrowError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import ReleaseWorker, Role, StartScript, Warmth, WorkerFailed, WorkerReady
@@ -102,11 +102,18 @@ def _await_start(link: WorkerLink) -> None:
     for order in link.orders():
         match order:
             case StartScript(rank=rank, local_rank=local_rank, generation=generation):
-                env = placed(link.env, role=Role.JOINER, rank=rank, local_rank=local_rank, generation=generation)
-                link.take_place(env)
-                os.environ.update(
-                    env.variables() | {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "ROLE_RANK": str(rank)}
+                world = order.world or link.env.world
+                env = placed(
+                    link.env,
+                    role=Role.JOINER,
+                    rank=rank,
+                    local_rank=local_rank,
+                    world=world,
+                    generation=generation,
                 )
+                link.take_place(env)
+                os.environ.update(env.variables())
+                publish_rank(rank, local_rank, world)
                 return
             case ReleaseWorker():
                 raise SystemExit(0)

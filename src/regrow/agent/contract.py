@@ -51,7 +51,7 @@ def _free_port(host: str) -> int:
 
 def master_address(config: AgentConfig) -> str:
     """Where rank 0 listens: on the coordinator's node, which is the first of the job."""
-    if config.facts.nodes == 1:
+    if config.facts.node_limit == 1:
         return config.bind if config.bind not in ("0.0.0.0", "::", "") else "127.0.0.1"
     return urlsplit(config.coordinator).hostname or config.advertise
 
@@ -95,8 +95,8 @@ def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def one_thread_each(config: AgentConfig, inherited: Mapping[str, str]) -> bool:
-    """Whether workers get one thread each, as under torchrun: several on a node and no wish of the user's."""
-    return config.facts.nproc > 1 and _THREADS not in inherited
+    """Whether workers get one thread each, as under torchrun: room for several on a node and no wish of the user's."""
+    return max(config.facts.nproc, config.slots) > 1 and _THREADS not in inherited
 
 
 def worker_script(script: Script, local_rank: int) -> Script:
@@ -157,8 +157,9 @@ def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> Worker
         bind=config.bind,
         advertise=config.advertise,
         warmth=config.facts.warmth,
-        nodes=config.facts.nodes,
+        nodes=config.facts.node_limit,
         local=config.local,
+        unit=config.facts.unit,
         resume=order.resume,
         checkpoint_dir=config.checkpoint_dir,
         faults=order.faults,

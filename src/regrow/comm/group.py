@@ -87,6 +87,10 @@ class RegrowGroup(ProcessGroup):
         """Take another rank of the group."""
         self._place = rank
 
+    def resize(self, ranks: list[int]) -> None:
+        """Have other ranks; which of them this worker is comes by `seat`."""
+        self.ranks, self._count = ranks, len(ranks)
+
     def rank(self) -> int:
         """This worker's rank in the group."""
         return self._place

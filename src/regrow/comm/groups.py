@@ -4,18 +4,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 
 from regrow.comm import nccl, private
 from regrow.comm.echo import EchoTransport
 from regrow.comm.group import BACKEND, EchoScope, RegrowGroup
 from regrow.comm.lone_store import LoneStore
 from regrow.comm.mesh import Mesh, Site
+from regrow.comm.places import Seated, fixed, moved
 from regrow.comm.store import AgentStore
 from regrow.comm.transport import MeshTransport, Transport
 from regrow.core.errors import GenerationHalted, StateError
@@ -45,8 +47,12 @@ class Groups:
         """While set, collectives of a halted generation are run on what had arrived before the halt."""
         self.on_collective: Callable[[str], None] | None = None
         self.after_collective: Callable[[str], None] | None = None
+        self.unit = 1
+        """Ranks of one replica."""
         self._groups: list[RegrowGroup] = []
-        self._made: Counter[str] = Counter()
+        self._followers: list[object] = []
+        self._seated = Seated(0, 1)
+        self._made: Counter[tuple[int, ...]] = Counter()
         self._formation: Formation | None = None
         self._store: AgentStore | None = None
         self._lone = LoneStore()  # torch does not keep what it is of Python
@@ -64,6 +70,7 @@ class Groups:
             form_s: deadline for forming one group, in seconds.
         """
         self._form_s = form_s
+        self._seated = Seated(rank, world)
         if not hasattr(private.Backend, BACKEND.upper()):
             private.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
         global _current
@@ -83,12 +90,17 @@ class Groups:
             run_s: how long one of its collectives may take, in seconds.
         """
         group = RegrowGroup(self, name, ranks, rank, run_s=run_s)
-        # Ranks are in different groups, so a count of their own would not mean the same one to all of them.
-        group.key = f"{name}.{self._made[name]}"
-        self._made[name] += 1
+        self._name_in_store(group)
         self._groups.append(group)
         self._give_transport(group)
         return group
+
+    def _name_in_store(self, group: RegrowGroup) -> None:
+        # Ranks are in different groups, so a count of all would not mean the same one to all of them; and torch's names
+        # of groups depend on the world in which they were made.
+        ranks = tuple(group.ranks)
+        group.key = f"{xxhash.xxh3_64_hexdigest(repr(ranks).encode())}.{self._made[ranks]}"
+        self._made[ranks] += 1
 
     def _give_transport(self, group: RegrowGroup) -> None:
         formation, store = self._formation, self._store
@@ -135,6 +147,8 @@ class Groups:
         self._open(formation)
         if is_halted():
             self.halt()
+        self._made.clear()
+        self._follow(Seated(formation.rank, formation.world))
         for group in self._groups:
             if formation.rank not in group.ranks:
                 raise StateError(
@@ -143,8 +157,31 @@ class Groups:
                     hint="a rank whose groups differ from its neighbours' must be filled by a worker built for it",
                 )
             group.seat(group.ranks.index(formation.rank))
+            self._name_in_store(group)
             self._give_transport(group)
         return time.monotonic() - started
+
+    def _follow(self, seated: Seated) -> None:
+        """Give all groups the ranks that they have in a world of another size, or around another rank."""
+        before, self._seated = self._seated, seated
+        for group in self._groups:
+            follows = self._follows(group)
+            if before == seated or fixed(group.ranks, before, self.unit, follows=follows):
+                continue
+            group.resize(moved(group.ranks, before, seated, self.unit, follows=follows))
+            private.name_ranks(group, group.ranks)
+
+    def let_follow(self, groups: Iterable[object]) -> None:
+        """Say which groups have the ranks of all replicas, which cannot be seen while there is only one."""
+        self._followers = list(groups)
+
+    def _follows(self, group: RegrowGroup) -> bool:
+        return group is self._groups[0] or any(group is each for each in self._followers)
+
+    def fixed(self) -> str:
+        """Why the world of these groups can have no other size, for people; empty: it can."""
+        reasons = (fixed(each.ranks, self._seated, self.unit, follows=self._follows(each)) for each in self._groups)
+        return next((reason for reason in reasons if reason), "")
 
     @property
     def count(self) -> int:

@@ -29,6 +29,14 @@ def calls_being_coalesced() -> dict[Any, Any]:
     return collected
 
 
+def name_ranks(group: ProcessGroup, ranks: list[int]) -> None:
+    """Tell torch which ranks of the world a group has, after these have changed."""
+    known = _world.pg_group_ranks.get(group)
+    if known is not None:
+        known.clear()
+        known.update({rank: place for place, rank in enumerate(ranks)})
+
+
 __all__ = [
     "AllgatherOptions",
     "AllreduceOptions",
@@ -42,5 +50,6 @@ __all__ = [
     "Work",
     "default_pg_timeout",
     "inner_group",
+    "name_ranks",
     "rendezvous_handlers",
 ]

@@ -119,11 +119,17 @@ class AgentConfig(msgspec.Struct, frozen=True):
     """Bytes that the cache may hold."""
     data_mirror: int = 0
     """Bytes that another node keeps of what comes next; 0: none."""
+    slots: int = 0
+    """Ranks that this node has room for; 0: `facts.nproc`."""
+    drain_grace: Seconds = 30.0
+    """How long the ranks of this node may take to leave it after a signal that gives it back."""
+    stay: Seconds | None = None
+    """How long this node is expected to be there; None: nothing is known of an end."""
 
     @property
     def one_machine(self) -> bool:
-        """Whether every process of the job is on this machine, so that unix sockets reach all of them."""
-        return self.local or self.facts.nodes == 1
+        """Whether every process of the job, now and later, is on this machine, so that unix sockets reach all."""
+        return self.local or self.facts.node_limit == 1
 
 
 class WorkerEnv(msgspec.Struct, frozen=True):
@@ -149,8 +155,11 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     advertise: str
     warmth: Warmth
     nodes: int = 1
+    """How many nodes the job may have, now or later."""
     local: bool = False
     """All nodes of the job are on this machine."""
+    unit: int = 1
+    """Ranks of one replica."""
     resume: bool = False
     checkpoint_dir: str | None = None
     digest_every: int = 0
@@ -223,6 +232,12 @@ def rank_variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
-def publish_rank(rank: int, local_rank: int) -> None:
+def publish_rank(rank: int, local_rank: int, world: int) -> None:
     """Show this process's new place in torchrun's variables, for code that reads them late."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), ROLE_RANK=str(rank))
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(local_rank),
+        ROLE_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        ROLE_WORLD_SIZE=str(world),
+    )

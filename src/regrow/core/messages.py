@@ -240,6 +240,21 @@ class JobFacts(msgspec.Struct, frozen=True):
     """How many nodes there may be, where others may join later; 0: no more than at the start."""
 
     @property
+    def node_limit(self) -> int:
+        """How many nodes there may be, now or later."""
+        return max(self.nodes, self.most_nodes)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of replicas may change."""
+        return self.min_replicas is not None or self.max_replicas is not None
+
+    @property
+    def can_lose_nodes(self) -> bool:
+        """Whether the job may go on without one of its nodes."""
+        return self.elastic and self.node_limit > 1
+
+    @property
     def keeps_copies(self) -> bool:
         """Whether agents keep copies of the ranks' state."""
         return self.buddy_every > 0 or self.digest_every > 0

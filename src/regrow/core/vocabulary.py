@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 
 
 class FaultStage(StrEnum):
@@ -112,10 +112,12 @@ class Member(msgspec.Struct, frozen=True):
 class WorldChange(msgspec.Struct, frozen=True):
     """What becomes of the world at a boundary. `kind`: `grow`, `shrink`, `preempt` or `fault`.
 
-    `before`, `after`: replicas. `deadline`: seconds left to who must leave; None: there is no hurry.
+    `generation`: the first in which it was tried. `before`, `after`: replicas. `deadline`: seconds left to who must
+    leave; None: there is no hurry.
     """
 
     kind: str
+    generation: Generation
     before: int
     after: int
     reason: str = ""

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+import msgspec
+
 from regrow.core import events as record
 from regrow.core.ids import Generation, Instant, Rank, StepNo
-from regrow.core.messages import FaultSpec, JobFacts, Role
+from regrow.core.messages import FaultSpec, JobFacts, Role, WorldChange
 from regrow.membership import covering, scaling
 from regrow.membership import diagnosis as say
 from regrow.membership.copies import HeldCopies
@@ -38,11 +40,20 @@ _PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 
 
 @dataclass(frozen=True)
 class Change:
-    """The world that the next generation has, for the record: what kind of change, from how many replicas, and why."""
+    """The world that the next generation has: what kind of change, from how many replicas, and why.
+
+    `by`: when who leaves must have left; None: there is no hurry.
+    """
 
     kind: str
     before: int
     reason: str
+    by: Instant | None = None
+
+    def told(self, generation: Generation, after: int, now: Instant) -> WorldChange:
+        """The same for workers. `generation`: the first in which it is tried."""
+        left = None if self.by is None else max(0.0, self.by - now)
+        return WorldChange(self.kind, generation, self.before, after, self.reason, left)
 
 
 class Ladder:
@@ -73,6 +84,8 @@ class Ladder:
         self.wanted_by = "the job was started with them"
         """Why it is that number."""
         self.change: Change | None = None
+        self._telling: WorldChange | None = None
+        """The last change, until all workers stand in the world that it made."""
         self.short_since: Instant | None = None
         """Since when there has been no place for a lost rank, or none for a world to start again."""
         self.plan = FaultPlan(faults)
@@ -228,12 +241,16 @@ class Ladder:
         self.generation, self.step, self.short_since = generation, start.step, None
         self._tell_change(now)
         self.state = Forming(now + self.facts.form_deadline, start.step)
-        self.orders.form(generation, start, now)
+        self.orders.form(generation, start, now, change=self._telling)
 
     def _tell_change(self, now: Instant) -> None:
         change, self.change = self.change, None
         if change is None:
             return
+        told = change.told(self.generation, self.replicas, now)
+        if self._telling is not None:
+            told = msgspec.structs.replace(told, before=self._telling.before)
+        self._telling = told
         self.incidents.resized(change.before, self.replicas)
         self.orders.write(
             record.WorldChanged(
@@ -250,7 +267,7 @@ class Ladder:
     def formed(self, now: Instant) -> None:
         """Every worker stands in the membership that was ordered; some may have gone on from its step already."""
         step = self.state.step if isinstance(self.state, Forming) else self.step
-        self.told = ""
+        self.told, self._telling = "", None
         self._failed.clear()
         self.state, self.doubts.open = Training(), None
         workers = {str(rank): worker for rank, worker in self.roster.places.items()}

@@ -60,32 +60,49 @@ class Mender:
             ladder.form(Generation(ladder.generation + 1), now)
 
     def resize(
-        self, drop: Set[int], newcomers: Sequence[WorkerRecord], now: Instant, *, kind: str, reason: str
+        self,
+        drop: Set[int],
+        newcomers: Sequence[WorkerRecord],
+        now: Instant,
+        *,
+        kind: str,
+        reason: str,
+        by: Instant | None = None,
     ) -> None:
         """Everybody stands: these replicas leave, candidates come in as the last ranks, all are numbered anew."""
         roster, unit = self._roster, self._facts.unit
+        after = self._ladder.replicas - len(drop) + len(newcomers) // unit
+        told = self._change(kind, reason, by).told(Generation(self._ladder.generation + 1), after, now)
         staying: list[WorkerRecord] = []
         for rank, name in roster.places.items():
             worker = roster.workers[name]
             if rank // unit in drop:
-                self._orders.dismiss(worker, "its replica leaves the job", now)
+                self._orders.dismiss(worker, "its replica leaves the job", told, now)
             else:
                 staying.append(worker)
         for worker in newcomers:
             roster.nodes[worker.node].failed_candidates = 0
-        self._changes(kind, reason)
         roster.renumber([*staying, *newcomers], now)
 
-    def move(self, newcomers: Sequence[WorkerRecord], now: Instant, *, kind: str, reason: str) -> None:
+    def move(
+        self,
+        newcomers: Sequence[WorkerRecord],
+        now: Instant,
+        *,
+        kind: str,
+        reason: str,
+        by: Instant | None = None,
+    ) -> None:
         """Everybody stands: candidates take the ranks for which they were built from those who have them."""
+        replicas, generation = self._ladder.replicas, Generation(self._ladder.generation + 1)
+        told = self._change(kind, reason, by).told(generation, replicas, now)
         for worker in newcomers:
             rank = worker.candidate_for
             if rank is None:
                 continue
-            self._orders.dismiss(self._roster.workers[self._roster.places[rank]], "its rank moves", now)
+            self._orders.dismiss(self._roster.workers[self._roster.places[rank]], "its rank moves", told, now)
             self._roster.nodes[worker.node].failed_candidates = 0
             self._roster.seat(worker, rank, worker.local_rank, now)
-        self._changes(kind, reason)
 
     def hold(self, now: Instant) -> None:
         """Everybody stands, and there are too few places elsewhere: who must leave does, the others hold the state.
@@ -94,8 +111,10 @@ class Mender:
         """
         leaving = [worker for worker in self._roster.seated() if not self._roster.nodes[worker.node].usable]
         if self.covered({worker.rank for worker in leaving if worker.rank is not None}):
+            replicas, generation = self._ladder.replicas, Generation(self._ladder.generation + 1)
+            told = Change("preempt", replicas, "its node is given back").told(generation, replicas, now)
             for worker in leaving:
-                self._orders.dismiss(worker, "its node is given back", now)
+                self._orders.dismiss(worker, "its node is given back", told, now)
         elif self.can_save():
             self._save(now)
 
@@ -229,10 +248,12 @@ class Mender:
         if not busy and isinstance(ladder.state, Mending):
             ladder.state = Waiting(ladder.short_since + self._facts.node_deadline)
 
-    def _changes(self, kind: str, reason: str) -> None:
+    def _change(self, kind: str, reason: str, by: Instant | None = None) -> Change:
         """To be written down with the next generation; what was to be before, and has come to nothing, is not."""
         former = self._ladder.change
-        self._ladder.change = Change(kind, self._ladder.replicas if former is None else former.before, reason)
+        change = Change(kind, self._ladder.replicas if former is None else former.before, reason, by)
+        self._ladder.change = change
+        return change
 
     def _do_without(self, drop: Set[int], *, asked: bool, now: Instant) -> None:
         incident = self._ladder.incidents.open

@@ -19,6 +19,7 @@ from regrow.core.messages import (
     Role,
     SpawnWorker,
     StartScript,
+    WorldChange,
 )
 from regrow.membership.covering import Source, Start
 from regrow.membership.faults import FaultPlan
@@ -139,8 +140,8 @@ class Orders:
         self._out.extend(ReportCopies(node, generation) for node in nodes)
         return nodes
 
-    def form(self, generation: Generation, start: Start, now: Instant) -> None:
-        """Everyone who holds a rank enters a generation."""
+    def form(self, generation: Generation, start: Start, now: Instant, *, change: WorldChange | None = None) -> None:
+        """Everyone who holds a rank enters a generation. `change`: how its size differs from the last that stood."""
         seated = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
         members = [self._roster.member(worker, rank) for rank, worker in seated]
         holders = sorted(start.holders)
@@ -163,6 +164,7 @@ class Orders:
                     restore=self._restore(start.restored.get(rank)),
                     inside=inside,
                     rewind=start.rewind,
+                    change=change,
                 )
             )
 
@@ -177,12 +179,12 @@ class Orders:
             self._roster.move(worker, Stage.RELEASED, now)
             self._out.append(ReleaseWorker(worker.worker))
 
-    def dismiss(self, worker: WorkerRecord, reason: str, now: Instant) -> None:
+    def dismiss(self, worker: WorkerRecord, reason: str, change: WorldChange, now: Instant) -> None:
         """A worker leaves the job, which goes on: one that stands halted is released, any other is of no use."""
         if worker.stage is Stage.HALTED:
             self._roster.dismiss(worker)
             self._roster.move(worker, Stage.RELEASED, now)
-            self._out.append(ReleaseWorker(worker.worker))
+            self._out.append(ReleaseWorker(worker.worker, change))
         elif worker.living:
             self.fence(worker, reason, now)
 

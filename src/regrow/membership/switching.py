@@ -174,13 +174,13 @@ class Switch:
             case Way.HOLD:
                 self._mender.hold(now)
             case Way.MOVE if self._mender.covered(set(plan.newcomers)):
-                self._mender.move(newcomers, now, kind=plan.kind, reason=plan.reason)
+                self._mender.move(newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
             case Way.MOVE:
                 pass  # After a halt at once those that would go may be a step ahead; they give it to the others first.
             case Way.RESIZE:
                 going = ladder.replicas - plan.size + len(newcomers) // self._facts.unit
                 drop = self._mender.choose(going)
                 if len(drop) == going:
-                    self._mender.resize(drop, newcomers, now, kind=plan.kind, reason=plan.reason)
+                    self._mender.resize(drop, newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
         if plan.kind != "preempt":
             self.changed_at = now

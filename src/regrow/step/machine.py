@@ -104,6 +104,9 @@ class Transaction:
         self.state: State = Empty()
         self.halted: Generation | None = None
         """The generation that was given up and not yet replaced."""
+        self._stop_before: StepNo | None = None
+        self._passed = NO_STATE
+        """The newest step of this generation whose boundary was passed, so that this worker is in it or past it."""
 
     @property
     def step(self) -> StepNo:
@@ -133,6 +136,23 @@ class Transaction:
         if isinstance(self.state, Computing):
             self.state = Ready(self.state.step)
         return isinstance(self.state, Ready)
+
+    def stop_before(self, step: StepNo) -> bool:
+        """Go on until just before `step`, and give the generation up there; False when that has begun already."""
+        if self.halted is not None or self._passed >= step:
+            return False
+        self._stop_before = step
+        return True
+
+    def pass_boundary(self, generation: Generation) -> bool:
+        """All between two steps is done, the next one begins; False when this worker stops here, as planned."""
+        if self.halted is not None or not isinstance(self.state, Idle):
+            return True
+        if self._stop_before is not None and self.state.step >= self._stop_before:
+            self.halt(generation)
+            return False
+        self._passed = self.state.step
+        return True
 
     def begin(self) -> bool:
         """Start an attempt; False when the generation is over."""
@@ -201,6 +221,7 @@ class Transaction:
         """The generation is given up: no step may begin any more."""
         if self.halted is None or generation > self.halted:
             self.halted = generation
+        self._stop_before = None
         return Halted(self.state_at)
 
     def replace(self) -> bool:
@@ -218,6 +239,7 @@ class Transaction:
         """A new generation stands and this worker has `state@step`."""
         was = self.state
         self.state, self.halted = Idle(step), None
+        self._stop_before, self._passed = None, NO_STATE
         if isinstance(was, Stopped) and was.step == step - 1 and was.step >= 0:
             return Adopted(was.step)
         return Resumed(step)

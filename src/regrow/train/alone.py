@@ -1,7 +1,7 @@
 """What `Session` asks, answered for a script that nobody supervises: nothing is ever given up or run again."""
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from regrow.comm.groups import Groups
 from regrow.core.config import TorchrunEnv
 from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.messages import WorldChange
 from regrow.data.loader import Caching
 from regrow.train.protect import ProtectedState
 
@@ -26,6 +27,7 @@ class Alone:
     halted = False
     generation = 0
     inside = 0
+    unit = 1
 
     def __init__(self, rank: int, local_rank: int, world: int) -> None:
         self.rank, self.local_rank, self.world = rank, local_rank, world
@@ -54,7 +56,18 @@ class Alone:
         """Never rehearses."""
         return True
 
-    def arrive(self, state: ProtectedState, buckets: str, buffered: Sequence[torch.nn.Module] = ()) -> None:
+    def let_follow(self, groups: Iterable[object]) -> None:
+        """The world never changes."""
+
+    def arrive(
+        self,
+        state: ProtectedState,
+        buckets: str,
+        buffered: Sequence[torch.nn.Module] = (),
+        *,
+        microbatches: int = 0,
+        fixed: str = "",
+    ) -> None:
         """Nobody to report to."""
 
     def compare(self, *, last: bool = False) -> bool:
@@ -115,7 +128,15 @@ class Alone:
         """The world never changes."""
         return None
 
-    def checkpoint(self, state: ProtectedState) -> None:
+    def pass_boundary(self) -> bool:
+        """The world never changes."""
+        return True
+
+    def take_change(self) -> WorldChange | None:
+        """The world never changes."""
+        return None
+
+    def checkpoint(self) -> None:
         """Durable checkpoints are `regrow run`'s."""
 
     def finish(self) -> bool:

@@ -14,6 +14,7 @@ from regrow.core.messages import (
     FaultSpec,
     FormGeneration,
     HaltGeneration,
+    HaltMissed,
     ReleaseWorker,
     WorkerHalted,
 )
@@ -50,7 +51,8 @@ class Control:
         self._transaction = Transaction()
         self._changed = threading.Condition()
         self._form: FormGeneration | None = None
-        self._released = False
+        self.released: ReleaseWorker | None = None
+        """Set when nobody needs this worker's state any more."""
         self._snapshot_at: StepNo | None = None
         self.inside = 0
         """Which restartable function after its last step this worker is in or may run next, from 1; 0: none."""
@@ -68,15 +70,17 @@ class Control:
         try:
             for order in self.link.orders():
                 match order:
-                    case HaltGeneration():
+                    case HaltGeneration(at=None):
                         self._halt(order)
+                    case HaltGeneration(at=int(at)):
+                        self._halt_before(StepNo(at), order.generation)
                     case FormGeneration():
                         with self._changed:
                             self._form = order
                             self._changed.notify_all()
                     case ReleaseWorker():
                         with self._changed:
-                            self._released = True
+                            self.released = order
                             self._changed.notify_all()
                     case TakeSnapshot():
                         with self._changed:
@@ -107,6 +111,13 @@ class Control:
         if state_at is not None:
             self._send_halted(order.generation, state_at, ready)
 
+    def _halt_before(self, step: StepNo, generation: Generation) -> None:
+        with self._changed:
+            if generation != self.generation or self.halted or self._transaction.stop_before(step):
+                return
+            begun = self._transaction.step
+        self.link.send(HaltMissed(self.link.env.worker, generation, step, begun))
+
     def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
         self.link.send(WorkerHalted(self.link.env.worker, generation, state_at, ready, self.inside, self.verified))
 
@@ -136,6 +147,15 @@ class Control:
     def interruptible(self) -> bool:
         """Whether the training thread is in a body whose result nobody needs."""
         return self.halted and isinstance(self._transaction.state, Computing)
+
+    def pass_boundary(self) -> bool:
+        """All between two steps is done, the next one begins; False when this worker stops here, as planned."""
+        with self._changed:
+            if self._transaction.pass_boundary(self.generation):
+                return True
+            self._untold = self.generation
+        self._tell()
+        return False
 
     def begin(self) -> bool:
         """Start an attempt; False when the generation is over."""
@@ -244,7 +264,7 @@ class Control:
 
     @property
     def _snapshot_wanted(self) -> bool:
-        return self._snapshot_at is not None and self._snapshot_at <= self.step
+        return self._snapshot_at is not None and self._snapshot_at <= self.step and self.holds_state
 
     def snapshot_due(self) -> StepNo | None:
         """At a step's boundary: the step at which a snapshot was ordered, once that is reached or passed."""
@@ -262,17 +282,23 @@ class Control:
                 raise DeadlineExceeded(f"no membership within {deadline:.0f} s", hint="see the coordinator's log")
             return self._form
 
-    def await_form(self, deadline: Seconds = VERDICT_S) -> FormGeneration:
-        """The next membership. Raises `DeadlineExceeded`."""
+    def await_form(self, deadline: Seconds = VERDICT_S) -> FormGeneration | None:
+        """The next membership; None: this worker is released instead, or a snapshot of its state is wanted.
+
+        Raises `DeadlineExceeded`.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._form is not None, deadline)
+            self._changed.wait_for(
+                lambda: self._form is not None or self.released is not None or self._snapshot_wanted, deadline
+            )
             form, self._form = self._form, None
-            if form is None:
+            if form is not None:
+                self.generation = form.generation
+            elif self.released is None and not self._snapshot_wanted:
                 raise DeadlineExceeded(
                     f"no verdict on generation {self.generation} within {deadline:.0f} s",
                     hint="see the coordinator's log",
                 )
-            self.generation = form.generation
             return form
 
     def await_release(self, deadline: Seconds = VERDICT_S) -> bool:
@@ -281,8 +307,10 @@ class Control:
         False: the generation is over first, or a snapshot of the last state is wanted. Raises `DeadlineExceeded`.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._released or self.halted or self._snapshot_wanted, deadline):
+            if not self._changed.wait_for(
+                lambda: self.released is not None or self.halted or self._snapshot_wanted, deadline
+            ):
                 raise DeadlineExceeded(
                     f"the other ranks did not finish within {deadline:.0f} s", hint="did one leave the loop early?"
                 )
-            return self._released
+            return self.released is not None

@@ -2,7 +2,7 @@
 
 import atexit
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -22,13 +22,13 @@ from regrow.core.messages import (
     Role,
     WorkerCommitted,
     WorkerFaulted,
-    WorkerFinished,
     WorkerReady,
     WorkerStaged,
+    WorldChange,
 )
 from regrow.data.loader import Caching
 from regrow.hydration.server import HydrationServer
-from regrow.step.machine import Adopted, Committed
+from regrow.step.machine import Committed
 from regrow.train.comparing import Comparison
 from regrow.train.control import Control
 from regrow.train.copies import Copies
@@ -39,6 +39,7 @@ from regrow.train.interrupt import ForwardInterrupt
 from regrow.train.protect import ProtectedState
 from regrow.train.reading import Reading
 from regrow.train.recovery import Recovery, site_of
+from regrow.train.verdicts import Verdicts
 
 FORM_S: Seconds = 60.0
 WITHDRAW_S: Seconds = 60.0
@@ -55,7 +56,7 @@ class Member:
         self._link, self._groups = link, groups
         self._state: ProtectedState | None = None
         self._recovery: Recovery | None = None
-        self._durable: DurableState | None = None
+        self._verdicts: Verdicts | None = None
         self._rehearsing = self._updated = self._begun = False
         self._last_collective = ""
         self._newcomers = False
@@ -77,6 +78,7 @@ class Member:
         """Make the groups of this worker's generation (echo groups for a newcomer) and start to take orders."""
         env, groups = link.env, Groups()
         member = cls(link, groups)
+        groups.unit = env.unit
         formation = None
         if env.role is Role.RANK:
             formation = Formation(env.generation, env.rank, env.world, env.store, site_of(env))
@@ -120,6 +122,11 @@ class Member:
         return self._link.env.world
 
     @property
+    def unit(self) -> int:
+        """Ranks of one replica, as the job was started."""
+        return self._link.env.unit
+
+    @property
     def generation(self) -> int:
         """The membership that this worker runs in."""
         return self.control.generation
@@ -159,12 +166,26 @@ class Member:
         """Whether the rehearsed body updated protected state through an optimizer."""
         return self._updated
 
-    def arrive(self, state: ProtectedState, buckets: str, buffered: Sequence[torch.nn.Module] = ()) -> None:
+    def let_follow(self, groups: Iterable[object]) -> None:
+        """These groups have the ranks of all replicas, however many there are."""
+        self._groups.let_follow(groups)
+
+    def arrive(
+        self,
+        state: ProtectedState,
+        buckets: str,
+        buffered: Sequence[torch.nn.Module] = (),
+        *,
+        microbatches: int = 0,
+        fixed: str = "",
+    ) -> None:
         """Report to the coordinator: built and warm.
 
         Args:
             buckets: which gradients are reduced together.
             buffered: the modules whose buffers are the same on all ranks between two steps.
+            microbatches: into how many the script divides a step; 0: into none.
+            fixed: why the world of this script can have no other size; empty: it can.
         """
         env = self._link.env
         self._state = state
@@ -202,17 +223,31 @@ class Member:
             form_s=FORM_S,
             comparison=comparison,
         )
-        state_at = StepNo(-1)
+        durable = None
         if env.checkpoint_dir is not None:
-            self._durable = DurableState(env.worker, env.checkpoint_dir, send=self._link.send)
+            durable = DurableState(env.worker, env.checkpoint_dir, send=self._link.send)
+        self._verdicts = Verdicts(self._link, self.control, self._recovery, state, self._copies, durable)
+        state_at = StepNo(-1)
         if env.role is Role.RANK:
-            state_at = self._durable.load(state, env.rank) if self._durable is not None and env.resume else StepNo(0)
+            state_at = durable.load(state, env.rank) if durable is not None and env.resume else StepNo(0)
         holding = state.layout()
         layout = xxhash.xxh3_64_hexdigest(f"{holding}|{buckets}".encode())
         sharded = self._groups.count > 1 or state.distributed()
         self._link.board.enter(Phase.WAITING)
         built_s = time.monotonic() - self._born
-        self._link.send(WorkerReady(env.worker, state_at, endpoint, layout, built_s, holding, sharded))
+        self._link.send(
+            WorkerReady(
+                env.worker,
+                state_at,
+                endpoint,
+                layout,
+                built_s,
+                holding,
+                sharded,
+                microbatches,
+                fixed or self._groups.fixed(),
+            )
+        )
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -245,6 +280,10 @@ class Member:
         """Put what was read for a step where the agent finds it should this worker die in it."""
         if read is not None:
             self._link.board.show_batch(self.control.generation, number, read)
+
+    def pass_boundary(self) -> bool:
+        """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
+        return self.control.pass_boundary()
 
     def begin(self, number: StepNo) -> bool:
         """A body starts; False when the generation is over."""
@@ -384,46 +423,31 @@ class Member:
         self.control.fail()
 
     def rejoin(self) -> StepNo | None:
-        """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any."""
-        recovery = self._recovery
-        if recovery is None:
-            raise GenerationHalted("this worker has not arrived yet")
-        while True:
-            form = self.control.await_form()
-            try:
-                outcome = recovery.join(form)
-            except GenerationHalted:
-                continue
-            except Exception as error:  # noqa: BLE001  whatever it is, the coordinator must hear of it and decide
-                if not self.control.is_over(form.generation):
-                    fact = WorkerFaulted(
-                        self._link.env.worker, form.generation, form.step, FaultKind.HYDRATION, report(error)
-                    )
-                    self._link.send(fact)
-                continue
-            self._newcomers = True
-            return outcome.step if isinstance(outcome, Adopted) else None
+        """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any.
 
-    def checkpoint(self, state: ProtectedState) -> None:
+        Raises `Dismissed` where the job goes on without this worker.
+        """
+        adopted = self._told.rejoin()
+        self._newcomers = True
+        return adopted
+
+    def take_change(self) -> WorldChange | None:
+        """How the world has changed its size since this was asked last, if it has."""
+        return self._told.take_change()
+
+    def checkpoint(self) -> None:
         """At a step's boundary: take the copies of the state that are due."""
-        self._copies.tick(state, self.control.step)
-        asked = self.control.snapshot_due()
-        if asked is not None and self._durable is not None:
-            self._durable.snapshot(state, asked, self.control.step, Rank(self.rank))
+        self._told.checkpoint()
 
     def finish(self) -> bool:
         """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed."""
-        if self._link.failed:
-            return True
-        self._link.board.enter(Phase.WAITING)
-        if self.control.halted:
-            return False
-        self._link.send(WorkerFinished(self._link.env.worker, self.control.generation, self.control.step))
-        while not self.control.await_release():
-            if self.halted or self._state is None:
-                return False
-            self.checkpoint(self._state)
-        return True
+        return self._told.finish()
+
+    @property
+    def _told(self) -> Verdicts:
+        if self._verdicts is None:
+            raise GenerationHalted("this worker has not arrived yet")
+        return self._verdicts
 
     # --- the log -----------------------------------------------------------------------------------------------
 

@@ -43,6 +43,11 @@ class Modules:
         """The outermost modules of FSDP2."""
         return list(self._sharded)
 
+    @property
+    def spanning(self) -> list[object]:
+        """The process groups in which the same places of all replicas are."""
+        return [module.process_group for module in self._replicas]
+
     def buckets(self) -> str:
         """Which gradients are reduced together, as text to be compared between workers."""
         return ddp.buckets(self._replicas)

@@ -123,10 +123,10 @@ class Recovery:
             self.frozen.thaw()
 
     def _take_place(self, form: FormGeneration) -> None:
-        env = self.link.env
-        if (env.rank, env.local_rank) != (form.rank, form.local_rank):
-            self.link.take_place(placed(env, rank=form.rank, local_rank=form.local_rank))
-            publish_rank(form.rank, form.local_rank)
+        env, world = self.link.env, len(form.members)
+        if (env.rank, env.local_rank, env.world) != (form.rank, form.local_rank, world):
+            self.link.take_place(placed(env, rank=form.rank, local_rank=form.local_rank, world=world))
+            publish_rank(form.rank, form.local_rank, world)
 
     def _form_groups(self, form: FormGeneration) -> Seconds:
         if self.groups.serves(form.generation):

@@ -3,7 +3,7 @@
 import atexit
 import contextlib
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,6 +23,7 @@ from regrow.train.regions import Regions
 from regrow.train.sharing import Share, share_of
 from regrow.train.standing import Standing
 from regrow.train.step import Step
+from regrow.train.verdicts import Dismissed
 
 _STEPS = "steps()"
 
@@ -82,7 +83,7 @@ class Session(Standing):
         *,
         until: int,
         data: "DeviceMesh | Share | None" = None,
-        microbatches: int | None = None,
+        microbatches: int | Mapping[int, int] | None = None,
     ) -> Iterator[Step]:
         """The steps that are still to be run, up to number `until - 1`.
 
@@ -96,6 +97,8 @@ class Session(Standing):
             microbatches: of how many micro-batches the global batch of a step consists, whatever the world: they are
                 dealt out to the replicas, and the body goes through its own by `step.microbatches`. A batch of the
                 loader is then a micro-batch (of each rank that FSDP shards over); a callable is `fn(step, share)`.
+                Or a table {replicas: micro-batches}, of which the row of the next smaller size counts: for a
+                `regrow.DataLoader` with `global_batch_size=`, and not in world-invariant mode.
 
         Raises:
             UsageError: nothing is protected, or `until` is negative, or the loop's body is not inside `with step`, or
@@ -104,12 +107,12 @@ class Session(Standing):
         if until < 0:
             raise UsageError(f"until={until} is negative")
         self._start(_STEPS)
-        self._share = share_of(data)
+        self._data_of, self._share = data, share_of(data)
         self._batches = Batches(self._reader(loader, until, microbatches), seed=self.seed, place=self._place)
         self._member.declare(self._batches.order)
         return self._run(until)
 
-    def _reader(self, loader: Any, until: int, microbatches: int | None) -> StepLoader | Dealer:
+    def _reader(self, loader: Any, until: int, microbatches: int | Mapping[int, int] | None) -> StepLoader | Dealer:
         member = self._member
         if microbatches is not None:
             return dealer(
@@ -135,7 +138,15 @@ class Session(Standing):
 
     def _arrive(self) -> None:
         """Built and warm: stand before the first step, or where the others are."""
-        self._member.arrive(self._protected(), self._modules.buckets(), self._modules.buffered)
+        modules, dealer = self._modules, self._dealer
+        self._member.let_follow(modules.spanning)
+        self._member.arrive(
+            self._protected(),
+            modules.buckets(),
+            modules.buffered,
+            microbatches=dealer.most if dealer is not None else 0,
+            fixed=self._fixed() if self._batches is not None else "the script has no session.steps",
+        )
 
     def _run(self, until: int) -> Iterator[Step]:
         batches, member = self._data(), self._member
@@ -189,11 +200,15 @@ class Session(Standing):
         member, state, batches = self._member, self._protected(), self._data()
         if self._recover_if_halted():
             return None
+        self._regions.passed()
+        if not member.pass_boundary():
+            self._recover()
+            return None
         number = member.step
         self._settle()
         if not self._agrees():
             return None
-        member.checkpoint(state)
+        member.checkpoint()
         try:
             batch = member.fetch(number, lambda: batches.batch(number))
         except Exception as error:
@@ -305,13 +320,19 @@ class Session(Standing):
         return True
 
     def _recover(self, step: Step | None = None) -> None:
-        adopted = self._member.rejoin()
+        try:
+            adopted = self._member.rejoin()
+        except Dismissed as leaving:
+            self._hooks.tell(leaving.change, leaving=True)
+            raise
         if step is not None and adopted == step.number:
             # The others had all of this worker's gradients: the step has happened, though not here.
             self._committed(step, adopted=True)
         self._modules.overwritten()
+        self._follow_world()
         if self._batches is not None:
             self._batches.seek(self._member.step)
+        self._hooks.tell(self._member.take_change())
         self._regions.recovered(self._member.inside)
 
     # --- the log -----------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """Where a worker stands in its job, as its script may ask, and what a policy makes of that."""
 
+from collections.abc import Callable
 from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
 
 from regrow.core.errors import UsageError
 from regrow.step.policy import Policy
@@ -10,7 +13,8 @@ from regrow.train.member import Member
 from regrow.train.microbatches import Dealer
 from regrow.train.policy import Scaled
 from regrow.train.protect import ProtectedState
-from regrow.train.sharing import Share
+from regrow.train.sharing import Share, share_of
+from regrow.train.worlds import Hooks, ScaleEvent
 
 
 class Standing:
@@ -26,6 +30,9 @@ class Standing:
         self._share: Share | None = None
         self._batches: Batches | None = None
         self._scaled: Scaled | None = None
+        self._data_of: DeviceMesh | Share | None = None
+        """What the script says of the share of the data that this rank reads."""
+        self._hooks = Hooks()
 
     @property
     def rank(self) -> int:
@@ -70,6 +77,14 @@ class Standing:
             raise UsageError("policy() was called a second time", hint="put everything into one policy")
         self._scaled = Scaled(policy, self._protected().optimizers(), lambda: self.replicas)
 
+    def on_scale(self, hook: Callable[[ScaleEvent], None]) -> None:
+        """Call `hook(event)` whenever the world has changed its size, on every rank, at the same step boundary.
+
+        Groups stand and newcomers have their state by then, so collectives may be called in it. Who leaves the world
+        hears of it too (`event.leaving`), without groups. Ordinary steps cost nothing for it.
+        """
+        self._hooks.add(hook)
+
     def setting(self, name: str) -> Any:
         """A named value of the policy for the present number of replicas: ask in every step. Raises `UsageError`."""
         if self._scaled is None:
@@ -83,6 +98,24 @@ class Standing:
     def _place(self) -> Share:
         """Which share of the global batch is read here, of how many."""
         return self._share or (self.rank, self.world_size)
+
+    def _fixed(self) -> str:
+        """Why the world can have no other size, as far as its data goes; empty: it can."""
+        dealer, unit = self._dealer, self._member.unit
+        if isinstance(self._data_of, tuple):
+            return f"session.steps was given data={self._data_of}, which is for one world only"
+        if dealer is None and self._data().order.global_batch == 0:
+            return (
+                "the global batch would follow the number of ranks "
+                "(give session.steps microbatches=, or make a regrow.DataLoader with global_batch_size=)"
+            )
+        if dealer is not None and dealer.unit != unit:
+            return f"a replica of this model is {dealer.unit} ranks, not {unit} (see --replica-ranks)"
+        return ""
+
+    def _follow_world(self) -> None:
+        """The world may have another size: read the share of the data that is this rank's in it."""
+        self._share = share_of(self._data_of)
 
     def _protected(self) -> ProtectedState:
         if self._state is None:
