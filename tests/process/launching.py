@@ -126,6 +126,12 @@ class Running:
             pass
         return self.process.wait(PATIENCE)
 
+    def drain(self) -> None:
+        """Take in what it has written so far, so that it never waits for a reader."""
+        assert self.process.stdout is not None
+        new = self.process.stdout.read()
+        self.output += (new or b"").decode(errors="replace")
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 

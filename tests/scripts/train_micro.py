@@ -8,7 +8,9 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ parser.add_argument("--shard", type=int, default=2, help="hsdp: ranks of a repli
 parser.add_argument("--die", default="", metavar="RANK:STEP:MICRO", help="killed there once, before its backward")
 parser.add_argument("--norm", choices=["layer", "batch"], default="layer")
 parser.add_argument("--wrong", choices=["forgets", "twice", "leaves", "plain-backward", ""], default="")
+parser.add_argument("--pace", type=float, default=0.0, help="seconds a step lasts more, until there is a file `hurry`")
 parser.add_argument("--out", type=Path)
 
 
@@ -135,6 +138,14 @@ def main() -> None:
     killed = [int(part) for part in args.die.split(":")] if args.die else None
     mark = args.out.with_suffix(".died") if args.out is not None else None
     calls, per_step, losses = counted(), [], []
+    events: list[dict[str, Any]] = []
+
+    def changed(event: regrow.ScaleEvent) -> None:
+        events.append(asdict(event) | {"world": session.world_size})
+        if args.out is not None:
+            args.out.with_suffix(f".{os.getpid()}.events").write_text(json.dumps(events))
+
+    session.on_scale(changed)
     for step in session.steps(loader, until=args.steps, microbatches=args.microbatches):
         calls.clear()
         with step as microbatches:
@@ -163,6 +174,8 @@ def main() -> None:
             step.log(norm=float(norm.full_tensor() if is_distributed(norm) else norm))  # type: ignore[attr-defined]
             optimizer.step()
             scheduler.step()
+        if args.pace and not step.rehearsal and not Path("hurry").exists():
+            time.sleep(args.pace)
         if step.committed:
             per_step.append(dict(calls))
             losses.append(step.numbers()["loss"])

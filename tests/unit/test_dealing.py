@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow.core.errors import UsageError
-from regrow.step.dealing import Counter, Span, deal, fold, is_node, partial_nodes, refusal, total
+from regrow.step.dealing import Counter, Counts, Span, deal, fold, is_node, partial_nodes, refusal, total
 
 Tree = str | tuple["Tree", "Tree"]
 
@@ -53,6 +53,40 @@ def test_what_cannot_be_dealt_is_refused_with_a_reason(count: int, replicas: int
 def test_three_micro_batches_are_too_few_for_four_replicas() -> None:
     assert refusal(3, 4) == "3 micro-batches a step are too few for 4 replicas: each needs at least one"
     assert refusal(4, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "by_replicas", "most"),
+    [
+        (6, {1: 6, 4: 6, 6: 6}, 6),
+        ({1: 8, 4: 16}, {1: 8, 3: 8, 4: 16, 16: 16}, 16),
+        ({2: 4, 3: 8}, {1: 4, 2: 4, 3: 8, 8: 8}, 8),
+        ({1: 8, 2: 4}, {1: 8, 2: 4, 4: 4}, 4),
+    ],
+)
+def test_the_number_of_micro_batches_is_that_of_the_next_smaller_size(
+    counts: int | dict[int, int], by_replicas: dict[int, int], most: int
+) -> None:
+    found = Counts(counts)
+    assert {replicas: found.of(replicas) for replicas in by_replicas} == by_replicas
+    assert found.most == most
+    assert all(refusal(found.of(replicas), replicas) is None for replicas in range(1, most + 1))
+    assert refusal(found.of(most + 1), most + 1) is not None
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        (0, "a step of 0 micro-batches has nothing to compute .set microbatches= to 1 or more"),
+        ({}, "the table of micro-batches is empty"),
+        ({1: 8, 4: 3}, "3 micro-batches a step are too few for 4 replicas"),
+        ({1: 2, 4: 16}, "2 micro-batches a step are too few for 3 replicas.*raise the row for 1, or add one for 3"),
+        ({0: 4}, "a table has a row for 0 replicas"),
+    ],
+)
+def test_a_table_with_too_few_micro_batches_for_a_size_is_refused(counts: int | dict[int, int], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Counts(counts)
 
 
 def test_there_is_no_replica_beyond_the_last() -> None:

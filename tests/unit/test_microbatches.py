@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
 
+import regrow
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
+from regrow.data.order import order_of
 from regrow.train.dealers import dealer
 from regrow.train.microbatches import Dealer, MicroBatches
 from regrow.train.modules import Modules
@@ -18,6 +21,8 @@ from regrow.train.protect import ProtectedState
 from regrow.train.step import Step
 
 SIZES = (1, 3, 2, 5, 4)
+ALL = len(SIZES)
+Count = int | dict[int, int]
 ODD = 331
 """A width that no other tensor of this process has."""
 
@@ -42,7 +47,7 @@ class Told:
 class World:
     """A model with one replica, and its dealer."""
 
-    def __init__(self, net: nn.Module, *, count: int = len(SIZES), invariant: bool = False, loader: Any = None) -> None:
+    def __init__(self, net: nn.Module, *, count: Count = ALL, invariant: bool = False, loader: Any = None) -> None:
         self.net, self.step = net, Told()
         state, modules = ProtectedState([net]), Modules([net])
         self.dealer: Dealer = dealer(loader or batch_of, state, modules, seed=3, count=count, invariant=invariant)
@@ -359,3 +364,65 @@ def test_sparse_gradients_are_refused() -> None:
     micro = next(iter(world.enter()))
     with pytest.raises(UsageError, match="sparse"):
         micro.backward(model(micro.batch).sum())
+
+
+# --- as many as a table says ---------------------------------------------------------------------------------------
+
+TABLE = {1: 3, 2: 4, 4: 8}
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(index), dtype=torch.float64)
+
+
+def constant(size: int = 12) -> regrow.DataLoader[Any]:
+    return regrow.DataLoader(Numbers(), global_batch_size=size, shuffle=True, remainder="wrap")
+
+
+def test_a_table_changes_the_number_of_micro_batches_and_not_what_a_step_reads() -> None:
+    world, read = World(net(), count=TABLE, loader=constant()), {}
+    for number, replicas in enumerate([1, 2, 1, 3, 4, 8, 2]):
+        count = TABLE.get(replicas, TABLE[2] if replicas < 4 else TABLE[4])
+        records, seen = [], list[float]()
+        for replica in range(replicas):
+            micros = world.dealer.batch(number, replica, replicas)
+            assert micros.count == count
+            for index in range(*micros.share):
+                seen += world.dealer.fetch(number, index)[:, 0].tolist()
+            records += world.dealer.records(number)
+        assert [(each.share, each.shares) for each in records] == [(at, count) for at in range(count)]
+        read[number] = sorted(seen)
+    order = order_of(world.dealer.spec, 1)
+    assert read == {number: sorted(float(index) for _, index in order.addresses(number)) for number in read}
+    assert world.dealer.most == 8
+    assert world.dealer.refusal(8) is None
+    assert "too few for 9 replicas" in str(world.dealer.refusal(9))
+
+
+def test_the_gradient_is_that_of_the_global_batch_whatever_the_number_of_micro_batches() -> None:
+    """12 samples as 1, and as 5, of which some have more than others."""
+    found = []
+    for count in (1, {1: 5, 2: 9}):
+        world = World(net(), count=count, loader=constant())
+        world.run(2)
+        found.append(gradients(world.net))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("loader", "invariant", "why"),
+    [
+        (DataLoader(Numbers(), batch_size=2), False, "whose global batch follows the number of micro-batches"),
+        (batch_of, False, "whose global batch follows the number of micro-batches"),
+        (constant(6), False, "the global batch of 6 samples is less than the 8 shares that read it"),
+        (constant(), True, "follows the number of replicas, and so would every gradient's last bits"),
+    ],
+)
+def test_a_table_is_refused_where_it_would_change_the_result(loader: Any, invariant: bool, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        World(net(), count=TABLE, loader=loader, invariant=invariant)

@@ -86,19 +86,21 @@ def shard_size(modules: Iterable[FSDPModule]) -> int:
     Raises:
         UsageError: it is not the same for all.
     """
-    sizes = {
-        getattr(group.mesh_info, "shard_mesh_size", 1)
-        for root in modules
-        for module in root.modules()  # type: ignore[attr-defined]
-        if isinstance(module, FSDPModule)
-        for group in _state(module)._fsdp_param_groups
-    }
+    sizes = {getattr(group.mesh_info, "shard_mesh_size", 1) for group in parameter_groups(modules)}
     if len(sizes) > 1:
         raise UsageError(
             f"parameters are sharded over {sorted(sizes)} ranks",
             hint="micro-batches need the same mesh for all modules",
         )
     return int(next(iter(sizes), 1))
+
+
+def parameter_groups(modules: Iterable[FSDPModule]) -> Iterator[Any]:
+    """FSDP's parameter groups below these roots, also before the first forward."""
+    for root in modules:
+        for module in root.modules():  # type: ignore[attr-defined]
+            if isinstance(module, FSDPModule):
+                yield from _state(module)._fsdp_param_groups
 
 
 def _state(module: FSDPModule) -> Any:

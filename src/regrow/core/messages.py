@@ -268,3 +268,8 @@ class JobFacts(msgspec.Struct, frozen=True):
     def replicas(self) -> int:
         """Replicas when it starts."""
         return self.world // self.unit
+
+    @property
+    def most_world(self) -> int:
+        """Ranks in the largest world that the job may have."""
+        return self.world if self.max_replicas is None else max(self.world, self.max_replicas * self.unit)

@@ -27,7 +27,7 @@ class MicroLoader:
       * a sequence of batches, or any other iterable: number `step * shares + share` of it, started over at its end.
         Who needs a few of them goes through all.
 
-    shares: how many there are.
+    shares: how many there are at first; see `divide`.
     recorded: whether `records` tell the digests of batches' contents, which cost a pass over their bytes.
 
     Batches are made in this process, or by loader workers of its own: the node's cache keeps none of them.
@@ -51,6 +51,13 @@ class MicroLoader:
     def spec(self) -> OrderSpec:
         """The order of samples, for as many shares as there are."""
         return self._source.spec
+
+    def divide(self, shares: int) -> None:
+        """Cut the global batch of each step into so many shares from now on."""
+        if shares != self._shares:
+            self._shares, self._step = shares, -1
+            self._kept.clear()
+            self._records.clear()
 
     def deal(self, shares: Sequence[int]) -> None:
         """Which shares of each step will be asked for here, in order: so that they can be fetched ahead of time."""

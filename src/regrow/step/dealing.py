@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 from regrow.core.errors import UsageError
+from regrow.step.policy import row_of
 
 T = TypeVar("T")
 
@@ -34,6 +35,45 @@ def refusal(count: int, replicas: int) -> str | None:
     if count < replicas:
         return f"{count} micro-batches a step are too few for {replicas} replicas: each needs at least one"
     return None
+
+
+class Counts:
+    """How many micro-batches a step has.
+
+    Args:
+        counts: their number, or a table of numbers by replicas. The row of a size that is not in it is that of the next
+            smaller size, else of the smallest.
+
+    Attributes:
+        all: every number that a step may have.
+        fixed: the number, where it is the same for all sizes.
+        most: how many replicas there may be at most.
+
+    Raises:
+        UsageError: there is no row, or one has fewer micro-batches than a size that it is for has replicas.
+    """
+
+    def __init__(self, counts: int | Mapping[int, int]) -> None:
+        table = {1: counts} if isinstance(counts, int) else dict(counts)
+        if not table:
+            raise UsageError("the table of micro-batches is empty", hint="give {replicas: micro-batches of a step}")
+        sizes = sorted(table)
+        if sizes[0] < 1:
+            raise UsageError(f"a table has a row for {sizes[0]} replicas", hint="sizes are 1 or more")
+        for size, following in zip(sizes, [*(each - 1 for each in sizes[1:]), sizes[-1]], strict=True):
+            reason = refusal(table[size], 1) or refusal(table[size], size) or refusal(table[size], following)
+            if reason is not None:
+                rows = f"raise the row for {size}, or add one for {following}"
+                hint = "set microbatches= to 1 or more" if isinstance(counts, int) else rows
+                raise UsageError(reason, hint=hint)
+        self._table = table
+        self.all = sorted(set(table.values()))
+        self.fixed = self.all[0] if len(self.all) == 1 else None
+        self.most = table[sizes[-1]]
+
+    def of(self, replicas: int) -> int:
+        """That of a step in a world of so many replicas."""
+        return row_of(self._table, replicas)
 
 
 def deal(count: int, replicas: int, replica: int) -> Span:

@@ -1,8 +1,11 @@
 """Puts together what deals the micro-batches of one script."""
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from regrow.comm import fsdp
+from regrow.core.errors import UsageError
 from regrow.train.gradients import Averaged, Gradients
 from regrow.train.invariant import TreeSummed
 from regrow.train.microbatches import Dealer
@@ -16,17 +19,18 @@ def dealer(
     modules: Modules,
     *,
     seed: int,
-    count: int,
+    count: int | Mapping[int, int],
     invariant: bool,
     recorded: bool = True,
 ) -> Dealer:
-    """What deals `count` micro-batches a step to the replicas.
+    """What deals the micro-batches of a step to the replicas.
 
     Args:
         loader: what the script gave to `session.steps`.
         state: what it protects.
         modules: the modules among that.
         seed: of the session.
+        count: micro-batches of a step, or a table of their number by replicas.
         invariant: whether the result must not depend on the number of replicas.
         recorded: whether somebody wants the digests of what is read.
 
@@ -36,6 +40,11 @@ def dealer(
     unit = fsdp.shard_size(modules.sharded)
     gradients: Gradients = Averaged(state, modules)
     if invariant:
+        if not isinstance(count, int):
+            raise UsageError(
+                f"microbatches={dict(count)} follows the number of replicas, and so would every gradient's last bits",
+                hint="give one number of micro-batches, or leave invariant mode",
+            )
         gradients = TreeSummed(state, modules, count=count, shard_size=unit)
     even = _talks_in_forward(modules)
     return Dealer(loader, seed=seed, count=count, unit=unit, gradients=gradients, even=even, recorded=recorded)

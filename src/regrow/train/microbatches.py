@@ -1,7 +1,7 @@
 """The micro-batches of a step, dealt out to replicas; the gradient comes out as that of the whole global batch."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +10,9 @@ import torch.distributed as dist
 from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.errors import UsageError
 from regrow.data.micro import MicroLoader, batch_size_of, samples_in
+from regrow.data.order import global_batch_of
 from regrow.data.seeding import seed_everything
-from regrow.step.dealing import Span, deal, refusal, total
+from regrow.step.dealing import Counts, Span, deal, refusal, total
 from regrow.train.gradients import Gradients
 
 if TYPE_CHECKING:
@@ -71,9 +72,10 @@ class MicroBatches:
     """
 
     def __init__(self, dealer: "Dealer", number: int, share: Span, place: int, shares: int) -> None:
-        self.count, self.share = dealer.count, share
+        self.count, self.share = dealer.count_for(shares), share
         self._dealer, self._number = dealer, number
         self._place, self._shares = place, shares
+        self._usual = dealer.usual(self.count)
         self._divides_by = 0
         self._step: Step | None = None
         self._open: MicroBatch | None = None
@@ -161,7 +163,7 @@ class MicroBatches:
         if loss.numel() != 1:
             raise UsageError(f"the loss is a tensor of shape {tuple(loss.shape)}", hint="give the mean, a scalar")
         self._weights[micro.index] = _count(samples_in(micro.batch) if weight is None else weight)
-        usual = self._shares_in_step * self._dealer.usual
+        usual = self._shares_in_step * self._usual
         # Before the gradients: who has given its part of them knows the step's numbers, should others commit it for it.
         weights = self._settle(self._step) if micro.last else usual
         if micro.last:
@@ -203,7 +205,7 @@ class MicroBatches:
         table = torch.full((self._shares_in_step, 1 + len(names)), _MISSING, dtype=torch.float64)
         table[[self._at(index) for index in self._weights]] = torch.tensor(rows, dtype=torch.float64)
         if step.rehearsal:
-            return self._shares_in_step * self._dealer.usual
+            return self._shares_in_step * self._usual
         if self._shares > 1:
             # The largest, so that it does not matter if several ranks have the same micro-batch: tensor parallel ones.
             dist.all_reduce(table, op=dist.ReduceOp.MAX)
@@ -232,14 +234,16 @@ class Dealer:
     Args:
         loader: what the script gave to `session.steps`.
         seed: of the session.
-        count: micro-batches of a step.
+        count: micro-batches of a step, or a table of their number by replicas: for loaders whose global batch does not
+            depend on it.
         unit: ranks of a replica that read data of their own: each micro-batch is dealt out to them in turn.
         gradients: how they are added up.
         even: a reason why all replicas must have as many of them; None: they need not.
         recorded: whether somebody wants the digests of what is read.
 
     Raises:
-        UsageError: `count` is less than 1.
+        UsageError: `count` is less than 1, or too small for a size that it is for, or the loader's global batch would
+            follow it.
     """
 
     def __init__(
@@ -247,23 +251,55 @@ class Dealer:
         loader: object,
         *,
         seed: int,
-        count: int,
+        count: int | Mapping[int, int],
         unit: int,
         gradients: Gradients,
         even: str | None = None,
         recorded: bool = True,
     ) -> None:
-        reason = refusal(count, 1)
-        if reason is not None:
-            raise UsageError(reason, hint="set microbatches= to 1 or more")
-        self.count, self.unit, self.gradients = count, unit, gradients
-        self.usual = batch_size_of(loader, count * unit)
-        """Samples of a micro-batch as a rule: gradients are as large while they pile up as they are at the end."""
+        self.unit, self.gradients = unit, gradients
         self.current: MicroBatches | None = None
+        self._counts = Counts(count)
+        self._script_loader = loader
         self._seed, self._even = seed, even
-        self._loader = MicroLoader(loader, seed=seed, shares=count * unit, recorded=recorded)
+        self._loader = MicroLoader(loader, seed=seed, shares=self._counts.all[0] * unit, recorded=recorded)
+        if self._counts.fixed is None:
+            self._check_constant()
         self._shares: list[int] = []
         """Those that this rank reads."""
+
+    def _check_constant(self) -> None:
+        constant = self.spec.global_batch
+        if not constant:
+            raise UsageError(
+                "a loader whose global batch follows the number of micro-batches was given a table of these",
+                hint="make a regrow.DataLoader with global_batch_size=, or give microbatches= one number",
+            )
+        for count in self._counts.all:
+            global_batch_of(batch_size=0, global_batch=constant, shares=count * self.unit)
+
+    @property
+    def most(self) -> int:
+        """How many replicas there may be at most: each needs a micro-batch."""
+        return self._counts.most
+
+    def refusal(self, replicas: int) -> str | None:
+        """Why there cannot be so many replicas; None: there can."""
+        count = self._counts.of(replicas)
+        if self._even is not None and count % replicas:
+            return f"{count} micro-batches are dealt unevenly to {replicas} replicas, and {self._even}"
+        return refusal(count, replicas)
+
+    def count_for(self, shares: int) -> int:
+        """How many micro-batches a step has where so many ranks read data of their own."""
+        return self._counts.of(shares // self.unit)
+
+    def usual(self, count: int) -> int:
+        """Samples of one of `count` micro-batches as a rule.
+
+        Weights are relative to it, so that gradients are as large while they pile up as they are at the end.
+        """
+        return batch_size_of(self._script_loader, count * self.unit)
 
     @property
     def spec(self) -> OrderSpec:
@@ -293,13 +329,13 @@ class Dealer:
             raise UsageError(
                 f"{shares} ranks make up no whole replicas of {self.unit}", hint="change the number of ranks"
             )
-        if self._even is not None and self.count % (shares // self.unit):
-            raise UsageError(
-                f"{self.count} micro-batches are dealt unevenly to {shares // self.unit} replicas, and {self._even}",
-                hint="change microbatches=, or the number of replicas",
-            )
+        count, replicas = self.count_for(shares), shares // self.unit
+        reason = self.refusal(replicas)
+        if reason is not None:
+            raise UsageError(reason, hint="change microbatches=, or the number of replicas")
         replica, place = divmod(share, self.unit)
-        dealt = deal(self.count, shares // self.unit, replica)
+        dealt = deal(count, replicas, replica)
+        self._loader.divide(count * self.unit)
         self._shares = [index * self.unit + place for index in range(*dealt)]
         self._loader.deal(self._shares)
         return dealt, place

@@ -323,7 +323,7 @@ class Session(Standing):
         try:
             adopted = self._member.rejoin()
         except Dismissed as leaving:
-            self._hooks.tell(leaving.change, leaving=True)
+            self._hooks.tell(leaving.change, self._member.step, leaving=True)
             raise
         if step is not None and adopted == step.number:
             # The others had all of this worker's gradients: the step has happened, though not here.
@@ -332,7 +332,7 @@ class Session(Standing):
         self._follow_world()
         if self._batches is not None:
             self._batches.seek(self._member.step)
-        self._hooks.tell(self._member.take_change())
+        self._hooks.tell(self._member.take_change(), self._member.step)
         self._regions.recovered(self._member.inside)
 
     # --- the log -----------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ class Standing:
     def on_scale(self, hook: Callable[[ScaleEvent], None]) -> None:
         """Call `hook(event)` whenever the world has changed its size, on every rank, at the same step boundary.
 
-        Groups stand and newcomers have their state by then, so collectives may be called in it. Who leaves the world
-        hears of it too (`event.leaving`), without groups. Ordinary steps cost nothing for it.
+        It runs when the new world stands and newcomers have their state, before the next step. Who leaves hears of it
+        too (`event.leaving`). A hook calls no collectives. Ordinary steps cost nothing for it.
         """
         self._hooks.add(hook)
 

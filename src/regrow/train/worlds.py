@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from regrow.core.ids import Seconds
+from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import WorldChange
 
 _KINDS = frozenset({"grow", "shrink", "preempt", "fault"})
@@ -20,6 +20,7 @@ class ScaleEvent:
         after: replicas from now on.
         deadline: seconds that are left to a worker that must leave; None: there is no hurry.
         reason: who asked for it, or what has happened; for people.
+        step: the first step in the new world.
         leaving: this worker is not in the new world: its process ends when the hooks have returned.
     """
 
@@ -28,6 +29,7 @@ class ScaleEvent:
     after: int
     deadline: Seconds | None
     reason: str
+    step: StepNo
     leaving: bool = False
 
 
@@ -44,10 +46,10 @@ class Hooks:
         """Call it at every change, after those that were added before it."""
         self._hooks.append(hook)
 
-    def tell(self, change: WorldChange | None, *, leaving: bool = False) -> None:
-        """The world has changed so; what a hook raises is the script's error."""
+    def tell(self, change: WorldChange | None, step: StepNo, *, leaving: bool = False) -> None:
+        """The world has changed so before `step`; what a hook raises is the script's error."""
         if change is None or change.kind not in _KINDS:
             return
-        event = ScaleEvent(change.kind, change.before, change.after, change.deadline, change.reason, leaving)
+        event = ScaleEvent(change.kind, change.before, change.after, change.deadline, change.reason, step, leaving)
         for hook in self._hooks:
             hook(event)

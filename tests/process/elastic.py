@@ -1,0 +1,142 @@
+"""Driving a job whose world changes while it trains: ask for a size, wait for it, kill on the way."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tests.process.launching import PATIENCE, Running, Site
+
+from regrow.core.events import IncidentClosed, Record, WorldChanged
+from regrow.core.ids import NodeId
+from regrow.launch.folder import find_job
+from regrow.launch.remote import CoordinatorClient
+from regrow.membership.front_desk import DrainWish, ScaleWish
+from regrow.membership.orders import AnswerScale
+from regrow.membership.view import JobView, WorkerView
+from regrow.observe.ledger import Ledger, read_records
+
+HURRY = "hurry"
+Found = TypeVar("Found")
+_LOOK_EVERY = 0.01
+
+
+@dataclass
+class Elastic:
+    """A job that runs, as its operator sees it."""
+
+    site: Site
+    name: str
+    job: Running
+
+    def __post_init__(self) -> None:
+        self._client: CoordinatorClient | None = None
+
+    @property
+    def client(self) -> CoordinatorClient:
+        """The coordinator, as soon as there is one."""
+        if self._client is None:
+            entry = self._until(self._entry, "the job is there")
+            self._client = CoordinatorClient(entry[0], entry[1])
+        return self._client
+
+    def view(self) -> JobView:
+        """The job now."""
+        return self.client.status()
+
+    def scale(self, replicas: int) -> AnswerScale:
+        """Ask for so many replicas."""
+        return self.client.scale(ScaleWish(replicas=replicas, reason="a test"))
+
+    def drain(self, node: str, grace: float = 20.0) -> None:
+        """Give a node back."""
+        self.client.drain(DrainWish(NodeId(node), grace, "a test"))
+
+    def reach(self, replicas: int) -> JobView:
+        """Ask for so many replicas, and wait until they train."""
+        answer = self.scale(replicas)
+        assert answer.accepted, answer.reason
+        return self.settled(replicas)
+
+    def settled(self, replicas: int) -> JobView:
+        """Wait until so many replicas train, a step further, and nothing is open."""
+        self._until(lambda: self._trains(replicas), f"{replicas} replicas train")
+        step = self.view().step
+        return self._until(lambda: self._trains(replicas, after=step), f"{replicas} replicas train on")
+
+    def _trains(self, replicas: int, after: int = -1) -> JobView | None:
+        now = self.view()
+        stand = [worker for worker in now.ranks if worker.stage == "member"]
+        calm = now.replicas == replicas == len(stand) and now.phase == "training" and now.step > after
+        return now if calm else None
+
+    def worker(self, stage: str, rank: int | None = None) -> WorkerView:
+        """Wait for a worker at a stage of its life."""
+
+        def look() -> WorkerView | None:
+            now = self.view()
+            found = [
+                each for each in [*now.ranks, *now.candidates] if each.stage == stage and rank in (None, each.rank)
+            ]
+            found = [each for each in found if each.pid]
+            return found[0] if found else None
+
+        return self._until(look, f"a worker is {stage}")
+
+    def kill(self, worker: WorkerView) -> None:
+        """SIGKILL."""
+        try:
+            os.kill(worker.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it was on its way out
+
+    def hurry(self) -> None:
+        """Train on without any pause."""
+        (self.site.folder / HURRY).touch()
+
+    def finish(self) -> Ledger:
+        """Let it train to its end."""
+        self.hurry()
+        code = self.job.wait()
+        assert code == 0, self.job.output
+        return self.ledger()
+
+    def ledger(self) -> Ledger:
+        """What is written down so far."""
+        return Ledger(read_records(self.folder))
+
+    @property
+    def folder(self) -> Path:
+        """The job's records."""
+        return self.site.home / "jobs" / self.name
+
+    def _entry(self) -> tuple[str, str] | None:
+        try:
+            entry = find_job(self.site.home / "jobs", self.name)
+        except Exception:  # noqa: BLE001 - it is not there yet
+            return None
+        return entry.address, entry.token
+
+    def _until(self, look: Callable[[], Found | None], what: str) -> Found:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.job.drain()
+            found = look()
+            if found is not None:
+                return found
+            assert self.job.process.poll() is None, f"the job ended before {what}: {self.job.output}"
+            assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}; {self.view()}; {self.job.output}"
+            time.sleep(_LOOK_EVERY)
+
+
+def changes(records: list[Record]) -> list[WorldChanged]:
+    """How the world has changed."""
+    return [each for each in records if isinstance(each, WorldChanged)]
+
+
+def incidents(ledger: Ledger, kind: str) -> list[IncidentClosed]:
+    """Those of a kind."""
+    return [each for each in ledger.incidents if each.kind == kind]

@@ -1,0 +1,245 @@
+"""A world that grows and shrinks while it trains, with kills on the way: the same bits as a world that does not."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.process.elastic import Elastic, changes, incidents
+from tests.process.launching import Site, site
+from tests.process.training import SCRIPTS, Fault, redone
+
+from regrow.observe.ledger import Ledger, read_records
+
+STEPS = 400
+GPT = Path(__file__).parents[2] / "examples" / "elastic.py"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a world of one replica makes of the small training, in world-invariant mode."""
+    folder = tmp_path_factory.mktemp("fixed")
+    with site(folder) as made:
+        done = made.regrow(*_words("fixed", 1, "--invariant"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        ledger = Ledger(read_records(made.home / "jobs" / "fixed"))
+        return {"losses": losses(ledger), **final(folder / "fixed.0.json")}
+
+
+def _words(name: str, nproc: int, *extra: str, flags: tuple[str, ...] = (), steps: int = STEPS) -> list[str]:
+    run = ["run", "--job", name, "--nproc-per-node", str(nproc), *flags]
+    return [*run, str(SCRIPTS / "train_micro.py"), "--steps", str(steps), "--out", f"{name}.out", *extra]
+
+
+@contextmanager
+def training(
+    here: Site, nproc: int, *flags: str, faults: tuple[Fault, ...] = (), extra: tuple[str, ...] = ()
+) -> Iterator[Elastic]:
+    """The small training, slowed down until `Elastic.finish`, in world-invariant mode."""
+    if faults:
+        (here.folder / "plan.toml").write_text("\n".join(fault.toml() for fault in faults))
+        flags = (*flags, "--fault-plan", "plan.toml")
+    words = _words("job", nproc, "--invariant", "--pace", "0.05", *extra, flags=("--replicas", "1:4", *flags))
+    with here.start(*words) as job:
+        yield Elastic(here, "job", job)
+
+
+def losses(ledger: Ledger) -> dict[int, float]:
+    """Step to loss: all ranks that committed it say the same."""
+    told = {step: {commit.metrics["loss"] for commit in ranks.values()} for step, ranks in ledger.commits.items()}
+    assert {step: each for step, each in told.items() if len(each) != 1} == {}
+    return {int(step): each.pop() for step, each in told.items()}
+
+
+def final(path: Path) -> dict[str, Any]:
+    """The state at the end, of one rank."""
+    told = json.loads(path.read_text())
+    return {"digest": told["digest"], "parameters": told["parameters"]}
+
+
+def assert_same(here: Site, ledger: Ledger, fixed: dict[str, Any], ranks: int) -> None:
+    """Every committed loss, and the final state of every rank, bit by bit; no step was committed twice."""
+    assert losses(ledger) == fixed["losses"]
+    finals = [final(here.folder / f"job.{rank}.json") for rank in range(ranks)]
+    assert finals == [{"digest": fixed["digest"], "parameters": fixed["parameters"]}] * ranks
+    assert redone(ledger) == []
+    assert ledger.open_incidents == {}
+    assert all(incident.steps_lost == 0 for incident in ledger.incidents)
+
+
+def test_a_run_of_1_2_4_3_2_and_4_replicas_is_bitwise_that_of_fixed_ones(here: Site, fixed: dict[str, Any]) -> None:
+    with training(here, 1) as job:
+        job.settled(1)
+        for size in (2, 4, 3, 2, 4):
+            job.reach(size)
+        ledger = job.finish()
+    assert_same(here, ledger, fixed, ranks=4)
+    assert [(each.kind, each.before, each.after) for each in ledger.incidents] == [
+        ("grow", 1, 2),
+        ("grow", 2, 4),
+        ("shrink", 4, 3),
+        ("shrink", 3, 2),
+        ("grow", 2, 4),
+    ]
+    assert [len(formed.workers) for formed in ledger.generations] == [1, 2, 4, 3, 2, 4]
+    for rank in range(4):  # who stays is never started again
+        assert len({formed.workers.get(str(rank)) for formed in ledger.generations} - {None}) <= (1, 1, 3, 2)[rank]
+
+
+def test_the_default_mode_stays_within_float_tolerance_of_the_fixed_run(here: Site, fixed: dict[str, Any]) -> None:
+    words = _words("job", 1, "--pace", "0.05", flags=("--replicas", "1:4"))
+    with here.start(*words) as started:
+        job = Elastic(here, "job", started)
+        job.settled(1)
+        for size in (2, 4, 3, 2, 4):
+            job.reach(size)
+        found = losses(job.finish())
+    worst = max(abs(found[step] - loss) for step, loss in fixed["losses"].items())
+    assert found.keys() == fixed["losses"].keys()
+    assert worst < 2e-3, f"losses differ by up to {worst}"
+
+
+def _building(job: Elastic) -> None:
+    answer = job.scale(4)
+    assert answer.accepted, answer.reason
+    job.kill(job.worker("starting"))
+
+
+def _survivor_while_others_build(job: Elastic) -> None:
+    answer = job.scale(4)
+    assert answer.accepted, answer.reason
+    job.worker("starting")
+    job.kill(job.worker("member", 1))
+
+
+def _ask(size: int) -> Callable[[Elastic], None]:
+    def ask(job: Elastic) -> None:
+        answer = job.scale(size)
+        assert answer.accepted, answer.reason
+
+    return ask
+
+
+def _leaver(job: Elastic) -> None:
+    leaver = job.worker("member", 3)
+    answer = job.scale(2)
+    assert answer.accepted, answer.reason
+    job.kill(leaver)
+
+
+# From how many replicas to how many, what is done, and the faults of a plan.
+_KILLS: dict[str, tuple[int, int, Callable[[Elastic], None], tuple[Fault, ...]]] = {
+    "grow: a candidate that builds": (2, 4, _building, ()),
+    "grow: a survivor while candidates build": (2, 4, _survivor_while_others_build, ()),
+    "grow: a survivor that forms": (2, 4, _ask(4), (Fault(0, 1, "form"),)),
+    "grow: a newcomer that forms": (2, 4, _ask(4), (Fault(3, 1, "form"),)),
+    "grow: a newcomer that is hydrated": (2, 4, _ask(4), (Fault(2, 1, "hydrate"),)),
+    "grow: a holder during hydration": (2, 4, _ask(4), (Fault(1, 1, "hydrate"),)),
+    "grow: the only survivor but one, and a newcomer": (
+        2,
+        4,
+        _ask(4),
+        (Fault(0, 1, "hydrate"), Fault(3, 1, "hydrate")),
+    ),
+    "shrink: a survivor that forms": (4, 2, _ask(2), (Fault(1, 1, "form"),)),
+    "shrink: a survivor before its first step": (4, 2, _ask(2), (Fault(0, 1, "hydrate"),)),
+    "shrink: one that was to leave": (4, 2, _leaver, ()),
+}
+
+
+@pytest.mark.parametrize("case", _KILLS)
+def test_a_kill_in_the_middle_of_a_change_costs_nothing(here: Site, fixed: dict[str, Any], case: str) -> None:
+    before, after, act, faults = _KILLS[case]
+    with training(here, before, faults=faults) as job:
+        job.settled(before)
+        act(job)
+        job.settled(after)
+        ledger = job.finish()
+    assert_same(here, ledger, fixed, ranks=after)
+    assert len(ledger.injected) == len(faults)
+    assert [(each.before, each.after) for each in changes(list(read_records(job.folder)))][-1] == (before, after)
+
+
+def test_scripts_hear_of_each_change_on_every_rank_at_the_same_boundary(here: Site) -> None:
+    with training(here, 2) as job:
+        job.settled(2)
+        job.reach(3)
+        job.reach(1)
+        job.finish()
+    heard = [json.loads(path.read_text()) for path in sorted(here.folder.glob("job.*.events"))]
+    grown = {"kind": "grow", "before": 2, "after": 3, "deadline": None, "reason": "a test", "leaving": False}
+    assert [_without_step(events[0]) for events in heard] == [grown | {"world": 3}] * 3
+    shrunk = {"kind": "shrink", "before": 3, "after": 1, "deadline": None, "reason": "a test"}
+    last = sorted((events[1] for events in heard), key=lambda event: bool(event["leaving"]))
+    assert _without_step(last[0]) == shrunk | {"leaving": False, "world": 1}
+    assert [_without_step(event) for event in last[1:]] == [shrunk | {"leaving": True, "world": 3}] * 2
+    for at in (0, 1):
+        assert len({events[at]["step"] for events in heard}) == 1, "not at the same boundary"
+
+
+def _without_step(event: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name != "step"}
+
+
+def test_a_job_that_cannot_fill_a_rank_goes_on_with_fewer_replicas(here: Site, fixed: dict[str, Any]) -> None:
+    flags = ("--local-nodes", "2", "--slots", "1", "--node-timeout", "20s")
+    with training(here, 1, *flags) as job:
+        job.settled(2)
+        job.drain("node1")
+        job.settled(1)
+        ledger = job.finish()
+    assert_same(here, ledger, fixed, ranks=1)
+    assert [(each.kind, each.before, each.after) for each in ledger.incidents] == [("preempt", 2, 1)]
+
+
+@pytest.mark.parametrize("size, reason", [(0, "at least one replica"), (5, "more than the maximum of 4")])
+def test_sizes_that_cannot_be_are_refused_and_the_job_goes_on(
+    here: Site, fixed: dict[str, Any], size: int, reason: str
+) -> None:
+    with training(here, 2) as job:
+        job.settled(2)
+        answer = job.scale(size)
+        assert not answer.accepted and reason in answer.reason
+        ledger = job.finish()
+    assert_same(here, ledger, fixed, ranks=2)
+    assert ledger.incidents == []
+
+
+def test_more_replicas_than_micro_batches_are_refused(here: Site) -> None:
+    with training(here, 2, extra=("--microbatches", "3")) as job:
+        job.settled(2)
+        answer = job.scale(4)
+        assert not answer.accepted and "3 micro-batches" in answer.reason
+        job.reach(3)
+        assert job.finish().incidents[-1].after == 3
+
+
+def test_the_small_gpt_is_the_same_in_a_world_that_changes_and_in_fixed_ones(here: Site) -> None:
+    words = ("--steps", "60", "--invariant", "--microbatches", "4", "--batch-size", "2", "--megabytes", "0.2")
+    told = {}
+    for world in (1, 4):
+        flags = ("--job", f"fixed{world}", "--nproc-per-node", str(world))
+        done = here.regrow("run", *flags, str(GPT), *words, "--out", f"fixed{world}.json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        told[world] = losses(Ledger(read_records(here.home / "jobs" / f"fixed{world}")))
+    flags = ("--job", "job", "--nproc-per-node", "1", "--replicas", "1:4")
+    with here.start("run", *flags, str(GPT), *words, "--out", "job.json") as started:
+        job = Elastic(here, "job", started)
+        job.settled(1)
+        for size in (2, 4, 3, 2, 4):
+            job.reach(size)
+        found = losses(job.finish())
+    assert found == told[1] == told[4]
+    assert all(math.isfinite(loss) for loss in found.values())
+    states = [json.loads((here.folder / f"{name}.json").read_text())["state"] for name in ("fixed1", "fixed4", "job")]
+    assert len(set(states)) == 1
