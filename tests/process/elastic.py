@@ -1,5 +1,6 @@
 """Driving a job whose world changes while it trains: ask for a size, wait for it, kill on the way."""
 
+import contextlib
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 from tests.process.launching import PATIENCE, Running, Site
 
 from regrow.core.events import IncidentClosed, Record, WorldChanged
@@ -73,6 +75,17 @@ class Elastic:
         calm = now.replicas == replicas == len(stand) and now.phase == "training" and now.step > after
         return now if calm else None
 
+    def alone(self, replicas: int) -> None:
+        """Wait until nobody is left but the ranks of so many replicas: leavers and candidates have ended."""
+        launcher = psutil.Process(self.job.process.pid)
+
+        def look() -> bool | None:
+            pids = {worker.pid for worker in self.view().ranks}
+            others = [each for each in launcher.children(recursive=True) if each.pid not in pids]
+            return True if len(others) == 2 and len(pids) == replicas else None
+
+        self._until(look, "all but the agent and its zygote have ended")
+
     def worker(self, stage: str, rank: int | None = None) -> WorkerView:
         """Wait for a worker at a stage of its life."""
 
@@ -88,10 +101,8 @@ class Elastic:
 
     def kill(self, worker: WorkerView) -> None:
         """SIGKILL."""
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it was on its way out
             os.kill(worker.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it was on its way out
 
     def hurry(self) -> None:
         """Train on without any pause."""

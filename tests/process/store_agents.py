@@ -47,7 +47,7 @@ class Agents:
         """All of them enter a generation."""
         stores = [server.address for server in self.servers]
         for server in self.servers:
-            self.at(partial(server.generation_formed, generation, stores))
+            self.at(partial(server.generation_formed, generation, stores, 2 * len(stores)))
 
 
 @contextmanager

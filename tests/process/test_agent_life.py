@@ -14,6 +14,7 @@ from tests.process.agent_harness import NODE, Bench, agent, exited
 from regrow.core.config import Script
 from regrow.core.ids import Generation, Rank, WorkerId
 from regrow.core.messages import (
+    NodeDraining,
     NodeJoined,
     NodeStopped,
     Role,
@@ -124,6 +125,45 @@ async def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) 
         bench.process.send_signal(number)
         assert await asyncio.wait_for(bench.process.wait(), 10.0) == 128 + number
         assert await bench.nothing_left() == []
+
+
+ELASTIC = {"most_nodes": 2, "min_replicas": 1, "max_replicas": 4}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+async def test_the_first_signal_is_passed_on_as_a_notice_where_the_job_can_do_without_the_node(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async with agent(tmp_path, FAMILY, job=ELASTIC, drain_grace=20.0) as bench:
+        await two_families(bench)
+        bench.process.send_signal(number)
+        notice = await bench.coordinator.expect(NodeDraining)
+        assert notice == NodeDraining(NODE, 20.0, f"signal {number.name}")
+        assert len(bench.children()) == 3, "it goes on until it is told to stop"
+        assert await bench.stop() == 0
+        assert await bench.nothing_left() == []
+
+
+async def test_a_second_signal_ends_the_agent_at_once_and_so_does_the_end_of_its_grace(tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    async with agent(tmp_path / "second", FAMILY, job=ELASTIC) as bench:
+        bench.process.send_signal(signal.SIGUSR1)
+        await bench.coordinator.expect(NodeDraining)
+        bench.process.send_signal(signal.SIGUSR1)
+        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 128 + signal.SIGUSR1
+    (tmp_path / "late").mkdir()
+    async with agent(tmp_path / "late", FAMILY, job=ELASTIC, drain_grace=0.5) as bench:
+        bench.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 128 + signal.SIGTERM
+        assert bench.coordinator.all(NodeDraining) != []
+
+
+async def test_an_agent_that_many_can_join_ends_with_its_parent_without_a_notice(tmp_path: Path) -> None:
+    async with agent(tmp_path, FAMILY, job=ELASTIC, under_a_parent=True) as bench:
+        await two_families(bench)
+        bench.process.kill()
+        assert await bench.nothing_left(within=10.0) == []
+        assert bench.coordinator.all(NodeDraining) == []
 
 
 async def test_an_agent_ends_with_its_parent(tmp_path: Path) -> None:

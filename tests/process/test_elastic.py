@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.elastic import Elastic, changes, incidents
+from tests.process.elastic import Elastic, changes
 from tests.process.launching import Site, site
 from tests.process.training import SCRIPTS, Fault, redone
 
@@ -192,7 +192,7 @@ def _without_step(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_job_that_cannot_fill_a_rank_goes_on_with_fewer_replicas(here: Site, fixed: dict[str, Any]) -> None:
-    flags = ("--local-nodes", "2", "--slots", "1", "--node-timeout", "20s")
+    flags = ("--local-nodes", "2", "--replicas", "1:2", "--node-timeout", "20s")
     with training(here, 1, *flags) as job:
         job.settled(2)
         job.drain("node1")
@@ -232,8 +232,8 @@ def test_the_small_gpt_is_the_same_in_a_world_that_changes_and_in_fixed_ones(her
         done = here.regrow("run", *flags, str(GPT), *words, "--out", f"fixed{world}.json")
         assert done.returncode == 0, done.stdout + done.stderr
         told[world] = losses(Ledger(read_records(here.home / "jobs" / f"fixed{world}")))
-    flags = ("--job", "job", "--nproc-per-node", "1", "--replicas", "1:4")
-    with here.start("run", *flags, str(GPT), *words, "--out", "job.json") as started:
+    elastic = ("--job", "job", "--nproc-per-node", "1", "--replicas", "1:4")
+    with here.start("run", *elastic, str(GPT), *words, "--out", "job.json") as started:
         job = Elastic(here, "job", started)
         job.settled(1)
         for size in (2, 4, 3, 2, 4):

@@ -118,7 +118,7 @@ def test_agents_connect_when_they_need_to_and_hang_up_on_those_that_left(running
     left = [server.address for server in running.servers[:2]]
     for generation in (2, 3):
         for server in running.servers[:2]:
-            running.at(lambda: server.generation_formed(Generation(generation), left))  # noqa: B023  runs at once
+            running.at(lambda: server.generation_formed(Generation(generation), left, 2))  # noqa: B023  runs at once
     assert set(running.servers[0]._peers._links) == {running.servers[1].address}
 
 

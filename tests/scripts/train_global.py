@@ -23,6 +23,7 @@ parser.add_argument("--say-steps", action="store_true")
 parser.add_argument("--perturb", action="store_true", help="the data set is another one than in other runs")
 parser.add_argument("--hold", default="", metavar="STEP:FILE", help="wait in that step until the file is there")
 parser.add_argument("--size", type=int, default=100)
+parser.add_argument("--pace", type=float, default=0.0, help="seconds a step lasts more, until there is a file `hurry`")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -53,6 +54,8 @@ loader = (
 )
 held, _, until = args.hold.partition(":")
 for step in session.steps(loader, until=args.steps):
+    if args.pace and not step.rehearsal and not Path("hurry").exists():
+        time.sleep(args.pace)
     with step as (x, y):
         while held == str(step.number) and not step.rehearsal and not Path(until).exists():
             time.sleep(0.005)

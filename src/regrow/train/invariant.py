@@ -23,6 +23,7 @@ from regrow.comm.tree_sum import start_tree_reduce, tree_reduce
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import is_distributed
 from regrow.step.dealing import Counter, Span
+from regrow.train.allocation import keep_freed_memory
 from regrow.train.modules import Modules
 from regrow.train.protect import ProtectedState
 
@@ -55,12 +56,14 @@ class TreeSummed:
         self._plain = [each for each in state.parameters() if each.requires_grad and not is_distributed(each)]
         self._counters: list[Counter[torch.Tensor]] = [Counter(count, _added) for _ in self._plain]
         for at, parameter in enumerate(self._plain):
+            parameter.register_hook(partial(self._comes, at, parameter))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(partial(self._came, at))  # type: ignore[no-untyped-call]
         self._index = _NONE
         self._last_of = [_NONE] * len(self._plain)
         self._queue: _Queue | None = None
         self._replicas: dist.ProcessGroup | None = ddp.group_of(modules.replicated)
         ddp.take_over_buffers(modules.replicated)
+        keep_freed_memory()
         if modules.sharded:
             fsdp_sums.prepare(modules.sharded, shard_size)
         else:
@@ -104,6 +107,7 @@ class TreeSummed:
         """Add what FSDP has, and zeros for what was not used."""
         for at, parameter in enumerate(self._plain):
             if self._last_of[at] != index:
+                parameter.grad = None
                 self._push(at, torch.zeros_like(parameter, requires_grad=False))
         self._index = _NONE
         if not self._modules.sharded:
@@ -160,6 +164,14 @@ class TreeSummed:
 
     # --- parameters without FSDP -------------------------------------------------------------------------------
 
+    def _comes(self, at: int, parameter: torch.Tensor, _: torch.Tensor) -> None:
+        """A backward is about to add to a parameter's gradient.
+
+        It does so in the neighbour's memory, while its own is in the processor's cache, and frees that at once.
+        """
+        if self._index not in (_NONE, self._last_of[at]):
+            parameter.grad = self._counters[at].neighbour(self._index)
+
     def _came(self, at: int, parameter: torch.Tensor) -> None:
         """A backward has added to a parameter's gradient."""
         gradient = parameter.grad
@@ -174,11 +186,11 @@ class TreeSummed:
                 hint=f"{_HINT} use checkpoint(use_reentrant=False)",
             )
         parameter.grad = None
-        self._push(at, gradient)
+        self._push(at, gradient, added=self._counters[at].neighbour(self._index) is not None)
 
-    def _push(self, at: int, gradient: torch.Tensor) -> None:
+    def _push(self, at: int, gradient: torch.Tensor, *, added: bool = False) -> None:
         self._last_of[at] = self._index
-        self._counters[at].push(self._index, gradient)
+        self._counters[at].push(self._index, gradient, added=added)
         if self._queue is not None:
             self._queue.done(at)
 
@@ -275,10 +287,11 @@ def _flattened(nodes: Sequence[Sequence[torch.Tensor]]) -> tuple[list[int], list
     for first, *_ in nodes:
         places.append(end)
         end += -(-first.numel() // align) * align
-    flats = [nodes[0][0].new_zeros(end) for _ in nodes[0]]
-    for start, values in zip(places, nodes, strict=True):
+    flats = [nodes[0][0].new_empty(end) for _ in nodes[0]]
+    for start, stop, values in zip(places, [*places[1:], end], nodes, strict=True):
         for flat, value in zip(flats, values, strict=True):
             flat[start : start + value.numel()].view(value.shape).copy_(value)
+            flat[start + value.numel() : stop].zero_()
     return places, flats
 
 

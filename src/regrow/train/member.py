@@ -1,6 +1,5 @@
 """How a worker takes part in its job: what `Session` asks of it."""
 
-import atexit
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,39 +9,34 @@ import torch
 import xxhash
 
 from regrow.agent.link import WorkerLink
-from regrow.agent.report import report
 from regrow.comm.groups import Formation, Groups
 from regrow.core.board import Phase
 from regrow.core.data_messages import BatchRecord, OrderDeclared, OrderSpec
 from regrow.core.errors import GenerationHalted, UsageError
-from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import (
     FaultKind,
     FaultStage,
     Role,
     WorkerCommitted,
-    WorkerFaulted,
     WorkerReady,
     WorkerStaged,
     WorldChange,
 )
 from regrow.data.loader import Caching
-from regrow.hydration.server import HydrationServer
 from regrow.step.machine import Committed
-from regrow.train.comparing import Comparison
 from regrow.train.control import Control
 from regrow.train.copies import Copies
-from regrow.train.durable import DurableState
 from regrow.train.faults import FaultInjector
-from regrow.train.frozen import FrozenState
 from regrow.train.interrupt import ForwardInterrupt
 from regrow.train.protect import ProtectedState
 from regrow.train.reading import Reading
 from regrow.train.recovery import Recovery, site_of
-from regrow.train.verdicts import Verdicts
+from regrow.train.updating import UpdateGate
+from regrow.train.verdicts import Verdicts, tell_fault
+from regrow.train.workplace import Workplace
 
 FORM_S: Seconds = 60.0
-WITHDRAW_S: Seconds = 60.0
 
 
 class Member:
@@ -71,6 +65,7 @@ class Member:
         self._copies = Copies(link, every=link.env.buddy_every, halted=lambda: self.control.halted)
         self._interrupt = ForwardInterrupt(lambda: self.control.interruptible)
         self._faults = FaultInjector(link, groups, lambda: self._state.parameters() if self._state else [])
+        self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.reading = Reading(link, self.control, lambda: self._rehearsing)
 
     @classmethod
@@ -187,65 +182,26 @@ class Member:
             microbatches: into how many the script divides a step; 0: into none.
             fixed: why the world of this script can have no other size; empty: it can.
         """
-        env = self._link.env
         self._state = state
-        frozen = FrozenState(state)
-        server = HydrationServer(
-            frozen,
-            token=env.token,
-            socket_dir=env.socket_dir,
-            bind=env.bind,
-            advertise=env.advertise,
-            nodes=1 if env.one_machine else env.nodes,
-        )
-        endpoint = server.open()
-        atexit.register(server.close)
-        comparison = None
-        if env.digest_every:
-            comparison = Comparison(
-                self._link,
-                self._groups,
-                self.control,
-                state,
-                every=env.digest_every,
-                own=lambda: state.buffers_of_no(buffered),
-                builder=env.role is Role.RANK,
-            )
-        self._recovery = Recovery(
-            self._link,
-            self.control,
-            self._groups,
-            state,
-            frozen,
-            server,
-            self._faults,
-            self._copies,
-            form_s=FORM_S,
-            comparison=comparison,
-        )
-        durable = None
-        if env.checkpoint_dir is not None:
-            durable = DurableState(env.worker, env.checkpoint_dir, send=self._link.send)
+        workplace = Workplace(self._link, self.control, self._groups, self._faults, self._copies)
+        self._recovery, durable = workplace.furnish(state, buffered, form_s=FORM_S)
         self._verdicts = Verdicts(self._link, self.control, self._recovery, state, self._copies, durable)
-        state_at = StepNo(-1)
+        env, state_at = self._link.env, NO_STATE
         if env.role is Role.RANK:
             state_at = durable.load(state, env.rank) if durable is not None and env.resume else StepNo(0)
         holding = state.layout()
-        layout = xxhash.xxh3_64_hexdigest(f"{holding}|{buckets}".encode())
-        sharded = self._groups.count > 1 or state.distributed()
         self._link.board.enter(Phase.WAITING)
-        built_s = time.monotonic() - self._born
         self._link.send(
             WorkerReady(
                 env.worker,
                 state_at,
-                endpoint,
-                layout,
-                built_s,
-                holding,
-                sharded,
-                microbatches,
-                fixed or self._groups.fixed(),
+                self._recovery.server.endpoint,
+                xxhash.xxh3_64_hexdigest(f"{holding}|{buckets}".encode()),
+                built_s=time.monotonic() - self._born,
+                holding=holding,
+                sharded=self._groups.count > 1 or state.distributed(),
+                microbatches=microbatches,
+                fixed=fixed or self._groups.fixed(),
             )
         )
 
@@ -326,8 +282,7 @@ class Member:
 
     def await_position(self) -> tuple[StepNo, int]:
         """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
-        form = self.control.peek_form()
-        return form.step, form.inside
+        return (form := self.control.peek_form()).step, form.inside
 
     @property
     def inside(self) -> int:
@@ -345,52 +300,7 @@ class Member:
             return
         if not self._begun or self._recovery is None or self.control.updating:
             return
-        step = self.control.step
-        self._groups.draining = True
-        try:
-            last_collective()
-        finally:
-            self._groups.draining = False
-        if self.control.halted and (self._groups.refused or self._groups.broke()):
-            raise GenerationHalted(f"step {step} was given up before its gradients were there")
-        if self._recovery.sharded:
-            self._agree(step)
-        self._faults.strike(FaultStage.UPDATE, step)
-        self._recovery.withdraw(time.monotonic() + WITHDRAW_S)
-        if not self.control.update():
-            raise GenerationHalted(f"step {step} was given up before its update")
-        self._link.board.enter(Phase.UPDATING)
-
-    def _agree(self, step: StepNo) -> None:
-        """In a sharded world: begin the update when all ranks can, or when the verdict says that it has happened.
-
-        Raises `GenerationHalted` when the step must run again.
-        """
-        if self.control.ready() and self._vote(step):
-            self._faults.strike(FaultStage.VOTE, step)
-            if self.control.update():
-                return
-        self._link.board.enter(Phase.WAITING)
-        if not self.control.await_verdict():
-            raise GenerationHalted(f"step {step} was given up: not all ranks were ready for its update")
-        self._link.board.enter(Phase.UPDATING)
-        self._faults.strike(FaultStage.ROLL, step)
-
-    def _vote(self, step: StepNo) -> bool:
-        """Whether every rank has said that it is ready; False: the generation is over, or about to be."""
-        self._copies.settle()
-        if self.control.halted:
-            return False
-        try:
-            self._groups.vote()
-        except RuntimeError as error:  # what a collective raises, halted or broken
-            if not self.control.halted:
-                self._told_fault(FaultKind.COLLECTIVE, step, error)
-            return False
-        return True
-
-    def _told_fault(self, kind: FaultKind, step: StepNo, error: Exception) -> None:
-        self._link.send(WorkerFaulted(self._link.env.worker, self.control.generation, step, kind, report(error)))
+        self._gate.enter(last_collective, self._recovery)
 
     def commit(self) -> bool:
         """The body has ended well; False when it must run again all the same."""
@@ -413,7 +323,8 @@ class Member:
         self._begun = False
         self.control.fail()
         if news:
-            self._told_fault(FaultKind.COLLECTIVE if symptom else FaultKind.BODY, step, error)
+            kind = FaultKind.COLLECTIVE if symptom else FaultKind.BODY
+            tell_fault(self._link, self.control.generation, step, kind, error)
         return True
 
     def abandon(self) -> None:
@@ -423,16 +334,13 @@ class Member:
         self.control.fail()
 
     def rejoin(self) -> StepNo | None:
-        """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any.
-
-        Raises `Dismissed` where the job goes on without this worker.
-        """
+        """As `Verdicts.rejoin`."""
         adopted = self._told.rejoin()
         self._newcomers = True
         return adopted
 
     def take_change(self) -> WorldChange | None:
-        """How the world has changed its size since this was asked last, if it has."""
+        """As `Verdicts.take_change`."""
         return self._told.take_change()
 
     def checkpoint(self) -> None:

@@ -22,6 +22,11 @@ class Dismissed(SystemExit):
         self.change = change
 
 
+def tell_fault(link: WorkerLink, generation: Generation, step: StepNo, kind: FaultKind, error: Exception) -> None:
+    """Something has gone wrong here, and the coordinator must decide."""
+    link.send(WorkerFaulted(link.env.worker, generation, step, kind, report(error)))
+
+
 class Verdicts:
     """What a worker is told between two generations, and what it does meanwhile.
 
@@ -67,10 +72,7 @@ class Verdicts:
                 continue
             except Exception as error:  # noqa: BLE001  whatever it is, the coordinator must hear of it and decide
                 if not self._control.is_over(form.generation):
-                    fact = WorkerFaulted(
-                        self._link.env.worker, form.generation, form.step, FaultKind.HYDRATION, report(error)
-                    )
-                    self._link.send(fact)
+                    tell_fault(self._link, form.generation, form.step, FaultKind.HYDRATION, error)
                 continue
             # It is told again while the new world does not stand; who has stood in it already has heard of it.
             if form.change is not None and form.change.generation > self._changed_in:

@@ -1,0 +1,106 @@
+"""Sixty changes of the world at random with kills between them: nothing leaks, and the data comes in its order."""
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.process.elastic import Elastic
+from tests.process.launching import SHARED, Site, site
+from tests.process.test_leaks import settled
+from tests.process.training import SCRIPTS, redone
+
+from regrow.membership.view import JobView
+from regrow.observe.ledger import Ledger, read_records
+
+CHANGES, WARM = 60, 15
+CALM = 2
+"""How many replicas there are whenever something is measured."""
+STEPS = 3500
+SEED = 20
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+def _words(name: str, nproc: int, *extra: str, flags: tuple[str, ...] = ()) -> list[str]:
+    script = [str(SCRIPTS / "train_micro.py"), "--steps", str(STEPS), "--invariant", "--out", f"{name}.out"]
+    return ["run", "--job", name, "--nproc-per-node", str(nproc), *flags, *script, *extra]
+
+
+def _losses(here: Site, name: str) -> dict[int, set[float]]:
+    commits = Ledger(read_records(here.home / "jobs" / name)).commits
+    return {int(step): {commit.metrics["loss"] for commit in ranks.values()} for step, ranks in commits.items()}
+
+
+def _shared() -> set[Path]:
+    """What lies in shared memory, but for the caches of data, of which each site knows its own."""
+    return {path for path in SHARED.iterdir() if not path.name.startswith("regrow-data-")}
+
+
+def _sizes(draw: random.Random) -> list[int]:
+    """No size twice in a row; `CALM` where something is measured."""
+    sizes = [CALM]
+    for at in range(1, CHANGES + 1):
+        measured, next_measured = at in (WARM, CHANGES), at + 1 in (WARM, CHANGES)
+        choices = [CALM] if measured else [1, 2, 3, 4]
+        sizes.append(
+            draw.choice([size for size in choices if size != sizes[-1] and not (next_measured and size == CALM)])
+        )
+    return sizes[1:]
+
+
+def _strike(job: Elastic, draw: random.Random) -> bool:
+    """SIGKILL to a worker of any kind but rank 0, which lives through all of it, some time after a change was asked."""
+    time.sleep(draw.uniform(0.0, 0.8))
+    now: JobView = job.view()
+    targets = [worker for worker in [*now.ranks[1:], *now.candidates] if worker.pid]
+    if not targets:
+        return False
+    job.kill(draw.choice(targets))
+    return True
+
+
+@pytest.mark.timeout(900)
+def test_sixty_changes_with_kills_between_them_leave_no_trace_and_no_drift(here: Site) -> None:
+    draw = random.Random(SEED)
+    shared_before = _shared()
+    words = _words("job", CALM, "--pace", "0.1", flags=("--replicas", "1:4", "--max-faults", "1000"))
+    kills, samples, processes = 0, [], []
+    with here.start(*words) as started:
+        job = Elastic(here, "job", started)
+        first = job.settled(CALM)
+        launcher = psutil.Process(started.process.pid)
+        agent = next(child for child in launcher.children() if "regrow.agent" in " ".join(child.cmdline()))
+        pids = {"survivor": first.ranks[0].pid, "agent": agent.pid, "launcher": launcher.pid}
+        for at, size in enumerate(_sizes(draw), start=1):
+            answer = job.scale(size)
+            assert answer.accepted, answer.reason
+            kills += draw.random() < 0.4 and _strike(job, draw)
+            job.settled(size)
+            if at in (WARM, CHANGES):
+                job.alone(CALM)
+                samples.append(settled(pids))
+                processes.append(len(launcher.children(recursive=True)))
+        ledger = job.finish()
+    assert kills >= CHANGES // 6, "too few kills to tell anything"
+    assert redone(ledger) == []
+    assert ledger.open_incidents == {}
+    assert _shared() <= shared_before
+    assert processes[1] <= processes[0]
+    for name in pids:
+        before, after = samples[0][name], samples[1][name]
+        assert after.descriptors <= before.descriptors, (name, before, after)
+        assert after.threads <= before.threads, (name, before, after)
+        assert after.resident <= before.resident * 1.05, (name, before, after)
+
+    proven = here.regrow("data", "verify", "job")
+    assert proven.returncode == 0, proven.stdout + proven.stderr
+    assert here.regrow(*_words("fixed", 1)).returncode == 0
+    assert _losses(here, "job") == _losses(here, "fixed")
