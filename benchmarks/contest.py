@@ -171,8 +171,13 @@ class Job:
         self._paused = False
         self._signal(signal.SIGCONT)
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that there are now."""
+        return range(self.ledger.world)
+
     def _signal(self, sign: signal.Signals) -> None:
-        for rank in range(self.ledger.world):
+        for rank in self.ranks:
             with suppress(ProcessLookupError):
                 os.kill(self.pid(rank), sign)
 

@@ -14,15 +14,16 @@ import click
 
 from regrow.core.config import data_home, jobs_home, runtime_home, state_home
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
-from regrow.core.messages import FaultHow, FaultStage, Warmth
-from regrow.launch import torchrun
+from regrow.core.messages import FaultHow, FaultStage
+from regrow.launch import options, torchrun
 
 if TYPE_CHECKING:
     from regrow.launch.folder import JobEntry
     from regrow.launch.job import Surroundings
     from regrow.launch.remote import CoordinatorClient
+    from regrow.membership.orders import AnswerScale
 
-USAGE, RUN_AGAIN, INTERNAL_ERROR = 2, 75, 70
+REFUSED, USAGE, RUN_AGAIN, INTERNAL_ERROR = 1, 2, 75, 70
 
 _AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": torchrun.spelled_out}
 
@@ -30,7 +31,7 @@ _AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": to
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code, and shows no stack of ours.
 
-    0: done. 1: the script's own error. 2: usage. 75: run me again. 70: a defect of regrow.
+    0: done. 1: the script's own error, or a running job refuses. 2: usage. 75: run me again. 70: a defect of regrow.
     """
     try:
         code = commands.main(args=None if argv is None else list(argv), prog_name="regrow", standalone_mode=False)
@@ -91,31 +92,7 @@ def commands() -> None:
 
 @commands.command(context_settings=_AS_GIVEN, no_args_is_help=False)
 @torchrun.options
-@click.option("--standby", type=int, default=0, metavar="N", help="Warm workers a node that wait to take a lost place.")
-@click.option("--warmth", default=str(Warmth.BUILT), metavar="|".join(Warmth), help="How far standbys go ahead.")
-@click.option("--max-faults", type=int, default=100, metavar="N", help="Most faults within --window.  [100]")
-@click.option("--window", default="1h", metavar="TIME", help="See --max-faults.  [1h]")
-@click.option("--checkpoint-dir", default="", metavar="DIR", help="Folder or URL of durable checkpoints; else none.")
-@click.option("--checkpoint-every", default="10min", metavar="TIME", help="Time between them.  [10min]")
-@click.option("--checkpoint-keep", type=int, default=2, metavar="K", help="How many of the newest stay.  [2]")
-@click.option("--resume", is_flag=True, help="Start from the newest durable checkpoint.")
-@click.option("--local-nodes", type=int, metavar="N", help="Nodes of the job, all on this machine, to try them out.")
-@click.option("--node-timeout", default="10min", metavar="TIME", help="How long a lost node is waited for.  [10min]")
-@click.option("--domain", default="", metavar="LABEL", help="What fails with this node, a rack; for --buddy-every.")
-@click.option("--buddy-every", type=int, default=0, metavar="K", help="Copy state to another node each K steps.")
-@click.option(
-    "--digest-every", type=int, default=0, metavar="N", help="Compare replicas each N steps, 0.2 s a GB.  [0: never]"
-)
-@click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]")
-@click.option("--data-cache-bytes", default="", metavar="SIZE", help="A node's.  [4GiB, a quarter of what is free]")
-@click.option("--data-mirror", default="64MiB", metavar="SIZE", help="Another node keeps that of them.  [64MiB]")
-@click.option("--hang-timeout", default="", metavar="TIME", help="Most time without progress.  [10 longest steps, 30s]")
-@click.option("--preload", multiple=True, metavar="MODULE", help="Import it before workers are forked; repeatable.")
-@click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only.")
-@click.option("--token-file", default="", metavar="FILE", help="The secret of a job of several nodes; or REGROW_TOKEN.")
-@click.option("--fault-plan", default="", metavar="FILE", help="Faults on demand, in TOML.")
-@click.option("--job", default="", metavar="NAME", help="The job's name.")
-@click.option("--quiet", is_flag=True, help="Say only what went wrong.")
+@options.of_run
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -138,6 +115,22 @@ def run(context: click.Context, /, **words: Any) -> int:
     plan = make_plan(flags, around, faults)
     check_script(plan.script, plan.preload)
     return run_local(plan) if plan.node_rank == 0 else join(plan)
+
+
+@commands.command()
+@options.of_agent
+@click.argument("job", required=False)
+def agent(job: str | None, join: str | None, token_file: str, **words: Any) -> int:
+    """Bring this machine into JOB, which runs, as one node more: until the job's end, or until the node is given back.
+
+    SIGTERM, SIGUSR1 or Ctrl-C gives it back within --grace; a second one ends it at once.
+    """
+    from regrow.launch.joining import join as run_node
+    from regrow.launch.latecomer import AgentFlags, make_join_plan
+
+    if join is None or (job and join):
+        raise UsageError("regrow agent needs to know which job", hint="give --join HOST:PORT, or --join and a job here")
+    return run_node(make_join_plan(AgentFlags(join=join or job or "", **words), _surroundings(token_file)))
 
 
 def _surroundings(token_file: str) -> "Surroundings":
@@ -299,6 +292,49 @@ def jobs() -> None:
 
 @commands.command()
 @click.argument("job", required=False)
+@click.option("--replicas", type=int, metavar="N", help="How many there shall be.")
+@click.option("--ranks", type=int, metavar="N", help="Instead: how many ranks, whole replicas of them.")
+@click.option("--stay", metavar="TIME", help="How long the capacity will be there; growing must pay in that time.")
+@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | None, reason: str) -> int:
+    """Ask JOB to have another number of replicas. Exit code 1: it refuses, says why, and goes on as it is."""
+    from regrow.launch.checks import some_time
+    from regrow.membership.front_desk import ScaleWish
+
+    if (replicas is None) == (ranks is None):
+        raise UsageError("how large shall the job be?", hint="give either --replicas N or --ranks N")
+    entry, client = _client(job)
+    seconds = None if stay is None else some_time("--stay", stay)
+    return _answered(entry, client.scale(ScaleWish(replicas, ranks, seconds, reason or "regrow scale")))
+
+
+@commands.command()
+@click.argument("names", nargs=-1, required=True, metavar="[JOB] NODE")
+@click.option("--grace", default="30s", metavar="TIME", help="How long its ranks may take to leave it.  [30s]")
+@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+def drain(names: tuple[str, ...], grace: str, reason: str) -> int:
+    """Give NODE of JOB back: its ranks leave it at the next boundary, then its agent ends, and the job goes on."""
+    from regrow.core.ids import NodeId
+    from regrow.launch.checks import some_time
+    from regrow.membership.front_desk import DrainWish
+
+    if len(names) > 2:
+        raise UsageError(f"drain takes one job and one node, not {' '.join(names)}")
+    seconds = some_time("--grace", grace, zero=True)
+    entry, client = _client(names[0] if len(names) == 2 else None)
+    return _answered(entry, client.drain(DrainWish(NodeId(names[-1]), seconds, reason or "regrow drain")))
+
+
+def _answered(entry: "JobEntry", answer: "AnswerScale") -> int:
+    """Say what becomes of what was asked; the exit code."""
+    if not answer.accepted:
+        return _fail(f"job {entry.job}: {answer.reason}", REFUSED)
+    click.echo(f"job {entry.job}: {answer.reason}")
+    return 0
+
+
+@commands.command()
+@click.argument("job", required=False)
 def stop(job: str | None) -> None:
     """Ask JOB to end; it then exits with 75."""
     entry, client = _client(job)
@@ -316,6 +352,23 @@ def logs(job: str | None, rank: int) -> None:
 
     entry = find_job(jobs_home(), job, running=False)
     print_logs(entry, rank, sys.stdout.buffer)
+
+
+@commands.command()
+@click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
+@click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help="A .png, a .svg, or a folder for both.")
+@click.option("--x", "axis", type=click.Choice(["time", "step"]), default="time", help="The x axis.  [time]")
+@click.option("--metric", default="loss", metavar="NAME", help="Which logged number is shown.  [loss]")
+def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
+    """Draw world size, throughput and loss of a run, with its incidents; needs regrow[plot].
+
+    Without a name it is the job that runs, or the newest. Writes plot.png and plot.svg beside the records.
+    """
+    from regrow.launch.plotting import plot as draw
+    from regrow.observe.plot_series import Axis
+
+    for path in draw(jobs_home(), run, out=out, axis=Axis(axis), metric=metric):
+        click.echo(str(path))
 
 
 @commands.command()

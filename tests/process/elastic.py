@@ -86,6 +86,14 @@ class Elastic:
 
         self._until(look, "all but the agent and its zygote have ended")
 
+    def phase(self, phase: str) -> JobView:
+        """Wait for the job to be at this."""
+
+        def look() -> JobView | None:
+            return now if (now := self.view()).phase == phase else None
+
+        return self._until(look, f"the job is {phase}")
+
     def worker(self, stage: str, rank: int | None = None) -> WorkerView:
         """Wait for a worker at a stage of its life."""
 

@@ -19,7 +19,7 @@ from regrow.core.events import (
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.data.order import keys_of, samples_digest
 from regrow.observe.reads import Run
-from regrow.step.dealing import deal
+from regrow.step.dealing import Counts, deal
 
 GLOBAL = OrderSpec(
     "ordered", seed=3, sources=[SourceSpec("corpus", 100)], global_batch=24, shuffle=True, remainder="wrap"
@@ -49,7 +49,7 @@ class FakeRun:
         start: int = 0,
         share: Share = own_share,
         nodes: int = 1,
-        microbatches: int = 0,
+        microbatches: int | dict[int, int] = 0,
     ) -> None:
         self.name, self.order, self.step = name, order, start
         self.records: list[Record] = []
@@ -69,7 +69,8 @@ class FakeRun:
 
     def commit(self, rank: int, *, adopted: bool = False) -> None:
         share, shares = self._share(rank, self.world)
-        parts = range(*deal(self._microbatches, self.world, rank)) if self._microbatches else ()
+        count = Counts(self._microbatches).of(self.world) if self._microbatches else 0
+        parts = range(*deal(count, self.world, rank)) if count else ()
         self._now += 0.1
         self.records.append(
             StepCommitted(
@@ -82,7 +83,7 @@ class FakeRun:
                 {},
                 adopted=adopted,
                 data=None if parts else read(self.order, self.step, share, shares),
-                parts=[read(self.order, self.step, part, self._microbatches) for part in parts],
+                parts=[read(self.order, self.step, part, count) for part in parts],
             )
         )
 

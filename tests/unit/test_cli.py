@@ -152,7 +152,7 @@ def test_jobs_and_logs_of_ended_jobs_are_shown(capfdbinary: pytest.CaptureFixtur
     assert b"no jobs yet" in told.out
     assert b"ended (1)" in told.out
     assert told.out.endswith(b"from rank 1\n")
-    assert b"there is no output of rank 5 (job a has ranks 0 to 1)" in told.err
+    assert b"there is no output of rank 5 (job a was started with ranks 0 to 1)" in told.err
 
 
 def test_a_coordinator_that_does_not_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:

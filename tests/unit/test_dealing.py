@@ -89,6 +89,19 @@ def test_a_table_with_too_few_micro_batches_for_a_size_is_refused(counts: int | 
         Counts(counts)
 
 
+@given(worlds())
+def test_a_value_may_be_added_to_its_neighbour_beforehand(world: tuple[int, int]) -> None:
+    """In the neighbour's memory, while it is being computed: the tree stays the same."""
+    count, replicas = world
+    for replica in range(replicas):
+        plain, early = Counter[Tree](count, pair), Counter[Tree](count, pair)
+        for index in range(*deal(count, replicas, replica)):
+            plain.push(index, str(index))
+            neighbour = early.neighbour(index)
+            early.push(index, str(index) if neighbour is None else (neighbour, str(index)), added=neighbour is not None)
+        assert early.nodes == plain.nodes
+
+
 def test_there_is_no_replica_beyond_the_last() -> None:
     with pytest.raises(UsageError, match="no replica 2 of 2"):
         deal(4, 2, 2)

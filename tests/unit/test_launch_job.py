@@ -41,10 +41,37 @@ def test_durations_and_warmth_are_read() -> None:
     assert made.facts.durable
 
 
-def test_a_range_of_nodes_starts_with_the_least_and_says_so() -> None:
-    made = plan(around(token="t"), nnodes="2:4", node_rank=0, rdzv_endpoint="127.0.0.1:29400")
-    assert made.facts.nodes == 2
-    assert "growing to 4" in made.notes[0]
+def test_a_range_of_nodes_starts_with_the_least_and_may_grow_to_the_most() -> None:
+    made = plan(around(token="t"), nnodes="2:4", nproc_per_node="2", node_rank=0, rdzv_endpoint="127.0.0.1:29400")
+    facts = made.facts
+    assert (facts.nodes, facts.node_limit, facts.min_replicas, facts.max_replicas) == (2, 4, 4, 8)
+    assert made.slots == 2
+
+
+def test_one_node_that_others_may_join_needs_no_secret_unless_they_come_from_elsewhere() -> None:
+    made = plan(nnodes="1:2")
+    assert (made.bind, made.advertise, made.facts.can_lose_nodes) == ("127.0.0.1", "127.0.0.1", True)
+    with pytest.raises(UsageError, match="needs a secret"):
+        plan(nnodes="1:2", bind="10.0.0.1")
+    made = plan(around(token="t"), nnodes="1:2", bind="10.0.0.1")
+    assert (made.bind, made.advertise) == ("10.0.0.1", "10.0.0.1")
+    with pytest.raises(UsageError, match="add --rdzv-endpoint"):
+        plan(around(token="t"), nnodes="1:2", bind="0.0.0.0")
+
+
+def test_a_node_has_room_for_its_part_of_the_largest_world() -> None:
+    assert plan(nproc_per_node="2", replicas="1:4").slots == 4
+    assert plan(local_nodes=2, nproc_per_node="1", replicas="2:5").slots == 3
+    assert plan(nproc_per_node="2", replicas="1:4", slots=6).slots == 6
+    assert plan(nproc_per_node="2").slots == 2
+
+
+def test_replicas_have_whole_units_and_sizes_set_their_limits() -> None:
+    facts = plan(nproc_per_node="4", replica_ranks=2, replica_sizes="4,1,2").facts
+    assert (facts.unit, facts.replicas, facts.sizes) == (2, 2, [1, 2, 4])
+    assert (facts.min_replicas, facts.max_replicas) == (1, 4)
+    fixed = plan(nproc_per_node="4").facts
+    assert (fixed.min_replicas, fixed.max_replicas, fixed.elastic) == (None, None, False)
 
 
 def test_node_0_listens_where_the_others_look() -> None:
@@ -138,6 +165,20 @@ def test_output_goes_to_files_only_when_redirected() -> None:
         ({"buddy_every": -1}, "--buddy-every -1"),
         ({"digest_every": -1}, "--digest-every -1"),
         ({"node_timeout": "later"}, "--node-timeout: 'later' is not a duration"),
+        ({"replicas": "0:2"}, "--replicas '0:2' is no number of replicas"),
+        ({"replicas": "2:4"}, "the job starts with 1 rank, but 1 replicas are fewer than the minimum of 2"),
+        ({"nproc_per_node": "4", "replicas": "1:2"}, "4 replicas are more than the maximum of 2"),
+        ({"nproc_per_node": "3", "replica_ranks": 2}, "no whole replicas of 2"),
+        ({"replica_ranks": 0}, "--replica-ranks 0"),
+        ({"nproc_per_node": "3", "replica_sizes": "1,2,4"}, "3 replicas are none of the allowed sizes (1, 2, 4)"),
+        ({"replica_sizes": "1,0"}, "--replica-sizes '1,0'"),
+        ({"replica_sizes": "1,"}, "--replica-sizes '1,'"),
+        ({"nproc_per_node": "2", "slots": 1}, "less than the 2 ranks"),
+        ({"replicas": "1:4", "slots": 3}, "4 replicas of 1 ranks have no room"),
+        ({"change_pause": "often"}, "--change-pause: 'often'"),
+        ({"drain_grace": "0s"}, "--drain-grace '0s' is no time"),
+        ({"nnodes": "1:2", "node_rank": 1}, "bring others in with regrow agent --join"),
+        ({"nnodes": "1:2", "standalone": True}, "--standalone is for one node, --nnodes says 1:2"),
     ],
 )
 def test_a_wrong_flag_is_refused_with_its_cure(flags: dict[str, Any], said: str) -> None:

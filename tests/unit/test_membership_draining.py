@@ -25,6 +25,7 @@ from regrow.core.copies import TakeSnapshot
 from regrow.core.events import GrowthWeighed, IncidentClosed, IncidentOpened, Noted
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
 from regrow.core.messages import (
+    FenceWorker,
     HaltGeneration,
     NodeStopped,
     ReleaseWorker,
@@ -177,3 +178,21 @@ def test_the_state_of_a_world_that_was_halted_is_told_once() -> None:
     job.tell(WorkerResumed(job.of(Rank(0)), job.machine.generation))
     job.tell(TimeAdvanced())
     assert len(job.all(IncidentOpened)) == 1
+
+
+def test_a_node_that_is_given_back_while_its_candidates_build_is_done_without() -> None:
+    job = elastic(2, slots=2)
+    comes(job, "n1", 2)
+    building = candidates(job)
+    assert len(building) == 2
+    job.ready(building[0], NO_STATE)
+    drain(job, "n1")
+    assert {order.worker for order in job.all(FenceWorker)} == set(building)
+    assert not job.all(HaltGeneration), "those who train are not disturbed"
+    for worker in building:
+        job.exited(worker, -9)
+    assert [order.node for order in job.all(StopNode)] == ["n1"]
+    job.stepped(5)
+    assert (phase(job), job.all(IncidentOpened)) == ("training", [])
+    comes(job, "n2", 2)
+    assert [job.machine.roster.workers[each].node for each in candidates(job)[-2:]] == ["n2", "n2"]

@@ -426,3 +426,16 @@ def test_the_gradient_is_that_of_the_global_batch_whatever_the_number_of_micro_b
 def test_a_table_is_refused_where_it_would_change_the_result(loader: Any, invariant: bool, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         World(net(), count=TABLE, loader=loader, invariant=invariant)
+
+
+def test_a_body_that_asks_for_gradients_or_clears_them_changes_nothing_in_invariant_mode() -> None:
+    plain, meddling = World(net(), invariant=True), World(net(), invariant=True)
+    plain.run()
+    for micro in meddling.enter():
+        for parameter in meddling.net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        loss = meddling.net(micro.batch).square().mean()
+        torch.autograd.grad(loss, list(meddling.net.parameters()), retain_graph=True)
+        meddling.net.zero_grad(set_to_none=False)
+        micro.backward(loss)
+    assert all(torch.equal(*pair) for pair in zip(gradients(plain.net), gradients(meddling.net), strict=True))

@@ -106,12 +106,19 @@ def test_ranks_that_share_a_share_read_it_once() -> None:
     assert (proof.verdict, proof.read, proof.worlds[0].shares) == (Verdict.PROVEN, 15 * 24, 2)
 
 
-def test_micro_batches_are_proven_through_every_change_of_the_world() -> None:
-    grown = FakeRun(microbatches=8, world=1).run(3).resize(2).run(3).resize(4).run(3).resize(3).run(16).end()
+@pytest.mark.parametrize(
+    ("microbatches", "worlds"),
+    [(8, [(8, 0, 24)]), ({1: 8, 3: 12}, [(8, 0, 5), (12, 6, 24)])],
+    ids=["as many", "by a table"],
+)
+def test_micro_batches_are_proven_through_every_change_of_the_world(
+    microbatches: int | dict[int, int], worlds: list[tuple[int, int, int]]
+) -> None:
+    grown = FakeRun(microbatches=microbatches, world=1).run(3).resize(2).run(3).resize(4).run(3).resize(3).run(16).end()
     proof = prove([grown], against=[FakeRun(microbatches=8, world=1).run(25).end()])
     assert (proof.verdict, proof.findings, proof.reasons) == (Verdict.PROVEN, [], [])
     assert (proof.steps, proof.read, proof.epochs, proof.compared) == (25, 600, 6, 25)
-    assert [(world.shares, world.first, world.last) for world in proof.worlds] == [(8, 0, 24)]
+    assert [(world.shares, world.first, world.last) for world in proof.worlds] == worlds
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from regrow.core.config import Script
 from regrow.core.errors import UsageError
 from regrow.core.events import JobEnded, Noted, Record
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, WorkerId
@@ -19,12 +20,14 @@ from regrow.core.messages import (
     FaultRequested,
     FaultSpec,
     JobFacts,
+    NodeDraining,
     NodeJoined,
     NodeLost,
     NodeProgress,
     NodeStopped,
     ReleaseWorker,
     Role,
+    ScaleRequested,
     SpawnWorker,
     StopNode,
     StopRequested,
@@ -32,7 +35,8 @@ from regrow.core.messages import (
     Warmth,
     WorkerStarted,
 )
-from regrow.membership.orders import Command, EndJob
+from regrow.membership.admission import JoinOffer
+from regrow.membership.orders import AnswerScale, Command, EndJob
 from regrow.membership.server import INTERNAL_ERROR, Coordinator
 
 FACTS = JobFacts(JobId("j"), 2, 1, 0, Warmth.IMPORTS, 1, 60.0, None, False)
@@ -49,6 +53,7 @@ class ScriptedMachine:
 
     def __init__(self, answer: Callable[[Fact], list[Command]] = lambda fact: []) -> None:
         self.facts = FACTS
+        self.world = 2
         self.deadline: Instant | None = None
         self.heard: asyncio.Queue[Fact] = asyncio.Queue()
         self._answer = answer
@@ -192,7 +197,7 @@ async def test_the_machine_hears_of_nodes_in_the_jobs_order_and_of_no_others() -
     machine = ScriptedMachine()
     nodes = [NodeId("node0"), NodeId("node1")]
     async with serving(machine, nodes=nodes) as (coordinator, _), agent(coordinator, "node2", pid=3) as stranger:
-        assert (await stranger.socket.receive(PATIENCE)).extra == "this job has no node2"
+        assert (await stranger.socket.receive(PATIENCE)).extra == "this job has at most 2 nodes"
         async with agent(coordinator, "node1", pid=2) as one:
             await one.tells(WorkerStarted(WorkerId("x"), 1))
             assert isinstance(await machine.hears(), WorkerStarted)
@@ -327,3 +332,51 @@ async def test_a_port_in_use_is_said_in_a_sentence() -> None:
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{first.port}"):
             async with serving(ScriptedMachine(), port=first.port):
                 pass
+
+
+async def test_a_size_that_is_asked_for_is_answered_with_the_machines_own_sentence() -> None:
+    def answer(fact: Fact) -> list[Command]:
+        return [AnswerScale(fact.replicas == 3, "why")] if isinstance(fact, ScaleRequested) else []
+
+    machine = ScriptedMachine(answer)
+    async with serving(machine) as (coordinator, _):
+        status, said = await ask(coordinator, "POST", "/scale", b'{"replicas": 3, "stay": 60, "reason": "night"}')
+        assert (status, said["accepted"], said["reason"]) == (200, True, "why")
+        assert await machine.hears() == ScaleRequested(3, "night", 60.0)
+        status, said = await ask(coordinator, "POST", "/scale", b'{"ranks": 7}')
+        assert (status, said["accepted"]) == (200, False)
+        assert await machine.hears() == ScaleRequested(0, "an operator asked for it", None, 7)
+        for wrong in (b"{}", b'{"ranks": 1, "replicas": 1}', b'{"replicas": "all"}'):
+            assert (await ask(coordinator, "POST", "/scale", wrong))[0] == 400
+        assert (await ask(coordinator, "POST", "/scale", b"{}", Authorization="Bearer other"))[0] == 401
+        coordinator.end(EndJob(0, ""))
+        assert (await ask(coordinator, "POST", "/scale", b'{"replicas": 3}'))[0] == 409
+
+
+async def test_a_node_that_is_there_can_be_given_back() -> None:
+    machine = ScriptedMachine()
+    async with serving(machine) as (coordinator, _), agent(coordinator, "node0"):
+        await machine.hears()
+        status, said = await ask(coordinator, "POST", "/drain", b'{"node": "node0", "grace": 5, "reason": "dust"}')
+        assert (status, said["accepted"]) == (200, True)
+        assert await machine.hears() == NodeDraining(NodeId("node0"), 5.0, "dust")
+        status, said = await ask(coordinator, "POST", "/drain", b'{"node": "node9"}')
+        assert (status, said["accepted"]) == (200, False)
+        assert said["reason"] == "this job has no node node9; its nodes are: node0"
+        assert (await ask(coordinator, "POST", "/drain", b'{"node": "node0", "grace": -1}'))[0] == 400
+
+
+async def test_a_node_that_asks_to_join_is_told_all_of_the_job() -> None:
+    machine = ScriptedMachine()
+    machine.facts = msgspec.structs.replace(FACTS, most_nodes=2)
+    async with serving(machine, nodes=[NodeId("node0")]) as (coordinator, _), agent(coordinator, "node0"):
+        await machine.hears()
+        status, said = await ask(coordinator, "POST", "/join", b"{}")
+        assert (status, said["error"]) == (409, "this job takes no further nodes")
+        coordinator.offer = JoinOffer(machine.facts, Script("train.py", ["--fast"]), "/work")
+        status, said = await ask(coordinator, "POST", "/join", b"{}")
+        assert (status, said["node"], said["node_rank"], said["script"]["args"]) == (200, "node1", 1, ["--fast"])
+        async with agent(coordinator, "node1", pid=2):
+            assert await machine.hears() == NodeJoined(NodeId("node1"), "127.0.0.1", 2, "store", pid=2)
+            status, said = await ask(coordinator, "POST", "/join", b"{}")
+            assert (status, said["error"]) == (409, "this job has at most 2 nodes")

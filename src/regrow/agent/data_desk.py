@@ -72,7 +72,7 @@ class DataDesk:
             why = error.strerror or error
             _log.warning("%s has no data cache: %s cannot be used: %s", config.node, config.data_dir, why)
             return ""
-        if config.facts.nodes == 1:
+        if config.facts.node_limit == 1:
             return ""
         door = DataDoor(config)
         try:

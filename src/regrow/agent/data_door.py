@@ -55,7 +55,7 @@ class DataDoor:
         self._config = config
         self._secret = f"Bearer {config.token}".encode()
         self._folder = Path(config.data_dir)
-        self._mirror = Mirror(self._folder, budget=config.data_mirror, nodes=config.facts.nodes)
+        self._mirror = Mirror(self._folder, budget=config.data_mirror, nodes=config.facts.node_limit)
         self._uploads = 0
         self._runner: web.AppRunner | None = None
 

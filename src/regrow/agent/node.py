@@ -9,13 +9,15 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from regrow.agent.checkpoints import CheckpointDesk
 from regrow.agent.contract import Seats, one_thread_each, path_entry
 from regrow.agent.data_desk import DataDesk
 from regrow.agent.fencing import end_children, kill_sessions, sweep_orphans
+from regrow.agent.hearing import Hearing
 from regrow.agent.ledger import LastSeen, Ledger, StepsFile
+from regrow.agent.notice import Ending, Notice
 from regrow.agent.output import OutputPump
 from regrow.agent.requests import SpawnRequest
 from regrow.agent.store import StoreServer
@@ -27,12 +29,11 @@ from regrow.agent.zygote_client import ZygoteClient
 from regrow.core.checkpoint_messages import (
     AbandonCheckpoint,
     FinishCheckpoint,
-    SnapshotForDisk,
     WriteCheckpoint,
 )
 from regrow.core.config import AgentConfig, inherited_environment
-from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotStored, SnapshotTaken
-from regrow.core.data_messages import OrderDeclared, PlaceData, ProducerServed, ProducerWanted
+from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotStored
+from regrow.core.data_messages import PlaceData
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import (
@@ -45,39 +46,24 @@ from regrow.core.messages import (
     FenceWorker,
     FormGeneration,
     NodeJoined,
-    NodeProgress,
     NodeStopped,
     Role,
     SpawnWorker,
     StartScript,
     StopNode,
-    WorkerCommitted,
     WorkerExited,
-    WorkerFact,
     WorkerFailed,
-    WorkerStaged,
     WorkerStarted,
 )
 
 _WATCH_S: Seconds = 0.25
 _PROGRESS_S: Seconds = 0.2
 _FLUSH_S: Seconds = 0.2
-_SIGNAL_GRACE_S: Seconds = 1.0
 _END_S: Seconds = 5.0
 _BURY_S: Seconds = 0.01
 """Looking through all processes waits until the news of the death is out."""
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STRIKES = {FaultHow.SIGKILL: signal.SIGKILL, FaultHow.SIGSTOP: signal.SIGSTOP}
 _log = logging.getLogger("regrow.agent")
-
-
-class _Ending(NamedTuple):
-    """Why and how the agent ends. `ordered`: the coordinator waits for `NodeStopped`."""
-
-    code: int
-    grace: Seconds
-    reason: str
-    ordered: bool = False
 
 
 class Agent:
@@ -120,17 +106,25 @@ class Agent:
             tell=self._uplink.send,
             bury=self._bury_soon,
         )
-        self._commits: dict[WorkerId, WorkerCommitted] = {}
-        self._progress_at: Instant = 0.0
-        self._ending: asyncio.Future[_Ending] | None = None
+        self._hearing = Hearing(
+            self._uplink.send,
+            node=config.node,
+            ledger=self._ledger,
+            data=self._data,
+            vault=self._vault,
+            desk=self._desk,
+            output=self._output,
+            step_took=self._watcher.step_took,
+        )
+        self._notice = Notice(config, self._uplink.send, self._end)
+        self._ending: asyncio.Future[Ending] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Serve until the job ends, this node is stopped, or the coordinator is lost. Returns the exit code."""
         loop = asyncio.get_running_loop()
         self._ending = loop.create_future()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._end, _Ending(128 + number, _SIGNAL_GRACE_S, f"signal {number}"))
+        self._notice.open()
         loop.set_exception_handler(self._callback_failed)
         loop.add_signal_handler(signal.SIGCHLD, self._sweep)
         self._output.start()
@@ -141,12 +135,13 @@ class Agent:
                     NodeJoined(
                         node=self._config.node,
                         host=self._config.advertise,
-                        slots=self._config.facts.nproc,
+                        slots=self._config.slots or self._config.facts.nproc,
                         store=self._store.address,
                         pid=os.getpid(),
                         vault=self._vault.open(),
                         domain=self._config.domain,
                         data=await self._data.open(),
+                        stay=self._config.stay,
                     )
                 )
                 self._start_task(self._obey_all())
@@ -175,7 +170,7 @@ class Agent:
 
     def _fail(self, place: str, error: BaseException | None) -> None:
         _log.error("the agent of node %s fails: %s", self._config.node, place, exc_info=error)
-        self._end(_Ending(70, 0.0, f"{place}: {error!r}"))
+        self._end(Ending(70, 0.0, f"{place}: {error!r}"))
 
     def _from_thread(self, call: Callable[[Any], None], fact: object) -> None:
         if self._ending is not None:
@@ -186,7 +181,7 @@ class Agent:
         if (worker := self._workers.get(answer.worker)) is not None and not worker.told:
             worker.order(answer)
 
-    def _end(self, ending: _Ending) -> None:
+    def _end(self, ending: Ending) -> None:
         if self._ending is not None and not self._ending.done():
             self._ending.set_result(ending)
 
@@ -199,7 +194,7 @@ class Agent:
                 self._obey(order)
         except ProtocolError as error:
             reason = str(error)
-        self._end(_Ending(1, 0.0, reason))
+        self._end(Ending(1, 0.0, reason))
 
     def _obey(self, order: AgentOrder) -> None:
         match order:
@@ -207,7 +202,7 @@ class Agent:
                 self._spawn(order)
                 return
             case StopNode(reason=reason, grace=grace):
-                self._end(_Ending(0, grace, reason, ordered=True))
+                self._end(Ending(0, grace, reason, ordered=True))
                 return
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self._desk.obey(order)
@@ -232,7 +227,7 @@ class Agent:
                 self._uplink.send(FaultFired(worker.id, fault.fault, worker.step, time.monotonic()))
                 worker.strike(_STRIKES[fault.how])
             case FormGeneration():
-                self._store.generation_formed(order.generation, order.stores)
+                self._store.generation_formed(order.generation, order.stores, len(order.members))
                 self._ledger.formed(order.generation, order.step)
                 self._vault.formed(order.step)
                 self._output.place(worker.id, order.rank)
@@ -248,8 +243,8 @@ class Agent:
             _log.warning("worker %s is not spawned: it exists, or this node ends", order.worker)
             return
         if order.role is Role.RANK:
-            self._store.generation_formed(order.generation, order.stores)
-        worker = Worker(order, on_fact=self._worker_said)
+            self._store.generation_formed(order.generation, order.stores, order.world)
+        worker = Worker(order, on_fact=self._hearing.said)
         self._workers[worker.id] = worker
         theirs, ours = worker.descriptors()
         self._output.add(worker.id, worker.rank if worker.shown else None, ours)
@@ -337,36 +332,6 @@ class Agent:
         kept.update(pid for pid in (self._zygote.pid, self._desk.pid) if pid is not None)
         sweep_orphans(kept, self._dead_leaders)
 
-    def _worker_said(self, worker: Worker, fact: WorkerFact) -> None:
-        match fact:
-            case WorkerStaged():
-                pass  # kept with the worker: it counts only if the step commits without it
-            case OrderDeclared():
-                self._ledger.stated(fact, time.monotonic())
-            case ProducerServed():
-                pass
-            case ProducerWanted():
-                self._data.wanted(fact, worker.generation)
-            case SnapshotTaken():
-                self._vault.snapshot_taken(fact, worker.pid or 0)
-            case WorkerCommitted():
-                self._ledger.committed(fact, worker.rank)
-                self._watcher.step_took(fact.seconds)
-                if worker.announced != fact.generation and not worker.told:
-                    worker.announced = fact.generation
-                    self._uplink.send(fact)
-                else:
-                    self._commits[worker.id] = fact
-            case _ if worker.told:
-                pass  # another thread of it was quicker than its end, and slower than the news
-            case SnapshotForDisk():
-                self._desk.hear(fact, worker.pid)
-            case WorkerFailed(error=error):
-                self._output.keep(worker.id, error.traceback)
-                self._uplink.send(fact)
-            case _:
-                self._uplink.send(fact)
-
     # --- what is done at intervals -------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
@@ -388,16 +353,11 @@ class Agent:
         while True:
             await asyncio.sleep(min(_FLUSH_S, _PROGRESS_S))
             self._steps.flush()
-            self._tell_progress()
-
-    def _tell_progress(self) -> None:
-        if self._commits:
-            self._uplink.send(NodeProgress(self._config.node, list(self._commits.values())))
-            self._commits.clear()
+            self._hearing.tell_progress()
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    async def _stop(self, ending: _Ending) -> None:
+    async def _stop(self, ending: Ending) -> None:
         """End all workers: ask, wait `grace`, kill. Their exits are told."""
         if not ending.ordered:
             _log.warning("node %s ends: %s", self._config.node, ending.reason)
@@ -413,7 +373,7 @@ class Agent:
             self._spawn_given_up(worker)
         await self._wait_empty(_END_S)
         await self._data.close()
-        self._tell_progress()
+        self._hearing.tell_progress()
 
     async def _wait_empty(self, within: Seconds) -> None:
         deadline = time.monotonic() + within

@@ -154,7 +154,8 @@ class Producers:
             node=config.node,
             worker=name,
             role=Role.STANDBY,
-            rank=Rank(config.node_rank * config.facts.nproc),
+            # A node that came later has no place in the first world.
+            rank=Rank(min(config.node_rank * config.facts.nproc, config.facts.world - 1)),
             local_rank=0,
             world=config.facts.world,
             generation=producer.generation,
@@ -237,7 +238,7 @@ class Producers:
 
     def _log_name(self, loader: int) -> str:
         # With --local-nodes, the nodes of a job share the folder for logs.
-        node = f"{self._config.node}-" if self._config.facts.nodes > 1 else ""
+        node = f"{self._config.node}-" if self._config.facts.node_limit > 1 else ""
         return f"producer-{node}{loader}"
 
     def _last_words(self, loader: int) -> str:

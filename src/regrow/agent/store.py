@@ -42,7 +42,7 @@ class StoreServer:
         self.keeper = self._keeper()
 
     def _keeper(self) -> Keeper:
-        return Keeper(self.address, self._peers, alone=self._config.facts.nodes == 1)
+        return Keeper(self.address, self._peers, alone=self._config.facts.node_limit == 1)
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -66,9 +66,9 @@ class StoreServer:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    def generation_formed(self, generation: Generation, stores: Sequence[str] = ()) -> None:
-        """Keep the keys of this generation, which are spread over these agents, and of the one before."""
-        self.keeper.learn(generation, stores, self._config.facts.world)
+    def generation_formed(self, generation: Generation, stores: Sequence[str] = (), world: int = 0) -> None:
+        """Keep the keys of this generation of `world` ranks, spread over these agents, and those of the one before."""
+        self.keeper.learn(generation, stores, world)
         self.keeper.drop_before(Generation(generation - 1))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -45,6 +45,11 @@ class AgentProcess:
         """Whether it has not been seen to end."""
         return self._process.returncode is None
 
+    @property
+    def obeyed(self) -> bool:
+        """Whether it has ended since the coordinator had ordered it to."""
+        return self._process.returncode == 0
+
     def kill(self) -> None:
         """End it at once, if it has not ended by itself."""
         # Not by `Process.kill`: that reaps an ended process, whose exit code asyncio then reports as unknown.

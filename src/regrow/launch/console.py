@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from regrow.core.events import CheckpointSaved, IncidentClosed, Noted, Record, ReplicaCorrupted
+from regrow.core.events import CheckpointSaved, IncidentClosed, Noted, Record, ReplicaCorrupted, ScaleRefused
 from regrow.core.messages import NodeProgress
 from regrow.observe.story import tell
 
@@ -48,6 +48,8 @@ class Speaker:
             case CheckpointSaved():
                 size = f"{item.nbytes / 1e6:.1f} MB in {item.seconds:.1f} s"
                 self.note(f"state@{item.step} is in {item.folder}: {size}, beside the training")
+            case ScaleRefused():
+                self.note(f"{item.reason}; the job goes on as it is")
             case ReplicaCorrupted() if (text := tell(item)) is not None:
                 self.say(text)
             case Noted():
@@ -60,19 +62,28 @@ class Interruptions:
     """Signals that ask this process to end: the first asks the job to stop, a second Ctrl-C ends everything at once.
 
     Args:
-        ask: called once, with the reason in words.
-        force: called for a SIGINT after that.
+        ask: called once, with the reason in words and the signal.
+        force: called for a SIGINT after that; where there is a `notice`, for any of the signals.
+        notice: a signal more, which only announces the end of this node.
     """
 
-    def __init__(self, ask: Callable[[str], None], force: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ask: Callable[[str, signal.Signals], None],
+        force: Callable[[], None],
+        *,
+        notice: signal.Signals | None = None,
+    ) -> None:
         self._ask = ask
         self._force = force
+        self._signals = _STOP_SIGNALS if notice is None else (*_STOP_SIGNALS, notice)
+        self._forcing = (signal.SIGINT,) if notice is None else self._signals
         self._asked = False
 
     def __enter__(self) -> "Interruptions":
         """Take over the signals; one that is ignored (`nohup`) stays ignored."""
         loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
+        for number in self._signals:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._arrived, number)
         return self
@@ -80,12 +91,12 @@ class Interruptions:
     def __exit__(self, *exc_info: object) -> None:
         """Give the signals back."""
         loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
+        for number in self._signals:
             loop.remove_signal_handler(number)
 
     def _arrived(self, number: signal.Signals) -> None:
         if not self._asked:
             self._asked = True
-            self._ask(_REASONS.get(number, f"{number.name} was received"))
-        elif number == signal.SIGINT:
+            self._ask(_REASONS.get(number, f"{number.name} was received"), number)
+        elif number in self._forcing:
             self._force()

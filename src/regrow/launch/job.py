@@ -1,21 +1,20 @@
 """A job's description: the flags of `regrow run`, checked, as what every process of the job is told."""
 
-import ipaddress
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from regrow.core.config import AgentConfig, Script, duration
+from regrow.core.config import AgentConfig, Script
 from regrow.core.errors import UsageError
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.messages import FaultSpec, JobFacts, Warmth
+from regrow.launch.addresses import LOOPBACK, AddressFlags, is_loopback, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
-
-LOOPBACK = "127.0.0.1"
-DEFAULT_PORT = 29400
-"""Where node 0 listens when `--rdzv-endpoint` names no port; torchrun's default."""
+from regrow.launch.checks import in_range, some_time
+from regrow.launch.elastic import Span, elasticity, slots_of, span
+from regrow.membership.admission import JoinOffer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _REDIRECT_ALL = "3"
@@ -73,6 +72,12 @@ class RunFlags(msgspec.Struct, frozen=True):
     data_cache_bytes: str = ""
     data_mirror: str = "64MiB"
     node_timeout: str = "10min"
+    replicas: str = ""
+    replica_ranks: int = 1
+    replica_sizes: str = ""
+    change_pause: str = "0s"
+    slots: int | None = None
+    drain_grace: str = "30s"
     domain: str = ""
     hang_timeout: str = ""
     grace: str = "10s"
@@ -96,6 +101,14 @@ class JobPlan(msgspec.Struct, frozen=True):
     """All nodes are run here (`--local-nodes`)."""
     domains: list[str] = []
     """What each node of this machine fails together with; empty: each alone."""
+    name: NodeId = NodeId("")
+    """What this node is called; empty: after its rank."""
+    slots: int = 0
+    """For how many ranks each node of this machine has room; 0: for those that it starts with."""
+    stay: Seconds | None = None
+    """How long this node is expected to be there; None: nothing is known of an end."""
+    drain_grace: Seconds = 30.0
+    """What the ranks of a node get to leave it when a signal gives it back."""
     token: str = ""
     """Empty: a new secret is made (one node only)."""
     bind: str = LOOPBACK
@@ -122,12 +135,26 @@ class JobPlan(msgspec.Struct, frozen=True):
     @property
     def node(self) -> NodeId:
         """The name of this node."""
-        return node_name(self.node_rank)
+        return self.name or node_name(self.node_rank)
 
     @property
     def node_ranks(self) -> list[int]:
         """The nodes that this machine runs."""
-        return list(range(self.facts.nodes)) if self.local else [self.node_rank]
+        return list(range(self.facts.nodes)) if self.local and not self.name else [self.node_rank]
+
+    def offer(self, facts: JobFacts) -> JoinOffer:
+        """What nodes that come later are told, all but their names."""
+        return JoinOffer(
+            facts=facts,
+            script=self.script,
+            folder=str(Path.cwd()),
+            preload=self.preload,
+            checkpoint_dir=self.checkpoint_dir,
+            hang_timeout=self.hang_timeout,
+            master_port=self.master_port,
+            grace=self.grace,
+            local=self.local,
+        )
 
     def agent_config(
         self, facts: JobFacts, *, node_rank: int, coordinator: str, token: str, job_dir: Path, advertise: str
@@ -135,7 +162,7 @@ class JobPlan(msgspec.Struct, frozen=True):
         """What a node's agent is told, once addresses and folders are known; all but its folders."""
         return AgentConfig(
             facts=facts,
-            node=node_name(node_rank),
+            node=self.node if node_rank == self.node_rank else node_name(node_rank),
             node_rank=node_rank,
             coordinator=coordinator,
             token=token,
@@ -152,6 +179,9 @@ class JobPlan(msgspec.Struct, frozen=True):
             hang_timeout=self.hang_timeout,
             domain=self.domains[self.node_ranks.index(node_rank)] if self.domains else "",
             local=self.local,
+            slots=self.slots,
+            drain_grace=self.drain_grace,
+            stay=self.stay,
         )
 
 
@@ -175,8 +205,15 @@ def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec]
     local = flags.local_nodes is not None
     machines = 1 if local else facts.nodes
     node_rank = _node_rank(flags, machines)
-    endpoint, bind = _addresses(flags, machines)
-    if machines > 1 and not around.token:
+    where = whereabouts(
+        AddressFlags(
+            flags.rdzv_endpoint, flags.master_addr, flags.master_port, flags.local_addr, flags.bind, flags.standalone
+        ),
+        node_rank=node_rank,
+        nodes=machines,
+        most=1 if local else facts.node_limit,
+    )
+    if (machines > 1 or (facts.node_limit > 1 and not is_loopback(where.bind))) and not around.token:
         raise UsageError(
             "a job of several nodes needs a secret that all of them know",
             hint="put it in a file and give --token-file, or set REGROW_TOKEN, the same on every node",
@@ -191,18 +228,20 @@ def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec]
         local=local,
         domains=_domains(flags, facts.nodes if local else 1),
         token=around.token,
-        bind=bind,
-        port=endpoint[1],
-        endpoint=endpoint,
-        advertise=flags.local_addr or (endpoint[0] if node_rank == 0 or _is_loopback(endpoint[0]) else ""),
-        master_port=0 if machines > 1 else _in_range("--master-port", flags.master_port, 0, 65535),
+        bind=where.bind,
+        port=where.endpoint[1],
+        endpoint=where.endpoint,
+        advertise=where.advertise,
+        slots=slots_of(facts, flags.slots, alone=local or facts.node_limit == 1),
+        drain_grace=some_time("--drain-grace", flags.drain_grace),
+        master_port=0 if machines > 1 else in_range("--master-port", flags.master_port, 0, 65535),
         log_dir=_absolute(flags.log_dir) or "",
         preload=flags.preload,
         forward_output=not quiet_output,
         checkpoint_dir=_absolute(flags.checkpoint_dir),
-        hang_timeout=_duration("--hang-timeout", flags.hang_timeout) if flags.hang_timeout else None,
+        hang_timeout=some_time("--hang-timeout", flags.hang_timeout) if flags.hang_timeout else None,
         cache=cache_plan(flags.data_cache, flags.data_cache_bytes, flags.data_mirror, home=around.data_home),
-        grace=_duration("--shutdown-timeout", flags.grace),
+        grace=some_time("--shutdown-timeout", flags.grace),
         faults=list(faults),
         resume=flags.resume,
         quiet=flags.quiet,
@@ -211,40 +250,42 @@ def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec]
 
 
 def world_of(flags: RunFlags, around: Surroundings) -> int:
-    """Ranks in the job that these flags describe; a fault plan is checked against it."""
-    return _facts(flags, around)[0].world
+    """Ranks in the largest world of the job that these flags describe; a fault plan is checked against it."""
+    return _facts(flags, around)[0].most_world
 
 
 def _facts(flags: RunFlags, around: Surroundings) -> tuple[JobFacts, list[str]]:
     notes = [f"{flag} means nothing to regrow and is ignored" for flag in flags.without_meaning]
-    nodes, most = _nnodes(flags.nnodes) if flags.local_nodes is None else _local_nodes(flags)
-    if most > nodes:
-        notes.append(f"--nnodes {flags.nnodes}: the job runs on {nodes}; growing to {most} is not built yet")
-    if flags.standalone and nodes > 1:
-        raise UsageError(f"--standalone is for one node, --nnodes says {nodes}", hint="leave one of them out")
+    nodes = span("--nnodes", flags.nnodes, "nodes") if flags.local_nodes is None else _local_nodes(flags)
+    if flags.standalone and nodes.most > 1:
+        raise UsageError(f"--standalone is for one node, --nnodes says {flags.nnodes}", hint="leave one of them out")
     if flags.resume and not flags.checkpoint_dir:
         raise UsageError("--resume needs to know where the checkpoints are", hint="add --checkpoint-dir DIR")
     if flags.module and flags.no_python:
         raise UsageError("--module and --no-python exclude each other", hint="leave one of them out")
-    buddy_every = _in_range("--buddy-every", flags.buddy_every, 0)
-    if buddy_every and nodes == 1:
+    buddy_every = in_range("--buddy-every", flags.buddy_every, 0)
+    if buddy_every and nodes.most == 1:
         notes.append("--buddy-every with one node: copies are kept on this node alone, and are lost with it")
     name = _job_name(flags)
+    nproc = _nproc(flags.nproc_per_node, around)
+    elastic = elasticity(nodes, nproc, replicas=flags.replicas, unit=flags.replica_ranks, sizes=flags.replica_sizes)
     facts = JobFacts(
         job=JobId(name or f"{_default_name(flags)}-{around.stamp}"),
-        nproc=_nproc(flags.nproc_per_node, around),
-        nodes=nodes,
-        standbys=_in_range("--standby", flags.standby, 0, 1024),
+        nproc=nproc,
+        nodes=nodes.least,
+        standbys=in_range("--standby", flags.standby, 0, 1024),
         warmth=_warmth(flags.warmth),
-        max_faults=_in_range("--max-faults", flags.max_faults, 0),
-        window=_duration("--window", flags.window),
-        max_restarts=None if flags.max_restarts is None else _in_range("--max-restarts", flags.max_restarts, 0),
+        max_faults=in_range("--max-faults", flags.max_faults, 0),
+        window=some_time("--window", flags.window),
+        max_restarts=None if flags.max_restarts is None else in_range("--max-restarts", flags.max_restarts, 0),
         durable=bool(flags.checkpoint_dir),
         buddy_every=buddy_every,
-        digest_every=_in_range("--digest-every", flags.digest_every, 0),
-        node_deadline=_duration("--node-timeout", flags.node_timeout),
+        digest_every=in_range("--digest-every", flags.digest_every, 0),
+        node_deadline=some_time("--node-timeout", flags.node_timeout),
         checkpoint_every=_checkpoint_every(flags),
-        checkpoint_keep=_in_range("--checkpoint-keep", flags.checkpoint_keep, 1),
+        checkpoint_keep=in_range("--checkpoint-keep", flags.checkpoint_keep, 1),
+        change_pause=some_time("--change-pause", flags.change_pause, zero=True),
+        **msgspec.structs.asdict(elastic),
     )
     return facts, notes
 
@@ -277,20 +318,11 @@ def _nproc(text: str, around: Surroundings) -> int:
         raise UsageError(
             f"--nproc-per-node {text!r} is no number of processes", hint="give 1 or more, cpu, gpu or auto"
         )
-    return _in_range("--nproc-per-node", int(text), 1, 4096)
+    return in_range("--nproc-per-node", int(text), 1, 4096)
 
 
-def _nnodes(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text, re.ASCII)
-    least = int(match.group(1)) if match else 0
-    most = int(match.group(2) or least) if match else 0
-    if least < 1 or most < least:
-        raise UsageError(f"--nnodes {text!r} is no number of nodes", hint="give N, or MIN:MAX with 1 <= MIN <= MAX")
-    return least, most
-
-
-def _local_nodes(flags: RunFlags) -> tuple[int, int]:
-    """As `_nnodes`, for nodes that are all on this machine."""
+def _local_nodes(flags: RunFlags) -> Span:
+    """As `--nnodes`, for nodes that are all on this machine."""
     for flag, given in (
         ("--nnodes", flags.nnodes != "1"),
         ("--node-rank", flags.node_rank is not None),
@@ -301,8 +333,15 @@ def _local_nodes(flags: RunFlags) -> tuple[int, int]:
                 f"--local-nodes and {flag} exclude each other: all nodes of such a job are on this machine",
                 hint="leave one of them out",
             )
-    nodes = _in_range("--local-nodes", flags.local_nodes or 0, 1, 64)
-    return nodes, nodes
+    nodes = in_range("--local-nodes", flags.local_nodes or 0, 1, 64)
+    return Span(nodes, nodes)
+
+
+def check_label(label: str) -> str:
+    """The name in `--domain`. Raises `UsageError`."""
+    if _NAME.fullmatch(label) is None:
+        raise UsageError(f"--domain {label!r} is no name", hint="use letters, digits, '.', '_' and '-'")
+    return label
 
 
 def _domains(flags: RunFlags, nodes: int) -> list[str]:
@@ -311,8 +350,7 @@ def _domains(flags: RunFlags, nodes: int) -> list[str]:
         return []
     labels = flags.domain.split(",")
     for label in labels:
-        if _NAME.fullmatch(label) is None:
-            raise UsageError(f"--domain {label!r} is no name", hint="use letters, digits, '.', '_' and '-'")
+        check_label(label)
     if len(labels) not in (1, nodes):
         raise UsageError(
             f"--domain has {len(labels)} names for {nodes} {'node' if nodes == 1 else 'nodes'} on this machine",
@@ -326,48 +364,13 @@ def _node_rank(flags: RunFlags, nodes: int) -> int:
         if nodes > 1:
             raise UsageError(f"which of the {nodes} nodes is this?", hint=f"add --node-rank, from 0 to {nodes - 1}")
         return 0
-    return _in_range("--node-rank", flags.node_rank, 0, nodes - 1)
-
-
-def _addresses(flags: RunFlags, nodes: int) -> tuple[tuple[str, int], str]:
-    """Where the coordinator is found, and the address on which this node listens."""
-    bind = flags.bind or LOOPBACK
-    if flags.standalone:
-        return (LOOPBACK, 0), bind
-    if nodes == 1:
-        return (LOOPBACK, _endpoint(flags.rdzv_endpoint)[1] if flags.rdzv_endpoint else 0), bind
-    text = flags.rdzv_endpoint
-    if not text and flags.master_addr:
-        text = f"{flags.master_addr}:{flags.master_port or 29500}"
-    if not text:
+    if ":" in flags.nnodes and flags.node_rank >= nodes:
+        starts = "on node 0 alone" if nodes == 1 else f"on nodes 0 to {nodes - 1}"
         raise UsageError(
-            "a job of several nodes needs to know where node 0 is", hint="add --rdzv-endpoint HOST:PORT, on every node"
+            f"--node-rank {flags.node_rank}: with --nnodes {flags.nnodes} the job starts {starts}",
+            hint="bring others in with regrow agent --join HOST:PORT",
         )
-    host, port = _endpoint(text)
-    if port == 0:
-        raise UsageError(f"--rdzv-endpoint {text!r} names no port", hint="give HOST:PORT, the same on every node")
-    if not _is_loopback(host) and _is_loopback(bind):
-        raise UsageError(
-            f"{host} is beyond this machine, and regrow listens on {LOOPBACK} only unless told to",
-            hint="add --bind with this node's address, or 0.0.0.0",
-        )
-    return (LOOPBACK if host == "localhost" else host, port), bind
-
-
-def _endpoint(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", text)
-    if match is None or int(match.group(2) or 0) > 65535:
-        raise UsageError(f"--rdzv-endpoint {text!r} is no address", hint="give HOST:PORT")
-    return match.group(1).strip("[]"), int(match.group(2)) if match.group(2) else DEFAULT_PORT
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return in_range("--node-rank", flags.node_rank, 0, nodes - 1)
 
 
 def _warmth(text: str) -> Warmth:
@@ -376,25 +379,8 @@ def _warmth(text: str) -> Warmth:
     return Warmth(text)
 
 
-def _duration(flag: str, text: str) -> Seconds:
-    try:
-        seconds = duration(text)
-    except UsageError as error:
-        raise UsageError(f"{flag}: {error.cause}", hint=error.hint) from None
-    if seconds <= 0:
-        raise UsageError(f"{flag} {text!r} is no time at all", hint="give more than 0 seconds")
-    return seconds
-
-
-def _in_range(flag: str, value: int, least: int, most: int | None = None) -> int:
-    if value < least or (most is not None and value > most):
-        span = f"{least} or more" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{flag} {value} is out of range", hint=f"give {span}")
-    return value
-
-
 def _checkpoint_every(flags: RunFlags) -> Seconds:
-    every = _duration("--checkpoint-every", flags.checkpoint_every)
+    every = some_time("--checkpoint-every", flags.checkpoint_every)
     return max(every, 0.001) if flags.checkpoint_dir else 0.0
 
 

@@ -1,7 +1,7 @@
-"""Running another node than 0 of a job: an agent that joins node 0's coordinator, until the job's end."""
+"""Running another node than 0 of a job: an agent that joins node 0's coordinator, until the job's end or its own."""
 
 import asyncio
-import socket
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,31 +11,36 @@ import aiohttp
 import msgspec
 
 from regrow.agent.processes import adopt_orphans
-from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
+from regrow.core.errors import DeadlineExceeded, UsageError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import JobFacts
 from regrow.launch import folder
+from regrow.launch.addresses import address_of, route_to
 from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Interruptions, Speaker
 from regrow.launch.job import JobPlan
-from regrow.launch.keeper import AgentKeeper, Household
+from regrow.launch.keeper import AgentKeeper, Departure, Household
 from regrow.launch.local import GATHER_DEADLINE, VERDICT_DEADLINE, report_left
+from regrow.launch.remote import refusal_of
+from regrow.membership.front_desk import DrainWish
 from regrow.membership.ladder import OK, RUN_AGAIN
-from regrow.membership.orders import EndJob
+from regrow.membership.orders import AnswerScale, EndJob
 from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _RETRY_EVERY: Seconds = 0.5
 _ANSWER_DEADLINE: Seconds = 10.0
+_END_NEWS_S: Seconds = 1.0
+"""When an agent was ordered to end, the job's end is known within this time, if that is why."""
 _LOST = EndJob(RUN_AGAIN, "node 0, which hosts the job's coordinator, was lost")
 
 
 def join(plan: JobPlan, *, agent_command: Sequence[str] = AGENT_COMMAND) -> int:
-    """Run this node until the job ends; for the main thread of a process that has no other children.
+    """Run this node until the job ends or the node has left it; for the main thread of a process without children.
 
     Returns:
-        The job's exit code, the same on every node.
+        The job's exit code, the same on every node; 0 where the node was given back before.
 
     Raises:
         UsageError: the token or the flags do not fit those of node 0.
@@ -59,10 +64,10 @@ class _Joining:
         self._plan = plan
         self._agent_command = agent_command
         self._speaker = speaker
-        host, port = plan.endpoint
-        self._base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._base = f"http://{address_of(*plan.endpoint)}"
         self._force = asyncio.Event()
-        self._stops: set[asyncio.Task[None]] = set()
+        self._forced_by = "interrupted twice"
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def run(self) -> EndJob:
         """How the job ended."""
@@ -73,7 +78,7 @@ class _Joining:
             job_dir = self._plan.jobs_home / facts.job
             folder.make_log_dir(Path(self._plan.log_dir) if self._plan.log_dir else job_dir / "logs")
             keeper = self._make_keeper(session, facts, job_dir)
-            with Interruptions(lambda why: self._ask_stop(session, why), self._force.set):
+            with self._interruptions(session, facts):
                 self._speaker.note(f"{self._plan.node} joins job {facts.job} at {self._base}; logs in {job_dir}")
                 return await self._accompany(session, keeper)
 
@@ -90,7 +95,7 @@ class _Joining:
             coordinator=self._base,
             token=self._plan.token,
             job_dir=job_dir,
-            advertise=self._plan.advertise or _route_to(*self._plan.endpoint),
+            advertise=self._plan.advertise or route_to(*self._plan.endpoint, flag="--rdzv-endpoint"),
         )
         caches = CacheHome(self._plan.cache, 1, self._speaker)
         caches.open()
@@ -115,14 +120,18 @@ class _Joining:
                 waiting = True
             await asyncio.sleep(_RETRY_EVERY)
 
-    async def _ask(self, session: aiohttp.ClientSession, method: str, path: str, kind: type[Answer]) -> Answer:
+    async def _ask(
+        self, session: aiohttp.ClientSession, method: str, path: str, kind: type[Answer], body: bytes | None = None
+    ) -> Answer:
         timeout = aiohttp.ClientTimeout(total=_ANSWER_DEADLINE)
-        async with session.request(method, path, timeout=timeout) as response:
-            body = await response.read()
+        async with session.request(method, path, data=body, timeout=timeout) as response:
+            answer = await response.read()
         if response.status == 401:
             raise UsageError(f"{self._base} refused the token", hint="use the same REGROW_TOKEN on every node")
+        if response.status >= 400:
+            raise refusal_of(self._base, response.status, answer)
         try:
-            return msgspec.json.decode(body, type=kind)
+            return msgspec.json.decode(answer, type=kind)
         except msgspec.MsgspecError as error:
             raise UsageError(
                 f"{self._base} is no regrow coordinator of this version: {error}",
@@ -139,7 +148,7 @@ class _Joining:
                 raise UsageError(f"{flag} is {here} here and {there} on node 0", hint="give the same on every node")
 
     async def _accompany(self, session: aiohttp.ClientSession, keeper: AgentKeeper) -> EndJob:
-        """Until the job ends, node 0 is lost, or this node's agents do not stay."""
+        """Until the job ends, node 0 is lost, the node was given back, or its agents do not stay."""
         ending = asyncio.create_task(_wait_end(session))
         leaving = asyncio.create_task(keeper.keep())
         forced = asyncio.create_task(self._force.wait())
@@ -147,11 +156,9 @@ class _Joining:
             await asyncio.wait({ending, leaving, forced}, return_when=asyncio.FIRST_COMPLETED)
             keeper.retire()
             if forced.done():
-                return EndJob(RUN_AGAIN, "interrupted twice")
+                return EndJob(RUN_AGAIN, self._forced_by)
             if not ending.done():
-                await asyncio.wait({ending, forced}, timeout=VERDICT_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
-            if not ending.done():
-                return EndJob(RUN_AGAIN, f"the agent of this node {leaving.result()}; what it said is above")
+                return await self._left(leaving.result(), ending, forced)
             await asyncio.wait(
                 {leaving, forced}, timeout=self._plan.grace + VERDICT_DEADLINE, return_when=asyncio.FIRST_COMPLETED
             )
@@ -159,13 +166,32 @@ class _Joining:
         finally:
             await keeper.end(within=0.0)
             await asyncio.wait({leaving}, timeout=VERDICT_DEADLINE)
-            for task in (ending, leaving, forced):
+            for task in (ending, leaving, forced, *self._telling):
                 task.cancel()
+
+    async def _left(self, left: Departure, ending: "asyncio.Task[EndJob]", forced: "asyncio.Task[bool]") -> EndJob:
+        """The agent has ended before the job was known to have."""
+        wait = _END_NEWS_S if left.given_back else VERDICT_DEADLINE
+        await asyncio.wait({ending, forced}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
+            return ending.result()
+        if left.given_back:
+            self._speaker.note(f"{self._plan.node} has left the job, which goes on without it")
+            return EndJob(OK, "")
+        return EndJob(RUN_AGAIN, f"the agent of this node {left.how}; what it said is above")
+
+    # --- interruptions -----------------------------------------------------------------------------------------
+
+    def _interruptions(self, session: aiohttp.ClientSession, facts: JobFacts) -> Interruptions:
+        if not facts.can_lose_nodes:
+            return Interruptions(lambda why, _: self._ask_stop(session, why), self._force.set)
+        return Interruptions(
+            lambda why, number: self._ask_drain(session, why, number), self._force.set, notice=signal.SIGUSR1
+        )
 
     def _ask_stop(self, session: aiohttp.ClientSession, why: str) -> None:
         self._speaker.note(f"{why}; asking the job to stop (Ctrl-C again: at once)")
-        task = asyncio.create_task(self._post_stop(session, why))
-        self._stops.add(task)
+        self._telling.add(asyncio.create_task(self._post_stop(session, why)))
 
     async def _post_stop(self, session: aiohttp.ClientSession, why: str) -> None:
         timeout = aiohttp.ClientTimeout(total=VERDICT_DEADLINE)
@@ -173,7 +199,30 @@ class _Joining:
             async with session.post("/stop", data=f"{self._plan.node}: {why}", timeout=timeout) as response:
                 await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            self._speaker.say(f"node 0 cannot be told ({error}); ending this node")
+            self._give_up(f"node 0 cannot be told ({error})")
+
+    def _ask_drain(self, session: aiohttp.ClientSession, why: str, number: signal.Signals) -> None:
+        grace = self._plan.drain_grace
+        self._speaker.note(f"{why}; giving {self._plan.node} back, its ranks have {grace:g} s (again: at once)")
+        self._telling.add(asyncio.create_task(self._drain(session, why)))
+        if number != signal.SIGUSR1:  # who asks for an end gets one, whatever the job makes of the notice
+            late = f"its ranks had not left it after {grace:g} s"
+            asyncio.get_running_loop().call_later(grace, self._give_up, late)
+
+    async def _drain(self, session: aiohttp.ClientSession, why: str) -> None:
+        wish = DrainWish(self._plan.node, self._plan.drain_grace, why)
+        try:
+            answer = await self._ask(session, "POST", "/drain", AnswerScale, msgspec.json.encode(wish))
+        except (aiohttp.ClientError, TimeoutError, UsageError) as error:
+            self._give_up(f"node 0 cannot be told ({error})")
+        else:
+            if not answer.accepted:
+                self._give_up(answer.reason)
+
+    def _give_up(self, why: str) -> None:
+        if not self._force.is_set():
+            self._speaker.say(f"{why}; ending this node")
+            self._forced_by = why
             self._force.set()
 
 
@@ -184,14 +233,3 @@ async def _wait_end(session: aiohttp.ClientSession) -> EndJob:
             return msgspec.json.decode(await response.read(), type=EndJob)
     except (aiohttp.ClientError, msgspec.MsgspecError):
         return _LOST
-
-
-def _route_to(host: str, port: int) -> str:
-    """This machine's own address on the way to another one; sends nothing."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[4])
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise RegrowError(f"no way to {host}: {error.strerror or error}", hint="check --rdzv-endpoint") from error

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,13 @@ DEATHS = 3
 """So many agents of one node may end with no step committed in between; then it is given up."""
 _BURY_S: Seconds = 5.0
 _LOOK_S: Seconds = 0.01
+
+
+class Departure(NamedTuple):
+    """The last agent of a node has ended. `how`: in words. `given_back`: by order, and the job goes on without it."""
+
+    how: str
+    given_back: bool
 
 
 @dataclass
@@ -83,21 +91,21 @@ class AgentKeeper:
         """The node that it keeps."""
         return self._config.node
 
-    async def keep(self) -> str:
-        """Until the job is over, or too many agents have ended: how the last one did, in words."""
+    async def keep(self) -> Departure:
+        """Until the job is over, the node was given back, or too many agents have ended."""
         deaths, known = 0, None
         while True:
-            how = await self._live()
-            if self._over:
-                return how
+            how, obeyed = await self._live()
+            if self._over or obeyed:
+                return Departure(how, given_back=obeyed and not self._over)
             step = await self._progress()
             deaths, known = (deaths + 1 if step == known else 1), step
             if deaths >= DEATHS:
-                return f"{how}, {deaths} times with no step committed in between"
+                return Departure(f"{how}, {deaths} times with no step committed in between", given_back=False)
             self._household.speaker.note(f"the agent of {self.node} {how}; starting another")
 
-    async def _live(self) -> str:
-        """One agent from its start to its end, and the end of all that it had started."""
+    async def _live(self) -> tuple[str, bool]:
+        """One agent from its start to its end, and the end of all that it had started; whether it was ordered to."""
         caches = self._household.caches
         socket_dir = folder.make_socket_dir(self._household.socket_home)
         furnished, cache = caches.furnish(self._config)
@@ -109,7 +117,7 @@ class AgentKeeper:
             how = await agent.wait()
             if not self._over:
                 await self._household.bury(agent)
-            return how
+            return how, agent.obeyed
         finally:
             folder.remove_socket_dir(socket_dir)
             caches.clear(cache)

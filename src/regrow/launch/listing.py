@@ -1,6 +1,7 @@
 """Jobs as lines of text: for `regrow jobs`, `status` and `logs`."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -31,17 +32,30 @@ def status_lines(view: JobView) -> list[str]:
     )
     rows: list[tuple[str, ...]] = [("RANK", "WORKER", "NODE", "PID", "STAGE")]
     rows.extend(_worker_row(worker) for worker in [*view.ranks, *view.standbys])
-    return [head, *(_table(rows) if len(rows) > 1 else []), *_node_lines(view.nodes)]
+    rows.extend(_worker_row(worker, candidate=True) for worker in view.candidates)
+    return [head, *_size_lines(view), *(_table(rows) if len(rows) > 1 else []), *_node_lines(view)]
 
 
-def _node_lines(nodes: Sequence[NodeView]) -> list[str]:
+def _size_lines(view: JobView) -> list[str]:
+    """How many replicas there are and may be, where that can change."""
+    if view.min_replicas == view.max_replicas and view.wanted == view.replicas:
+        return []
+    each = f" of {view.unit} ranks" if view.unit > 1 else ""
+    wanted = f", wanted {view.wanted}" if view.wanted != view.replicas else ""
+    return [f"replicas{each}: {view.replicas}{wanted} (from {view.min_replicas} to {view.max_replicas})"]
+
+
+def _node_lines(view: JobView) -> list[str]:
     """A table of nodes, where there are several; a line for each whose ranks were found with wrong state."""
+    nodes = view.nodes
     bad = [f"{n.node}: wrong state was found {n.corruptions} times (silent corruption)" for n in nodes if n.corruptions]
     if len(nodes) < 2:
         return bad
-    rows: list[tuple[str, ...]] = [("NODE", "HOST", "STATE", "DOMAIN", "COPIES AT")]
+    rows: list[tuple[str, ...]] = [("NODE", "HOST", "STATE", "RANKS", "SLOTS", "DOMAIN", "COPIES AT")]
+    held = Counter(worker.node for worker in view.ranks)
     for node in nodes:
-        rows.append((node.node, node.host, "lost" if node.away else "here", node.domain or "-", node.buddy or "-"))
+        ranks, slots = str(0 if node.away else held[node.node]), str(node.slots)
+        rows.append((node.node, node.host, _node_state(node), ranks, slots, node.domain or "-", node.buddy or "-"))
     return ["", *_table(rows), *bad]
 
 
@@ -51,7 +65,8 @@ def print_logs(entry: JobEntry, rank: int, out: BinaryIO) -> None:
     try:
         stream = path.open("rb")
     except FileNotFoundError:
-        hint = f"job {entry.job} has ranks 0 to {entry.world - 1}" if rank >= entry.world else f"looked for {path}"
+        started = f"job {entry.job} was started with ranks 0 to {entry.world - 1}"
+        hint = started if rank >= entry.world else f"looked for {path}"
         raise UsageError(f"there is no output of rank {rank}", hint=hint) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -67,8 +82,16 @@ def _state(entry: JobEntry) -> str:
     return "died" if entry.code is None else f"ended ({entry.code})"
 
 
-def _worker_row(worker: WorkerView) -> tuple[str, ...]:
-    place = "standby" if worker.rank is None else str(worker.rank)
+def _node_state(node: NodeView) -> str:
+    if node.left:
+        return "given back"
+    if node.away:
+        return "lost"
+    return "leaving" if node.draining else "here"
+
+
+def _worker_row(worker: WorkerView, *, candidate: bool = False) -> tuple[str, ...]:
+    place = "standby" if worker.rank is None else f"{worker.rank} to be" if candidate else str(worker.rank)
     return place, worker.worker, worker.node, str(worker.pid), worker.stage
 
 

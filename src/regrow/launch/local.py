@@ -20,10 +20,11 @@ from regrow.core.events import JobStarted
 from regrow.core.ids import JobId, Seconds, StepNo
 from regrow.core.messages import JobFacts, StopRequested
 from regrow.launch import folder
+from regrow.launch.addresses import LOOPBACK
 from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Interruptions, Speaker
-from regrow.launch.job import LOOPBACK, JobPlan, job_nodes
+from regrow.launch.job import JobPlan, job_nodes
 from regrow.launch.keeper import AgentKeeper, Household
 from regrow.membership.ladder import OK, RUN_AGAIN
 from regrow.membership.machine import Membership
@@ -113,6 +114,7 @@ class _Launch:
                 host=_listen_host(plan),
                 port=plan.port,
             )
+            coordinator.offer = plan.offer(facts)
             coordinator.watchers.extend([self._speaker.record, *self._watchers])
             await stack.enter_async_context(coordinator)
             address = f"{_near_host(plan)}:{coordinator.port}"
@@ -134,7 +136,7 @@ class _Launch:
             folder.make_log_dir(Path(log_dir))
             coordinator.publish(_started(facts, command))
             self._say_start(facts, job_dir)
-            stack.enter_context(Interruptions(lambda why: self._stop(coordinator, why), self._force.set))
+            stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
             end = await self._host(coordinator, machine, configs)
             self._close_entry(job_dir, entry, end)
         return end, coordinator.crash
@@ -188,8 +190,11 @@ class _Launch:
 
     async def _watch_agent(self, coordinator: Coordinator, keeper: AgentKeeper) -> None:
         """A node whose agents end before their job does, having registered or not, ends the job."""
-        how = await keeper.keep()
-        coordinator.end(EndJob(RUN_AGAIN, f"the agent of {keeper.node} {how}; what it said is above"))
+        left = await keeper.keep()
+        if left.given_back:
+            self._speaker.note(f"{keeper.node} has left the job, which goes on without it")
+        else:
+            coordinator.end(EndJob(RUN_AGAIN, f"the agent of {keeper.node} {left.how}; what it said is above"))
 
     def _close_entry(self, job_dir: Path, entry: folder.JobEntry, end: EndJob) -> None:
         done = msgspec.structs.replace(entry, token="", ended=time.time(), code=end.code)

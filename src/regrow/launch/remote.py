@@ -9,6 +9,9 @@ import msgspec
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.messages import FaultSpec, JobFacts
+from regrow.membership.admission import JoinOffer, JoinRequest
+from regrow.membership.front_desk import DrainWish, ScaleWish
+from regrow.membership.orders import AnswerScale
 from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -44,13 +47,31 @@ class CoordinatorClient:
         """Let one worker fail."""
         self._ask("POST", "/kill", msgspec.json.encode(fault))
 
+    def scale(self, wish: ScaleWish) -> AnswerScale:
+        """Ask for another number of replicas; what becomes of it."""
+        return self._post("/scale", wish, AnswerScale)
+
+    def drain(self, wish: DrainWish) -> AnswerScale:
+        """Give a node back; what becomes of it."""
+        return self._post("/drain", wish, AnswerScale)
+
+    def join(self, request: JoinRequest) -> JoinOffer:
+        """Be one more node of the job; what it needs to know. Raises `UsageError` where it may not be."""
+        return self._post("/join", request, JoinOffer)
+
     def stop(self, reason: str) -> None:
         """Ask the job to end."""
         self._ask("POST", "/stop", reason.encode())
 
     def _get(self, path: str, kind: type[Answer]) -> Answer:
+        return self._decoded(self._ask("GET", path, None), kind)
+
+    def _post(self, path: str, body: msgspec.Struct, kind: type[Answer]) -> Answer:
+        return self._decoded(self._ask("POST", path, msgspec.json.encode(body)), kind)
+
+    def _decoded(self, answer: bytes, kind: type[Answer]) -> Answer:
         try:
-            return msgspec.json.decode(self._ask("GET", path, None), type=kind)
+            return msgspec.json.decode(answer, type=kind)
         except msgspec.MsgspecError as error:
             raise UsageError(
                 f"{self._address} did not answer as a coordinator of this version: {error}",
@@ -72,11 +93,12 @@ class CoordinatorClient:
         finally:
             connection.close()
         if response.status >= 400:
-            raise _refused(self._address, response.status, answer)
+            raise refusal_of(self._address, response.status, answer)
         return answer
 
 
-def _refused(address: str, status: int, answer: bytes) -> UsageError:
+def refusal_of(address: str, status: int, answer: bytes) -> UsageError:
+    """What a coordinator says that refuses a request."""
     try:
         told = json.loads(answer)
         return UsageError(str(told["error"]), hint=str(told.get("hint", "")))

@@ -27,18 +27,22 @@ def verify(jobs_home: Path, jobs: Sequence[str], against: Sequence[str]) -> Proo
     return prove(runs, against=[find_run(jobs_home, job) for job in against])
 
 
-def find_run(jobs_home: Path, job: str | None) -> Run:
-    """The records of a job by its name, of its folder, or in a file. Raises as `verify` does."""
+def locate(jobs_home: Path, job: str | None) -> Path:
+    """The folder of a job by its name, or a folder or file of records. Raises `UsageError` where there is none."""
     path = Path(job) if job is not None else None
     if path is not None and path.exists() and not any(entry.job == job for entry in list_jobs(jobs_home)):
-        if not path.is_dir():
-            return _with_records(read_run_file(path), path)
-        entry = read_entry(path)
-        live = entry is not None and entry.running
-        return _with_records(read_run(path, path.resolve().name, live=live), path)
-    entry = find_job(jobs_home, job, running=False)
-    folder = jobs_home / entry.job
-    return _with_records(read_run(folder, entry.job, live=entry.running), folder)
+        return path
+    return jobs_home / find_job(jobs_home, job, running=False).job
+
+
+def find_run(jobs_home: Path, job: str | None) -> Run:
+    """The records of a job by its name, of its folder, or in a file. Raises as `verify` does."""
+    path = locate(jobs_home, job)
+    if not path.is_dir():
+        return _with_records(read_run_file(path), path)
+    entry = read_entry(path)
+    live = entry is not None and entry.running
+    return _with_records(read_run(path, path.resolve().name, live=live), path)
 
 
 def _with_records(run: Run, path: Path) -> Run:

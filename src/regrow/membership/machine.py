@@ -147,6 +147,7 @@ class Membership:
             incidents=self._ladder.incidents.count,
             ranks=[WorkerView.of(worker) for worker in self.roster.seated()],
             standbys=[WorkerView.of(worker) for worker in self.roster.standbys()],
+            candidates=[WorkerView.of(worker) for _, worker in sorted(self.roster.candidates.items())],
             nodes=[NodeView.of(node) for node in self.roster.nodes.values()],
             replicas=self._ladder.replicas,
             wanted=self._ladder.wanted,
@@ -169,6 +170,11 @@ class Membership:
     def step(self) -> StepNo:
         """The newest state that is known of."""
         return self._ladder.step
+
+    @property
+    def world(self) -> int:
+        """Ranks of the present world, or of the one that is being formed."""
+        return self._ladder.world
 
     @property
     def roster(self) -> Roster:

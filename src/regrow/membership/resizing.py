@@ -95,7 +95,7 @@ class Resizing:
         size = ladder.limits.fit(min(wanted, ladder.replicas + self._room()))
         if event.stay is not None and size is not None and size > ladder.replicas:
             node.unpaid = bool(self._weigh(size, event.stay, now))
-        if wanted > ladder.wanted and not node.unpaid:
+        if not node.unpaid and (wanted > ladder.wanted or (size is not None and size > ladder.replicas)):
             ladder.wanted, ladder.wanted_by = wanted, f"{node.node} has come"
 
     def changed(self) -> None:
@@ -257,7 +257,7 @@ class Resizing:
         size = None if fixed else limits.fit(min(ladder.wanted, staying))
         if size is not None:
             return Plan("preempt", size, (), reason, by=by)
-        free = sum(len(slots) for slots in self._free().values()) + len(self._roster.candidates)
+        free = self._free_seats()
         movable = self._mender.dispensable(moving)[:free]
         if movable:
             return Plan("preempt", ladder.replicas, tuple(movable), reason, Way.MOVE, by)
@@ -278,8 +278,11 @@ class Resizing:
 
     def _room(self) -> int:
         """For how many replicas more there is room; those that candidates build for count."""
-        free = sum(len(slots) for slots in self._free().values())
-        return (free + len(self._roster.candidates)) // self._facts.unit
+        return self._free_seats() // self._facts.unit
+
+    def _free_seats(self) -> int:
+        building = sum(self._roster.nodes[each.node].usable for each in self._roster.candidates.values())
+        return sum(len(slots) for slots in self._free().values()) + building
 
     def _free(self) -> dict[NodeId, list[int]]:
         return {
@@ -289,9 +292,16 @@ class Resizing:
         }
 
     def _keep_only(self, need: Sequence[Rank], now: Instant) -> None:
-        """Candidates for other ranks come to be those for these, where they fit, or are done without."""
+        """Candidates for other ranks come to be those for these, where they fit, or are done without.
+
+        So are those on nodes that are given back.
+        """
         roster, place = self._roster, self._ladder.place
-        spare = [worker for rank, worker in sorted(roster.candidates.items()) if rank not in need]
+        spare = [
+            worker
+            for rank, worker in sorted(roster.candidates.items())
+            if rank not in need or not roster.nodes[worker.node].usable
+        ]
         missing = [rank for rank in need if rank not in roster.candidates]
         for worker in spare:
             fits = (rank for rank in missing if not roster.sharded or place(rank) == place(worker.built_for))

@@ -18,8 +18,6 @@ from regrow.core.messages import (
     AgentFact,
     AgentOrder,
     Fact,
-    FaultRequested,
-    FaultSpec,
     JobFacts,
     NodeJoined,
     NodeLost,
@@ -28,13 +26,14 @@ from regrow.core.messages import (
     NodeStopped,
     SpawnWorker,
     StopNode,
-    StopRequested,
     TimeAdvanced,
 )
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+from regrow.membership.admission import Admission, JoinOffer, JoinRequest
 from regrow.membership.agent_link import AgentLink
+from regrow.membership.front_desk import FrontDesk
 from regrow.membership.orders import AnswerScale, Command, EndJob
-from regrow.membership.replies import refusal, reply, words_of
+from regrow.membership.replies import refusal, words_of
 
 INTERNAL_ERROR = 70
 """Exit code of a job that ended by a defect of regrow itself (`EX_SOFTWARE`)."""
@@ -50,6 +49,11 @@ class Machine(Protocol):
     """What the server asks of the membership machine."""
 
     facts: JobFacts
+
+    @property
+    def world(self) -> int:
+        """Ranks of the present world, or of the one that is being formed."""
+        ...
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
         """Take in one fact; return what is to be done, in order."""
@@ -72,8 +76,8 @@ class Coordinator:
         token: the job's secret; every request carries it as `Authorization: Bearer`.
         record: writes one record down.
         host, port: where to listen; port 0 is any free one.
-        nodes: the job's nodes; the machine is told of them in this order, whichever comes first, and of no others.
-            Without it: in the order in which they come.
+        nodes: those that the job starts on; the machine is told of them in this order, whichever comes first. Others
+            may come later, as far as the job's facts allow. Without it: whoever comes, in that order.
         lease: seconds after which an agent that answers nothing counts as lost.
         clock: gives the machine its time.
     """
@@ -95,12 +99,13 @@ class Coordinator:
         """Told of every node that is lost."""
         self.crash = ""
         """Stack of a defect of regrow's own that ended the job, for the record and not for the screen."""
+        self.offer: JoinOffer | None = None
+        """What nodes that come later are told, all but their names; None: their launchers cannot ask."""
         self._machine = machine
         self._secret = f"Bearer {token}".encode()
         self._record = record
         self._host, self._port = host, port
-        self._nodes = nodes
-        self._introduced = 0
+        self._admission = Admission(machine.facts, nodes)
         self._lease = lease
         self._clock = clock or MonotonicClock()
         self._codec: FrameCodec[AgentFact] = FrameCodec(AgentFact)
@@ -116,16 +121,8 @@ class Coordinator:
     async def __aenter__(self) -> "Coordinator":
         """Listen. Raises `UsageError` where the address is taken or is not this machine's."""
         app = web.Application(middlewares=[self._guard])
-        app.add_routes(
-            [
-                web.get("/agent", self._serve_agent),
-                web.get("/job", self._serve_job),
-                web.get("/end", self._serve_end),
-                web.get("/status", self._serve_status),
-                web.post("/kill", self._serve_kill),
-                web.post("/stop", self._serve_stop),
-            ]
-        )
+        desk = FrontDesk(self, self._machine.facts, lambda: self._machine.world, self._machine.snapshot)
+        app.add_routes([web.get("/agent", self._serve_agent), *desk.routes()])
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
@@ -156,6 +153,11 @@ class Coordinator:
     def port(self) -> int:
         """The port on which it listens."""
         return self._port
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self._end is not None
 
     @property
     def connected(self) -> list[NodeId]:
@@ -269,8 +271,8 @@ class Coordinator:
         if joined is None or joined.node != request.query.get("node"):
             await socket.close(code=4400, message=b"the first message is NodeJoined, of the node in the address")
             return socket
-        if self._nodes is not None and joined.node not in self._nodes:
-            await socket.close(code=4404, message=f"this job has no {joined.node}".encode())
+        if refused := self._admission.refusal(joined.node, self._links):
+            await socket.close(code=4404, message=refused[0].encode())
             return socket
         if not await self._succeeds(joined, socket):
             await socket.close(code=4409, message=f"{joined.node} is in the job already".encode())
@@ -300,16 +302,14 @@ class Coordinator:
         return True
 
     def _introduce(self, joined: NodeJoined) -> None:
-        if self._nodes is None or joined.node in self._nodes[: self._introduced]:
-            self.submit(joined)
-            return
-        # Ranks are dealt out in the order in which the machine hears of nodes, and must be those of `--node-rank`.
-        while self._introduced < len(self._nodes):
-            link = self._links.get(self._nodes[self._introduced])
-            if link is None:
-                return
-            self._introduced += 1
-            self.submit(link.joined)
+        for node in self._admission.introduce(joined.node, list(self._links)):
+            self.submit(self._links[node].joined)
+
+    def make_offer(self, request: JoinRequest) -> JoinOffer:
+        """What a node that would join is told. Raises `UsageError` where it may not."""
+        if self.offer is None:
+            raise UsageError("this job takes no further nodes")
+        return self._admission.offer(self.offer, request, self._links)
 
     async def _hello(self, socket: web.WebSocketResponse) -> NodeJoined | None:
         try:
@@ -364,33 +364,3 @@ class Coordinator:
         except Exception as error:  # noqa: BLE001 - as in `submit`
             self._fail(error, f"serving {request.path}")
             return refusal(500, "regrow's coordinator failed; the job ends", "")
-
-    async def _serve_job(self, request: web.Request) -> web.Response:
-        return reply(self._machine.facts)
-
-    async def _serve_status(self, request: web.Request) -> web.Response:
-        return reply(self._machine.snapshot())
-
-    async def _serve_end(self, request: web.Request) -> web.Response:
-        """Answers when the job has ended: how the launchers of the other nodes learn it."""
-        return reply(await self.wait_ended())
-
-    async def _serve_kill(self, request: web.Request) -> web.Response:
-        try:
-            fault = msgspec.json.decode(await request.read(), type=FaultSpec)
-        except msgspec.MsgspecError as error:
-            return refusal(400, f"not a fault: {error}", "")
-        world = self._machine.facts.world
-        if not 0 <= fault.rank < world:
-            return refusal(400, f"there is no rank {fault.rank}", f"this job has ranks 0 to {world - 1}")
-        return self._accept(FaultRequested(fault))
-
-    async def _serve_stop(self, request: web.Request) -> web.Response:
-        reason = (await request.text())[:200].strip()
-        return self._accept(StopRequested(reason or "an operator asked for it"))
-
-    def _accept(self, fact: StopRequested | FaultRequested) -> web.Response:
-        if self._end is not None:
-            return refusal(409, "the job is ending", "")
-        self.submit(fact)
-        return web.json_response({}, status=202)

@@ -7,7 +7,7 @@ from regrow.membership.roster import NodeRecord, WorkerRecord
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """One worker for people."""
+    """One worker for people. `rank`: its own; of a candidate, the one it will have; None for a standby."""
 
     worker: WorkerId
     node: NodeId
@@ -19,7 +19,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, worker: WorkerRecord) -> "WorkerView":
         """The worker as it is now."""
-        return cls(worker.worker, worker.node, worker.rank, worker.pid, worker.stage.value, worker.state_at)
+        rank = worker.candidate_for if worker.candidate_for is not None else worker.rank
+        return cls(worker.worker, worker.node, rank, worker.pid, worker.stage.value, worker.state_at)
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -35,13 +36,24 @@ class NodeView(msgspec.Struct, frozen=True):
     slots: int = 0
     """How many ranks it can hold."""
     draining: bool = False
-    """It is given back."""
+    """It is being given back."""
+    left: bool = False
+    """It was given back, and has left."""
 
     @classmethod
     def of(cls, node: NodeRecord) -> "NodeView":
         """The node as it is now."""
-        drains = node.leave_by is not None
-        return cls(node.node, node.host, node.domain, node.away, node.buddy or "", node.corruptions, node.slots, drains)
+        return cls(
+            node.node,
+            node.host,
+            node.domain,
+            node.away,
+            node.buddy or "",
+            node.corruptions,
+            node.slots,
+            draining=node.leave_by is not None and not node.away,
+            left=node.stopped and node.away,
+        )
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -64,3 +76,5 @@ class JobView(msgspec.Struct, frozen=True):
     max_replicas: int = 0
     unit: int = 1
     """Ranks of a replica."""
+    candidates: list[WorkerView] = []
+    """Those that build for a larger world while the others train."""

@@ -181,9 +181,17 @@ class Counter(Generic[T]):
         self._count, self._add = count, add
         self._kept: list[tuple[Span, T]] = []
 
-    def push(self, index: int, value: T) -> None:
-        """The next micro-batch's value; they come in order."""
+    def neighbour(self, index: int) -> T | None:
+        """What the value of the next micro-batch is added to at once; None: it is kept as it is."""
+        if self._kept and is_node(self._count, Span(self._kept[-1][0].start, index + 1)):
+            return self._kept[-1][1]
+        return None
+
+    def push(self, index: int, value: T, *, added: bool = False) -> None:
+        """The next micro-batch's value; they come in order. `added`: its sum with its neighbour instead."""
         span = Span(index, index + 1)
+        if added:
+            span = Span(self._kept.pop()[0].start, span.stop)
         while self._kept and is_node(self._count, Span(self._kept[-1][0].start, span.stop)):
             left, kept = self._kept.pop()
             span, value = Span(left.start, span.stop), self._add(kept, value)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,11 +56,15 @@ class TreeSummed:
         self._flat: list[list[Counter[torch.Tensor]]] = []
         self._plain = [each for each in state.parameters() if each.requires_grad and not is_distributed(each)]
         self._counters: list[Counter[torch.Tensor]] = [Counter(count, _added) for _ in self._plain]
+        self._accumulating = [_accumulation_of(each) for each in self._plain]
+        """Held, as autograd itself holds them for the time of a graph alone, and the hooks with them."""
         for at, parameter in enumerate(self._plain):
-            parameter.register_hook(partial(self._comes, at, parameter))  # type: ignore[no-untyped-call]
+            self._accumulating[at].register_prehook(partial(self._comes, at, parameter))
             parameter.register_post_accumulate_grad_hook(partial(self._came, at))  # type: ignore[no-untyped-call]
         self._index = _NONE
         self._last_of = [_NONE] * len(self._plain)
+        self._joins = [False] * len(self._plain)
+        """Whether the gradient that is on its way is added to its neighbour's."""
         self._queue: _Queue | None = None
         self._replicas: dist.ProcessGroup | None = ddp.group_of(modules.replicated)
         ddp.take_over_buffers(modules.replicated)
@@ -158,19 +163,20 @@ class TreeSummed:
 
     def _clear(self) -> None:
         self._index, self._queue = _NONE, None
-        self._last_of = [_NONE] * len(self._plain)
+        self._last_of, self._joins = [_NONE] * len(self._plain), [False] * len(self._plain)
         for counter in itertools.chain(self._counters, *self._flat):
             counter.clear()
 
     # --- parameters without FSDP -------------------------------------------------------------------------------
 
-    def _comes(self, at: int, parameter: torch.Tensor, _: torch.Tensor) -> None:
+    def _comes(self, at: int, parameter: torch.Tensor, _: object) -> None:
         """A backward is about to add to a parameter's gradient.
 
         It does so in the neighbour's memory, while its own is in the processor's cache, and frees that at once.
         """
         if self._index not in (_NONE, self._last_of[at]):
-            parameter.grad = self._counters[at].neighbour(self._index)
+            neighbour = self._counters[at].neighbour(self._index)
+            parameter.grad, self._joins[at] = neighbour, neighbour is not None
 
     def _came(self, at: int, parameter: torch.Tensor) -> None:
         """A backward has added to a parameter's gradient."""
@@ -186,10 +192,10 @@ class TreeSummed:
                 hint=f"{_HINT} use checkpoint(use_reentrant=False)",
             )
         parameter.grad = None
-        self._push(at, gradient, added=self._counters[at].neighbour(self._index) is not None)
+        self._push(at, gradient, added=self._joins[at])
 
     def _push(self, at: int, gradient: torch.Tensor, *, added: bool = False) -> None:
-        self._last_of[at] = self._index
+        self._last_of[at], self._joins[at] = self._index, False
         self._counters[at].push(self._index, gradient, added=added)
         if self._queue is not None:
             self._queue.done(at)
@@ -270,6 +276,13 @@ class _Queue:
         self._missing[self._chunk_of[at]] -= 1
         while len(self.begun) < len(self._chunks) and not self._missing[len(self.begun)]:
             self.begun.append(self._begin(self._chunks[len(self.begun)]))
+
+
+def _accumulation_of(parameter: torch.Tensor) -> Any:
+    """The node of every graph that adds to a parameter's `grad`; `torch.autograd.grad` does not run it."""
+    with torch.enable_grad():
+        made: Any = parameter.view_as(parameter).grad_fn
+    return made.next_functions[0][0]
 
 
 def _added(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

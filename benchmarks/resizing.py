@@ -1,0 +1,269 @@
+"""Jobs whose world changes its size, and what a change costs by their records: the parts of `elastic.py`.
+
+*Pause* is by one definition for all sides the time from the last step that was committed before a change to the first
+one beyond it, minus a median step of the new world: what those who stay have lost.
+"""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import IO
+
+import psutil
+from contest import START_DEADLINE, STOP_DEADLINE, Job, JobStuck
+
+from regrow.core.events import IncidentClosed, StepCommitted
+from regrow.core.ids import Generation, Rank, Seconds, StepNo
+from regrow.launch.folder import read_entry
+from regrow.launch.remote import CoordinatorClient
+from regrow.membership.front_desk import ScaleWish
+from regrow.observe.ledger import Ledger
+
+HERE = Path(__file__).resolve().parent
+ENDLESS = 1_000_000
+CHANGE_DEADLINE: Seconds = 120.0
+_UNSETTLED, _SETTLED = 2, 8
+"""A world's median step is that of its steps between these: later ones may have newcomers that build beside them."""
+
+
+class Resizable(Job):
+    """A job of which only rank 0 is always there."""
+
+    @property
+    def world_step(self) -> int:
+        """The newest step that rank 0 has committed."""
+        return max((step for step, ranks in self.ledger.commits.items() if Rank(0) in ranks), default=-1)
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Those that have committed a step of late; none of them has left since, as changes are waited for."""
+        newest = self.world_step
+        recent = (self.ledger.commits.get(StepNo(step), {}) for step in (newest, newest - 1))
+        return sorted(set().union(*recent))
+
+
+class RegrowJob(Resizable):
+    """`elastic_regrow.py` under `regrow run`.
+
+    Args:
+        folder: for records and output.
+        name: of the job.
+        words: for the script.
+        start: replicas at first.
+        most: replicas at most.
+    """
+
+    def __init__(self, folder: Path, name: str, words: Sequence[str], *, start: int, most: int) -> None:
+        command = [sys.executable, "-m", "regrow", "run", "--standalone", f"--nproc-per-node={start}"]
+        command += ["--hang-timeout=10min", f"--job={name}", "--quiet"]
+        command += [f"--replicas=1:{most}"] if most > start else []
+        command += [str(HERE / "elastic_regrow.py"), *words, f"--steps={ENDLESS}"]
+        environment = {"OMP_NUM_THREADS": "1", "REGROW_HOME": str(folder)}
+        self._folder = folder / "jobs" / name
+        log = folder / f"{name}.log"
+        super().__init__(name, command, records=self._folder, log=log, world=start, environment=environment)
+
+    def resize(self, replicas: int) -> IncidentClosed:
+        """Change the world and wait until every rank has gone on in it. Raises `JobStuck`."""
+        entry = read_entry(self._folder)
+        if entry is None:
+            raise JobStuck(f"{self.name}: {self._folder} has no description of the job")
+        self.look()
+        before = len(self.ledger.incidents)
+        wish = ScaleWish(replicas=replicas, reason="the benchmark asks for it")
+        CoordinatorClient(entry.address, entry.token).scale(wish)
+
+        def closed() -> bool:
+            return any(incident.after == replicas for incident in self.ledger.incidents[before:])
+
+        self.wait(closed, deadline=CHANGE_DEADLINE, what=f"world of {replicas} replicas")
+        return next(each for each in self.ledger.incidents[before:] if each.after == replicas)
+
+
+class TorchrunJob(Resizable):
+    """`elastic_torchrun.py` under `torchrun --nnodes 1:2`, two workers an agent; the second one comes and goes."""
+
+    def __init__(self, folder: Path, name: str, *, port: int, checkpoint_every: int, microbatches: int) -> None:
+        records = folder / name
+        records.mkdir()
+        # The last call is how long a rendezvous waits for more nodes than it needs: by default 30 s.
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2"]
+        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id={name}"]
+        command += ["--rdzv-conf=last_call_timeout=1", "--max-restarts=1000", "--monitor-interval=0.1"]
+        command += [str(HERE / "elastic_torchrun.py"), f"--steps={ENDLESS}", f"--dir={records}"]
+        command += [f"--checkpoint-every={checkpoint_every}", f"--microbatches={microbatches}"]
+        environment = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        log = folder / f"{name}.log"
+        super().__init__(name, command, records=records, log=log, world=2, environment=environment)
+        self._second: subprocess.Popen[bytes] | None = None
+        self._second_log = folder / f"{name}-second.log"
+
+    def __exit__(self, *exception: object) -> None:
+        if self._second is not None:
+            self._end_second()
+        super().__exit__(*exception)
+
+    def join(self) -> None:
+        """Start the second agent and wait until all four workers have gone beyond the last step. Raises `JobStuck`."""
+        with self._second_log.open("wb") as log:
+            self._second = self._start_second(log)
+        self._wait_change(4)
+
+    def leave(self) -> None:
+        """End the second agent as a scheduler does, by SIGTERM, and wait for the other two. Raises `JobStuck`."""
+        self._end_second()
+        self._wait_change(2)
+
+    def _start_second(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environment
+        )
+
+    def _end_second(self) -> None:
+        agent, self._second = self._second, None
+        if agent is None:
+            return
+        workers: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            workers = psutil.Process(agent.pid).children(recursive=True)
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            if agent.poll() is None:
+                agent.send_signal(sign)
+                with suppress(subprocess.TimeoutExpired):
+                    agent.wait(STOP_DEADLINE)
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+    def _wait_change(self, world: int) -> None:
+        changes = len(changes_of(self.ledger))
+
+        def changed() -> bool:
+            found = changes_of(self.ledger)
+            return len(found) > changes and found[-1].after == world
+
+        self.wait(changed, deadline=CHANGE_DEADLINE, what=f"world of {world} workers")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the world, in seconds. `pause`: see above; `step`: a median step after it.
+
+    `redone`: steps that had been committed and were computed again.
+    """
+
+    before: int
+    after: int
+    pause: Seconds
+    step: Seconds
+    redone: int = 0
+    record: IncidentClosed | None = None
+    """The job's own account, where it has one."""
+
+    @property
+    def told(self) -> Seconds:
+        """The pause as the record has it: to the end of the first step, so without a median one."""
+        return self.record.total - self.step if self.record is not None else self.pause
+
+
+def changes_of(ledger: Ledger) -> list[Change]:
+    """Of a job whose generations are sizes: each change after which every rank has gone beyond the last step."""
+    worlds: list[tuple[int, dict[StepNo, list[float]]]] = []
+    for commit in _commits(ledger):
+        if not worlds or worlds[-1][0] != commit.generation:
+            worlds.append((commit.generation, {}))
+        worlds[-1][1].setdefault(commit.step, []).append(commit.at)
+    found = []
+    for (before, old), (after, new) in pairwise(worlds):
+        done = {step: max(times) for step, times in old.items() if len(times) == before}
+        again = {step: max(times) for step, times in new.items() if len(times) == after}
+        last = max(done, default=StepNo(-1))
+        beyond = [at for step, at in again.items() if step > last]
+        if done and beyond:
+            step = _median_gap(sorted(again.values()))
+            redone = sum(step <= last for step in again)
+            found.append(Change(before, after, min(beyond) - done[last] - step, step, redone))
+    return found
+
+
+def changes_told(ledger: Ledger) -> list[Change]:
+    """Of a job that keeps records of them: each incident that changed the size, beside the commits of rank 0."""
+    times: dict[Generation, list[float]] = {}
+    for commit in _commits(ledger):
+        if commit.rank == 0:
+            times.setdefault(commit.generation, []).append(commit.at)
+    found = []
+    for incident in ledger.incidents:
+        earlier = [at for generation, each in times.items() if generation < incident.generation for at in each]
+        later = times.get(incident.generation, [])
+        if incident.before != incident.after and earlier and later:
+            step = _median_gap(later)
+            gap = later[0] - max(earlier)
+            found.append(Change(incident.before, incident.after, gap - step, step, incident.steps_lost, incident))
+    return found
+
+
+def _commits(ledger: Ledger) -> list[StepCommitted]:
+    computed = [commit for history in ledger.history.values() for commit in history if not commit.adopted]
+    return sorted(computed, key=lambda commit: commit.at)
+
+
+def _median_gap(times: Sequence[float]) -> Seconds:
+    gaps = [after - before for before, after in pairwise(times)]
+    return median(gaps[_UNSETTLED:_SETTLED] or gaps or [0.0])
+
+
+def rates_by_world(ledger: Ledger) -> dict[int, float]:
+    """Tokens a second of all ranks together in each world that had the same size for long enough, by medians."""
+    tokens: dict[tuple[Generation, StepNo], list[float]] = {}
+    times: dict[Generation, list[float]] = {}
+    for commit in _commits(ledger):
+        tokens.setdefault((commit.generation, commit.step), []).append(commit.metrics["tokens"])
+        if commit.rank == 0:
+            times.setdefault(commit.generation, []).append(commit.at)
+    rates: dict[int, float] = {}
+    for generation, each in times.items():
+        counts = [per_rank for (of, _), per_rank in tokens.items() if of == generation]
+        world = max(map(len, counts))
+        whole = [sum(per_rank) for per_rank in counts if len(per_rank) == world]
+        if len(each) > _UNSETTLED + 3:
+            rates[world] = median(whole) / _median_gap(each)
+    return rates
+
+
+def turns(ledger: Ledger, block: int) -> tuple[list[float], list[float]]:
+    """Median step of each block of steps in the default and in world-invariant mode; a block's first is left out."""
+    own = [commit for commit in _commits(ledger) if commit.rank == 0]
+    gaps: dict[int, list[float]] = {}
+    for before, commit in pairwise(own):
+        if commit.step == before.step + 1 and commit.step % block:
+            gaps.setdefault(commit.step // block, []).append(commit.at - before.at)
+    whole = [median(gaps[at]) for at in sorted(gaps) if len(gaps[at]) == block - 1]
+    return whole[0::2], whole[1::2]
+
+
+def extra_memory(ledger: Ledger, block: int) -> float:
+    """By how many bytes the first block in world-invariant mode raised the peak of a rank's memory, at most."""
+    at_start, at_end = StepNo(block), StepNo(2 * block)
+    ranks = ledger.commits[at_end].keys() & ledger.commits[at_start].keys()
+    peaks = [[ledger.commits[step][rank].metrics["peak"] for step in (at_start, at_end)] for rank in ranks]
+    return max(after - before for before, after in peaks)
+
+
+def wait_warm(job: Resizable, *, step: int = 5) -> None:
+    """Wait until the job trains as it will go on to. Raises `JobStuck`."""
+    job.wait(lambda: job.world_step >= step, deadline=START_DEADLINE, what=f"step {step}")
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,126 @@
+"""Where node 0 is found, where this node listens, and how the others reach it."""
+
+import ipaddress
+import re
+import socket
+
+import msgspec
+
+from regrow.core.errors import RegrowError, UsageError
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 29400
+"""Where node 0 listens when `--rdzv-endpoint` names no port; torchrun's default."""
+_STATIC_PORT = 29500
+_ANY = ("0.0.0.0", "::")
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """`endpoint`: where the coordinator is found. `bind`: where this node listens.
+
+    `advertise`: how others reach this node; empty: it is worked out from the route to the coordinator.
+    """
+
+    endpoint: tuple[str, int]
+    bind: str
+    advertise: str
+
+
+class AddressFlags(msgspec.Struct, frozen=True):
+    """The flags about addresses, as words."""
+
+    rdzv_endpoint: str = ""
+    master_addr: str = ""
+    master_port: int = 0
+    local_addr: str = ""
+    bind: str = ""
+    standalone: bool = False
+
+
+def whereabouts(flags: AddressFlags, *, node_rank: int, nodes: int, most: int) -> Whereabouts:
+    """From the flags of `regrow run`.
+
+    Args:
+        flags: as given.
+        node_rank: which node this is.
+        nodes: machines on which the job starts.
+        most: machines on which it may be later.
+
+    Raises:
+        UsageError: names the flag and what to write instead.
+    """
+    bind = flags.bind or LOOPBACK
+    if flags.standalone:
+        return Whereabouts((LOOPBACK, 0), bind, flags.local_addr or LOOPBACK)
+    text = flags.rdzv_endpoint
+    if nodes == 1 and (most == 1 or not (text or flags.master_addr)):
+        port = endpoint_of("--rdzv-endpoint", text)[1] if text else 0
+        return Whereabouts((LOOPBACK, port), bind, flags.local_addr or _own_address(bind, most))
+    if not text and flags.master_addr:
+        text = f"{flags.master_addr}:{flags.master_port or _STATIC_PORT}"
+    if not text:
+        raise UsageError(
+            "a job of several nodes needs to know where node 0 is", hint="add --rdzv-endpoint HOST:PORT, on every node"
+        )
+    host, port = endpoint_of("--rdzv-endpoint", text)
+    if port == 0:
+        raise UsageError(f"--rdzv-endpoint {text!r} names no port", hint="give HOST:PORT, the same on every node")
+    check_reachable(host, bind)
+    host = LOOPBACK if host == "localhost" else host
+    advertise = flags.local_addr or (host if node_rank == 0 or is_loopback(host) else "")
+    return Whereabouts((host, port), bind, advertise)
+
+
+def _own_address(bind: str, most: int) -> str:
+    """How later nodes reach this one, which is the first."""
+    if most == 1 or is_loopback(bind):
+        return LOOPBACK
+    if bind in _ANY:
+        raise UsageError(
+            f"--bind {bind} does not say under which name other nodes reach this one",
+            hint="add --rdzv-endpoint HOST:PORT, or --local-addr HOST",
+        )
+    return bind
+
+
+def check_reachable(host: str, bind: str) -> None:
+    """Raises `UsageError` where this node would listen for itself alone, and node 0 is elsewhere."""
+    if not is_loopback(host) and is_loopback(bind):
+        raise UsageError(
+            f"{host} is beyond this machine, and regrow listens on {LOOPBACK} only unless told to",
+            hint="add --bind with this node's address, or 0.0.0.0",
+        )
+
+
+def endpoint_of(flag: str, text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, or of `HOST` with the default port. Raises `UsageError`, which names the flag."""
+    match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", text)
+    if match is None or int(match.group(2) or 0) > 65535:
+        raise UsageError(f"{flag} {text!r} is no address", hint="give HOST:PORT")
+    return match.group(1).strip("[]"), int(match.group(2)) if match.group(2) else DEFAULT_PORT
+
+
+def address_of(host: str, port: int) -> str:
+    """`HOST:PORT` as it stands in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether that is this machine to itself, and nobody else."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def route_to(host: str, port: int, *, flag: str) -> str:
+    """This machine's own address on the way to another one; sends nothing. Raises `RegrowError`."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise RegrowError(f"no way to {host}: {error.strerror or error}", hint=f"check {flag}") from error

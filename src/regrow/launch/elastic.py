@@ -1,0 +1,117 @@
+"""How many replicas a job may have, and on how many nodes: those flags of `regrow run`, checked."""
+
+import math
+import re
+
+import msgspec
+
+from regrow.core.errors import UsageError
+from regrow.core.messages import JobFacts
+from regrow.launch.checks import in_range
+from regrow.membership.scaling import Limits
+
+_SPAN = re.compile(r"(\d{1,6})(?::(\d{1,6}))?", re.ASCII)
+_NUMBERS = re.compile(r"\d{1,6}(,\d{1,6})*", re.ASCII)
+
+
+class Span(msgspec.Struct, frozen=True):
+    """From `least` to `most`, both allowed."""
+
+    least: int
+    most: int
+
+
+class Elasticity(msgspec.Struct, frozen=True):
+    """What `JobFacts` has of it. `min_replicas`, `max_replicas`: None where the number never changes."""
+
+    unit: int
+    min_replicas: int | None
+    max_replicas: int | None
+    sizes: list[int]
+    most_nodes: int
+
+
+def span(flag: str, text: str, what: str) -> Span:
+    """Of `N`, which is `N:N`, or `MIN:MAX`. Raises `UsageError`."""
+    match = _SPAN.fullmatch(text)
+    least = int(match.group(1)) if match else 0
+    most = int(match.group(2) or least) if match else 0
+    if least < 1 or most < least:
+        raise UsageError(f"{flag} {text!r} is no number of {what}", hint="give N, or MIN:MAX with 1 <= MIN <= MAX")
+    return Span(least, most)
+
+
+def elasticity(nodes: Span, nproc: int, *, replicas: str, unit: int, sizes: str) -> Elasticity:
+    """From `--nnodes`, `--nproc-per-node`, `--replicas`, `--replica-ranks` and `--replica-sizes`.
+
+    Raises:
+        UsageError: the world at the start is none of those that are allowed.
+    """
+    in_range("--replica-ranks", unit, 1)
+    world = nodes.least * nproc
+    ranks = "1 rank" if world == 1 else f"{world} ranks"
+    if world % unit:
+        raise UsageError(
+            f"the job starts with {ranks}, which are no whole replicas of {unit}",
+            hint="make --nnodes times --nproc-per-node a multiple of --replica-ranks",
+        )
+    allowed = _sizes(sizes)
+    if replicas:
+        limits = span("--replicas", replicas, "replicas")
+    elif allowed:
+        limits = Span(allowed[0], allowed[-1])
+    elif nodes.most > nodes.least:
+        limits = Span(nodes.least * nproc // unit, nodes.most * nproc // unit)
+    else:
+        return Elasticity(unit, None, None, [], nodes.most)
+    _check_start(world // unit, ranks, Limits(limits.least, limits.most, unit, tuple(allowed)))
+    return Elasticity(unit, limits.least, limits.most, allowed, nodes.most)
+
+
+def _check_start(start: int, ranks: str, limits: Limits) -> None:
+    if refusal := limits.refusal(start):
+        raise UsageError(
+            f"the job starts with {ranks}, but {refusal}",
+            hint="change --nproc-per-node, --nnodes, --replicas or --replica-sizes",
+        )
+
+
+def _sizes(text: str) -> list[int]:
+    if not text:
+        return []
+    numbers = sorted({int(word) for word in text.split(",")}) if _NUMBERS.fullmatch(text) else [0]
+    if numbers[0] < 1:
+        raise UsageError(f"--replica-sizes {text!r} are no numbers of replicas", hint="give for example 1,2,4")
+    return numbers
+
+
+def default_slots(facts: JobFacts) -> int:
+    """For how many ranks a node has room unless it is said: for its part of the largest world."""
+    most = Limits.of(facts).most * facts.unit
+    return max(facts.nproc, math.ceil(most / facts.node_limit))
+
+
+def slots_of(facts: JobFacts, given: int | None, *, alone: bool) -> int:
+    """For how many ranks each node that is started here has room, by `--slots`.
+
+    Args:
+        facts: of the job.
+        given: what was said, if anything.
+        alone: there are no other nodes than those that are started here, now or later.
+
+    Raises:
+        UsageError: the ranks of the start, or those of the largest world, do not fit.
+    """
+    slots = default_slots(facts) if given is None else in_range("--slots", given, 1)
+    if slots < facts.nproc:
+        raise UsageError(
+            f"--slots {slots} is less than the {facts.nproc} ranks that the node starts with",
+            hint="give --nproc-per-node or more",
+        )
+    most = Limits.of(facts).most
+    if alone and slots * facts.node_limit < most * facts.unit:
+        raise UsageError(
+            f"{most} replicas of {facts.unit} ranks have no room in {slots} slots on each of {facts.node_limit} nodes",
+            hint="raise --slots, or lower --replicas",
+        )
+    return slots

@@ -1,0 +1,106 @@
+"""The options of `regrow run` beside torchrun's, and those of `regrow agent`."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from regrow.core.messages import Warmth
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_RUN: Final[tuple[Decorator, ...]] = (
+    click.option(
+        "--standby", type=int, default=0, metavar="N", help="Warm workers a node that wait to take a lost place."
+    ),
+    click.option("--warmth", default=str(Warmth.BUILT), metavar="|".join(Warmth), help="How far standbys go ahead."),
+    click.option("--max-faults", type=int, default=100, metavar="N", help="Most faults within --window.  [100]"),
+    click.option("--window", default="1h", metavar="TIME", help="See --max-faults.  [1h]"),
+    click.option(
+        "--checkpoint-dir", default="", metavar="DIR", help="Folder or URL of durable checkpoints; else none."
+    ),
+    click.option("--checkpoint-every", default="10min", metavar="TIME", help="Time between them.  [10min]"),
+    click.option("--checkpoint-keep", type=int, default=2, metavar="K", help="How many of the newest stay.  [2]"),
+    click.option("--resume", is_flag=True, help="Start from the newest durable checkpoint."),
+    click.option(
+        "--local-nodes", type=int, metavar="N", help="Nodes of the job, all on this machine, to try them out."
+    ),
+    click.option(
+        "--node-timeout", default="10min", metavar="TIME", help="How long a lost node is waited for.  [10min]"
+    ),
+    click.option(
+        "--replicas", default="", metavar="MIN:MAX", help="The world may have so many replicas.  [as --nnodes]"
+    ),
+    click.option("--replica-ranks", type=int, default=1, metavar="N", help="Ranks of one replica.  [1]"),
+    click.option("--replica-sizes", default="", metavar="N,...", help="Only these numbers of replicas."),
+    click.option(
+        "--change-pause",
+        default="0s",
+        metavar="TIME",
+        help="Least time between two wanted changes of size.  [0s: none]",
+    ),
+    click.option("--slots", type=int, metavar="N", help="Ranks for which a node has room.  [its part of --replicas]"),
+    click.option(
+        "--drain-grace", default="30s", metavar="TIME", help="To leave a node that a signal gives back.  [30s]"
+    ),
+    click.option("--domain", default="", metavar="LABEL", help="What fails with this node, a rack; for --buddy-every."),
+    click.option("--buddy-every", type=int, default=0, metavar="K", help="Copy state to another node each K steps."),
+    click.option(
+        "--digest-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Compare replicas each N steps, 0.2 s a GB.  [0: never]",
+    ),
+    click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
+    click.option("--data-cache-bytes", default="", metavar="SIZE", help="A node's.  [4GiB, a quarter of what is free]"),
+    click.option("--data-mirror", default="64MiB", metavar="SIZE", help="Another node keeps that of them.  [64MiB]"),
+    click.option(
+        "--hang-timeout", default="", metavar="TIME", help="Most time without progress.  [10 longest steps, 30s]"
+    ),
+    click.option("--preload", multiple=True, metavar="MODULE", help="Import it before workers are forked; repeatable."),
+    click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only."),
+    click.option(
+        "--token-file", default="", metavar="FILE", help="The secret of a job of several nodes; or REGROW_TOKEN."
+    ),
+    click.option("--fault-plan", default="", metavar="FILE", help="Faults on demand, in TOML."),
+    click.option("--job", default="", metavar="NAME", help="The job's name."),
+    click.option("--quiet", is_flag=True, help="Say only what went wrong."),
+)
+_AGENT: Final[tuple[Decorator, ...]] = (
+    click.option(
+        "--join",
+        is_flag=False,
+        flag_value="",
+        metavar="[HOST:PORT|JOB]",
+        help="Where node 0 is found, or a job on this machine; without either the one that runs here.",
+    ),
+    click.option("--slots", type=int, metavar="N", help="Ranks for which this node has room.  [as the job's others]"),
+    click.option("--stay", default="", metavar="TIME", help="How long this node is expected to be there."),
+    click.option("--name", default="", metavar="NODE", help="What it is called.  [the next free nodeN]"),
+    click.option("--domain", default="", metavar="LABEL", help="What fails with this node, a rack."),
+    click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only."),
+    click.option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one."),
+    click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
+    click.option("--data-cache-bytes", default="", metavar="SIZE", help="How much.  [4GiB, a quarter of what is free]"),
+    click.option("--data-mirror", default="64MiB", metavar="SIZE", help="Another node keeps that of them.  [64MiB]"),
+    click.option("--grace", default="30s", metavar="TIME", help="To leave this node after a signal.  [30s]"),
+    click.option("--token-file", default="", metavar="FILE", help="The job's secret; or REGROW_TOKEN."),
+    click.option("--quiet", is_flag=True, help="Say only what went wrong."),
+)
+
+
+def of_run(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add regrow's own options of `regrow run`."""
+    return _with(_RUN, command)
+
+
+def of_agent(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `regrow agent`."""
+    return _with(_AGENT, command)
+
+
+def _with(added: tuple[Decorator, ...], command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(added):
+        command = option(command)
+    return command

@@ -1,0 +1,113 @@
+"""Which nodes may be in the job, what they are called, and in which order the machine hears of them. Pure."""
+
+import re
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from regrow.core.config import Script
+from regrow.core.errors import UsageError
+from regrow.core.ids import NodeId, Seconds
+from regrow.core.messages import JobFacts
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NUMBERED = re.compile(r"node(\d{1,9})", re.ASCII)
+
+
+class JoinRequest(msgspec.Struct, frozen=True):
+    """A node asks to be one more of the job. `name`: what it would be called; empty: the next free name."""
+
+    name: NodeId = NodeId("")
+
+
+class JoinOffer(msgspec.Struct, frozen=True):
+    """What a node that comes later is told of the job. `node` and `node_rank`: what it is called from now on."""
+
+    facts: JobFacts
+    script: Script
+    folder: str
+    """In which the job was started; a script's path may be relative to it."""
+    node: NodeId = NodeId("")
+    node_rank: int = 0
+    preload: list[str] = []
+    checkpoint_dir: str | None = None
+    hang_timeout: Seconds | None = None
+    master_port: int = 0
+    grace: Seconds = 10.0
+    """What workers get to end when the job does."""
+    local: bool = False
+    """All nodes of the job are on one machine, and use unix sockets."""
+
+
+class Admission:
+    """Decides about names; connections are the server's.
+
+    Args:
+        facts: how many nodes there may be.
+        first: the nodes that the job starts on, in their order; None: whoever comes is let in as it comes.
+    """
+
+    def __init__(self, facts: JobFacts, first: Sequence[NodeId] | None) -> None:
+        self._facts = facts
+        self._first = first
+        self._introduced: set[NodeId] = set()
+        self._numbered = facts.node_limit if first is None else len(first)
+
+    def offer(self, template: JoinOffer, request: JoinRequest, connected: Collection[NodeId]) -> JoinOffer:
+        """What a node that asks is told. Raises `UsageError` where it may not come."""
+        name = request.name
+        if name and _NAME.fullmatch(name) is None:
+            raise UsageError(f"{name!r} cannot name a node", hint="use letters, digits, '.', '_' and '-'")
+        if name in connected:
+            raise UsageError(f"{name} is in the job already", hint="choose another --name, or leave it out")
+        if name and self._first is not None and name in self._first and name not in self._introduced:
+            raise UsageError(f"{name} is one of the nodes that the job starts on", hint="choose another --name")
+        if refusal := self.refusal(name, connected):
+            raise UsageError(refusal[0], hint=refusal[1])
+        while NodeId(f"node{self._numbered}") in connected or NodeId(f"node{self._numbered}") in self._introduced:
+            self._numbered += 1
+        rank = self._numbered
+        self._numbered += 1
+        # A name such as `node7` is not given to another one later.
+        if (match := _NUMBERED.fullmatch(name)) is not None and int(match.group(1)) == self._numbered:
+            self._numbered += 1
+        return msgspec.structs.replace(template, node=name or NodeId(f"node{rank}"), node_rank=rank)
+
+    def refusal(self, node: NodeId, connected: Collection[NodeId]) -> tuple[str, str] | None:
+        """Why a node may not be in the job, and what to do instead; None: it may."""
+        first = self._first
+        if first is None or node in connected or (node in first and node not in self._introduced):
+            return None
+        limit = max(self._facts.node_limit, len(first))
+        if node in first and limit == len(first):
+            return None  # it is back
+        # Who the job starts on, and has not come yet, has a place.
+        here = set(connected) | {each for each in first if each not in self._introduced}
+        if len(here) >= limit:
+            nodes = "1 node" if limit == 1 else f"{limit} nodes"
+            hint = "start it with --nnodes MIN:MAX" if limit == len(first) else "start it with more in --nnodes MIN:MAX"
+            return f"this job has at most {nodes}", hint
+        return None
+
+    def introduce(self, node: NodeId, arrived: Sequence[NodeId]) -> list[NodeId]:
+        """Of which nodes the machine is to be told now that `node` has registered.
+
+        Ranks are dealt out in the order in which the machine hears of nodes, and must be those of `--node-rank`; so the
+        first come in their order, and others after them.
+
+        Args:
+            node: the new one, or one that is back.
+            arrived: all that are connected, in the order in which they came.
+        """
+        if self._first is None or node in self._introduced:
+            self._introduced.add(node)
+            return [node]
+        told = []
+        for each in [*self._first, *(other for other in arrived if other not in self._first)]:
+            if each in self._introduced:
+                continue
+            if each not in arrived:
+                break
+            self._introduced.add(each)
+            told.append(each)
+        return told

@@ -1,0 +1,64 @@
+"""Puts the records of several machines on one clock: `at` is each machine's own, `time` beside it nearly the same."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from regrow.core.events import Record, StepCommitted, WorkerSpawned
+from regrow.core.ids import NodeId, Seconds
+
+_ENOUGH = 1 << 16
+"""Bytes of a file that tell its clock."""
+_SAME_CLOCK: Seconds = 5.0
+"""Machines that differ by less have one clock: agents write their lines some time after the commit."""
+
+
+class _Stamp(msgspec.Struct):
+    at: float
+    time: float
+
+
+def clock_shifts(folder: Path) -> dict[NodeId, Seconds]:
+    """What is to be added to `at` in a node's `steps.<node>.jsonl` to be on the clock of `events.jsonl`.
+
+    Nodes that need nothing are left out, and so are those whose lines do not tell.
+    """
+    own = _offset(folder / "events.jsonl")
+    if own is None:
+        return {}
+    shifts = {}
+    for path in folder.glob("steps.*.jsonl"):
+        offset = _offset(path)
+        if offset is not None and abs(offset - own) >= _SAME_CLOCK:
+            shifts[NodeId(path.name.removeprefix("steps.").removesuffix(".jsonl"))] = offset - own
+    return shifts
+
+
+def _offset(path: Path) -> Seconds | None:
+    """Wall clock minus monotonic clock of the machine that wrote a file."""
+    try:
+        with path.open("rb") as stream:
+            lines = stream.read(_ENOUGH).split(b"\n")[:-1]
+    except OSError:
+        return None
+    offsets = []
+    for line in lines:
+        try:
+            stamp = msgspec.json.decode(line, type=_Stamp)
+        except msgspec.MsgspecError:
+            continue  # a line without a wall clock; what is no record at all, its reader says
+        offsets.append(stamp.time - stamp.at)
+    return median(offsets) if offsets else None
+
+
+def on_one_clock(records: Sequence[Record], shifts: Mapping[NodeId, Seconds]) -> list[Record]:
+    """The records in order of time, the commits of nodes in `shifts` moved by so much."""
+    homes = {each.worker: each.node for each in records if isinstance(each, WorkerSpawned)}
+    moved: list[Record] = []
+    for record in records:
+        home = homes.get(record.worker) if isinstance(record, StepCommitted) else None
+        shift = shifts.get(home, 0.0) if home is not None else 0.0
+        moved.append(msgspec.structs.replace(record, at=record.at + shift) if shift else record)
+    return sorted(moved, key=lambda record: record.at)

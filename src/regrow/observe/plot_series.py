@@ -1,0 +1,340 @@
+"""What `regrow plot` shows, out of a job's records: the world, the speed, a metric, and the incidents, along one axis.
+
+Pure. Each step counts once, where its last commit that counts was: time in which steps were computed that had to be run
+again is time without throughput. Long runs are averaged over windows, so that a figure of any run has as many points.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from regrow.core.events import (
+    GenerationFormed,
+    IncidentClosed,
+    IncidentOpened,
+    JobEnded,
+    JobStarted,
+    Record,
+    StepCommitted,
+    WorldChanged,
+)
+from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.observe.reads import History, Run, StepReads
+
+MOST_WINDOWS = 150
+"""Windows of throughput in one figure, more or less: breaks between generations come on top."""
+MOST_POINTS = 600
+"""Points of the metric; where there are more steps, each point is the mean over several."""
+
+
+class Axis(StrEnum):
+    """What the x axis shows: seconds since the job's start, or steps."""
+
+    TIME = "time"
+    STEP = "step"
+
+
+class Kind(StrEnum):
+    """What an incident was; all that went wrong is one kind."""
+
+    GROW = "grow"
+    SHRINK = "shrink"
+    PREEMPT = "preempt"
+    FAULT = "fault"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An incident. `start`, `end`: on the x axis. `cause`: the incident's own kind, such as `exit` or `hang`.
+
+    `pause`: seconds from its start to the next step that every rank committed; None: it is not over.
+    `before`, `after`: replicas; both 0 where their number did not change.
+    """
+
+    kind: Kind
+    cause: str
+    start: float
+    end: float
+    pause: Seconds | None
+    before: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """Values that hold between edges: `values[i]` from `edges[i]` to `edges[i + 1]`. Both empty, or one edge more."""
+
+    edges: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric: the mean, least and largest of each point's steps, all finite. `gaps`: where a step had no such value.
+
+    `each`: steps of a point, at most. A gap in the line is a point whose steps all had none: NaN in all three lists.
+    """
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    gaps: list[float]
+    each: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that one figure shows.
+
+    `world_unit`: `replicas`, or `ranks` where the records do not say how many make up a replica. `rate_unit`: `tokens`,
+    `samples` or `steps`, to be read as so many a second. `steps`: how many counted. `wall`: seconds from the first
+    moment shown to the last. `partial`: steps of which not every rank's line is there. `metrics`: all that were logged.
+    """
+
+    job: str
+    axis: Axis
+    metric: str
+    world: Stairs
+    world_unit: str
+    rate: Stairs
+    rate_unit: str
+    curve: Curve
+    marks: list[Mark]
+    steps: int
+    wall: Seconds
+    partial: int
+    metrics: list[str]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step as it counts: what it took from `begin` to `end` (seconds since the start) to do."""
+
+    number: StepNo
+    generation: Generation
+    begin: Seconds
+    end: Seconds
+    ranks: int
+    lines: Sequence[StepCommitted]
+
+    def place(self, axis: Axis) -> tuple[float, float]:
+        return (self.begin, self.end) if axis is Axis.TIME else (float(self.number), float(self.number + 1))
+
+
+def picture(run: Run, *, axis: Axis = Axis.TIME, metric: str = "loss") -> Picture:
+    """What the records of a job come to; records that are not there leave their part empty.
+
+    Args:
+        run: the records, of a job that goes on too.
+        axis: what x is.
+        metric: which of the numbers that steps have logged; its mean over the ranks is shown.
+    """
+    history = History([run])
+    formed = {each.generation: each for each in run.records if isinstance(each, GenerationFormed)}
+    origin = _origin(run.records)
+    steps = _steps(history.steps, formed, origin)
+    end = _end(run.records, steps, axis, origin)
+    unit = _unit(run.records, formed)
+    rate_unit, amounts = _amounts(steps)
+    return Picture(
+        job=run.name,
+        axis=axis,
+        metric=metric,
+        world=_world(steps, formed, axis, end, origin, unit or 1),
+        world_unit="ranks" if unit is None else "replicas",
+        rate=_rate(steps, amounts, axis),
+        rate_unit=rate_unit,
+        curve=_curve(steps, axis, metric),
+        marks=_marks(run.records, axis, end, origin),
+        steps=len(steps),
+        wall=_end(run.records, steps, Axis.TIME, origin),
+        partial=sum(bool(reads.counted and reads.missing) for reads in history.steps),
+        metrics=sorted({name for step in steps for line in step.lines for name in line.metrics}),
+    )
+
+
+# --- the steps that count ----------------------------------------------------------------------------------------
+
+
+def _origin(records: Sequence[Record]) -> Instant:
+    """Where the time axis is 0: at the job's start, or at the first moment that is known."""
+    started = [each.at for each in records if isinstance(each, JobStarted)]
+    if started:
+        return min(started)
+    return min((each.at - (each.seconds if isinstance(each, StepCommitted) else 0.0) for each in records), default=0.0)
+
+
+def _end(records: Sequence[Record], steps: Sequence[_Step], axis: Axis, origin: Instant) -> float:
+    """Where the axis ends: with the job's training."""
+    if axis is Axis.STEP:
+        return float(steps[-1].number + 1) if steps else 0.0
+    told = (IncidentOpened, IncidentClosed, JobEnded, GenerationFormed)
+    last = [each.at - origin for each in records if isinstance(each, told)]
+    return max([0.0, *last, *(step.end for step in steps[-1:])])
+
+
+def _steps(all_reads: Sequence[StepReads], formed: dict[Generation, GenerationFormed], origin: Instant) -> list[_Step]:
+    steps: list[_Step] = []
+    for reads in all_reads:
+        lines = list(reads.counted.values())
+        if not lines:
+            continue
+        # Who adopts a step says so when it is told, which may be much later.
+        computed = [line for line in lines if not line.adopted] or lines
+        end = max(line.at for line in computed) - origin
+        if steps and steps[-1].number + 1 == reads.step:
+            begin = steps[-1].end
+        else:
+            begin = min(line.at - line.seconds for line in computed) - origin
+        generation = reads.place.generation
+        members = len(formed[generation].workers) if generation in formed else 0
+        ranks = members or len(reads.counted) + len(reads.missing)
+        # Clocks of several machines, or a commit seen late, must not turn the axis round.
+        end = max(begin, end)
+        steps.append(_Step(reads.step, generation, begin, end, ranks, lines))
+    return steps
+
+
+# --- world -------------------------------------------------------------------------------------------------------
+
+
+def _unit(records: Sequence[Record], formed: dict[Generation, GenerationFormed]) -> int | None:
+    """Ranks of a replica; None where no change of the world tells."""
+    for change in records:
+        if isinstance(change, WorldChanged) and change.generation in formed and change.after > 0:
+            ranks = len(formed[change.generation].workers)
+            if ranks and ranks % change.after == 0:
+                return ranks // change.after
+    return None
+
+
+def _world(
+    steps: Sequence[_Step],
+    formed: dict[Generation, GenerationFormed],
+    axis: Axis,
+    end: float,
+    origin: Instant,
+    unit: int,
+) -> Stairs:
+    if axis is Axis.TIME and formed:
+        sizes = [(each.at - origin, len(each.workers)) for _, each in sorted(formed.items())]
+    else:
+        sizes = [(step.place(axis)[0], step.ranks) for step in steps]
+    edges: list[float] = []
+    values: list[float] = []
+    for at, ranks in sizes:
+        if not values or values[-1] != ranks / unit:
+            edges.append(at)
+            values.append(ranks / unit)
+    return Stairs([*edges, max(end, edges[-1])], values) if edges else Stairs([], [])
+
+
+# --- throughput --------------------------------------------------------------------------------------------------
+
+
+def _amounts(steps: Sequence[_Step]) -> tuple[str, list[float]]:
+    """In what throughput is counted, and how much of it each step was, summed over the ranks."""
+    tokens = [sum(_finite(line.metrics.get("tokens", 0.0)) for line in step.lines) for step in steps]
+    if any(tokens):
+        return "tokens", tokens
+    samples = [sum(line.samples or _finite(line.metrics.get("samples", 0.0)) for line in step.lines) for step in steps]
+    if any(samples):
+        return "samples", [float(each) for each in samples]
+    return "steps", [1.0] * len(steps)
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def _rate(steps: Sequence[_Step], amounts: Sequence[float], axis: Axis) -> Stairs:
+    if not steps:
+        return Stairs([], [])
+    least = (steps[-1].place(axis)[1] - steps[0].place(axis)[0]) / MOST_WINDOWS
+    edges, values = [steps[0].place(axis)[0]], []
+    for first, last in _windows([step.place(axis) for step in steps], [step.generation for step in steps], least):
+        begin, end = steps[first].begin, steps[last].end
+        seconds = end - begin
+        if seconds <= 0:
+            continue
+        values.append(sum(amounts[first : last + 1]) / seconds)
+        edges.append(steps[last].place(axis)[1])
+    return Stairs(edges, values) if values else Stairs([], [])
+
+
+def _windows(
+    places: Sequence[tuple[float, float]], generations: Sequence[Generation], least: float
+) -> list[tuple[int, int]]:
+    """First and last index of each window: as wide as `least` at least, and of one generation.
+
+    What is left over at a generation's end goes with its window before; a generation that is too short to be seen goes
+    with the one after it.
+    """
+    windows: list[tuple[int, int]] = []
+    first = 0
+    for at, place in enumerate(places):
+        last = at + 1 == len(places)
+        if place[1] - places[first][0] >= least:
+            windows.append((first, at))
+        elif windows and (last or (generations[at + 1] != generations[at] == generations[windows[-1][1]])):
+            windows[-1] = (windows[-1][0], at)
+        elif last:
+            windows.append((first, at))
+        else:
+            continue
+        first = at + 1
+    return windows
+
+
+# --- a metric ----------------------------------------------------------------------------------------------------
+
+
+def _curve(steps: Sequence[_Step], axis: Axis, metric: str) -> Curve:
+    points = [
+        (step.place(axis)[1] if axis is Axis.TIME else float(step.number), _mean(step, metric))
+        for step in steps
+        if any(metric in line.metrics for line in step.lines)
+    ]
+    each = max(1, math.ceil(len(points) / MOST_POINTS))
+    curve = Curve([], [], [], [], [x for x, value in points if not math.isfinite(value)], each)
+    for start in range(0, len(points), each):
+        share = points[start : start + each]
+        known = [value for _, value in share if math.isfinite(value)]
+        curve.x.append(sum(x for x, _ in share) / len(share))
+        curve.mean.append(sum(known) / len(known) if known else math.nan)
+        curve.low.append(min(known, default=math.nan))
+        curve.high.append(max(known, default=math.nan))
+    return curve
+
+
+def _mean(step: _Step, metric: str) -> float:
+    """Over the ranks that have logged it."""
+    values = [line.metrics[metric] for line in step.lines if metric in line.metrics]
+    return sum(values) / len(values)
+
+
+# --- incidents ---------------------------------------------------------------------------------------------------
+
+
+def _marks(records: Iterable[Record], axis: Axis, end: float, origin: Instant) -> list[Mark]:
+    marks: list[Mark] = []
+    unfinished: dict[int, IncidentOpened] = {}
+    for each in records:
+        if isinstance(each, IncidentOpened):
+            unfinished[each.incident] = each
+        elif isinstance(each, IncidentClosed):
+            unfinished.pop(each.incident, None)
+            start, until = min(each.fault_at, each.opened_at) - origin, each.at - origin
+            if axis is Axis.STEP:
+                start = until = float(each.step)
+            marks.append(Mark(_kind(each.kind), each.kind, start, until, each.total, each.before, each.after))
+    for opened in unfinished.values():
+        start = opened.at - origin if axis is Axis.TIME else float(opened.step)
+        marks.append(Mark(_kind(opened.kind), opened.kind, start, max(start, end), None))
+    return sorted(marks, key=lambda mark: (mark.start, mark.end))
+
+
+def _kind(kind: str) -> Kind:
+    return Kind(kind) if kind in set(Kind) else Kind.FAULT

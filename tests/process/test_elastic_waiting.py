@@ -1,0 +1,101 @@
+"""Below the minimum a job waits with its state in memory; it goes on when there is room, or is saved and ends."""
+
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.process.elastic import Elastic, changes
+from tests.process.launching import Running, Site, site
+from tests.process.test_elastic import assert_same, final, losses
+from tests.process.training import SCRIPTS
+
+from regrow.observe.ledger import Ledger, read_records
+
+STEPS = 300
+SCRIPT = (str(SCRIPTS / "train_micro.py"), "--steps", str(STEPS), "--invariant", "--out", "job.out")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a world of one replica makes of it."""
+    folder = tmp_path_factory.mktemp("fixed")
+    with site(folder) as made:
+        done = made.regrow("run", "--job", "fixed", *SCRIPT)
+        assert done.returncode == 0, done.stdout + done.stderr
+        ledger = Ledger(read_records(made.home / "jobs" / "fixed"))
+        return {"losses": losses(ledger), **final(folder / "job.0.json")}
+
+
+@contextmanager
+def two_nodes(here: Site, *flags: str) -> Iterator[tuple[Elastic, Running, str, str]]:
+    """A job that needs two replicas, a node each; with it, its second node, its address and its token."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    token = secrets.token_hex(16)
+    words = ("--nnodes", "2:3", "--replicas", "2:3", "--rdzv-endpoint", address, *flags)
+    run = ("run", "--job", "job", *words)
+    script = (*SCRIPT, "--pace", "0.05")
+    with (
+        here.start(*run, "--node-rank", "0", *script, REGROW_TOKEN=token) as zero,
+        here.start(*run, "--node-rank", "1", *script, REGROW_TOKEN=token) as one,
+    ):
+        job = Elastic(here, "job", zero)
+        job.settled(2)
+        yield job, one, address, token
+
+
+def test_below_the_minimum_the_state_waits_in_memory_until_another_node_comes(
+    here: Site, fixed: dict[str, Any]
+) -> None:
+    with two_nodes(here) as (job, one, address, token):
+        one.signal(signal.SIGKILL)
+        stood = job.phase("waiting").step
+        with here.start("agent", "--join", address, REGROW_TOKEN=token) as two:
+            job.settled(2)
+            ledger = job.finish()
+            assert two.wait() == 0, two.output
+    assert_same(here, ledger, fixed, ranks=2)
+    assert [each.step for each in ledger.incidents] == [stood]
+
+
+def test_below_the_minimum_for_too_long_the_state_is_saved_and_the_job_can_be_run_again(
+    here: Site, fixed: dict[str, Any]
+) -> None:
+    durable = ("--checkpoint-dir", "kept", "--checkpoint-every", "1h")
+    with two_nodes(here, "--node-timeout", "2s", *durable) as (job, one, _, _):
+        one.signal(signal.SIGKILL)
+        stood = job.phase("waiting").step
+        assert job.job.wait() == 75, job.job.output
+    assert [path.name for path in (here.folder / "kept").iterdir()] == [f"step-{stood}"]
+    first = losses(job.ledger())
+    again = here.regrow("run", "--job", "again", "--nproc-per-node", "3", *durable, "--resume", *SCRIPT)
+    assert again.returncode == 0, again.stdout + again.stderr
+    rest = losses(Ledger(read_records(here.home / "jobs" / "again")))
+    assert sorted(first) + sorted(rest) == list(range(STEPS)), "a step was lost or run twice"
+    assert first | rest == fixed["losses"]
+    assert final(here.folder / "job.2.json") == {"digest": fixed["digest"], "parameters": fixed["parameters"]}
+
+
+def test_a_lost_node_is_done_without_and_the_next_one_is_grown_onto(here: Site, fixed: dict[str, Any]) -> None:
+    with two_nodes(here, "--replicas", "1:2") as (job, one, address, token):
+        one.signal(signal.SIGKILL)
+        job.settled(1)
+        with here.start("agent", "--join", address, REGROW_TOKEN=token) as two:
+            job.settled(2)
+            ledger = job.finish()
+            assert two.wait() == 0, two.output
+    assert_same(here, ledger, fixed, ranks=2)
+    told = [(each.kind, each.before, each.after) for each in changes(list(read_records(job.folder)))]
+    assert told == [("fault", 2, 1), ("grow", 1, 2)]
