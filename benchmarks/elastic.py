@@ -214,7 +214,12 @@ def _show_targets(measured: Measured, console: Console) -> None:
         stages = ("detect", "abort", "regroup", "hydrate", "redo")
         records = [each.record for each in changes if each.record is not None]
         middle = ", ".join(f"{stage} {median(getattr(each, stage) for each in records):.2f} s" for stage in stages)
-        console.print(f"  stages of it, medians: {middle}; redo has a whole step", highlight=False)
+        console.print(f"  its stages, medians: {middle}; redo has a whole step", highlight=False)
+        still, step = median(each.still for each in changes), median(each.step for each in changes)
+        console.print(
+            f"  rank 0 stood still for {still:.2f} s; the rest was in its next step (median one: {step:.2f} s)",
+            highlight=False,
+        )
     ours, theirs = [each.told for each in measured.ours], [each.pause for each in measured.theirs]
     if ours and theirs and median(ours) > 0:
         ratio = median(theirs) / median(ours)
@@ -238,6 +243,7 @@ def figures(measured: Measured) -> Iterator[tuple[str, float]]:
         if changes := measured.pauses(grow=grow):
             yield f"{name}_pause_s", median(each.told for each in changes)
             yield f"{name}_pause_by_rank_0_s", median(each.pause for each in changes)
+            yield f"{name}_still_s", median(each.still for each in changes)
     if changes := measured.pauses(grow=True):
         nbytes, seconds = hydration(changes)
         yield "hydrated_bytes", nbytes
@@ -264,7 +270,7 @@ def _detail(change: Change) -> dict[str, float]:
     told |= {"redone": change.redone}
     if change.record is not None:
         stages = ("total", "detect", "abort", "regroup", "hydrate", "redo", "hydrated_bytes")
-        told |= {stage: getattr(change.record, stage) for stage in stages}
+        told |= {"still": change.still} | {stage: getattr(change.record, stage) for stage in stages}
     return told
 
 

@@ -166,6 +166,8 @@ class Change:
     redone: int = 0
     record: IncidentClosed | None = None
     """The job's own account, where it has one."""
+    still: Seconds = 0.0
+    """For how long rank 0 had no step under way."""
 
     @property
     def told(self) -> Seconds:
@@ -195,18 +197,17 @@ def changes_of(ledger: Ledger) -> list[Change]:
 
 def changes_told(ledger: Ledger) -> list[Change]:
     """Of a job that keeps records of them: each incident that changed the size, beside the commits of rank 0."""
-    times: dict[Generation, list[float]] = {}
-    for commit in _commits(ledger):
-        if commit.rank == 0:
-            times.setdefault(commit.generation, []).append(commit.at)
+    own = [commit for commit in _commits(ledger) if commit.rank == 0]
     found = []
     for incident in ledger.incidents:
-        earlier = [at for generation, each in times.items() if generation < incident.generation for at in each]
-        later = times.get(incident.generation, [])
+        earlier = [commit.at for commit in own if commit.generation < incident.generation]
+        later = [commit for commit in own if commit.generation == incident.generation]
         if incident.before != incident.after and earlier and later:
-            step = _median_gap(later)
-            gap = later[0] - max(earlier)
-            found.append(Change(incident.before, incident.after, gap - step, step, incident.steps_lost, incident))
+            step = _median_gap([commit.at for commit in later])
+            gap = later[0].at - earlier[-1]
+            still = max(0.0, gap - later[0].seconds)
+            sizes = (incident.before, incident.after)
+            found.append(Change(*sizes, gap - step, step, incident.steps_lost, incident, still))
     return found
 
 

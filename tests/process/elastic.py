@@ -72,7 +72,12 @@ class Elastic:
     def _trains(self, replicas: int, after: int = -1) -> JobView | None:
         now = self.view()
         stand = [worker for worker in now.ranks if worker.stage == "member"]
-        calm = now.replicas == replicas == len(stand) and now.phase == "training" and now.step > after
+        calm = (
+            now.replicas == replicas
+            and len(stand) == replicas * now.unit
+            and now.phase == "training"
+            and now.step > after
+        )
         return now if calm else None
 
     def alone(self, replicas: int) -> None:

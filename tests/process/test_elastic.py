@@ -170,6 +170,27 @@ def test_a_kill_in_the_middle_of_a_change_costs_nothing(here: Site, fixed: dict[
     assert [(each.before, each.after) for each in changes(list(read_records(job.folder)))][-1] == (before, after)
 
 
+def test_replicas_of_two_shards_come_and_go_whole(here: Site) -> None:
+    sharded = ("--invariant", "--mode", "hsdp", "--shard", "2")
+    done = here.regrow(*_words("fixed", 2, *sharded, steps=150))
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = _words("job", 2, *sharded, "--pace", "0.05", flags=("--replicas", "1:3", "--replica-ranks", "2"), steps=150)
+    with here.start(*words) as started:
+        job = Elastic(here, "job", started)
+        job.settled(1)
+        for size in (2, 3, 1, 2):
+            job.reach(size)
+        job.kill(job.worker("member", 1))
+        job.settled(2)
+        ledger = job.finish()
+    assert losses(ledger) == losses(Ledger(read_records(here.home / "jobs" / "fixed")))
+    assert redone(ledger) == []
+    parameters = {
+        (here.folder / f"{name}.{rank}.json") for name, ranks in (("fixed", 2), ("job", 4)) for rank in range(ranks)
+    }
+    assert len({json.dumps(final(path)["parameters"]) for path in parameters}) == 1
+
+
 def test_scripts_hear_of_each_change_on_every_rank_at_the_same_boundary(here: Site) -> None:
     with training(here, 2) as job:
         job.settled(2)

@@ -1,5 +1,6 @@
 """What `benchmarks/elastic.py` makes of records: one definition of a pause for every side."""
 
+import msgspec
 import pytest
 from resizing import changes_of, changes_told, extra_memory, rates_by_world, turns
 
@@ -58,7 +59,19 @@ def test_a_pause_is_told_by_the_record_and_seen_by_rank_0() -> None:
     (change,) = changes_told(Ledger([*old, *new, closed(4, 2, 4, 0.85)]))
     assert change.pause == pytest.approx(0.3)
     assert change.told == pytest.approx(0.35)
+    assert change.still == pytest.approx(0.3), "all of it before the step, which took half a second"
     assert change.redone == 0
+
+
+def test_a_median_step_is_one_before_newcomers_build_beside_it() -> None:
+    old = commits(range(0, 10), 2, start=0.0, generation=3)
+    new = commits(range(10, 20), 1, start=5.3, generation=4)
+    slow = [
+        msgspec.structs.replace(each, at=30.0 + each.at * 3)
+        for each in commits(range(20, 60), 1, start=0.0, generation=4)
+    ]
+    (change,) = changes_told(Ledger([*old, *new, *slow, closed(4, 2, 1, 0.85)]))
+    assert change.step == pytest.approx(0.5)
 
 
 def test_incidents_that_leave_the_size_alone_are_no_changes() -> None:

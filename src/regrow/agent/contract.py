@@ -160,6 +160,7 @@ def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> Worker
         nodes=config.facts.node_limit,
         local=config.local,
         unit=config.facts.unit,
+        elastic=config.facts.elastic,
         resume=order.resume,
         checkpoint_dir=config.checkpoint_dir,
         faults=order.faults,

@@ -160,6 +160,8 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     """All nodes of the job are on this machine."""
     unit: int = 1
     """Ranks of one replica."""
+    elastic: bool = False
+    """Whether the world may change its size."""
     resume: bool = False
     checkpoint_dir: str | None = None
     digest_every: int = 0

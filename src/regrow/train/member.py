@@ -9,6 +9,7 @@ import torch
 import xxhash
 
 from regrow.agent.link import WorkerLink
+from regrow.comm import meshes
 from regrow.comm.groups import Formation, Groups
 from regrow.core.board import Phase
 from regrow.core.data_messages import BatchRecord, OrderDeclared, OrderSpec
@@ -74,6 +75,8 @@ class Member:
         env, groups = link.env, Groups()
         member = cls(link, groups)
         groups.unit = env.unit
+        if env.elastic:
+            meshes.watch()
         formation = None
         if env.role is Role.RANK:
             formation = Formation(env.generation, env.rank, env.world, env.store, site_of(env))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from regrow.comm import meshes
 from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.data.loader import StepLoader
@@ -66,7 +67,8 @@ class Session(Standing):
         if self._state is not None or self._started:
             raise UsageError("protect() was called a second time, or after steps()", hint="name everything in one call")
         self._state = ProtectedState(objects, named, part=part)
-        self._modules = Modules([*objects, *named.values()], recovers=self._member.rehearses)
+        self._objects = [*objects, *named.values()]
+        self._modules = Modules(self._objects, recovers=self._member.rehearses)
         for optimizer in self._state.optimizers():
             optimizer.register_step_pre_hook(lambda *_: self._before_update())
             optimizer.register_step_post_hook(lambda *_: self._regions.after_update())
@@ -139,7 +141,8 @@ class Session(Standing):
     def _arrive(self) -> None:
         """Built and warm: stand before the first step, or where the others are."""
         modules, dealer = self._modules, self._dealer
-        self._member.let_follow(modules.spanning)
+        spanning = meshes.follows(unit=self._member.unit, world=self.world_size)
+        self._member.let_follow([*modules.spanning, *spanning])
         self._member.arrive(
             self._protected(),
             modules.buckets(),

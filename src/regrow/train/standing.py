@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from regrow.comm import meshes
 from regrow.core.errors import UsageError
 from regrow.step.policy import Policy
 from regrow.train.alone import Alone
@@ -33,6 +34,10 @@ class Standing:
         self._data_of: DeviceMesh | Share | None = None
         """What the script says of the share of the data that this rank reads."""
         self._hooks = Hooks()
+        self._objects: list[object] = []
+        """What the script protects."""
+        self._stood = (self.rank, self.world_size)
+        """The rank and the world that device meshes are of."""
 
     @property
     def rank(self) -> int:
@@ -109,13 +114,21 @@ class Standing:
                 "the global batch would follow the number of ranks "
                 "(give session.steps microbatches=, or make a regrow.DataLoader with global_batch_size=)"
             )
-        if dealer is not None and dealer.unit != unit:
-            return f"a replica of this model is {dealer.unit} ranks, not {unit} (see --replica-ranks)"
-        return ""
+        if dealer is not None and self.replicas * unit != self.world_size:
+            return (
+                f"{self.world_size} ranks are {self.replicas} replicas of this model, but the job was started with "
+                f"--replica-ranks {unit}"
+            )
+        return meshes.refusal(self._objects, unit=unit, world=self.world_size)
 
     def _follow_world(self) -> None:
-        """The world may have another size: read the share of the data that is this rank's in it."""
-        self._share = share_of(self._data_of)
+        """The world may have another size: bring along what knows ranks, and read this rank's share of the data."""
+        before, self._stood = self._stood, (self.rank, self.world_size)
+        if before != self._stood:
+            meshes.resize(
+                self._objects, unit=self._member.unit, before=before[1], world=self.world_size, rank=self.rank
+            )
+            self._share = share_of(self._data_of)
 
     def _protected(self) -> ProtectedState:
         if self._state is None:

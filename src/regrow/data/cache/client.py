@@ -80,6 +80,8 @@ class CachedSource:
         self._shelf: Shelf | None = None
         self._keeps = True
         self._said = self._closed = False
+        self._last: Key | None = None
+        """What was fetched last."""
         self._pins = loader.loader.pin_memory and torch.accelerator.is_available()
         self.counts = Counts()
         self._reach: Reach | None = None
@@ -103,7 +105,10 @@ class CachedSource:
         Raises `GenerationHalted` where the producer was waited for and nobody needs the batch any more.
         """
         key = Key(step, rank, world)
-        fetched = self._from_cache(key) or self._asked_for(key)
+        last, self._last = self._last, key
+        # After a jump the producer must start anew there, which may take longer than one batch, and all wait for it.
+        jumped = last is not None and key not in (last, last._replace(step=last.step + 1))
+        fetched = self._from_cache(key) or (None if jumped else self._asked_for(key))
         is_there = fetched is not None
         if fetched is None:
             fetched = self._made(key)

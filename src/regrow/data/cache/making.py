@@ -120,12 +120,15 @@ class Making:
             if place not in self._served and self._loader is not None:
                 self._served[place] = _Served(self._lane_for(self._loader, place))
         worlds = {key.shares for key in positions}
+        wanted = {(key.share, key.shares) for key in wants}
         for place, served in self._served.items():
             at = [key for key in positions if (key.share, key.shares) == place]
             if at:
                 served.at, served.left = at, None
                 first = min(at)
                 served.failed = {key: why for key, why in served.failed.items() if key >= first}
+            elif place in wanted:
+                served.left = None  # a newcomer of a world to come is warming up
             elif worlds and place[1] not in worlds:
                 served.left = now - _GRACE_S  # the world has another size now
             elif served.left is None:
