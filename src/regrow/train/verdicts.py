@@ -1,5 +1,8 @@
 """Where a worker waits for the others: for the next membership, or for the end of the job."""
 
+import contextlib
+import os
+
 from regrow.agent.link import WorkerLink
 from regrow.agent.report import report
 from regrow.core.board import Phase
@@ -12,6 +15,8 @@ from regrow.train.copies import Copies
 from regrow.train.durable import DurableState
 from regrow.train.protect import ProtectedState
 from regrow.train.recovery import Recovery
+
+_LOWEST = 19
 
 
 class Dismissed(SystemExit):
@@ -63,6 +68,7 @@ class Verdicts:
             if form is None:
                 if self._control.released is not None:
                     self._link.board.enter(Phase.OUTSIDE)
+                    _give_way()
                     raise Dismissed(self._control.released.change)
                 self.snapshot()
                 continue
@@ -111,3 +117,10 @@ class Verdicts:
 
     def _over(self) -> bool:
         return self._control.halted
+
+
+def _give_way() -> None:
+    """Those who stay train on while this process ends, maybe on the same cores."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST)
