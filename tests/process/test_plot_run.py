@@ -6,6 +6,8 @@ from pathlib import Path
 from tests.process.launching import site
 from tests.process.training import Fault, train
 
+from regrow.observe.story import seconds
+
 
 def test_a_job_that_lost_a_worker_is_drawn_with_its_fault(tmp_path: Path) -> None:
     with site(tmp_path) as here:
@@ -21,8 +23,7 @@ def test_a_job_that_lost_a_worker_is_drawn_with_its_fault(tmp_path: Path) -> Non
         words = re.sub(r"<[^>]+>", "\n", (folder / "plot.svg").read_text())
         for text in ("drawn", "12 steps in", "world size", "(ranks)", "throughput", "loss", "time since the start (s)"):
             assert text in words, f"no {text!r} in {words}"
-        pause = f"{incident.total:.2f} s" if incident.total < 9.995 else f"{incident.total:.1f} s"
-        assert f"fault, {pause}" in words
+        assert f"fault, {seconds(incident.total)}" in words
 
         elsewhere = here.regrow("plot", str(folder), "--x", "step", "--out", str(tmp_path / "by-step.svg"))
         assert (elsewhere.returncode, elsewhere.stdout) == (0, f"{tmp_path / 'by-step.svg'}\n"), elsewhere.stderr

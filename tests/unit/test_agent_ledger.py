@@ -52,7 +52,7 @@ class Book:
         batch = (
             None if read is None else BatchShown(Generation(generation), StepNo(read), BatchRecord(rank, 2, "d" * 16))
         )
-        self.ledger.died(LastSeen(WorkerId(worker), Rank(rank), 9.0, shown, batch, said))
+        self.ledger.died(LastSeen(WorkerId(worker), lambda _: Rank(rank), 9.0, shown, batch, said))
 
     def records(self) -> list[StepCommitted]:
         self.file.flush()
@@ -169,7 +169,7 @@ def test_what_a_dead_rank_had_read_for_its_micro_batches_comes_with_the_metrics_
     records = [BatchRecord(share, 8, "d" * 16) for share in (2, 3)]
     shown = WorkerStaged(WorkerId("a"), Generation(1), StepNo(staged), {"loss": 1.5}, records)
     batch = BatchShown(Generation(1), StepNo(4), BatchRecord(0, 2)) if staged < 4 else None
-    book.ledger.died(LastSeen(WorkerId("a"), Rank(0), 9.0, shown, batch, (Generation(1), StepNo(3))))
+    book.ledger.died(LastSeen(WorkerId("a"), lambda _: Rank(0), 9.0, shown, batch, (Generation(1), StepNo(3))))
     book.ledger.formed(Generation(2), StepNo(5))
     (record,) = book.records()
     assert record.parts == records[:parts]
@@ -194,7 +194,7 @@ def test_what_was_read_for_a_step_that_runs_again_is_not_written(tmp_path: Path)
 def test_a_worker_that_went_back_and_died_in_a_step_it_had_once_committed_is_adopted(tmp_path: Path) -> None:
     book = Book(tmp_path)
     batch = BatchShown(Generation(2), StepNo(4), BatchRecord(0, 2))
-    last = LastSeen(WorkerId("a"), Rank(0), 9.0, None, batch, (Generation(1), StepNo(10)))
+    last = LastSeen(WorkerId("a"), lambda _: Rank(0), 9.0, None, batch, (Generation(1), StepNo(10)))
     book.ledger.formed(Generation(2), StepNo(4))
     book.ledger.died(last)
     book.ledger.formed(Generation(3), StepNo(5))
@@ -274,3 +274,12 @@ def test_a_loss_that_is_no_number_can_be_read_again(tmp_path: Path, loss: float)
     assert isinstance(record, StepCommitted)
     assert record.metrics["lr"] == 0.5
     assert repr(record.metrics["loss"]) == repr(loss)
+
+
+def test_who_dies_with_a_new_rank_is_adopted_under_the_one_it_had_in_the_step(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    staged = WorkerStaged(WorkerId("a"), Generation(3), StepNo(4), {"loss": 1.5})
+    ranks = {Generation(3): Rank(3), Generation(4): Rank(2)}
+    book.ledger.formed(Generation(4), StepNo(5))
+    book.ledger.died(LastSeen(WorkerId("a"), ranks.__getitem__, 9.0, staged, None, (Generation(3), StepNo(3))))
+    assert book.lines() == [(3, 4, True)]

@@ -85,7 +85,7 @@ class Hearing:
             self._commits.clear()
 
     def _committed(self, worker: Worker, fact: WorkerCommitted) -> None:
-        self._ledger.committed(fact, worker.rank)
+        self._ledger.committed(fact, worker.rank if fact.rank is None else fact.rank)
         self._step_took(fact.seconds)
         if worker.announced != fact.generation and not worker.told:
             worker.announced = fact.generation

@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,12 +95,12 @@ def _end_of_lines(descriptor: int, size: int) -> int:
 class LastSeen(NamedTuple):
     """What an agent knows of a worker that has ended.
 
-    `staged`: the metrics it showed last. `batch`: what it had read last. `committed`: the last step that it said it
-    had committed, and the generation it was in.
+    `rank_in`: its rank in a generation. `staged`: the metrics it showed last. `batch`: what it had read last.
+    `committed`: the last step that it said it had committed, and the generation it was in.
     """
 
     worker: WorkerId
-    rank: Rank
+    rank_in: Callable[[Generation], Rank]
     at: Instant
     staged: WorkerStaged | None = None
     batch: BatchShown | None = None
@@ -117,7 +118,8 @@ class LastSeen(NamedTuple):
         if place is None or (self.committed is not None and self.committed >= place):
             return None
         parts = self.staged.parts if self.staged is not None and place in metrics else []
-        return _Heritage(self.worker, self.rank, self.at, *place, metrics.get(place, {}), read.get(place), parts)
+        rank = self.rank_in(place[0])
+        return _Heritage(self.worker, rank, self.at, *place, metrics.get(place, {}), read.get(place), parts)
 
 
 class _Heritage(NamedTuple):

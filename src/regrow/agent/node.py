@@ -294,7 +294,7 @@ class Agent:
         if not worker.told:
             self._tell_exit(worker, code, at)
         del self._workers[worker.id]
-        last = LastSeen(worker.id, worker.rank, at, worker.staged, worker.shown_batch, worker.committed)
+        last = LastSeen(worker.id, worker.rank_in, at, worker.staged, worker.shown_batch, worker.committed)
         self._ledger.died(last)
         self._vault.worker_ended(worker.id)
         self._output.head(worker.id, f"worker {worker.id} ended with code {code}")

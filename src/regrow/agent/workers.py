@@ -31,6 +31,8 @@ _DUMP_S: Seconds = 0.3
 _ADOPTION_S: Seconds = 0.0005
 _log = logging.getLogger("regrow.agent")
 
+_RANKS_KEPT = 64
+
 
 class Worker:
     """A worker's place, channel, board and process.
@@ -45,6 +47,8 @@ class Worker:
         self.rank: Rank = order.rank
         self.local_rank = order.local_rank
         self.generation: Generation = order.generation
+        self._ranks: dict[Generation, Rank] = {order.generation: order.rank}
+        """Its rank since each generation that gave it one, the oldest first."""
         self.shown = order.role is not Role.STANDBY
         """Whether it holds a rank; a standby's is provisional."""
         self.pid: int | None = None
@@ -91,6 +95,11 @@ class Worker:
         else:
             loop.call_later(_ADOPTION_S, self._await_adoption, on_exit)
 
+    def rank_in(self, generation: Generation) -> Rank:
+        """Its rank in a generation: when the world changes its size, it may hear of a new one before it has told all."""
+        since = max((known for known in self._ranks if known <= generation), default=min(self._ranks))
+        return self._ranks[since]
+
     @property
     def step(self) -> StepNo:
         """The step that its board shows."""
@@ -109,6 +118,9 @@ class Worker:
             case StartScript() | FormGeneration():
                 self.rank, self.local_rank = order.rank, order.local_rank
                 self.generation = order.generation
+                self._ranks[order.generation] = order.rank
+                if len(self._ranks) > _RANKS_KEPT:
+                    del self._ranks[min(self._ranks)]
                 self.shown = True
         try:
             self._channel.send(order)

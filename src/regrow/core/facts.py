@@ -3,7 +3,7 @@
 import msgspec
 
 from regrow.core.data_messages import BatchRecord
-from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Seconds, StepNo, WorkerId
+from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.vocabulary import ErrorReport, FaultKind, FaultSpec
 
 # --- facts about nodes -------------------------------------------------------------------------------------------
@@ -132,6 +132,7 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
     """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock.
 
     `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
+    `rank`: its own in that step; it may have another by now.
     """
 
     worker: WorkerId
@@ -144,6 +145,7 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
     adopted: bool = False
     data: BatchRecord | None = None
     parts: list[BatchRecord] = []
+    rank: Rank | None = None
 
 
 class WorkerStaged(msgspec.Struct, frozen=True, tag=True):

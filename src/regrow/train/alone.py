@@ -157,6 +157,7 @@ class Alone:
         adopted: bool,
         read: BatchRecord | None = None,
         parts: Sequence[BatchRecord] = (),
+        rank: int | None = None,
     ) -> None:
         """Nobody to tell."""
 

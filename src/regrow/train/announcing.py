@@ -75,5 +75,6 @@ class Announcing:
             adopted=unsent.adopted,
             read=unsent.read,
             parts=unsent.parts,
+            rank=unsent.step.rank,
         )
         _log.info("step %d: %s", number, numbers)

@@ -378,6 +378,7 @@ class Member:
         adopted: bool,
         read: BatchRecord | None = None,
         parts: Sequence[BatchRecord] = (),
+        rank: int | None = None,
     ) -> None:
         """A step was committed."""
         self._link.send(
@@ -391,6 +392,7 @@ class Member:
                 adopted=adopted,
                 data=read,
                 parts=list(parts),
+                rank=None if rank is None else Rank(rank),
             )
         )
 

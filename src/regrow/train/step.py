@@ -39,6 +39,8 @@ class Step:
         self.replay = replay
         """A step that the others have committed, run for what stands after its body: they are in it."""
         self.attempt = attempt
+        self.rank = session.rank
+        """This worker's in it; in a world of another size it may have another."""
         self.rehearsal = rehearsal
         self.committed = False
         self.entered = False
