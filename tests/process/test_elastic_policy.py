@@ -7,6 +7,8 @@ import pytest
 from tests.process.elastic import Elastic
 from tests.process.launching import Site, site
 
+from regrow.core.ids import StepNo
+
 STEPS, RATE = 240, 0.01
 SCRIPT = f"""
 import time
@@ -61,12 +63,12 @@ def test_rates_settings_and_micro_batches_follow_the_world_from_its_first_step_o
         for size in (2, 3, 1):
             job.reach(size)
         ledger = job.finish()
-    worlds = {formed.step: len(formed.workers) for formed in ledger.generations}
+    worlds = {int(formed.step): len(formed.workers) for formed in ledger.generations}
     assert list(worlds.values()) == [1, 2, 3, 1]
     world = 0
     for number in range(STEPS):
         world = worlds.get(number, world)
-        commits = ledger.commits[number]
+        commits = ledger.commits[StepNo(number)]
         assert sorted(commits) == list(range(world)), number
         assert sum(commit.metrics["samples"] for commit in commits.values()) == 24
         scheduled = RATE * (1 - 0.5 * number / STEPS)

@@ -96,7 +96,7 @@ class Worker:
             loop.call_later(_ADOPTION_S, self._await_adoption, on_exit)
 
     def rank_in(self, generation: Generation) -> Rank:
-        """Its rank in a generation: when the world changes its size, it may hear of a new one before it has told all."""
+        """Its rank in a generation: it may hear of a new one before it has told all of the last."""
         since = max((known for known in self._ranks if known <= generation), default=min(self._ranks))
         return self._ranks[since]
 
