@@ -112,6 +112,14 @@ class Elastic:
 
         return self._until(look, f"a worker is {stage}")
 
+    def standby(self, stage: str) -> WorkerView:
+        """Wait for a standby that is warm."""
+
+        def look() -> WorkerView | None:
+            return next((each for each in self.view().standbys if each.stage == stage), None)
+
+        return self._until(look, f"a standby is {stage}")
+
     def kill(self, worker: WorkerView) -> None:
         """SIGKILL."""
         with contextlib.suppress(ProcessLookupError):  # it was on its way out

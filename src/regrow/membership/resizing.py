@@ -239,6 +239,8 @@ class Resizing:
         if now < self._may_change_at:
             self._pausing = True
             return None
+        if ladder.replicas < size < ladder.wanted and self._oldest_leaver() is not None:
+            return None  # Their slots are about to be free: one change is better than two.
         kind = "grow" if size > ladder.replicas else "shrink"
         return Plan(kind, size, self._ranks(ladder.replicas, size), ladder.wanted_by)
 
