@@ -9,10 +9,12 @@ from urllib.parse import urlsplit
 from regrow.agent.requests import SpawnRequest
 from regrow.core.config import AgentConfig, Script, WorkerEnv, rootless
 from regrow.core.data_messages import CacheSeat
-from regrow.core.ids import Generation
+from regrow.core.ids import Generation, Seconds
 from regrow.core.messages import SpawnWorker
 
 _THREADS = "OMP_NUM_THREADS"
+_PATIENCE_S: Seconds = 3600.0
+"""A worker waits so much longer for the coordinator's word than that waits for nodes."""
 _LAZY_WORLD = 16
 """In larger worlds gloo connects only the ranks that speak to one another; in smaller ones all are as fast."""
 _RANKS_PER_ROOT = 32
@@ -161,6 +163,7 @@ def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> Worker
         local=config.local,
         unit=config.facts.unit,
         elastic=config.facts.elastic,
+        patience=_PATIENCE_S + config.facts.node_deadline,
         resume=order.resume,
         checkpoint_dir=config.checkpoint_dir,
         faults=order.faults,

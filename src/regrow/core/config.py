@@ -162,6 +162,8 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     """Ranks of one replica."""
     elastic: bool = False
     """Whether the world may change its size."""
+    patience: Seconds = 3600.0
+    """How long a worker that stands halted waits for the coordinator's word."""
     resume: bool = False
     checkpoint_dir: str | None = None
     digest_every: int = 0

@@ -20,7 +20,6 @@ from regrow.core.messages import (
 )
 from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Stopped, Transaction, Updating
 
-VERDICT_S: Seconds = 3600.0
 LOST_AGENT = 1
 
 
@@ -48,6 +47,8 @@ class Control:
         self.verified = NO_STATE
         """The step of the copy of the state upon which all replicas agreed; `NO_STATE` where there is none."""
         self._stop, self._arm, self._stored = stop, arm, stored
+        self._patience = link.env.patience
+        """How long the coordinator's word is waited for; it waits less long for nodes."""
         self._transaction = Transaction()
         self._changed = threading.Condition()
         self._form: FormGeneration | None = None
@@ -174,17 +175,17 @@ class Control:
         with self._changed:
             return self._transaction.update()
 
-    def await_verdict(self, deadline: Seconds = VERDICT_S) -> bool:
+    def await_verdict(self) -> bool:
         """After `update` was refused to a worker that is ready: whether the step happens, by the next membership.
 
         True: the update has begun. The membership stays to be taken by `await_form`. Raises `DeadlineExceeded`.
         """
-        until = time.monotonic() + deadline
+        until = time.monotonic() + self._patience
         with self._changed:
             while True:
                 if not self._changed.wait_for(lambda: self._form is not None, max(0.0, until - time.monotonic())):
                     raise DeadlineExceeded(
-                        f"no verdict on generation {self.generation} within {deadline:.0f} s",
+                        f"no verdict on generation {self.generation} within {self._patience:.0f} s",
                         hint="see the coordinator's log",
                     )
                 form = self._form
@@ -274,43 +275,43 @@ class Control:
             asked, self._snapshot_at = self._snapshot_at, None
             return asked
 
-    def peek_form(self, deadline: Seconds = VERDICT_S) -> FormGeneration:
+    def peek_form(self) -> FormGeneration:
         """The next membership, which stays to be taken by `await_form`. Raises `DeadlineExceeded`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._form is not None, deadline)
+            self._changed.wait_for(lambda: self._form is not None, self._patience)
             if self._form is None:
-                raise DeadlineExceeded(f"no membership within {deadline:.0f} s", hint="see the coordinator's log")
+                raise DeadlineExceeded(f"no membership within {self._patience:.0f} s", hint="see the coordinator's log")
             return self._form
 
-    def await_form(self, deadline: Seconds = VERDICT_S) -> FormGeneration | None:
+    def await_form(self) -> FormGeneration | None:
         """The next membership; None: this worker is released instead, or a snapshot of its state is wanted.
 
         Raises `DeadlineExceeded`.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._form is not None or self.released is not None or self._snapshot_wanted, deadline
+                lambda: self._form is not None or self.released is not None or self._snapshot_wanted, self._patience
             )
             form, self._form = self._form, None
             if form is not None:
                 self.generation = form.generation
             elif self.released is None and not self._snapshot_wanted:
                 raise DeadlineExceeded(
-                    f"no verdict on generation {self.generation} within {deadline:.0f} s",
+                    f"no verdict on generation {self.generation} within {self._patience:.0f} s",
                     hint="see the coordinator's log",
                 )
             return form
 
-    def await_release(self, deadline: Seconds = VERDICT_S) -> bool:
+    def await_release(self) -> bool:
         """Whether all ranks have finished.
 
         False: the generation is over first, or a snapshot of the last state is wanted. Raises `DeadlineExceeded`.
         """
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self.released is not None or self.halted or self._snapshot_wanted, deadline
+                lambda: self.released is not None or self.halted or self._snapshot_wanted, self._patience
             ):
                 raise DeadlineExceeded(
-                    f"the other ranks did not finish within {deadline:.0f} s", hint="did one leave the loop early?"
+                    f"the other ranks did not finish within {self._patience:.0f} s", hint="did one leave the loop early?"
                 )
             return self.released is not None
