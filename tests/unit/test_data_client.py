@@ -50,6 +50,7 @@ class Worker:
 
     halted = False
     stepping = True
+    moved = False
 
     def __init__(self) -> None:
         self.wanted: list[int] = []

@@ -36,6 +36,7 @@ class Worker:
 
     halted = False
     stepping = True
+    moved = False
     beats = 0
 
     def want_producer(self, loader: int) -> None:

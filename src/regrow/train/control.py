@@ -54,6 +54,8 @@ class Control:
         self._form: FormGeneration | None = None
         self.released: ReleaseWorker | None = None
         """Set when nobody needs this worker's state any more."""
+        self.resized = False
+        """Whether the present generation has another size than the one before."""
         self._snapshot_at: StepNo | None = None
         self.inside = 0
         """Which restartable function after its last step this worker is in or may run next, from 1; 0: none."""

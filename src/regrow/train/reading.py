@@ -44,6 +44,11 @@ class Reading:
         return self._control.step != NO_STATE and not self._rehearsing()
 
     @property
+    def moved(self) -> bool:
+        """Whether the world has just changed its size."""
+        return self._control.resized
+
+    @property
     def halted(self) -> bool:
         """Whether nobody needs the batch that is waited for."""
         return self.stepping and self._control.halted

@@ -80,6 +80,7 @@ class Verdicts:
                 if not self._control.is_over(form.generation):
                     tell_fault(self._link, form.generation, form.step, FaultKind.HYDRATION, error)
                 continue
+            self._control.resized = form.change is not None
             # It is told again while the new world does not stand; who has stood in it already has heard of it.
             if form.change is not None and form.change.generation > self._changed_in:
                 self._changed_in, self._change = form.change.generation, form.change

@@ -106,9 +106,10 @@ class CachedSource:
         """
         key = Key(step, rank, world)
         last, self._last = self._last, key
-        # After a jump the producer must start anew there, which may take longer than one batch, and all wait for it.
+        # The producer must start anew in a world of another size, which takes longer than one batch, and all wait.
         jumped = last is not None and key not in (last, last._replace(step=last.step + 1))
-        fetched = self._from_cache(key) or (None if jumped else self._asked_for(key))
+        alone = jumped and self._cache.reader.moved
+        fetched = self._from_cache(key) or (None if alone else self._asked_for(key))
         is_there = fetched is not None
         if fetched is None:
             fetched = self._made(key)

@@ -46,6 +46,11 @@ class Reader(Protocol):
         """Whether it takes part in the training; not in a rehearsal, nor before a standby has its rank."""
         ...
 
+    @property
+    def moved(self) -> bool:
+        """Whether it stands in a world that has just changed its size, of which nothing can have been made ahead."""
+        ...
+
     def want_producer(self, loader: int) -> None:
         """Tell the agent that the batches of this loader are wanted."""
         ...
