@@ -129,7 +129,7 @@ class Reading:
 class _Stepping:
     """A worker in the middle of its training, which nobody interrupts."""
 
-    stepping, halted = True, False
+    stepping, halted, moved = True, False, False
 
     def want_producer(self, loader: int) -> None:
         """It is there."""
