@@ -103,7 +103,7 @@ class Rank:
             state = ProtectedState((self.model, self.optimizer), {})
             self.dealer = dealer(share, state, self.modules, seed=1, count=MICROBATCHES, invariant=True)
         self.said = meshes.refusal(self.protected, unit=UNIT, world=self.world)
-        self.groups.let_follow(meshes.follows(unit=UNIT, world=self.world))
+        self.groups.let_follow(meshes.follows(unit=UNIT, world=self.world), meshes.inside(unit=UNIT, world=self.world))
         before = [item.clone() for item in self.state()]
         with self.groups.echo():
             self.train(0, rehearsal=True)

@@ -212,6 +212,21 @@ def _without_step(event: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in event.items() if name != "step"}
 
 
+def test_who_must_leave_in_the_middle_of_a_step_hears_of_it_once_and_ends_quietly(
+    here: Site, fixed: dict[str, Any]
+) -> None:
+    flags = ("--local-nodes", "2", "--replicas", "1:2")
+    with training(here, 1, *flags, extra=("--pace", "1.5")) as job:
+        job.settled(2)
+        job.drain("node1", grace=2.0)
+        job.settled(1)
+        ledger = job.finish()
+    assert_same(here, ledger, fixed, ranks=1)
+    heard = [event for path in here.folder.glob("job.*.events") for event in json.loads(path.read_text())]
+    assert sorted((event["kind"], event["leaving"]) for event in heard) == [("preempt", False), ("preempt", True)]
+    assert "Traceback" not in job.job.output and "ignored" not in job.job.output, job.job.output
+
+
 def test_a_job_that_cannot_fill_a_rank_goes_on_with_fewer_replicas(here: Site, fixed: dict[str, Any]) -> None:
     flags = ("--local-nodes", "2", "--replicas", "1:2", "--node-timeout", "20s")
     with training(here, 1, *flags) as job:

@@ -78,3 +78,55 @@ def test_rates_settings_and_micro_batches_follow_the_world_from_its_first_step_o
             assert commit.metrics["count"] == (6 if world == 1 else 12), number
     proven = here.regrow("data", "verify", "job")
     assert proven.returncode == 0, proven.stdout + proven.stderr
+
+
+GROUPS = """
+import sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import regrow
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+session = regrow.init(seed=3)
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session.protect(model, optimizer)
+own = dist.new_group()
+
+for step in session.steps(lambda step, share: torch.ones(2, 4), until=200, microbatches=4):
+    with step:
+        ranks = torch.ones(1)
+        dist.all_reduce(ranks, group=own)
+        for micro in step.microbatches:
+            micro.backward(model(micro.batch).square().mean())
+        optimizer.step()
+        step.log(ranks=ranks)
+        if not step.rehearsal and not Path("hurry").exists():
+            time.sleep(0.05)
+"""
+
+
+def test_a_group_of_the_scripts_own_follows_the_world_also_through_a_single_replica(here: Site) -> None:
+    script = here.script(GROUPS)
+    with here.start("run", "--job", "job", "--nproc-per-node", "2", "--replicas", "1:4", script) as started:
+        job = Elastic(here, "job", started)
+        job.settled(2)
+        for size in (1, 2, 3):
+            job.reach(size)
+        ledger = job.finish()
+    found = {len(commits): {each.metrics["ranks"] for each in commits.values()} for commits in ledger.commits.values()}
+    assert found == {1: {1.0}, 2: {2.0}, 3: {3.0}}
+
+
+def test_a_group_that_cannot_follow_fixes_the_world(here: Site) -> None:
+    script = here.script(GROUPS)
+    words = ("--nproc-per-node", "1", "--replicas", "1:4", script)
+    with here.start("run", "--job", "job", *words) as started:
+        job = Elastic(here, "job", started)
+        job.settled(1)
+        answer = job.scale(2)
+        assert not answer.accepted and "could be one of all replicas or one inside a replica" in answer.reason
+        assert job.finish().incidents == []

@@ -17,7 +17,7 @@ from regrow.comm.echo import EchoTransport
 from regrow.comm.group import BACKEND, EchoScope, RegrowGroup
 from regrow.comm.lone_store import LoneStore
 from regrow.comm.mesh import Mesh, Site
-from regrow.comm.places import Seated, fixed, moved
+from regrow.comm.places import Seated, fixed, moved, spans
 from regrow.comm.store import AgentStore
 from regrow.comm.transport import MeshTransport, Transport
 from regrow.core.errors import GenerationHalted, StateError
@@ -51,6 +51,7 @@ class Groups:
         """Ranks of one replica."""
         self._groups: list[RegrowGroup] = []
         self._followers: list[object] = []
+        self._inside: list[object] = []
         self._seated = Seated(0, 1)
         self._made: Counter[tuple[int, ...]] = Counter()
         self._formation: Formation | None = None
@@ -168,15 +169,25 @@ class Groups:
             follows = self._follows(group)
             if before == seated or fixed(group.ranks, before, self.unit, follows=follows):
                 continue
+            if follows is None:
+                # In a world of one replica it could not be seen any more.
+                known = self._followers if spans(group.ranks, before, self.unit) else self._inside
+                known.append(group)
             group.resize(moved(group.ranks, before, seated, self.unit, follows=follows))
             private.name_ranks(group, group.ranks)
 
-    def let_follow(self, groups: Iterable[object]) -> None:
-        """Say which groups have the ranks of all replicas, which cannot be seen while there is only one."""
-        self._followers = list(groups)
+    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
+        """Say which groups have the ranks of all replicas, and which are inside one.
 
-    def _follows(self, group: RegrowGroup) -> bool:
-        return group is self._groups[0] or any(group is each for each in self._followers)
+        That cannot be seen while there is only one replica.
+        """
+        self._followers.extend(across)
+        self._inside.extend(inside)
+
+    def _follows(self, group: RegrowGroup) -> bool | None:
+        if group is self._groups[0] or any(group is each for each in self._followers):
+            return True
+        return False if any(group is each for each in self._inside) else None
 
     def fixed(self) -> str:
         """Why the world of these groups can have no other size, for people; empty: it can."""

@@ -80,6 +80,15 @@ def follows(*, unit: int, world: int) -> list[dist.ProcessGroup]:
     return found
 
 
+def inside(*, unit: int, world: int) -> list[dist.ProcessGroup]:
+    """The groups of mesh dimensions that lie inside a replica."""
+    found: list[dist.ProcessGroup] = []
+    for mesh in _known():
+        if _is_across(mesh._get_root_mesh(), unit, world):
+            found += [mesh.get_group(at) for at, across in enumerate(_spans(mesh)) if not across]
+    return found
+
+
 def refusal(objects: Iterable[object], *, unit: int, world: int) -> str:
     """Why the world of these objects and of the script's meshes can have no other size, for people; empty: it can.
 

@@ -1,7 +1,8 @@
 """Which ranks a group has after the world has changed its size. Pure.
 
 Ranks are numbered replica by replica: `rank // unit` is the replica, `rank % unit` the place in it. A group of the same
-places of all replicas follows the world; one inside a single replica stays with it.
+places of all replicas follows the world; one inside a single replica stays with it. While there is only one replica
+the ranks do not tell which of these a group is: then somebody must know.
 """
 
 from collections.abc import Sequence
@@ -16,26 +17,34 @@ class Seated:
     world: int
 
 
-def fixed(ranks: Sequence[int], seated: Seated, unit: int, *, follows: bool) -> str:
+def spans(ranks: Sequence[int], seated: Seated, unit: int) -> bool:
+    """Whether a group is seen to have the same places of all replicas, of which there are several."""
+    return seated.world > unit and list(ranks) == _across(ranks, unit, seated.world)
+
+
+def fixed(ranks: Sequence[int], seated: Seated, unit: int, *, follows: bool | None) -> str:
     """Why a group cannot be the same in a world of another size, for people; empty: it can.
 
     Args:
         ranks: of the group, in its order.
         seated: one of its ranks, and the world it was made in.
         unit: ranks of one replica.
-        follows: it is known to have all replicas' ranks, also where there is only one replica.
+        follows: whether it is known to have all replicas' ranks, or to be inside one; None: it is not known.
     """
-    if follows or list(ranks) == _across(ranks, unit, seated.world):
-        lone = seated.world == unit == 1 and not follows
-        return "" if not lone else "a group of one rank alone could be of all replicas, or of one"
+    if follows or (follows is None and spans(ranks, seated, unit)):
+        return ""
+    if follows is None and seated.world == unit:
+        return (
+            f"the group of ranks {list(ranks)} could be one of all replicas or one inside a replica, as there was only "
+            "one when it was made; start with two, or take it from a device mesh"
+        )
     inside = {rank // unit for rank in ranks} == {seated.rank // unit}
     return "" if inside else f"the group of ranks {list(ranks)} has neither all replicas' ranks, nor those of one"
 
 
-def moved(ranks: Sequence[int], before: Seated, after: Seated, unit: int, *, follows: bool) -> list[int]:
+def moved(ranks: Sequence[int], before: Seated, after: Seated, unit: int, *, follows: bool | None) -> list[int]:
     """The ranks of a group of the worker that was `before` and is `after`. Only for groups that are not `fixed`."""
-    across = list(ranks) == _across(ranks, unit, before.world) and before.world > unit
-    if follows or across:
+    if follows or (follows is None and spans(ranks, before, unit)):
         return _across(ranks, unit, after.world)
     by = (after.rank // unit - before.rank // unit) * unit
     return [rank + by for rank in ranks]

@@ -56,7 +56,7 @@ class Alone:
         """Never rehearses."""
         return True
 
-    def let_follow(self, groups: Iterable[object]) -> None:
+    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
         """The world never changes."""
 
     def arrive(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from regrow.agent.link import AgentGone, WorkerLink
 from regrow.core.copies import SnapshotStored, TakeSnapshot
 from regrow.core.errors import DeadlineExceeded, GenerationHalted
-from regrow.core.ids import NO_STATE, Generation, Seconds, StepNo
+from regrow.core.ids import NO_STATE, Generation, StepNo
 from regrow.core.messages import (
     ArmFault,
     FaultSpec,
@@ -314,6 +314,8 @@ class Control:
                 lambda: self.released is not None or self.halted or self._snapshot_wanted, self._patience
             ):
                 raise DeadlineExceeded(
-                    f"the other ranks did not finish within {self._patience:.0f} s", hint="did one leave the loop early?"
+                    f"the other ranks did not finish within {self._patience:.0f} s",
+                    hint="did one leave the loop early?",
                 )
-            return self.released is not None
+            # Who leaves a job that goes on is halted, and then released.
+            return self.released is not None and not self.halted

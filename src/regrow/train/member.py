@@ -164,9 +164,9 @@ class Member:
         """Whether the rehearsed body updated protected state through an optimizer."""
         return self._updated
 
-    def let_follow(self, groups: Iterable[object]) -> None:
-        """These groups have the ranks of all replicas, however many there are."""
-        self._groups.let_follow(groups)
+    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
+        """These groups have the ranks of all replicas, those lie inside one, however many there are."""
+        self._groups.let_follow(across, inside)
 
     def arrive(
         self,

@@ -181,7 +181,7 @@ class Regions:
             raise GenerationHalted(f"step {number} was given up")
         now = time.monotonic()
         member.announce(number, generation, now, now - self._begun_at, {}, adopted=False)
-        if member.halted or not self._enter(self._at):
+        if member.halted or not member.pass_boundary() or not self._enter(self._at):
             raise GenerationHalted(f"the training goes on from step {member.step} in a new generation")
 
 

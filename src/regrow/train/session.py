@@ -47,7 +47,7 @@ class Session(Standing):
         self._begun_at = 0.0
         self._announcing = Announcing(member)
         self._latest: Step | None = None
-        self._looping = False
+        self._looping = self._left = False
         self._echoing = contextlib.ExitStack()
         self._regions = Regions(self)
 
@@ -141,8 +141,9 @@ class Session(Standing):
     def _arrive(self) -> None:
         """Built and warm: stand before the first step, or where the others are."""
         modules, dealer = self._modules, self._dealer
-        spanning = meshes.follows(unit=self._member.unit, world=self.world_size)
-        self._member.let_follow([*modules.spanning, *spanning])
+        unit, world = self._member.unit, self.world_size
+        across = [*modules.spanning, *meshes.follows(unit=unit, world=world)]
+        self._member.let_follow(across, meshes.inside(unit=unit, world=world))
         self._member.arrive(
             self._protected(),
             modules.buckets(),
@@ -172,7 +173,8 @@ class Session(Standing):
         except GeneratorExit:
             # The script left the loop early. It may be unwinding an error, so the others are waited for at its exit.
             self._looping = False
-            atexit.register(self._finish)
+            if not self._left:
+                atexit.register(self._finish)
             raise
         finally:
             batches.close()
@@ -326,6 +328,9 @@ class Session(Standing):
         try:
             adopted = self._member.rejoin()
         except Dismissed as leaving:
+            # What a loop or a body that it unwinds still does is nothing to the others.
+            self._left, self._looping = True, False
+            self._announcing.send()
             self._hooks.tell(leaving.change, self._member.step, leaving=True)
             raise
         if step is not None and adopted == step.number:
@@ -381,9 +386,8 @@ class Session(Standing):
 
     def _finish(self) -> None:
         """As `_ends`, for a script that has left the loop: no step can be run any more."""
-        self._looping = False
+        self._looping, at = False, self._member.step
         self._announcing.send()
-        at = self._member.step
         while not self._member.finish():
             self._recover()
             if self._batches is None:
@@ -391,6 +395,6 @@ class Session(Standing):
             self._agrees()  # newcomers do so before they come here
             if self._member.step < at:
                 raise StateError(
-                    f"the state went back to step {self._member.step}, but the script left its loop after {at} steps",
+                    f"the state went back to step {self._member.step}, but the script left its loop after {at}",
                     hint="let `until` end the loop",
                 )

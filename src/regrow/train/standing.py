@@ -60,6 +60,8 @@ class Standing:
 
         Ranks that together make one replica are known from `steps` on; before it, each counts as one.
         """
+        if self._dealer is None and self._member.unit > 1:
+            return self.world_size // self._member.unit
         return self._place()[1] // (self._dealer.unit if self._dealer is not None else 1)
 
     @property
