@@ -129,10 +129,10 @@ class Elastic:
         """Train on without any pause."""
         (self.site.folder / HURRY).touch()
 
-    def finish(self) -> Ledger:
+    def finish(self, patience: float = 2 * PATIENCE) -> Ledger:
         """Let it train to its end."""
         self.hurry()
-        code = self.job.wait()
+        code = self.job.wait(patience)
         assert code == 0, self.job.output
         return self.ledger()
 

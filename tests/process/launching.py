@@ -119,9 +119,9 @@ class Running:
         while self.output.count(text) < times:
             assert self._read(deadline), f"no {text!r} in: {self.output}"
 
-    def wait(self) -> int:
+    def wait(self, patience: float = PATIENCE) -> int:
         """Read on to the end; the exit code."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         while self._read(deadline):
             pass
         return self.process.wait(PATIENCE)

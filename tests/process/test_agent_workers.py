@@ -27,6 +27,7 @@ from regrow.core.messages import (
     FormGeneration,
     HaltGeneration,
     NodeProgress,
+    NoteGeneration,
     Role,
     WorkerCommitted,
     WorkerExited,
@@ -425,10 +426,12 @@ async def test_a_fault_on_demand_is_told_before_it_strikes(bench: Bench, how: Fa
         await part.kill()
 
 
-@pytest.mark.parametrize(("before", "step", "counted"), [(20, 8, True), (22, 7, False)])
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(("before", "step", "counted"), [(20, 8, True), (24, 7, False)])
 async def test_metrics_of_a_dead_worker_count_if_its_step_does(
-    bench: Bench, before: int, step: int, counted: bool
+    bench: Bench, before: int, step: int, counted: bool, elsewhere: bool
 ) -> None:
+    before += 2 * elsewhere
     dead = await start(
         bench,
         LINK
@@ -438,8 +441,11 @@ async def test_metrics_of_a_dead_worker_count_if_its_step_does(
     )
     await dead.code()
     heir = await start(bench, WAIT)
+    following = Generation(before + 1)
     await bench.coordinator.order(
-        FormGeneration(heir.id, Generation(before + 1), Rank(heir.rank), 0, StepNo(step), [], [], [], [])
+        NoteGeneration(NODE, following, StepNo(step))
+        if elsewhere
+        else FormGeneration(heir.id, following, Rank(heir.rank), 0, StepNo(step), [], [], [], [])
     )
     # Anything after the order shows that it was carried out, and the flush follows within 0.2 s.
     await heir.kill()

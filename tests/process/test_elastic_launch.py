@@ -187,7 +187,7 @@ def test_a_job_is_made_larger_and_smaller_by_a_command(here: Site) -> None:
         assert grown.returncode == 0, grown.stderr
         assert grown.stdout.startswith("job j: ")
         until_world(job, 3)
-        assert "the night" in job.output
+        job.wait_for("the night")
         assert "replicas: 3 (from 1 to 3)" in here.regrow("status").stdout
         out_of_range = here.regrow("kill", "--rank", "3")
         assert (out_of_range.returncode, "ranks 0 to 2" in out_of_range.stderr) == (2, True)
@@ -217,6 +217,31 @@ def test_an_agent_of_an_elastic_job_that_is_told_to_end_gives_its_node_back(here
         assert "signal SIGTERM" in job.output
         until_world(job, 1)
         finish(here, job, world=1)
+
+
+@pytest.mark.parametrize("end", ["late", "again", "killed"])
+def test_an_agent_that_ends_after_its_notice_before_its_ranks_have_left_is_not_started_again(
+    here: Site, end: str
+) -> None:
+    stall = 'while Path("stall").exists(): time.sleep(0.02)'
+    here.script(PACED.replace("optimizer.step()", f"optimizer.step()\n        {stall}"))
+    grace = "2s" if end == "late" else "60s"
+    flags = ("--local-nodes", "2", "--replicas", "1:2", "--drain-grace", grace)
+    with here.start("run", "--job", "j", *flags, "train.py") as job:
+        until_world(job, 2)
+        (here.folder / "stall").touch()
+        agent = agents_below(job)[1]
+        os.kill(agent, signal.SIGTERM)
+        job.wait_for("is given back within")
+        if end != "late":
+            os.kill(agent, signal.SIGTERM if end == "again" else signal.SIGKILL)
+        job.wait_for("has left the job, which goes on without it")
+        (here.folder / "stall").unlink()
+        until_world(job, 1)
+        assert "starting another" not in job.output and "is back" not in job.output
+        assert [each.left for each in view(here).nodes].count(True) == 1
+        finish(here, job, world=1)
+    assert [rung for _, rung in changes(here)] == ["shrink"]
 
 
 def test_the_first_node_can_be_drained_and_its_launcher_goes_on_as_the_coordinators_host(here: Site) -> None:

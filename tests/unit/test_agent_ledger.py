@@ -127,6 +127,17 @@ def test_the_state_of_the_next_generation_tells_when_the_others_are_elsewhere(tm
     assert book.lines() == [(0, 4, True)]
 
 
+def test_who_left_one_step_behind_is_judged_by_the_next_generation_and_not_by_one_that_comes_back(
+    tmp_path: Path,
+) -> None:
+    book = Book(tmp_path)
+    book.dies("a", 0, staged=4, committed=3)
+    book.ledger.formed(Generation(2), StepNo(4))  # elsewhere, where the step runs again
+    book.ledger.formed(Generation(7), StepNo(30))
+    book.ledger.end()
+    assert book.lines() == []
+
+
 def test_a_step_that_runs_again_is_not_counted_for_the_dead(tmp_path: Path) -> None:
     book = Book(tmp_path)
     book.dies("a", 0, staged=4, committed=3)

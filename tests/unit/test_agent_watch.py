@@ -42,6 +42,12 @@ def test_a_stopped_process_is_the_culprit_though_it_is_ahead() -> None:
     assert culprits(stopped, sight("b", calls=1)) == ["a"]
 
 
+def test_a_process_that_is_stopped_while_it_receives_state_hangs() -> None:
+    stopped = sight("a", phase=Phase.RECOVERING)._replace(stopped=True)
+    assert culprits(stopped, sight("b", calls=1)) == ["a"]
+    assert culprits(stopped._replace(since=80.0)) == []
+
+
 def test_all_that_are_equally_far_behind_are_named() -> None:
     assert culprits(sight("a", calls=3), sight("b", calls=3), sight("c", calls=4)) == ["a", "b"]
 

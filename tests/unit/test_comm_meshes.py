@@ -74,7 +74,7 @@ def test_they_become_what_they_would_have_been_in_that_world(worlds: tuple[int, 
     rank, world = places[0]
     with seated(rank, world) as groups:
         found = made(rank, world, alone=not grows)
-        groups.let_follow(meshes.follows(unit=UNIT, world=world))
+        groups.let_follow(meshes.follows(unit=UNIT, world=world), meshes.inside(unit=UNIT, world=world))
         assert told(found) == wanted[0]
         for (rank, after), right in zip(places[1:], wanted[1:], strict=True):
             assert meshes.refusal([], unit=UNIT, world=world) == groups.fixed() == ""
@@ -89,7 +89,7 @@ def test_they_become_what_they_would_have_been_in_that_world(worlds: tuple[int, 
 def test_a_slice_made_afterwards_is_of_the_new_world() -> None:
     with seated(0, 4) as groups:
         root = init_device_mesh("cpu", (1, 4), mesh_dim_names=("replica", "shard"))
-        groups.let_follow(meshes.follows(unit=UNIT, world=4))
+        groups.let_follow(meshes.follows(unit=UNIT, world=4), meshes.inside(unit=UNIT, world=4))
         groups._follow(Seated(0, 12))
         meshes.resize([], unit=UNIT, before=4, world=12, rank=0)
         assert root["replica"].mesh.tolist() == [0, 4, 8]
@@ -100,7 +100,7 @@ def test_the_default_group_is_no_dimension_of_shards() -> None:
     with seated(0, 4) as groups:
         root = init_device_mesh("cpu", (1, 4), mesh_dim_names=("replica", "shard"))
         assert root.get_group("shard") is not dist.group.WORLD
-        groups.let_follow(meshes.follows(unit=UNIT, world=4))
+        groups.let_follow(meshes.follows(unit=UNIT, world=4), meshes.inside(unit=UNIT, world=4))
         groups._follow(Seated(0, 8))
         assert dist.get_process_group_ranks(root.get_group("shard")) == [0, 1, 2, 3]
         assert dist.get_process_group_ranks(root.get_group("replica")) == [0, 4]

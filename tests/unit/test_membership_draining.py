@@ -28,6 +28,7 @@ from regrow.core.messages import (
     FenceWorker,
     HaltGeneration,
     NodeStopped,
+    NoteGeneration,
     ReleaseWorker,
     StopNode,
     TimeAdvanced,
@@ -59,6 +60,31 @@ def test_the_ranks_of_a_node_that_is_given_back_leave_and_then_its_agent_ends() 
     assert job.machine.snapshot().wanted == 4
     comes(job, "n0", 2)
     assert len(candidates(job)) == 2, "and it may come again"
+
+
+def test_a_node_without_a_rank_is_told_where_the_others_go_on_before_it_ends() -> None:
+    job = two_nodes()
+    drain(job, "n0")
+    at = planned(job)
+    assert not job.all(NoteGeneration), "all nodes have ranks"
+    leaves = [job.of(0), job.of(1)]
+    stop(job)
+    assert job.all(NoteGeneration) == [NoteGeneration(NodeId("n0"), form(job).generation, StepNo(at))]
+    for worker in leaves:
+        job.exited(worker, 0)
+    kinds = [type(command) for command in job.said]
+    assert kinds.index(NoteGeneration) < kinds.index(StopNode)
+
+
+def test_an_agent_that_ends_before_its_ranks_have_left_is_done_without() -> None:
+    job = two_nodes()
+    drain(job, "n1")
+    stop(job, 0, 1)
+    for worker in (job.of(2), job.of(3)):
+        job.exited(worker)
+    job.tell(NodeStopped(NodeId("n1")))
+    assert [(member.rank, member.node) for member in form(job).members] == [(0, "n0"), (1, "n0")]
+    assert [node.left for node in job.machine.snapshot().nodes] == [False, True]
 
 
 def test_ranks_move_to_another_node_where_there_may_be_no_fewer() -> None:
@@ -118,9 +144,11 @@ def test_too_few_places_elsewhere_the_others_wait_with_the_state() -> None:
     assert phase(job) == "waiting"
     assert [order.node for order in job.all(StopNode)] == []
     comes(job, "n2", 2)
+    assert not job.all(StopNode), "its agent is to hear where the others go on"
     job.ready(job.of(2))
     job.ready(job.of(3))
     assert [member.node for member in form(job).members] == ["n0", "n0", "n2", "n2"]
+    assert [order.node for order in job.all(NoteGeneration)] == ["n1"]
     assert [order.node for order in job.all(StopNode)] == ["n1"]
 
 

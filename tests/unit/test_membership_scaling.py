@@ -2,7 +2,8 @@
 
 import pytest
 
-from regrow.core.ids import NodeId, Rank
+from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
+from regrow.core.messages import WorkerCommitted
 from regrow.membership.pace import AHEAD_S, LEAST_AHEAD, Pace
 from regrow.membership.roster import Seat
 from regrow.membership.scaling import (
@@ -100,12 +101,37 @@ def test_a_world_that_cannot_be_cut_into_replicas_is_known_by_its_parts() -> Non
     assert unlike_places(["x", "y", "z", "y"], 2) == 2
 
 
+def commit(worker: str, generation: int, step: int, at: float, seconds: float) -> WorkerCommitted:
+    return WorkerCommitted(WorkerId(worker), Generation(generation), StepNo(step), at, seconds)
+
+
 def test_a_planned_halt_is_far_enough_ahead_for_its_order_to_arrive() -> None:
     pace = Pace()
-    pace.committed(1, 10, 0.01, 100.0)  # type: ignore[arg-type]
+    pace.committed(commit("a", 1, 10, 7.0, 0.01), 100.0)
     assert pace.ahead(100.0) == pytest.approx(AHEAD_S / 0.01)
     assert pace.ahead(100.105) == pytest.approx(AHEAD_S / 0.01 + 10), "and by what has passed since it was known"
-    pace.committed(1, 11, 5.0, 101.0)  # type: ignore[arg-type]
-    assert pace.ahead(101.0) == LEAST_AHEAD
-    pace.committed(2, 3, 0.5, 102.0)  # type: ignore[arg-type]
-    assert pace.until(2) == pytest.approx(1.0), "another generation may begin with an older step"
+    pace.committed(commit("a", 1, 11, 12.0, 5.0), 105.0)
+    assert pace.ahead(105.0) == LEAST_AHEAD
+    pace.committed(commit("a", 2, 3, 13.0, 0.5), 106.0)
+    assert pace.ahead(106.0) == LEAST_AHEAD, "another generation may begin with an older step"
+
+
+def test_a_step_takes_as_long_as_it_is_from_one_to_the_next() -> None:
+    pace = Pace()
+    pace.committed(commit("a", 1, 0, 5.0, 0.001), 100.0)
+    pace.committed(commit("b", 1, 0, 905.0, 0.001), 100.0)
+    for step in (2, 4, 6):
+        pace.committed(commit("b", 1, step, 905.0 + step / 2, 0.001), 100.2)
+        pace.committed(commit("a", 1, step, 5.0 + step / 2, 0.001), 100.2)
+    assert pace.step_s == pytest.approx(0.5), "whenever it is heard of, and on whichever clock"
+    assert pace.ahead(100.2) == LEAST_AHEAD
+    pace.committed(commit("a", 2, 7, 60.0, 0.001), 160.0)
+    assert pace.step_s == pytest.approx(0.5), "the first of a generation does not say what lies between two"
+
+
+def test_a_pause_between_two_steps_is_not_taken_for_the_pace() -> None:
+    pace = Pace()
+    for step, at in enumerate((1.0, 1.1, 1.2, 1.3, 61.3)):
+        pace.committed(commit("a", 1, step, at, 0.1), 100.0 + at)
+    assert pace.until(3) == pytest.approx(0.3)
+    assert pace.patience(3) > 60.0, "but there may be another"

@@ -2,6 +2,7 @@
 
 import gc
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -249,7 +250,8 @@ def test_what_speaks_in_every_forward_needs_even_shares() -> None:
 
 
 def test_a_step_without_micro_batches_says_so() -> None:
-    step = Step(None, StepNo(0), "a batch")  # type: ignore[arg-type]
+    session: Any = SimpleNamespace(rank=0)
+    step = Step(session, StepNo(0), "a batch")
     with pytest.raises(UsageError, match="step 0 has no micro-batches"):
         _ = step.microbatches
 

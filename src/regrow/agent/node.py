@@ -26,11 +26,7 @@ from regrow.agent.vault import Vault
 from regrow.agent.watch import Watcher
 from regrow.agent.workers import Worker
 from regrow.agent.zygote_client import ZygoteClient
-from regrow.core.checkpoint_messages import (
-    AbandonCheckpoint,
-    FinishCheckpoint,
-    WriteCheckpoint,
-)
+from regrow.core.checkpoint_messages import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotStored
 from regrow.core.data_messages import PlaceData
@@ -47,6 +43,7 @@ from regrow.core.messages import (
     FormGeneration,
     NodeJoined,
     NodeStopped,
+    NoteGeneration,
     Role,
     SpawnWorker,
     StartScript,
@@ -197,12 +194,17 @@ class Agent:
         self._end(Ending(1, 0.0, reason))
 
     def _obey(self, order: AgentOrder) -> None:
+        if isinstance(order, FormGeneration | NoteGeneration):
+            self._ledger.formed(order.generation, order.step)
+            self._vault.formed(order.step)
         match order:
             case SpawnWorker():
                 self._spawn(order)
                 return
             case StopNode(reason=reason, grace=grace):
                 self._end(Ending(0, grace, reason, ordered=True))
+                return
+            case NoteGeneration():
                 return
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self._desk.obey(order)
@@ -228,8 +230,6 @@ class Agent:
                 worker.strike(_STRIKES[fault.how])
             case FormGeneration():
                 self._store.generation_formed(order.generation, order.stores, len(order.members))
-                self._ledger.formed(order.generation, order.step)
-                self._vault.formed(order.step)
                 self._output.place(worker.id, order.rank)
                 worker.order(order)
             case StartScript():

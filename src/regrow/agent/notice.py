@@ -16,7 +16,7 @@ _ENDS = (signal.SIGINT, signal.SIGHUP)
 
 
 class Ending(NamedTuple):
-    """Why and how the agent ends. `grace`: what workers get. `ordered`: the coordinator waits for `NodeStopped`."""
+    """Why and how the agent ends. `grace`: what workers get. `ordered`: as agreed, so that it says `NodeStopped`."""
 
     code: int
     grace: Seconds
@@ -26,6 +26,8 @@ class Ending(NamedTuple):
 
 class Notice:
     """Listens from `open` on. The first notice drains the node; a second one ends the agent at once.
+
+    An agent that a signal ends after a notice has left as announced: it says so, and its launcher starts no other.
 
     Args:
         config: of the agent; `drain_grace` is what its ranks get to leave.
@@ -62,4 +64,5 @@ class Notice:
             asyncio.get_running_loop().call_later(grace, self._end_by, number)
 
     def _end_by(self, number: signal.Signals) -> None:
-        self._end(Ending(128 + number, _SIGNAL_GRACE_S, f"signal {number.name}"))
+        code = 0 if self._given else 128 + number
+        self._end(Ending(code, _SIGNAL_GRACE_S, f"signal {number.name}", ordered=self._given))

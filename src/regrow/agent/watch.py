@@ -36,14 +36,17 @@ class Sight(NamedTuple):
 def decide(sights: Iterable[Sight], *, bound: Seconds, now: Instant) -> list[Sight]:
     """The workers that hang, as far as one node can see.
 
-    A stopped process hangs once it stood still for longer than `bound`. Otherwise those with the least progress do,
-    if they themselves stood still for that long: a worker that is behind but moves, or that is between two steps
-    (where a script may evaluate for as long as it likes), is what the others rightly wait for.
+    A stopped process hangs once it stood still for longer than `bound`, in a step or while it receives state.
+    Otherwise those with the least progress do, if they themselves stood still for that long: a worker that is behind
+    but moves, or that is between two steps (where a script may evaluate for as long as it likes), is what the others
+    rightly wait for.
     """
+    sights = list(sights)
     members = [sight for sight in sights if sight.in_step or sight.reading.phase is Phase.OUTSIDE]
-    stalled = [sight for sight in members if sight.in_step and now - sight.since > bound]
-    if stopped := [sight for sight in stalled if sight.stopped]:
+    still = [sight for sight in sights if now - sight.since > bound]
+    if stopped := [each for each in still if each.stopped and (each.in_step or each.reading.phase is Phase.RECOVERING)]:
         return stopped
+    stalled = [sight for sight in still if sight.in_step]
     if not stalled:
         return []
     least = min(sight.progress for sight in members)
@@ -112,6 +115,7 @@ class Watcher:
             step=StepNo(reading.step),
             seconds=seconds,
             bound=self.bound,
+            stopped=sight.stopped,
             detail=(
                 f"no progress for {seconds:.1f} s (bound {self.bound:.1f} s) in {reading.phase.name.lower()} of step "
                 f"{reading.step}, after {reading.calls} collectives; {state}"

@@ -182,7 +182,7 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerHung(msgspec.Struct, frozen=True, tag=True):
-    """The worker made no progress for longer than the bound on its step time."""
+    """The worker made no progress for longer than the bound on its step time. `stopped`: the kernel says so too."""
 
     worker: WorkerId
     generation: Generation
@@ -190,6 +190,7 @@ class WorkerHung(msgspec.Struct, frozen=True, tag=True):
     seconds: Seconds
     bound: Seconds
     detail: str
+    stopped: bool = False
 
 
 class WorkerExited(msgspec.Struct, frozen=True, tag=True):

@@ -56,6 +56,7 @@ from regrow.core.orders import (
     FenceWorker,
     FormGeneration,
     HaltGeneration,
+    NoteGeneration,
     ReleaseWorker,
     SpawnWorker,
     StartScript,
@@ -100,6 +101,7 @@ __all__ = [
     "NodeOrder",
     "NodeProgress",
     "NodeStopped",
+    "NoteGeneration",
     "ReleaseWorker",
     "Role",
     "ScaleRequested",
@@ -182,6 +184,7 @@ NodeOrder = (
     SpawnWorker
     | FenceWorker
     | StopNode
+    | NoteGeneration
     | ReportCopies
     | PlaceCopies
     | WriteCheckpoint
@@ -211,7 +214,8 @@ class JobFacts(msgspec.Struct, frozen=True):
     max_restarts: int | None
     durable: bool
     halt_deadline: Seconds = 20.0
-    form_deadline: Seconds = 120.0
+    form_deadline: Seconds = 720.0
+    """Longer than a newcomer's state may take to arrive. Workers whose groups do not form say so far sooner."""
     build_deadline: Seconds = 1800.0
     verdict_grace: Seconds = 1.0
     buddy_every: int = 0

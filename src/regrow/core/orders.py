@@ -46,6 +46,14 @@ class StopNode(msgspec.Struct, frozen=True, tag=True):
     grace: Seconds
 
 
+class NoteGeneration(msgspec.Struct, frozen=True, tag=True):
+    """A generation in which this node has no rank goes on from `state@step`: older steps are committed."""
+
+    node: NodeId
+    generation: Generation
+    step: StepNo
+
+
 # --- orders to workers -------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from regrow.agent.processes import adopt_orphans
 from regrow.core.errors import DeadlineExceeded, UsageError
-from regrow.core.ids import NO_STATE, Seconds, StepNo
+from regrow.core.ids import NO_STATE, NodeId, Seconds
 from regrow.core.messages import JobFacts
 from regrow.launch import folder
 from regrow.launch.addresses import address_of, route_to
@@ -20,7 +20,7 @@ from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Interruptions, Speaker
 from regrow.launch.job import JobPlan
-from regrow.launch.keeper import AgentKeeper, Departure, Household
+from regrow.launch.keeper import AgentKeeper, Departure, Household, Outlook
 from regrow.launch.local import GATHER_DEADLINE, VERDICT_DEADLINE, report_left
 from regrow.launch.remote import refusal_of
 from regrow.membership.front_desk import DrainWish
@@ -83,11 +83,12 @@ class _Joining:
                 return await self._accompany(session, keeper)
 
     def _make_keeper(self, session: aiohttp.ClientSession, facts: JobFacts, job_dir: Path) -> AgentKeeper:
-        async def progress() -> StepNo:
+        async def ask(node: NodeId) -> Outlook:
             try:
-                return (await self._ask(session, "GET", "/status", JobView)).step
+                job = await self._ask(session, "GET", "/status", JobView)
             except (aiohttp.ClientError, TimeoutError):
-                return NO_STATE  # node 0 is lost: `_wait_end` says so
+                return Outlook(NO_STATE, leaving=False)  # node 0 is lost: `_wait_end` says so
+            return Outlook(job.step, any(each.draining or each.left for each in job.nodes if each.node == node))
 
         config = self._plan.agent_config(
             facts,
@@ -100,7 +101,7 @@ class _Joining:
         caches = CacheHome(self._plan.cache, 1, self._speaker)
         caches.open()
         household = Household(self._agent_command, self._plan.socket_home, self._speaker, caches)
-        return AgentKeeper(household, config, progress)
+        return AgentKeeper(household, config, ask)
 
     async def _find_job(self, session: aiohttp.ClientSession) -> JobFacts:
         """Node 0 may start later than this one."""

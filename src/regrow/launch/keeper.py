@@ -27,10 +27,17 @@ _LOOK_S: Seconds = 0.01
 
 
 class Departure(NamedTuple):
-    """The last agent of a node has ended. `how`: in words. `given_back`: by order, and the job goes on without it."""
+    """The last agent of a node has ended. `how`: in words. `given_back`: as was agreed; the job goes on without it."""
 
     how: str
     given_back: bool
+
+
+class Outlook(NamedTuple):
+    """What the coordinator says of the job. `leaving`: the node is to be given back, or was."""
+
+    step: StepNo
+    leaving: bool
 
 
 @dataclass
@@ -76,13 +83,13 @@ class AgentKeeper:
     Args:
         household: who starts it.
         config: what it is told; each gets a socket folder and a cache folder of its own.
-        progress: asked for the newest step whenever an agent has ended.
+        ask: asks the coordinator, whenever an agent has ended.
     """
 
-    def __init__(self, household: Household, config: AgentConfig, progress: Callable[[], Awaitable[StepNo]]) -> None:
+    def __init__(self, household: Household, config: AgentConfig, ask: Callable[[NodeId], Awaitable[Outlook]]) -> None:
         self._household = household
         self._config = config
-        self._progress = progress
+        self._ask = ask
         self._agent: AgentProcess | None = None
         self._over = False
 
@@ -94,11 +101,14 @@ class AgentKeeper:
     async def keep(self) -> Departure:
         """Until the job is over, the node was given back, or too many agents have ended."""
         deaths, known = 0, None
+        earlier = (await self._ask(self.node)).leaving  # a node of that name, which is not back yet
         while True:
             how, obeyed = await self._live()
             if self._over or obeyed:
                 return Departure(how, given_back=obeyed and not self._over)
-            step = await self._progress()
+            step, leaving = await self._ask(self.node)
+            if leaving and not earlier:  # another would come as a node that is back, and be trained on
+                return Departure(how, given_back=not self._over)
             deaths, known = (deaths + 1 if step == known else 1), step
             if deaths >= DEATHS:
                 return Departure(f"{how}, {deaths} times with no step committed in between", given_back=False)

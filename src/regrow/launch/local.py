@@ -17,7 +17,7 @@ from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
 from regrow.core.events import JobStarted
-from regrow.core.ids import JobId, Seconds, StepNo
+from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.messages import JobFacts, StopRequested
 from regrow.launch import folder
 from regrow.launch.addresses import LOOPBACK
@@ -25,7 +25,7 @@ from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Interruptions, Speaker
 from regrow.launch.job import JobPlan, job_nodes
-from regrow.launch.keeper import AgentKeeper, Household
+from regrow.launch.keeper import AgentKeeper, Household, Outlook
 from regrow.membership.ladder import OK, RUN_AGAIN
 from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
@@ -144,13 +144,14 @@ class _Launch:
     async def _host(self, coordinator: Coordinator, machine: Membership, configs: Sequence[AgentConfig]) -> EndJob:
         """Wait for the job's end, then for the end of its processes."""
 
-        async def progress() -> StepNo:
-            return machine.step
+        async def ask(node: NodeId) -> Outlook:
+            known = machine.roster.nodes.get(node)
+            return Outlook(machine.step, known is not None and known.leave_by is not None)
 
         caches = CacheHome(self._plan.cache, len(configs), self._speaker)
         caches.open()
         household = Household(self._agent_command, self._plan.socket_home, self._speaker, caches)
-        keepers = {config.node: AgentKeeper(household, config, progress) for config in configs}
+        keepers = {config.node: AgentKeeper(household, config, ask) for config in configs}
         coordinator.mourners.append(lambda node: keepers[node].kill() if node in keepers else None)
         loop = asyncio.get_running_loop()
         gathering = loop.call_later(GATHER_DEADLINE, self._check_gathered, coordinator, machine)

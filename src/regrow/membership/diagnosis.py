@@ -207,7 +207,7 @@ def unlike_replicas(rank: Rank | None, unit: int) -> str:
     first = "the first rank" if unit == 1 else f"rank {rank % unit}"
     return (
         f"the world cannot have another size: rank {rank} has another part of the state than {first}, so that a "
-        f"replica is not {unit} rank{'s' if unit > 1 else ''} (see --unit)"
+        f"replica is not {unit} rank{'s' if unit > 1 else ''} (see --replica-ranks)"
     )
 
 
@@ -215,6 +215,12 @@ def candidates_given_up(node: NodeId, what: str, error: tuple[ErrorReport, StepN
     """Newcomers that cannot be built are not tried for ever."""
     why = f" ({error[0].type}: {error[0].message})" if error else ""
     return f"the world does not grow onto {node}: {what}{why}, the last of several in a row"
+
+
+def change_too_late(replicas: int, wanted: int, reason: str) -> str:
+    """The training has ended before the world had the size that was wanted."""
+    were = "replica was" if wanted == 1 else "replicas were"
+    return f"the last step is run with {replicas} replicas: {wanted} {were} wanted ({reason}), which came to nothing"
 
 
 def leaver_stays(waited: Seconds) -> str:

@@ -6,7 +6,6 @@ retry in place → a standby, or a fresh fork, in the lost rank → a free slot 
 
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 
 import msgspec
 
@@ -21,6 +20,7 @@ from regrow.membership.faults import FaultPlan, ScriptErrors
 from regrow.membership.incident import Budget, Incidents
 from regrow.membership.orders import Orders
 from regrow.membership.roster import BUILDING, Roster, Seat, Stage, WorkerRecord
+from regrow.membership.scaling import Change
 from regrow.membership.states import (
     Building,
     Ended,
@@ -36,24 +36,6 @@ from regrow.membership.states import (
 OK, SCRIPT_ERROR, RUN_AGAIN = 0, 1, 75
 STANDBY_ATTEMPTS = 3
 _PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 3}
-
-
-@dataclass(frozen=True)
-class Change:
-    """The world that the next generation has: what kind of change, from how many replicas, and why.
-
-    `by`: when who leaves must have left; None: there is no hurry.
-    """
-
-    kind: str
-    before: int
-    reason: str
-    by: Instant | None = None
-
-    def told(self, generation: Generation, after: int, now: Instant) -> WorldChange:
-        """The same for workers. `generation`: the first in which it is tried."""
-        left = None if self.by is None else max(0.0, self.by - now)
-        return WorldChange(self.kind, generation, self.before, after, self.reason, left)
 
 
 class Ladder:
@@ -85,7 +67,10 @@ class Ladder:
         """Why it is that number."""
         self.change: Change | None = None
         self._telling: WorldChange | None = None
-        """The last change, until all workers stand in the world that it made."""
+        """The last change, until all workers stand in the world that it made.
+
+        Where another follows before that, the two are told as one: who knows of the first already hears of both again.
+        """
         self.short_since: Instant | None = None
         """Since when there has been no place for a lost rank, or none for a world to start again."""
         self.plan = FaultPlan(faults)
@@ -279,6 +264,8 @@ class Ladder:
     def release(self, now: Instant) -> None:
         """Every rank has run its last step, and nobody needs its state any more."""
         self.state = Releasing(now + self.facts.halt_deadline)
+        if self.wanted != self.replicas:
+            self.orders.note(say.change_too_late(self.replicas, self.wanted, self.wanted_by), now)
         self.orders.release(Stage.FINISHED, now)
         for worker in [*self.roster.standbys(), *self.roster.candidates.values()]:
             self.orders.fence(worker, "the job has run its last step", now)
@@ -360,7 +347,7 @@ class Ladder:
     def _differs(self, worker: WorkerRecord) -> str:
         text = say.layout_differs(worker.worker, worker.rank)
         unit = self.facts.unit
-        return f"{text}; or is a replica not {unit} ranks (--unit)?" if worker.sharded and unit > 1 else text
+        return f"{text}; or is a replica not {unit} ranks (--replica-ranks)?" if worker.sharded and unit > 1 else text
 
     def fits(self, worker: WorkerRecord) -> bool:
         """Whether a worker has built the same model as the others."""

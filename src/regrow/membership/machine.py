@@ -267,6 +267,8 @@ class Membership:
                 self._ladder.build(Generation(self.generation + 1), now)
             case _:
                 pass
+        if isinstance(self.state, Ended):
+            return
         if isinstance(self.state, Training) and self.incident is None:
             self._resizing.advance(now)
             self._ladder.top_up_standbys(now)

@@ -11,8 +11,9 @@ from regrow.core.ids import NO_STATE, Generation, Instant, Rank
 from regrow.membership import covering, scaling
 from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
-from regrow.membership.ladder import RUN_AGAIN, Change, Ladder, standing
+from regrow.membership.ladder import RUN_AGAIN, Ladder, standing
 from regrow.membership.roster import BUILDING, Stage, WorkerRecord
+from regrow.membership.scaling import Change
 from regrow.membership.states import Mending, Waiting
 
 

@@ -70,9 +70,10 @@ class Nodes:
             self._give_up(seated, say.node_lost(node.node, event.reason), now)
 
     def stopped(self, event: NodeStopped, now: Instant) -> None:
-        """An agent has ended, as it was told to when nobody of the job was left on its node."""
+        """An agent has ended, as it was told to when nobody was left on its node, or as it had announced."""
         node = self._roster.nodes.get(event.node)
         if node is not None and not node.away:
+            node.stopped = True
             seated = self._away(node, now)
             self._give_up(seated, say.node_lost(node.node, "its agent has ended"), now)
 

@@ -15,6 +15,7 @@ from regrow.core.messages import (
     FormGeneration,
     HaltGeneration,
     JobFacts,
+    NoteGeneration,
     ReleaseWorker,
     Role,
     SpawnWorker,
@@ -167,6 +168,9 @@ class Orders:
                     change=change,
                 )
             )
+        # Steps of those who were there before are committed by it, or run again.
+        elsewhere = [node.node for node in self._roster.living_nodes() if not node.seats]
+        self._out.extend(NoteGeneration(node, generation, start.step) for node in elsewhere)
 
     def _restore(self, source: Source | None) -> CopySource | None:
         if source is None:

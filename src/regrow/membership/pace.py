@@ -1,29 +1,52 @@
 """How fast steps are made, to say where they will be in a moment. Pure."""
 
 import math
+from collections import deque
+from statistics import median
 
-from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.ids import Generation, Instant, Seconds, StepNo, WorkerId
+from regrow.core.messages import WorkerCommitted
 
 AHEAD_S: Seconds = 0.3
 """How far ahead of the present step a planned halt is, so that its order is there before the step is."""
 LEAST_AHEAD = 2
 _LEAST_STEP_S: Seconds = 1e-4
+_RECENT = 3
+_LEAST_WAIT_S: Seconds = 2.0
 
 
 class Pace:
-    """The newest step that is known of, when that was, and how long a step takes."""
+    """The newest step that is known of, when that was, and how long a step takes, with what is done between two."""
 
     def __init__(self) -> None:
-        self.step_s: Seconds = 1.0
         self._generation = Generation(0)
         self._step = StepNo(0)
         self._heard: Instant = 0.0
+        self._last: dict[WorkerId, tuple[StepNo, Instant]] = {}
+        """The newest step of each worker of that generation, and when it was committed by its node's clock."""
+        self._recent: deque[Seconds] = deque(maxlen=_RECENT)
+        self._between: Seconds = 0.0
+        """How long a step takes beyond its body. A generation's first commit does not say."""
 
-    def committed(self, generation: Generation, step: StepNo, seconds: Seconds, now: Instant) -> None:
-        """A step that took so many seconds was committed."""
-        if generation != self._generation or step >= self._step:
-            self._generation, self._step, self._heard = generation, StepNo(step + 1), now
-            self.step_s = max(seconds, _LEAST_STEP_S)
+    @property
+    def step_s(self) -> Seconds:
+        """How long a step takes, as a rule."""
+        return median(self._recent) if self._recent else 1.0
+
+    def committed(self, event: WorkerCommitted, now: Instant) -> None:
+        """A worker has committed a step. Facts of older generations are not to be told."""
+        if event.generation != self._generation:
+            self._generation, self._step = event.generation, StepNo(0)
+            self._last.clear()
+        last = self._last.get(event.worker)
+        if last is None or event.step > last[0]:
+            self._last[event.worker] = (event.step, event.at)
+        if event.step < self._step:
+            return
+        self._step, self._heard = StepNo(event.step + 1), now
+        if last is not None and event.step > last[0]:
+            self._between = max(0.0, (event.at - last[1]) / (event.step - last[0]) - event.seconds)
+        self._recent.append(max(event.seconds + self._between, _LEAST_STEP_S))
 
     def ahead(self, now: Instant) -> int:
         """How many steps after the newest known one an order can be in time, as far as one can know."""
@@ -33,3 +56,7 @@ class Pace:
     def until(self, steps: int) -> Seconds:
         """How long so many steps take."""
         return steps * self.step_s
+
+    def patience(self, steps: int) -> Seconds:
+        """How long to wait for so many steps before something must have come in between."""
+        return max(_LEAST_WAIT_S, 3 * self.until(steps)) + max(self._recent, default=self.step_s)

@@ -16,7 +16,7 @@ from regrow.membership.ladder import STANDBY_ATTEMPTS, Ladder
 from regrow.membership.mending import Mender
 from regrow.membership.orders import AnswerScale
 from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
-from regrow.membership.states import Releasing
+from regrow.membership.states import Mending, Releasing
 from regrow.membership.switching import Plan, Switch, Way
 
 _WARM = (Stage.READY, Stage.IDLE)
@@ -45,6 +45,8 @@ class Resizing:
         """Nodes that are given back."""
         self._told: set[str] = set()
         """Drains that were said to be impossible."""
+        self._no_larger: tuple[int, str] | None = None
+        """More replicas than so many cannot be, as a candidate's script has said, and why."""
 
     # --- what is asked for -------------------------------------------------------------------------------------
 
@@ -76,6 +78,8 @@ class Resizing:
         if node.leave_by is None:
             self._orders.note(say.node_drains(node.node, event.grace, event.reason), now)
         node.leave_by, node.leave_reason = now + event.grace, event.reason
+        if node.seats:
+            self._switch.hurry(node.leave_by, now)
         if node not in self._draining:
             self._draining.append(node)
         self._told.clear()
@@ -91,7 +95,7 @@ class Resizing:
         wanted = ladder.wanted
         if new:
             everywhere = sum(each.slots for each in self._roster.usable_nodes()) // unit
-            wanted = max(wanted, min(wanted + node.slots // unit, everywhere, ladder.limits.most))
+            wanted = max(wanted, min(wanted + node.slots // unit, everywhere, self._most))
         size = ladder.limits.fit(min(wanted, ladder.replicas + self._room()))
         if event.stay is not None and size is not None and size > ladder.replicas:
             node.unpaid = bool(self._weigh(size, event.stay, now))
@@ -111,9 +115,23 @@ class Resizing:
         if rank is not None and not self._mender.is_replica(worker, rank):
             self._orders.write(record.ScaleRefused(at=now, replicas=self._ladder.wanted, reason=self._mender.fixed()))
             self._orders.fence(worker, "built another part of the state", now)
+        elif worker.fixed and rank is not None and rank >= self._ladder.world:
+            self._candidate_fixed(worker, rank, now)
         elif not self._ladder.fits(worker):
             self._count_failure(worker, f"candidate {worker.worker} built another model", now)
             self._orders.fence(worker, "built another model", now)
+
+    def _candidate_fixed(self, worker: WorkerRecord, rank: Rank, now: Instant) -> None:
+        """A larger world could never change again, or not even run: the job goes on without it."""
+        ladder = self._ladder
+        size = max(ladder.wanted, rank // self._facts.unit + 1)
+        self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=worker.fixed))
+        self._no_larger = ladder.replicas, worker.fixed
+        ladder.wanted = min(ladder.wanted, ladder.replicas)
+        if worker.role is Role.STANDBY:
+            self._roster.nominate(worker, None, worker.local_rank)
+        else:
+            self._orders.fence(worker, "its script does not fit a larger world", now)
 
     def candidate_lost(self, worker: WorkerRecord, why: str, now: Instant) -> None:
         """A candidate has ended before it was of use."""
@@ -170,9 +188,12 @@ class Resizing:
         """Nodes that are given back end when nobody of the job is left on them."""
         for node in [node for node in self._draining if node.leave_by is None or node.away or node.stopped]:
             self._draining.remove(node)
+        between = isinstance(self._ladder.state, Mending)
         for node in self._draining:
             if node.seats or node.leave_by is None:
                 continue
+            if between and now < node.leave_by:
+                continue  # Its agent is to hear where the others go on.
             for standby in list(node.standbys.values()):
                 self._orders.fence(standby, "its node is given back", now)
             if not node.others:
@@ -190,6 +211,12 @@ class Resizing:
         leavers = [worker for worker in oldest if worker is not None and worker.leaver]
         return min(leavers, key=lambda worker: worker.since, default=None)
 
+    @property
+    def _most(self) -> int:
+        """More replicas are not tried."""
+        most = self._ladder.limits.most
+        return most if self._no_larger is None else min(most, self._no_larger[0])
+
     def _refusal(self, size: int) -> str:
         ladder = self._ladder
         if isinstance(ladder.state, Releasing):
@@ -200,6 +227,8 @@ class Resizing:
         fixed = self._mender.fixed()
         if fixed:
             return fixed
+        if self._no_larger is not None and size > self._no_larger[0]:
+            return self._no_larger[1]
         batches = min((w.microbatches for w in self._roster.seated() if w.microbatches), default=0)
         if batches and size > batches:
             return say.too_few_microbatches(size, batches)
@@ -233,7 +262,7 @@ class Resizing:
         leaving = [node for node in self._draining if node.seats]
         if leaving:
             return self._preempt(leaving, now)
-        size = ladder.limits.fit(min(ladder.wanted, ladder.replicas + self._room()))
+        size = ladder.limits.fit(min(ladder.wanted, ladder.replicas + self._room(), self._most))
         if size is None or size == ladder.replicas or self._mender.fixed():
             return None
         if now < self._may_change_at:
@@ -264,7 +293,13 @@ class Resizing:
         if movable:
             return Plan("preempt", ladder.replicas, tuple(movable), reason, Way.MOVE, by)
         size = limits.next_above(ladder.replicas)
-        if staying == 0 and size is not None and not fixed and self._room() >= size - ladder.replicas:
+        if (
+            staying == 0
+            and size is not None
+            and size <= self._most
+            and not fixed
+            and self._room() >= size - ladder.replicas
+        ):
             # So that somebody else has the state before they leave.
             return Plan("preempt", size, self._ranks(ladder.replicas, size), reason, by=by)
         if self._mender.covered(set(moving)) or self._mender.can_save():
@@ -333,6 +368,7 @@ class Resizing:
             each
             for each in standbys
             if (each.stage is Stage.IDLE or (each.stage is Stage.READY and self._mender.alike(each, seat.rank)))
+            and not (each.fixed and seat.rank >= self._ladder.world)
             and self._ladder.can_take(each, seat.rank)
         ]
         return min(fitting, key=lambda each: _WARM.index(each.stage), default=None)

@@ -122,7 +122,7 @@ class NodeRecord:
     """It is to be given back by then; None: it is not."""
     leave_reason: str = ""
     stopped: bool = False
-    """Nobody was left on it, and its agent was told to end."""
+    """Its agent was told to end since nobody was left on it, or has ended as announced."""
     unpaid: bool = False
     """Its announced stay is too short for the world to grow onto it; lost ranks may still be filled there."""
     buddy: NodeId | None = None

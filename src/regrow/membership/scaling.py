@@ -7,8 +7,8 @@ replica by replica, so that `rank % unit` is a rank's place within its replica, 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from regrow.core.ids import NodeId, Rank, Seconds
-from regrow.core.messages import JobFacts
+from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
+from regrow.core.messages import JobFacts, WorldChange
 from regrow.membership.roster import Seat
 
 
@@ -51,6 +51,24 @@ class Limits:
         if not self.allow(replicas):
             return f"{replicas} replicas are none of the allowed sizes ({', '.join(map(str, self.sizes))})"
         return ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The world that the next generation has: what kind of change, from how many replicas, and why.
+
+    `by`: when who leaves must have left; None: there is no hurry.
+    """
+
+    kind: str
+    before: int
+    reason: str
+    by: Instant | None = None
+
+    def told(self, generation: Generation, after: int, now: Instant) -> WorldChange:
+        """The same for workers. `generation`: the first in which it is tried."""
+        left = None if self.by is None else max(0.0, self.by - now)
+        return WorldChange(self.kind, generation, self.before, after, self.reason, left)
 
 
 def replicas_of(ranks: int, unit: int) -> int | str:

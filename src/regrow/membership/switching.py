@@ -2,7 +2,8 @@
 
 Nobody is halted in the middle of a step, so the pause of those who stay is the forming of the new generation and the
 first step in it. Where the agreed step was chosen too early, or somebody does not stop, all are halted at once instead:
-that step runs again, and nothing is lost.
+that step runs again, and nothing is lost. A change that nobody hurries waits for a while first: a script may evaluate
+between two steps for longer than a step takes.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +19,10 @@ from regrow.membership.states import Mending, Switching, Training
 
 _LEAVE_S: Seconds = 1.0
 """What a worker that must leave needs for it."""
+_STOP_S: Seconds = 0.5
+"""What a halt at once needs before that."""
+_PATIENCE_S: Seconds = 300.0
+"""How long a change that nobody hurries waits for the agreed step."""
 MOST_TRIES = 3
 """How often a step is agreed upon before all are halted at once."""
 
@@ -68,18 +73,27 @@ class Switch:
         self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
         self._pace = Pace()
         self._plan: Plan | None = None
+        self._begun_at: Instant = 0.0
+        """When it was begun."""
+        self._by: Instant = float("inf")
+        """By when it must have happened."""
 
     def begin(self, plan: Plan, now: Instant) -> None:
         """Everybody stops before a step that nobody has begun."""
-        self._plan = plan
-        margin = self._pace.ahead(now)
-        self._order(margin, 1, now)
-        if plan.by is not None and now + self._pace.until(margin) > plan.by - _LEAVE_S:
-            self._at_once("there is no time for another step", now)
+        self._plan, self._begun_at = plan, now
+        self._by = float("inf") if plan.by is None else plan.by
+        self._order(self._pace.ahead(now), 1, now)
+
+    def hurry(self, by: Instant, now: Instant) -> None:
+        """A node is to be given back by then: a change under way that could wait may not any more."""
+        state, self._by = self._ladder.state, min(self._by, by)
+        if isinstance(state, Switching) and state.at is not None:
+            deadline = min(state.deadline, now + self._pace.patience(state.margin), self._last_moment)
+            self._ladder.state = replace(state, deadline=deadline)
 
     def committed(self, event: WorkerCommitted, now: Instant) -> None:
         """A rank has gone on."""
-        self._pace.committed(event.generation, event.step, event.seconds, now)
+        self._pace.committed(event, now)
 
     def expects(self, worker: WorkerRecord) -> bool:
         """Whether a worker was told to stop as planned."""
@@ -117,6 +131,11 @@ class Switch:
         silent = list(self._roster.seated(Stage.HALTING))
         if state.at is None and silent:
             self._ladder.fence_late(silent, "no answer in time", now)
+        elif state.at is not None and self._may_wait(now):
+            # Nobody is kept from a step: who stands already would wait for the others there, whatever happens.
+            longer = max(state.deadline - self._begun_at, 0.0)
+            self._ladder.state = replace(state, deadline=min(now + longer, self._begun_at + _PATIENCE_S))
+            self._orders.halt_before(state.at, self._ladder.generation, self._reason)
         else:
             self._at_once("not all have stopped in time", now)
 
@@ -134,16 +153,31 @@ class Switch:
         ladder.incidents.halted(now)
         self._plan = None
         ladder.state = Mending(now + self._facts.halt_deadline)
-        if not state.over and self._possible(plan):
-            self._carry_out(plan, now)
+        if not state.over and self._possible(plan) and self._carry_out(plan, now) and plan.kind != "preempt":
+            self.changed_at = now
 
     # --- parts of it -------------------------------------------------------------------------------------------
 
     def _order(self, margin: int, tries: int, now: Instant) -> None:
         ladder = self._ladder
-        at = StepNo(ladder.step + margin)
-        ladder.state = Switching(at, now + self._pace.until(margin) + self._facts.halt_deadline, margin, tries)
-        self._orders.halt_before(at, ladder.generation, "" if self._plan is None else self._plan.reason)
+        at, by = StepNo(ladder.step + margin), self._last_moment
+        ladder.state = Switching(at, min(now + self._pace.patience(margin), by), margin, tries)
+        self._orders.halt_before(at, ladder.generation, self._reason)
+        if now + self._pace.until(margin) > by:
+            self._at_once("there is no time for another step", now)
+
+    @property
+    def _reason(self) -> str:
+        return "" if self._plan is None else self._plan.reason
+
+    @property
+    def _last_moment(self) -> Instant:
+        """When all must be halted at once, so that who leaves is gone in time."""
+        return self._by - _LEAVE_S - _STOP_S
+
+    def _may_wait(self, now: Instant) -> bool:
+        """Whether there is time for the agreed step to come."""
+        return self._by == float("inf") and now < self._begun_at + _PATIENCE_S
 
     def _at_once(self, reason: str, now: Instant) -> None:
         ladder, state = self._ladder, self._ladder.state
@@ -167,7 +201,8 @@ class Switch:
             each.stage is Stage.READY and self._roster.nodes[each.node].usable for each in candidates.values()
         )
 
-    def _carry_out(self, plan: Plan, now: Instant) -> None:
+    def _carry_out(self, plan: Plan, now: Instant) -> bool:
+        """Whether the world has changed."""
         ladder, roster = self._ladder, self._roster
         newcomers = [worker for _, worker in sorted(roster.candidates.items())]
         match plan.way:
@@ -176,11 +211,11 @@ class Switch:
             case Way.MOVE if self._mender.covered(set(plan.newcomers)):
                 self._mender.move(newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
             case Way.MOVE:
-                pass  # After a halt at once those that would go may be a step ahead; they give it to the others first.
+                return False  # Who would go may be a step ahead after a halt at once, and gives it to the others first.
             case Way.RESIZE:
                 going = ladder.replicas - plan.size + len(newcomers) // self._facts.unit
                 drop = self._mender.choose(going)
-                if len(drop) == going:
-                    self._mender.resize(drop, newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
-        if plan.kind != "preempt":
-            self.changed_at = now
+                if len(drop) != going:
+                    return False
+                self._mender.resize(drop, newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
+        return True

@@ -52,7 +52,7 @@ class NodeView(msgspec.Struct, frozen=True):
             node.corruptions,
             node.slots,
             draining=node.leave_by is not None and not node.away,
-            left=node.stopped and node.away,
+            left=node.away and (node.stopped or node.leave_by is not None),
         )
 
 

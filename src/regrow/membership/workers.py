@@ -1,7 +1,7 @@
 """What is said by workers, and of them: where they stand, what they have done, what ails them, how they end."""
 
 from regrow.core import events as record
-from regrow.core.ids import Instant, Rank, StepNo
+from regrow.core.ids import Instant, Rank, Seconds, StepNo
 from regrow.core.messages import (
     FaultFired,
     FaultKind,
@@ -46,6 +46,8 @@ class Workers:
         self._corruption = Corruption(ladder)
         self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
         self._errors, self._plan = ladder.errors, ladder.plan
+        self._joined_at: Instant = float("-inf")
+        """When a worker came to stand in its generation last."""
 
     def tell(self, event: WorkerNews, now: Instant) -> None:
         """Take in one fact about a worker."""
@@ -111,7 +113,7 @@ class Workers:
         if isinstance(self._ladder.state, Forming):
             worker.state_at = self._ladder.state.step
         worker.suspect = worker.ready = False
-        worker.inside = 0
+        worker.inside, self._joined_at = 0, now
         self._roster.move(worker, Stage.MEMBER, now)
 
     def _worker_ready(self, worker: WorkerRecord, event: WorkerReady, now: Instant) -> None:
@@ -172,8 +174,19 @@ class Workers:
         if left:
             self._ladder.end(SCRIPT_ERROR, say.left_alone(_rank(left[0]), left[0].state_at, event.step), now)
             return
+        if worker.stage is Stage.MEMBER and not event.stopped and self._others_come(event.bound, now):
+            return
         self._orders.fence(worker, f"no progress for {event.seconds:.1f} s", now, dump=True)
         self._ladder.mend("hang", [worker], event.detail, now, self._plan.when(worker.worker, now - event.seconds))
+
+    def _others_come(self, bound: Seconds, now: Instant) -> bool:
+        """Whether newcomers are on their way, or have only just come, so that who waits for them is not to blame.
+
+        A standstill is reported again after each further bound, and the wait for newcomers has a deadline.
+        """
+        if self._roster.count(Stage.JOINING):
+            return True
+        return self._ladder.incidents.open is not None and now - self._joined_at < bound
 
     def _worker_exited(self, worker: WorkerRecord, event: WorkerExited, now: Instant) -> None:
         was, worker.exit_code = worker.stage, event.code

@@ -302,20 +302,21 @@ class World:
         self._network.send(("from", node), self._telling(fact))
 
     def hung(self, worker: SimWorker) -> None:
-        """The agent finds out when its bound has passed, if the worker is in a step; else deadlines must."""
+        """The agent finds out when its bound has passed, if the worker is in a step or is stopped as it receives state.
+
+        Else deadlines must.
+        """
         self.bad_moments.add("hang")
-        if worker.doing in IN_STEP:
+        if worker.doing in IN_STEP or (worker.hung and worker.doing in (Doing.FORMING, Doing.HYDRATING)):
             self.after(HANG_BOUND, lambda: self._report_hang(worker, worker.ticket, HANG_BOUND))
 
     def _report_hang(self, worker: SimWorker, ticket: int, bound: Seconds) -> None:
         if not worker.alive or worker.ticket != ticket or not self._heard(worker):
             return
-        fact = WorkerHung(
-            worker.worker, worker.generation, worker.state, bound, bound, f"rank {worker.rank} makes no progress"
-        )
+        detail, stopped = f"rank {worker.rank} makes no progress", worker.hung
+        fact = WorkerHung(worker.worker, worker.generation, worker.state, bound, bound, detail, stopped)
         self.say_of_agent(worker.spawn.node, fact)
-        if self._weather.lost:
-            self.after(bound, lambda: self._report_hang(worker, ticket, bound))
+        self.after(bound, lambda: self._report_hang(worker, ticket, bound))
 
     def progressed(self, worker: SimWorker, commit: WorkerCommitted) -> None:
         """A commit: the agent tells of it within a second."""
