@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from pathlib import Path
 
 from regrow.agent.link import WorkerLink
 from regrow.agent.report import report
@@ -122,6 +123,9 @@ class Verdicts:
 
 def _give_way() -> None:
     """Those who stay train on while this process ends, maybe on the same cores."""
+    with contextlib.suppress(OSError):
+        # Where the kernel groups tasks by session, priorities hold within a session only, and each worker leads one.
+        Path("/proc/self/autogroup").write_text(str(_LOWEST))
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST)
