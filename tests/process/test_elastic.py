@@ -106,7 +106,7 @@ def test_the_default_mode_stays_within_float_tolerance_of_the_fixed_run(here: Si
         found = losses(job.finish())
     worst = max(abs(found[step] - loss) for step, loss in fixed["losses"].items())
     assert found.keys() == fixed["losses"].keys()
-    assert worst < 2e-3, f"losses differ by up to {worst}"
+    assert worst < 1e-5, f"losses differ by up to {worst}"
 
 
 def _building(job: Elastic) -> None:
