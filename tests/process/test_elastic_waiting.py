@@ -61,13 +61,13 @@ def test_below_the_minimum_the_state_waits_in_memory_until_another_node_comes(
 ) -> None:
     with two_nodes(here) as (job, one, address, token):
         one.signal(signal.SIGKILL)
-        stood = job.phase("waiting").step
+        job.phase("waiting")
         with here.start("agent", "--join", address, REGROW_TOKEN=token) as two:
             job.settled(2)
             ledger = job.finish()
             assert two.wait() == 0, two.output
     assert_same(here, ledger, fixed, ranks=2)
-    assert [each.step for each in ledger.incidents] == [stood]
+    assert len(ledger.incidents) == 1
 
 
 def test_below_the_minimum_for_too_long_the_state_is_saved_and_the_job_can_be_run_again(
@@ -76,10 +76,10 @@ def test_below_the_minimum_for_too_long_the_state_is_saved_and_the_job_can_be_ru
     durable = ("--checkpoint-dir", "kept", "--checkpoint-every", "1h")
     with two_nodes(here, "--node-timeout", "2s", *durable) as (job, one, _, _):
         one.signal(signal.SIGKILL)
-        stood = job.phase("waiting").step
+        job.phase("waiting")
         assert job.job.wait() == 75, job.job.output
-    assert [path.name for path in (here.folder / "kept").iterdir()] == [f"step-{stood}"]
     first = losses(job.ledger())
+    assert [path.name for path in (here.folder / "kept").iterdir()] == [f"step-{len(first)}"]
     again = here.regrow("run", "--job", "again", "--nproc-per-node", "3", *durable, "--resume", *SCRIPT)
     assert again.returncode == 0, again.stdout + again.stderr
     rest = losses(Ledger(read_records(here.home / "jobs" / "again")))
