@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 from tests.process.disk_watch import watched
-from tests.process.launching import Running, Site, site
+from tests.process.launching import PATIENCE, Running, Site, site
 from tests.process.training import SCRIPTS, Outcome, train
 
 from regrow.core.events import Noted
@@ -32,9 +33,10 @@ def undisturbed(here: Site) -> Outcome:
     return outcome
 
 
-def start(here: Site, name: str, *flags: str) -> Running:
+def start(here: Site, name: str, *flags: str, hold: str = "") -> Running:
     words = ["run", "--job", name, "--local-nodes", "2", "--nproc-per-node", "2", *flags]
     words += [str(SCRIPTS / "train_parallel.py"), "--mode", "fsdp2", "--steps", str(STEPS), "--say-steps"]
+    words += ["--hold", hold] if hold else []
     return here.start(*words, "--out", str(here.folder / f"{name}.out"))
 
 
@@ -77,11 +79,15 @@ def test_a_lost_node_costs_a_few_steps_and_no_disk(here: Site, undisturbed: Outc
 def test_a_lost_shard_with_a_durable_checkpoint_starts_again_from_it(here: Site, undisturbed: Outcome) -> None:
     """No copies are kept, so the last resort is used, and says which ranks' state is gone."""
     folder = here.folder / "durable.checkpoints"
-    with start(here, "durable", "--checkpoint-dir", str(folder), "--checkpoint-every", "1s") as job:
+    flags = ("--checkpoint-dir", str(folder), "--checkpoint-every", "1s")
+    with start(here, "durable", *flags, hold="30:go") as job:
         job.wait_for("step 20\n")
+        deadline = time.monotonic() + PATIENCE
         while not list(folder.glob("step-*/regrow.json")):
-            job.wait_for("step", times=job.output.count("step") + 1)
+            assert time.monotonic() < deadline, job.output
+            time.sleep(0.02)
         os.kill(agent_of(here, "durable", "node1"), signal.SIGKILL)
+        (here.folder / "go").touch()
         outcome = outcome_of(here, "durable", job)
     assert outcome.code == 0, outcome.output
     assert outcome.finals == undisturbed.finals

@@ -6,6 +6,7 @@ Sizes are such that shards are uneven over two and over four ranks. Ranks of one
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ parser.add_argument("--clip", action="store_true", help="clip the norm of all gr
 parser.add_argument("--compile", action="store_true", help="compile each block")
 parser.add_argument("--checkpoint-activations", action="store_true")
 parser.add_argument("--say-steps", action="store_true")
+parser.add_argument("--hold", default="", metavar="STEP:FILE", help="wait in that step until the file is there")
 parser.add_argument("--tp-fsdp", action="store_true", help="tp_dp: shard over dp too, instead of replicating")
 
 
@@ -292,8 +294,11 @@ def main() -> None:
 
     losses = []
     batches = partial(batch_of, replica=training.replica)
+    held, _, until = args.hold.partition(":")
     for step in session.steps(batches, until=args.steps, data=training.data):
         with step as (x, y):
+            while held == str(step.number) and not step.rehearsal and not Path(until).exists():
+                time.sleep(0.005)
             loss = value(training.forward_backward(x, y))
             if args.clip:
                 step.log(norm=clip(parameters, training.stages))
