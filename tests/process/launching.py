@@ -128,9 +128,7 @@ class Running:
 
     def drain(self) -> None:
         """Take in what it has written so far, so that it never waits for a reader."""
-        assert self.process.stdout is not None
-        new = self.process.stdout.read()
-        self.output += (new or b"").decode(errors="replace")
+        self._take()
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -139,6 +137,10 @@ class Running:
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, f"nothing more within {PATIENCE} s after: {self.output}"
+        return self._take()
+
+    def _take(self) -> bool:
+        assert self.process.stdout is not None
         new = self.process.stdout.read()
         self.output += (new or b"").decode(errors="replace")
         return bool(new)

@@ -123,8 +123,9 @@ class Groups:
     def drop(self, group: RegrowGroup) -> None:
         """Forget a group, and free what it has."""
         with self._lock:
-            if group in self._groups:
-                self._groups.remove(group)
+            for known in (self._groups, self._followers, self._inside):
+                if group in known:
+                    known.remove(group)
             transport, group.transport = group.transport, None
         if transport is not None:
             transport.halt()
