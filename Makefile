@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard src tests examples benchmarks)
 
-.PHONY: venv lint format test soak demo bench clean
+.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch
 
 venv: $(VENV)/.installed
 
@@ -31,8 +31,33 @@ format: venv
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
+# Test jobs are many short processes: two tests at a time keep two cores busy.
+PYTEST := $(BIN)/python -m pytest -q --durations=10 -n 2 --dist loadfile
+
+# Each seam and each stage of a fault once.
 test: venv
-	$(BIN)/python -m pytest -q --durations=10 -m "not soak"
+	$(PYTEST) -m "not full and not soak"
+
+test-all: venv
+	$(PYTEST) -m "not soak"
+
+# The rest of the full matrix, in an order drawn from ORDER, as much as begins before UNTIL (seconds since the epoch).
+ORDER ?= none
+UNTIL ?= 1e12
+test-rest: venv
+	$(PYTEST) -m "full and not soak" --no-loadscope-reorder --order $(ORDER) --until $(UNTIL)
+
+# Groups, and kills in DDP and HSDP, under another torch: make test-torch OTHER=/path/to/python; see docs/torch-versions.md.
+TORCH_TESTS := tests/unit/test_comm_torch_names.py tests/process/test_comm_misuse.py tests/process/test_comm_collectives.py \
+	tests/process/test_kills.py tests/process/test_parallel_kills.py
+test-torch:
+	PYTHONPATH=src $(OTHER) -m pytest -q $(TORCH_TESTS) -m "not soak and not full" \
+		-k "torch_names or comm or every_stage"
+
+# Runs everything once, and writes down how long each file took.
+test-times: venv
+	$(PYTEST) -m "not soak" --junitxml=build/tests.xml
+	$(BIN)/python -m tests.durations build/tests.xml docs/tests.md
 
 soak: venv
 	$(BIN)/python -m pytest -q --durations=10 -m soak

@@ -34,12 +34,12 @@ def swap(session: regrow.Session, args: argparse.Namespace) -> None:
     summed: list[TreeSummed] = []
 
     def take_turn(step: Step) -> float:
-        dealer, state = session._dealer, session._state
+        dealer, state = session._standing.dealer, session._standing.state
         if dealer is None or state is None:
             raise SystemExit("the session has no micro-batches")
         if not summed:
             usual.append(dealer.gradients)
-            summed.append(TreeSummed(state, session._modules, count=args.microbatches, shard_size=1))
+            summed.append(TreeSummed(state, session._loop.modules, count=args.microbatches, shard_size=1))
         invariant = step.number // args.block % 2
         dealer.gradients = summed[0] if invariant else usual[0]  # type: ignore[assignment]
         return float(invariant)

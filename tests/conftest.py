@@ -1,12 +1,19 @@
-"""What all tests share."""
+"""What all tests share, and how a run that has not the time for all of them chooses.
 
+`--order SEED` shuffles the files, the same way for the same seed; `--until TIME` leaves out what has not begun by then.
+"""
+
+import hashlib
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.tiers import is_full, stale
 
 # Before torch is imported anywhere: test machines are small and shared, and a step's result must not depend on them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,6 +21,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On a loaded machine a single example may take long; pytest's timeout bounds the whole test.
 settings.register_profile("regrow", deadline=None)
 settings.load_profile("regrow")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_process() -> Iterator[None]:
+    """Ends the process that jobs are forked from, if one was started."""
+    yield
+    launching = sys.modules.get("tests.process.launching")
+    if launching is not None and launching.warm.cache_info().currsize:
+        launching.warm().close()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,3 +42,44 @@ def nothing_ignored() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+LEFT_OUT = "left out: the time of this run is over"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--order", help="shuffle the files of tests by this seed, a commit's id for example")
+    parser.addoption("--until", type=float, help="begin no test after this time, in seconds since the epoch")
+
+
+def place(seed: str, test: str) -> bytes:
+    """Where in the order of a seed a test's file stands."""
+    return hashlib.sha256(f"{seed} {test.split('::')[0]}".encode()).digest()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any("::" in word for word in config.args) and (gone := stale(item.nodeid for item in items)):
+        raise pytest.UsageError(f"tests/tiers.py names tests that are not there: {', '.join(gone)}")
+    for item in items:
+        if is_full(item.nodeid):
+            item.add_marker(pytest.mark.full)
+    seed = config.getoption("--order")
+    if seed is not None:
+        items.sort(key=lambda item: place(seed, item.nodeid))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until = item.config.getoption("--until")
+    if until is not None and time.time() > until:
+        pytest.skip(LEFT_OUT)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.getoption("--until") is None:
+        return
+    skipped = terminalreporter.stats.get("skipped", [])
+    left = sum(LEFT_OUT in str(report.longrepr) for report in skipped)
+    run = sum(len(terminalreporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "error"))
+    terminalreporter.write_line(
+        f"{run} tests were run, {left} were left out; another commit runs them in another order"
+    )

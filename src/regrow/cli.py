@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from regrow.core.config import data_home, jobs_home, runtime_home, state_home
+from regrow.core.config import data_home, hang_floor, jobs_home, runtime_home, state_home
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.messages import FaultHow, FaultStage
 from regrow.launch import options, torchrun
@@ -144,6 +144,7 @@ def _surroundings(token_file: str) -> "Surroundings":
         socket_home=runtime_home(),
         token=_read_token(token_file),
         data_home=data_home(),
+        hang_floor=hang_floor(),
     )
 
 
@@ -166,6 +167,20 @@ def _read_token(token_file: str) -> str:
     if not token:
         raise UsageError(f"--token-file {token_file} is empty", hint="put a long random text in it")
     return token
+
+
+@commands.command("try", context_settings=_AS_GIVEN)
+@options.of_try
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def try_(script: str, **words: Any) -> int:
+    """Try SCRIPT out: some steps alone, then each rank killed in each phase, and what differs, bit by bit.
+
+    SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: the table says.
+    """
+    from regrow.launch.trial import TrialFlags, run_trial
+
+    return run_trial(TrialFlags(script, **words))
 
 
 # --- data --------------------------------------------------------------------------------------------------------

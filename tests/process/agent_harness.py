@@ -6,16 +6,19 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import msgspec
 import psutil
 from aiohttp import WSMsgType, web
+from tests.process.launching import warm
+from tests.process.warm import WarmProcess
 
 from regrow.core.config import AgentConfig, Script
 from regrow.core.events import StepCommitted
@@ -39,7 +42,7 @@ from regrow.core.wire import BlockingChannel, FrameCodec
 
 NODE = NodeId("n0")
 TOKEN = "a-token"
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 
 Wanted = TypeVar("Wanted")
 
@@ -129,7 +132,9 @@ def _matches(fact: object, fields: dict[str, Any]) -> bool:
 class Bench:
     """An agent process under a test's coordinator."""
 
-    def __init__(self, folder: Path, coordinator: Coordinator, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, folder: Path, coordinator: Coordinator, process: "AgentProcess | asyncio.subprocess.Process"
+    ) -> None:
         self.folder = folder
         self.coordinator = coordinator
         self.process = process
@@ -236,9 +241,15 @@ async def agent(
     job: dict[str, Any] | None = None,
     arguments: list[str] | None = None,
     under_a_parent: bool = False,
+    cold: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Bench]:
-    """A running agent that has joined; whatever is left of it is killed at the end."""
+    """A running agent that has joined; whatever is left of it is killed at the end.
+
+    Args:
+        under_a_parent: it is the child of a process that can be killed.
+        cold: it is started as users start it, which takes seconds, since its zygote imports torch.
+    """
     path = write_script(folder, source)
     (folder / "sockets").mkdir(mode=0o700)
     async with Coordinator() as coordinator:
@@ -256,17 +267,8 @@ async def agent(
         config = AgentConfig(**(fields | changes))
         variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *(["-c", _PARENT] if under_a_parent else ["-m", "regrow.agent"]),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=out,
-                stderr=err,
-                env=variables | (environment or {}),
-            )
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(config))
-        process.stdin.close()
+            words = ["-c", _PARENT] if under_a_parent else ["-m", "regrow.agent"] if cold else []
+            process = await _start(words, msgspec.json.encode(config), variables | (environment or {}), out, err)
         bench = Bench(folder, coordinator, process)
         try:
             await _joined(bench)
@@ -276,6 +278,43 @@ async def agent(
 
 
 _PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'regrow.agent'])"
+
+
+class AgentProcess:
+    """An agent forked from the warm process, with the part of `asyncio.subprocess.Process` that tests use."""
+
+    def __init__(self, process: WarmProcess) -> None:
+        self._process, self.pid = process, process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        while (code := self._process.poll()) is None:
+            await asyncio.sleep(0.005)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+async def _start(
+    words: list[str], config: bytes, env: dict[str, str], out: IO[bytes], err: IO[bytes]
+) -> "AgentProcess | asyncio.subprocess.Process":
+    """An agent that reads this configuration: by these words to Python, or warm."""
+    with tempfile.TemporaryFile() as stdin:
+        stdin.write(config)
+        stdin.seek(0)
+        if words:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, *words, stdin=stdin, stdout=out, stderr=err, env=env
+            )
+        streams = (stdin.fileno(), out.fileno(), err.fileno())
+        return AgentProcess(warm().start("regrow.agent", [], cwd=os.getcwd(), env=env, streams=streams))
 
 
 async def _joined(bench: Bench) -> None:

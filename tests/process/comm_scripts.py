@@ -17,6 +17,7 @@ from regrow.comm import collectives
 from regrow.comm.echo import EchoTransport
 from regrow.comm.groups import Formation, Groups
 from regrow.comm.private import AllreduceOptions
+from regrow.core.errors import CollectiveMisuse
 from regrow.core.ids import Generation
 
 
@@ -74,7 +75,7 @@ def wrong_tag(seat: Seat) -> str:
         return ""
     try:
         transport.call("recv", ([torch.zeros(3)], 0, 6), {}).wait()
-    except RuntimeError as error:
+    except CollectiveMisuse as error:
         return str(error)
     return "nothing was raised"
 

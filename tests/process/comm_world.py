@@ -25,7 +25,7 @@ from regrow.comm.mesh import Mesh, Site
 from regrow.comm.private import PrefixStore, Store
 from regrow.comm.transport import MeshTransport
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 _SERVER = multiprocessing.get_context("forkserver")
 # What scripts import, once instead of in each process: seconds each.
 _SERVER.set_forkserver_preload(

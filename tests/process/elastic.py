@@ -1,16 +1,18 @@
 """Driving a job whose world changes while it trains: ask for a size, wait for it, kill on the way."""
 
 import contextlib
+import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
-from tests.process.launching import PATIENCE, Running, Site
+from tests.process.launching import PATIENCE, Running, Site, site
+from tests.process.training import SCRIPTS, redone
 
 from regrow.core.events import IncidentClosed, Record, WorldChanged
 from regrow.core.ids import NodeId
@@ -172,3 +174,41 @@ def changes(records: list[Record]) -> list[WorldChanged]:
 def incidents(ledger: Ledger, kind: str) -> list[IncidentClosed]:
     """Those of a kind."""
     return [each for each in ledger.incidents if each.kind == kind]
+
+
+def losses(ledger: Ledger) -> dict[int, float]:
+    """Step to loss: all ranks that committed it say the same."""
+    told = {step: {commit.metrics["loss"] for commit in ranks.values()} for step, ranks in ledger.commits.items()}
+    assert {step: each for step, each in told.items() if len(each) != 1} == {}
+    return {int(step): each.pop() for step, each in told.items()}
+
+
+def final(path: Path) -> dict[str, Any]:
+    """The state at the end, of one rank."""
+    told = json.loads(path.read_text())
+    return {"digest": told["digest"], "parameters": told["parameters"]}
+
+
+def assert_same(here: Site, ledger: Ledger, fixed: dict[str, Any], ranks: int) -> None:
+    """Every committed loss, and the final state of every rank, bit by bit; no step was committed twice."""
+    assert losses(ledger) == fixed["losses"]
+    finals = [final(here.folder / f"job.{rank}.json") for rank in range(ranks)]
+    assert finals == [{"digest": fixed["digest"], "parameters": fixed["parameters"]}] * ranks
+    assert redone(ledger) == []
+    assert ledger.open_incidents == {}
+    assert all(incident.steps_lost == 0 for incident in ledger.incidents)
+
+
+def small(name: str, *flags: str, steps: int, extra: tuple[str, ...] = ("--invariant",)) -> list[str]:
+    """`regrow run` of the small training in micro-batches. `extra`: what the script is told."""
+    script = [str(SCRIPTS / "train_micro.py"), "--steps", str(steps), "--out", f"{name}.out"]
+    return ["run", "--job", name, *flags, *script, *extra]
+
+
+def fixed_run(folder: Path, steps: int) -> dict[str, Any]:
+    """What a world of one replica makes of the small training, in world-invariant mode."""
+    with site(folder) as made:
+        done = made.regrow(*small("fixed", steps=steps))
+        assert done.returncode == 0, done.stdout + done.stderr
+        told = losses(Ledger(read_records(made.home / "jobs" / "fixed")))
+        return {"losses": told, **final(folder / "fixed.0.json")}

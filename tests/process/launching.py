@@ -1,5 +1,7 @@
 """Running `regrow run` as a user would, and looking for what it leaves behind."""
 
+import contextlib
+import functools
 import os
 import select
 import shutil
@@ -12,9 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
-PATIENCE = 60.0
+from tests.process.warm import WarmProcess, WarmServer
+
+PATIENCE = 240.0
 SHARED = Path("/dev/shm")
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -42,16 +46,22 @@ class Site:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "regrow", *words]
 
+    def popen(self, words: Sequence[str], *, output: int, errors: int, **more: str) -> WarmProcess:
+        """`regrow words…`, forked from the warm process."""
+        streams = (_nothing(), output, errors)
+        return warm().start("regrow", words, cwd=str(self.folder), env=self.environment(**more), streams=streams)
+
     def regrow(self, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
         """A command to its end."""
-        return subprocess.run(
-            self.command(*words),
-            cwd=self.folder,
-            env=self.environment(**more),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            process = self.popen(words, output=output.fileno(), errors=errors.fileno(), **more)
+            try:
+                code = process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(PATIENCE)
+                raise AssertionError(f"{words} did not end in {PATIENCE} s: {_text(output)}{_text(errors)}") from None
+            return subprocess.CompletedProcess(list(words), code, _text(output), _text(errors))
 
     def start(self, *words: str, **more: str) -> "Running":
         return Running(self, words, more)
@@ -93,15 +103,12 @@ class Running:
     """A command that runs; its output can be waited for."""
 
     def __init__(self, site: Site, words: Sequence[str], more: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            site.command(*words),
-            cwd=site.folder,
-            env=site.environment(**more),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
+        self._reader, writer = os.pipe()
+        try:
+            self.process = site.popen(words, output=writer, errors=writer, **more)
+        finally:
+            os.close(writer)
+        os.set_blocking(self._reader, False)
         self.output = ""
 
     def __enter__(self) -> Self:
@@ -112,6 +119,7 @@ class Running:
     ) -> None:
         self.process.kill()
         self.process.wait(PATIENCE)
+        os.close(self._reader)
 
     def wait_for(self, text: str, times: int = 1) -> None:
         """Until the output has `text` so many times."""
@@ -134,16 +142,33 @@ class Running:
         self.process.send_signal(number)
 
     def _read(self, deadline: float) -> bool:
-        assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([self._reader], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, f"nothing more within {PATIENCE} s after: {self.output}"
         return self._take()
 
     def _take(self) -> bool:
-        assert self.process.stdout is not None
-        new = self.process.stdout.read()
-        self.output += (new or b"").decode(errors="replace")
+        new = b""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._reader, 1 << 16):
+                new += part
+        self.output += new.decode(errors="replace")
         return bool(new)
+
+
+@functools.cache
+def warm() -> WarmServer:
+    """The process that jobs are forked from, one a test session."""
+    return WarmServer(SOURCE)
+
+
+@functools.cache
+def _nothing() -> int:
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 @contextmanager

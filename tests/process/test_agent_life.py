@@ -65,7 +65,7 @@ async def two_families(bench: Bench) -> None:
 
 async def test_an_agent_joins_before_its_zygote_is_ready(tmp_path: Path) -> None:
     began = time.monotonic()
-    async with agent(tmp_path) as bench:
+    async with agent(tmp_path, cold=True) as bench:
         joined = bench.coordinator.all(NodeJoined)[0]
         assert (joined.node, joined.slots, joined.host) == (NODE, 2, "127.0.0.1")
         assert time.monotonic() - began < 3.0  # 0.2 s on an idle machine
@@ -194,10 +194,10 @@ async def test_stopping_a_node_gives_its_workers_the_grace_to_go(tmp_path: Path)
             await bench.spawn(f"w{rank}", rank=Rank(rank))
         await shown(bench, "up", times=2)
         began = time.monotonic()
-        await bench.coordinator.order(StopNode(NODE, "a test", 0.7))
+        await bench.coordinator.order(StopNode(NODE, "a test", 4.0))
         assert await exited(bench, "w0") == 9
         assert await exited(bench, "w1") == -signal.SIGKILL
-        assert time.monotonic() - began >= 0.7
+        assert time.monotonic() - began >= 4.0
         await bench.coordinator.expect(NodeStopped)
         assert isinstance(bench.coordinator.heard[-1][1], NodeStopped)
         assert await asyncio.wait_for(bench.process.wait(), 10.0) == 0
@@ -206,7 +206,7 @@ async def test_stopping_a_node_gives_its_workers_the_grace_to_go(tmp_path: Path)
 
 
 async def test_a_node_stopped_before_its_zygote_is_ready_still_answers_for_every_worker(tmp_path: Path) -> None:
-    async with agent(tmp_path) as bench:
+    async with agent(tmp_path, cold=True) as bench:
         await bench.order_spawn("w0")
         began = time.monotonic()
         assert await bench.stop() == 0

@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 from tests.process.agent_harness import NODE, TOKEN, Bench, agent, exited, fault
 
+from regrow.core.board import Phase
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.messages import (
     ArmFault,
@@ -27,16 +28,17 @@ from regrow.core.messages import (
     FormGeneration,
     HaltGeneration,
     NodeProgress,
+    NodeSeen,
     NoteGeneration,
     Role,
     WorkerCommitted,
     WorkerExited,
     WorkerFailed,
     WorkerHalted,
-    WorkerHung,
     WorkerReady,
     WorkerStarted,
 )
+from regrow.core.sights import WorkerSight
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _ranks = itertools.count(10)
@@ -70,7 +72,7 @@ async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench
         SCRIPT,
         arguments=["--local=${local_rank}", "x y"],
         environment={"OF_THE_USER": "1"},
-        hang_timeout=0.6,
+        job={"hang_timeout": 0.6},
     ) as running:
         yield running
         assert await running.stop() == 0
@@ -459,24 +461,35 @@ async def test_metrics_of_a_dead_worker_count_if_its_step_does(
     assert lines == [(6, False, {"loss": 3.0})] + ([(7, True, {"loss": 9.0})] if counted else [])
 
 
-async def test_the_worker_that_holds_the_others_up_is_told_as_hung(bench: Bench) -> None:
-    def stuck(calls: int) -> str:
+async def test_workers_that_stand_still_are_told_with_what_is_seen_of_them(bench: Bench) -> None:
+    def stuck(calls: int, flight: str) -> str:
         return (
             LINK
-            + f"link.board.enter(Phase.COMPUTING, step=3, generation=1)\n[link.board.call() for _ in range({calls})]"
+            + "link.board.enter(Phase.COMPUTING, step=3, generation=1)\n"
+            + f"[link.board.call() for _ in range({calls})]\nlink.board.show_flight({flight})"
             + WAIT
         )
 
-    culprit = await start(bench, stuck(2))
+    culprit = await start(bench, stuck(2, "0, ''"))
     await culprit.says("waiting")
-    waiting = await start(bench, stuck(5))
-    hung = await bench.coordinator.expect(WorkerHung, worker=culprit.id)
-    assert (hung.generation, hung.step, hung.bound) == (1, 3, 0.6)
-    assert hung.seconds > 0.6 and "the process runs" in hung.detail
-    assert bench.coordinator.all(WorkerHung, worker=waiting.id) == []
+    waiting = await start(bench, stuck(5, "1, 'allreduce on w'"))
+
+    async def sights(done: Callable[[dict[WorkerId, WorkerSight]], bool]) -> dict[WorkerId, WorkerSight]:
+        deadline = time.monotonic() + 20.0
+        while True:
+            seen = bench.coordinator.all(NodeSeen)
+            known = {sight.worker: sight for sight in seen[-1].sights} if seen else {}
+            if len(known) == 2 and done(known):
+                return known
+            assert time.monotonic() < deadline, known
+            await _tick(bench)
+
+    known = await sights(lambda known: all(sight.seconds > 0.6 for sight in known.values()))
+    assert [(known[w.id].calls, known[w.id].waits) for w in (culprit, waiting)] == [(2, False), (5, True)]
+    assert known[waiting.id].awaits == "allreduce on w"
+    assert {(s.generation, s.step, s.phase, s.stopped) for s in known.values()} == {(1, 3, Phase.COMPUTING, False)}
     os.kill(waiting.pid, signal.SIGSTOP)
-    stopped = await bench.coordinator.expect(WorkerHung, worker=waiting.id)
-    assert "stopped" in stopped.detail
+    await sights(lambda known: known[waiting.id].stopped and not known[culprit.id].stopped)
     await culprit.kill()
     await waiting.kill()
 

@@ -54,7 +54,7 @@ def test_lists_are_exchanged_all_to_all_and_gathers_may_be_stacked(tmp_path: Pat
 
 def test_a_receive_with_another_tag_says_what_came_instead(tmp_path: Path) -> None:
     _, error = play(2, tmp_path, wrong_tag)
-    assert "rank 0 sent 12 bytes with tag 5; 12 with tag 6 were awaited" in error
+    assert "rank 0 sent 12 bytes of float32 with tag 5; 12 with tag 6 were awaited" in error
 
 
 @WORLDS

@@ -100,7 +100,6 @@ def elastic(folder: Path, way: str, *, invariant: bool) -> tuple[Curve, list[lis
         return curve, state[:UNIT]
 
 
-@pytest.mark.timeout(120)
 def test_every_loss_norm_and_bit_of_state_is_that_of_a_fixed_world_in_invariant_mode(tmp_path: Path) -> None:
     curve, state = elastic(tmp_path / "elastic", "hsdp", invariant=True)
     assert (curve, state) == fixed(tmp_path / "one", "hsdp", 1, 8, invariant=True)
@@ -108,7 +107,6 @@ def test_every_loss_norm_and_bit_of_state_is_that_of_a_fixed_world_in_invariant_
     assert (curve, state) == (two[0], two[1][:UNIT])
 
 
-@pytest.mark.timeout(120)
 def test_tensor_parallel_replicas_go_on_as_in_a_fixed_world(tmp_path: Path) -> None:
     """Nearly: which sum comes first depends on the number of replicas."""
     curve, _ = elastic(tmp_path / "elastic", "tp", invariant=False)

@@ -239,7 +239,8 @@ def test_without_shared_memory_the_cache_is_in_the_temporary_folder(here: Site) 
     assert done.returncode == 0, done.stderr
     told = done.stdout
     assert told.count("budget") == 2 or "without a data cache" in done.stderr
-    assert list((here.folder / "tmp").iterdir()) == []
+    left = [path.name for path in (here.folder / "tmp").iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == []  # which torch makes as it is imported
 
 
 def test_a_root_that_is_missing_is_said_even_if_quiet(here: Site) -> None:

@@ -29,7 +29,6 @@ def undisturbed(here: Site) -> Reading:
     return reading
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("standbys", [0, 1])
 def test_workers_killed_at_every_stage_read_no_sample_again(here: Site, undisturbed: Reading, standbys: int) -> None:
     kills = [(stage, rank) for stage in STAGES for rank in (0, 2)]
@@ -40,7 +39,6 @@ def test_workers_killed_at_every_stage_read_no_sample_again(here: Site, undistur
     assert reading.again == 0
 
 
-@pytest.mark.timeout(120)
 def test_the_producer_killed_while_it_is_idle_costs_nothing(here: Site, undisturbed: Reading) -> None:
     at = ("--pause", "0.03", "--at", "3:idle", "4:kill", "20:kill")
     reading = train_cached(here, "idle", *at, steps=STEPS)
@@ -48,7 +46,6 @@ def test_the_producer_killed_while_it_is_idle_costs_nothing(here: Site, undistur
     assert reading.again == 0
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_the_producer_killed_twice_while_it_makes_a_batch(here: Site, undisturbed: Reading, workers: str) -> None:
     dies = ("--workers", workers, "--producer-dies-at", "100", "350")
@@ -57,7 +54,6 @@ def test_the_producer_killed_twice_while_it_makes_a_batch(here: Site, undisturbe
     assert 1 <= reading.again <= 2 * UNDERWAY
 
 
-@pytest.mark.timeout(120)
 def test_producer_and_workers_killed(here: Site, undisturbed: Reading) -> None:
     faults = [Fault(rank, 3 + 4 * at, STAGES[at % len(STAGES)]) for at, rank in enumerate((0, 1, 2, 0, 1, 2))]
     at = ("--pause", "0.02", "--at", "6:kill", "14:kill")
@@ -66,7 +62,6 @@ def test_producer_and_workers_killed(here: Site, undisturbed: Reading) -> None:
     assert reading.again <= 2 * UNDERWAY
 
 
-@pytest.mark.timeout(120)
 def test_a_producer_that_is_stopped_is_not_waited_for_for_long(here: Site, undisturbed: Reading) -> None:
     reading = train_cached(here, "stopped", "--at", "3:stop", steps=STEPS)
     assert_equal(reading.outcome, undisturbed.outcome, faults=0)

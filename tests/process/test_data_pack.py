@@ -15,7 +15,7 @@ import pytest
 
 from regrow.data.tokens import PackedTokens
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 SOURCE = str(Path(__file__).parents[2] / "src")
 DOCUMENTS = 240
 

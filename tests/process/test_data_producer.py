@@ -29,7 +29,6 @@ def uncached(here: Site) -> Reading:
     return reading
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("loader", ["regrow", "cached"])
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_every_sample_is_read_once_and_training_is_the_same_as_without_a_cache(
@@ -42,7 +41,6 @@ def test_every_sample_is_read_once_and_training_is_the_same_as_without_a_cache(
     assert reading.by_producer.total() >= ALL // 2, "the producer came too late to be of use"
 
 
-@pytest.mark.timeout(120)
 def test_a_job_of_one_rank_ends_as_plain_python_does(here: Site) -> None:
     reading = train_cached(here, "one", "--sample-s", "0.002", world=1)
     out = here.folder / "plain.out"
@@ -59,7 +57,6 @@ def test_a_job_of_one_rank_ends_as_plain_python_does(here: Site) -> None:
     assert reading.again == 0
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["corrupt", "truncate"])
 def test_damaged_entries_are_made_anew(here: Site, uncached: Reading, how: str) -> None:
     reading = train_cached(here, how, "--pause", "0.02", "--sample-s", "0.001", "--at", f"5:{how}")
@@ -69,7 +66,6 @@ def test_damaged_entries_are_made_anew(here: Site, uncached: Reading, how: str) 
     assert at_most - 2 * WORLD * BATCH <= reading.again <= at_most
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_an_error_of_the_data_set_ends_the_job_with_its_own_traceback(here: Site, workers: str) -> None:
     reading = train_cached(here, f"bad-{workers}", "--bad", "77", "--workers", workers)
@@ -79,7 +75,6 @@ def test_an_error_of_the_data_set_ends_the_job_with_its_own_traceback(here: Site
     assert not reading.outcome.finals
 
 
-@pytest.mark.timeout(120)
 def test_a_worker_that_takes_a_lost_ones_place_gets_the_batches_that_an_iterable_had_given(here: Site) -> None:
     kills = [Fault(rank=1, step=9, at="forward"), Fault(rank=0, step=13, at="update")]
     reading = train_cached(here, "iterable", "--loader", "iterable", "--sample-s", "0", faults=kills)

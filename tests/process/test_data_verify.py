@@ -52,7 +52,6 @@ def durable(here: Site, folder: str) -> tuple[str, ...]:
 # --- kills -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_every_sample_was_read_once_by_ranks_that_died_at_every_stage(here: Site, loader: str) -> None:
     name = f"killed-{list(LOADERS).index(loader)}"
@@ -67,7 +66,6 @@ def test_every_sample_was_read_once_by_ranks_that_died_at_every_stage(here: Site
     assert adopted or loader != "nothing logged"
 
 
-@pytest.mark.timeout(120)
 def test_a_loader_of_its_own_order_is_held_to_shares_and_digests(here: Site) -> None:
     run(here, "opaque", world=3, steps=16, faults=[Fault(1, 5, "update"), Fault(0, 9, "commit")], extra=("--opaque",))
     proof = verify(here, "opaque", code=1)
@@ -75,7 +73,6 @@ def test_a_loader_of_its_own_order_is_held_to_shares_and_digests(here: Site) -> 
     assert proof["reasons"] == ["the loader has an order of its own"]
 
 
-@pytest.mark.timeout(120)
 def test_the_lines_of_an_agent_that_was_killed_are_missed_and_not_called_wrong(here: Site) -> None:
     nodes, go_on = ("--local-nodes", "2", "--nproc-per-node", "2"), here.folder / "go-on"
     script = (str(SCRIPTS / SCRIPT), "--steps", "150", "--say-steps", "--hold", f"20:{go_on}")
@@ -95,7 +92,6 @@ def test_the_lines_of_an_agent_that_was_killed_are_missed_and_not_called_wrong(h
 # --- worlds ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
 def test_worlds_of_4_3_4_and_2_with_kills_have_read_what_the_undisturbed_run_has(here: Site, whole: str) -> None:
     parts: Sequence[tuple[str, int, int, list[Fault]]] = [
         ("a", 4, 10, [Fault(1, 3, "commit"), Fault(2, 6, "update")]),
@@ -139,13 +135,11 @@ def resume_at_six(here: Site, name: str, *extra: str) -> str:
     return name
 
 
-@pytest.mark.timeout(180)
 def test_steps_that_ran_again_have_read_the_same(here: Site, twelve: list[str]) -> None:
     proof = verify(here, *twelve, resume_at_six(here, "again"))
     assert (proof["verdict"], proof["steps"], proof["agreed"]) == ("proven", 16, 6)
 
 
-@pytest.mark.timeout(180)
 def test_a_data_set_that_was_changed_between_two_jobs_is_found(here: Site, twelve: list[str]) -> None:
     proof = verify(here, *twelve, resume_at_six(here, "perturbed", "--perturb"), code=1)
     assert (proof["verdict"], proof["causes"]) == ("wrong", {"changed the second time": 2})
@@ -154,7 +148,6 @@ def test_a_data_set_that_was_changed_between_two_jobs_is_found(here: Site, twelv
     assert found["run"] == "perturbed"
 
 
-@pytest.mark.timeout(180)
 def test_a_data_set_that_shrank_between_two_jobs_is_found(here: Site, twelve: list[str]) -> None:
     proof = verify(here, *twelve, resume_at_six(here, "shrunk", "--size", "99"), code=1)
     assert proof["verdict"] == "wrong"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.elastic import Elastic, changes
-from tests.process.launching import Site, site
+from tests.process.elastic import Elastic, assert_same, changes, final, fixed_run, losses
+from tests.process.launching import Site
 from tests.process.training import SCRIPTS, Fault, redone
 
 from regrow.observe.ledger import Ledger, read_records
@@ -18,22 +18,10 @@ STEPS = 400
 GPT = Path(__file__).parents[2] / "examples" / "elastic.py"
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as made:
-        yield made
-        made.assert_nothing_left()
-
-
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a world of one replica makes of the small training, in world-invariant mode."""
-    folder = tmp_path_factory.mktemp("fixed")
-    with site(folder) as made:
-        done = made.regrow(*_words("fixed", 1, "--invariant"))
-        assert done.returncode == 0, done.stdout + done.stderr
-        ledger = Ledger(read_records(made.home / "jobs" / "fixed"))
-        return {"losses": losses(ledger), **final(folder / "fixed.0.json")}
+    return fixed_run(tmp_path_factory.mktemp("fixed"), STEPS)
 
 
 def _words(name: str, nproc: int, *extra: str, flags: tuple[str, ...] = (), steps: int = STEPS) -> list[str]:
@@ -52,29 +40,6 @@ def training(
     words = _words("job", nproc, "--invariant", "--pace", "0.05", *extra, flags=("--replicas", "1:4", *flags))
     with here.start(*words) as job:
         yield Elastic(here, "job", job)
-
-
-def losses(ledger: Ledger) -> dict[int, float]:
-    """Step to loss: all ranks that committed it say the same."""
-    told = {step: {commit.metrics["loss"] for commit in ranks.values()} for step, ranks in ledger.commits.items()}
-    assert {step: each for step, each in told.items() if len(each) != 1} == {}
-    return {int(step): each.pop() for step, each in told.items()}
-
-
-def final(path: Path) -> dict[str, Any]:
-    """The state at the end, of one rank."""
-    told = json.loads(path.read_text())
-    return {"digest": told["digest"], "parameters": told["parameters"]}
-
-
-def assert_same(here: Site, ledger: Ledger, fixed: dict[str, Any], ranks: int) -> None:
-    """Every committed loss, and the final state of every rank, bit by bit; no step was committed twice."""
-    assert losses(ledger) == fixed["losses"]
-    finals = [final(here.folder / f"job.{rank}.json") for rank in range(ranks)]
-    assert finals == [{"digest": fixed["digest"], "parameters": fixed["parameters"]}] * ranks
-    assert redone(ledger) == []
-    assert ledger.open_incidents == {}
-    assert all(incident.steps_lost == 0 for incident in ledger.incidents)
 
 
 def test_a_run_of_1_2_4_3_2_and_4_replicas_is_bitwise_that_of_fixed_ones(here: Site, fixed: dict[str, Any]) -> None:
@@ -261,7 +226,7 @@ def test_more_replicas_than_micro_batches_are_refused(here: Site) -> None:
 
 
 def test_the_small_gpt_is_the_same_in_a_world_that_changes_and_in_fixed_ones(here: Site) -> None:
-    words = ("--steps", "60", "--invariant", "--microbatches", "4", "--batch-size", "2", "--megabytes", "0.2")
+    words = ("--steps", "120", "--invariant", "--microbatches", "4", "--batch-size", "2", "--megabytes", "0.2")
     told = {}
     for world in (1, 4):
         flags = ("--job", f"fixed{world}", "--nproc-per-node", str(world))

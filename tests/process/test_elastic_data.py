@@ -1,21 +1,11 @@
 """What a world that changes its size reads: each global batch is the same set, every sample comes once."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from tests.process.elastic import Elastic
-from tests.process.launching import Site, site
+from tests.process.launching import Site
 from tests.process.training import SCRIPTS, redone
 
 STEPS = 240
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as made:
-        yield made
-        made.assert_nothing_left()
 
 
 def _words(name: str, nproc: int, *extra: str, flags: tuple[str, ...] = ()) -> list[str]:

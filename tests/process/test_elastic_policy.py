@@ -1,11 +1,8 @@
 """A policy by the number of replicas: applied on every rank from the first step in the new world on."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from tests.process.elastic import Elastic
-from tests.process.launching import Site, site
+from tests.process.launching import Site
 
 from regrow.core.ids import StepNo
 
@@ -46,13 +43,6 @@ for step in session.steps(loader, until={STEPS}, microbatches={{1: 6, 2: 12}}):
         if not step.rehearsal and not Path("hurry").exists():
             time.sleep(0.05)
 """
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as made:
-        yield made
-        made.assert_nothing_left()
 
 
 def test_rates_settings_and_micro_batches_follow_the_world_from_its_first_step_on(here: Site) -> None:

@@ -2,13 +2,12 @@
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.process.elastic import Elastic
-from tests.process.launching import SHARED, Site, site
+from tests.process.launching import SHARED, Site
 from tests.process.test_leaks import settled
 from tests.process.training import SCRIPTS, redone
 
@@ -20,13 +19,6 @@ CALM = 2
 """How many replicas there are whenever something is measured."""
 STEPS = 2600
 SEED = 20
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as made:
-        yield made
-        made.assert_nothing_left()
 
 
 def _words(name: str, nproc: int, *extra: str, flags: tuple[str, ...] = ()) -> list[str]:

@@ -1,25 +1,13 @@
 """Changes of the world beside all else that a job can have: standbys, checkpoints, copies, comparisons."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.elastic import Elastic
-from tests.process.launching import Site, site
-from tests.process.test_elastic import assert_same, final, losses
+from tests.process.elastic import Elastic, assert_same, fixed_run
+from tests.process.launching import Site
 from tests.process.training import SCRIPTS
 
-from regrow.observe.ledger import Ledger, read_records
-
 STEPS = 300
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as made:
-        yield made
-        made.assert_nothing_left()
 
 
 def _words(name: str, *flags: str, extra: tuple[str, ...] = ()) -> list[str]:
@@ -30,12 +18,7 @@ def _words(name: str, *flags: str, extra: tuple[str, ...] = ()) -> list[str]:
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a world of one replica makes of it."""
-    folder = tmp_path_factory.mktemp("fixed")
-    with site(folder) as made:
-        done = made.regrow(*_words("fixed"))
-        assert done.returncode == 0, done.stdout + done.stderr
-        told = losses(Ledger(read_records(made.home / "jobs" / "fixed")))
-        return {"losses": told, **final(folder / "fixed.0.json")}
+    return fixed_run(tmp_path_factory.mktemp("fixed"), STEPS)
 
 
 @pytest.mark.parametrize("warmth", ["built", "imports"])

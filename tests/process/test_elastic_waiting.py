@@ -5,13 +5,11 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.elastic import Elastic, changes
-from tests.process.launching import Running, Site, site
-from tests.process.test_elastic import assert_same, final, losses
+from tests.process.elastic import Elastic, assert_same, changes, final, fixed_run, losses
+from tests.process.launching import Running, Site
 from tests.process.training import SCRIPTS
 
 from regrow.observe.ledger import Ledger, read_records
@@ -20,22 +18,10 @@ STEPS = 300
 SCRIPT = (str(SCRIPTS / "train_micro.py"), "--steps", str(STEPS), "--invariant", "--out", "job.out")
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as made:
-        yield made
-        made.assert_nothing_left()
-
-
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a world of one replica makes of it."""
-    folder = tmp_path_factory.mktemp("fixed")
-    with site(folder) as made:
-        done = made.regrow("run", "--job", "fixed", *SCRIPT)
-        assert done.returncode == 0, done.stdout + done.stderr
-        ledger = Ledger(read_records(made.home / "jobs" / "fixed"))
-        return {"losses": losses(ledger), **final(folder / "job.0.json")}
+    return fixed_run(tmp_path_factory.mktemp("fixed"), STEPS)
 
 
 @contextmanager

@@ -17,8 +17,10 @@ from torch import nn
 
 from regrow.core.errors import GenerationHalted, HydrationError, StateError
 from regrow.core.ids import NO_STATE, Generation, StepNo
+from regrow.core.wire import connect
 from regrow.hydration.client import Hydration, receive
 from regrow.hydration.inventory import Inventory, TensorEntry
+from regrow.hydration.messages import AskState, receiver_side
 from regrow.hydration.server import HydrationServer
 from regrow.train.protect import ProtectedState
 
@@ -512,3 +514,26 @@ def test_a_model_that_does_not_fit_is_a_state_error_and_is_not_touched(local: An
         hydrate(other, [server.endpoint], step=0)
     assert other.digest() == before
     assert other.state_at == NO_STATE
+
+
+def test_a_stranger_is_not_listened_to_for_long(tmp_path: Path) -> None:
+    server = HydrationServer(Tensors(big(1)), token=TOKEN, socket_dir=tmp_path)
+    with server, connect(server.endpoint) as stranger:
+        stranger.sendall((1 << 20).to_bytes(4, "big") + bytes(100))
+        stranger.settimeout(5.0)
+        with contextlib.suppress(ConnectionError):
+            assert stranger.recv(1) == b"", "no frame so long is read before the token is known"
+
+
+def test_a_reader_that_has_hung_up_while_it_waited_keeps_no_thread(tmp_path: Path) -> None:
+    with HydrationServer(Tensors(big(1)), token=TOKEN, socket_dir=tmp_path) as server:
+        before = threading.active_count()
+        with connect(server.endpoint) as reader:
+            ask = AskState(token=TOKEN, generation=Generation(7), step=StepNo(3), patience=500.0)
+            reader.sendall(receiver_side.frame(ask))
+            while threading.active_count() <= before:
+                time.sleep(0.01)
+        deadline = time.monotonic() + 10.0
+        while threading.active_count() > before:
+            assert time.monotonic() < deadline, "its thread still waits"
+            time.sleep(0.05)

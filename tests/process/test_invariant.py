@@ -41,7 +41,6 @@ def alone(here: Site) -> Outcome:
     return run(here, "alone", 1, "--mode", "plain", *INVARIANT)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_loss_and_the_final_state_are_the_same_in_any_world(here: Site, alone: Outcome, world: int) -> None:
     outcome = run(here, f"ddp-{world}", world, *INVARIANT)
@@ -56,7 +55,6 @@ def test_the_default_mode_is_equal_only_nearly(here: Site, alone: Outcome) -> No
     assert state(outcome) != state(alone)
 
 
-@pytest.mark.timeout(180)
 def test_hsdp_over_its_replicate_dimension(here: Site) -> None:
     one, two, three = (
         run(here, f"hsdp-{replicas}", 2 * replicas, "--mode", "hsdp", *INVARIANT) for replicas in (1, 2, 3)
@@ -68,7 +66,6 @@ def test_hsdp_over_its_replicate_dimension(here: Site) -> None:
     assert state(one) == state(two) == state(three)
 
 
-@pytest.mark.timeout(180)
 def test_kills_change_no_bit(here: Site, alone: Outcome) -> None:
     faults = [Fault(0, 3, "forward"), Fault(2, 6, "reduce"), Fault(1, 9, "update"), Fault(0, 12, "commit")]
     outcome = run(here, "killed", 3, *INVARIANT, "--die", "1:5:1", flags=("--standby", "1"), faults=faults)
@@ -79,7 +76,6 @@ def test_kills_change_no_bit(here: Site, alone: Outcome) -> None:
     assert state(outcome) == state(alone)
 
 
-@pytest.mark.timeout(180)
 def test_kills_in_a_sharded_world_change_no_bit(here: Site) -> None:
     undisturbed = run(here, "hsdp-undisturbed", 4, "--mode", "hsdp", *INVARIANT)
     faults = [Fault(0, 6, "reduce"), Fault(3, 9, "vote"), Fault(2, 12, "backward")]

@@ -67,7 +67,6 @@ def wait_for_incidents(site: Site, running: Running, count: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.timeout(240)
 def test_a_hundred_faults_leave_no_trace_in_survivors_and_agent(here: Site) -> None:
     plan = here.folder / "plan.toml"
     # A quiet stretch after the first faults and one at the end, to look at. Rank 0 is spared, so that one worker lives
@@ -83,7 +82,6 @@ def test_a_hundred_faults_leave_no_trace_in_survivors_and_agent(here: Site) -> N
     ]
     plan.write_text("\n".join(fault.toml() for fault in faults))
     script = (str(SCRIPTS / "train_small.py"), "--steps", str(3 * FAULTS + 2 * QUIET_STEPS), "--pause", "0.01")
-    shared_before = set(Path("/dev/shm").iterdir())
     with here.start(
         "run", "--job", "long", "--nproc-per-node", "3", "--max-faults", "1000", "--fault-plan", str(plan), *script
     ) as running:
@@ -101,7 +99,7 @@ def test_a_hundred_faults_leave_no_trace_in_survivors_and_agent(here: Site) -> N
         wait_for_incidents(here, running, FAULTS)
         after, processes_after = settled(pids), len(launcher.children(recursive=True))
         assert running.wait() == 0, running.output
-    assert set(Path("/dev/shm").iterdir()) <= shared_before
+    assert here.caches() == []
     assert processes_after <= processes_before
     for name in pids:
         assert after[name].descriptors <= before[name].descriptors, (name, before, after)

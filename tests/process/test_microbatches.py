@@ -46,7 +46,6 @@ def alone(here: Site) -> Outcome:
     return run(here, "alone", 1, "--mode", "plain", *EXACT)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("mode", "world", "microbatches"),
     [("ddp", 1, 8), ("ddp", 2, 8), ("ddp", 3, 8), ("ddp", 4, 8), ("hsdp", 4, 4), ("hsdp", 6, 4), ("fsdp2", 2, 4)],
@@ -87,7 +86,6 @@ def test_shards_are_reduced_once_a_step(here: Site) -> None:
         assert counts == [step[kind] for step in collectives(here, "hsdp-once")]
 
 
-@pytest.mark.timeout(180)
 def test_kills_in_the_middle_of_a_step_change_no_bit(here: Site) -> None:
     more = ("--microbatches", "8", "--loader-workers", "1")
     undisturbed = run(here, "undisturbed", 3, *more)

@@ -68,7 +68,6 @@ def every_stage_and_rank() -> list[Fault]:
     return [Fault((at * 3) % WORLD, 2 + 4 * at, stage) for at, stage in enumerate(STAGES)]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", REPLICATED)
 def test_any_rank_killed_at_every_stage(here: Site, undisturbed: Reference, mode: str) -> None:
     reference, faults = undisturbed(mode), every_stage_and_rank()
@@ -78,7 +77,6 @@ def test_any_rank_killed_at_every_stage(here: Site, undisturbed: Reference, mode
     assert disk.reads == {}
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", REPLICATED)
 def test_killed_twice_in_a_row_and_during_a_recovery(here: Site, undisturbed: Reference, mode: str) -> None:
     faults = [
@@ -94,7 +92,6 @@ def test_killed_twice_in_a_row_and_during_a_recovery(here: Site, undisturbed: Re
     assert_equal(run(here, f"{mode}-again", mode, faults=faults), undisturbed(mode), faults=len(faults))
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", REPLICATED)
 def test_survivors_roll_forward_a_step_that_another_has_committed(
     here: Site, undisturbed: Reference, mode: str
@@ -112,7 +109,6 @@ def test_survivors_roll_forward_a_step_that_another_has_committed(
     assert [incident.steps_lost for incident in outcome.ledger.incidents] == [0] * len(outcome.ledger.incidents)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("mode", REPLICATED)
 def test_each_rank_has_a_standby_of_its_own(here: Site, undisturbed: Reference, mode: str) -> None:
     faults = [Fault(rank, 8 + 6 * rank, "reduce") for rank in range(WORLD)]
@@ -124,7 +120,6 @@ def test_each_rank_has_a_standby_of_its_own(here: Site, undisturbed: Reference, 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "more", [("--clip",), ("--checkpoint-activations",), pytest.param(("--compile",), marks=needs_compiler)]
 )
@@ -133,7 +128,6 @@ def test_clipping_recomputation_and_compiled_blocks(here: Site, undisturbed: Ref
     assert_equal(run(here, f"hsdp{more[0]}", "hsdp", faults=faults, more=more), reference, faults=len(faults))
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("mode", ["fsdp2", "tp_dp"])
 def test_shards_without_a_replica_come_from_copies(here: Site, undisturbed: Reference, mode: str, every: int) -> None:
@@ -147,7 +141,6 @@ def test_shards_without_a_replica_come_from_copies(here: Site, undisturbed: Refe
     assert disk.reads == {}
 
 
-@pytest.mark.timeout(180)
 def test_killed_again_while_going_back(here: Site, undisturbed: Reference) -> None:
     faults = [
         Fault(2, 9, "backward"),
@@ -161,7 +154,6 @@ def test_killed_again_while_going_back(here: Site, undisturbed: Reference) -> No
     assert_equal(outcome, undisturbed("fsdp2"), faults=len(faults), lost=3)
 
 
-@pytest.mark.timeout(120)
 def test_the_last_copy_of_a_shard_lost_without_a_checkpoint_ends_the_job(here: Site) -> None:
     outcome = run(here, "fsdp2-nothing", "fsdp2", faults=[Fault(2, 5, "backward")])
     assert outcome.code == 1

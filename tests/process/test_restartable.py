@@ -32,7 +32,6 @@ def undisturbed(here: Site) -> dict[str, Outcome]:
     return outcomes
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("standbys", ["0", "1"])
 def test_an_evaluation_between_steps_goes_through_the_death_of_any_rank(
     here: Site, undisturbed: dict[str, Outcome], standbys: str
@@ -42,7 +41,6 @@ def test_an_evaluation_between_steps_goes_through_the_death_of_any_rank(
     assert_equal(outcome, undisturbed["between"], faults=len(faults))
 
 
-@pytest.mark.timeout(120)
 def test_evaluations_and_steps_take_turns_at_dying(here: Site, undisturbed: dict[str, Outcome]) -> None:
     faults = [
         Fault(1, 3, "between"),
@@ -57,7 +55,6 @@ def test_evaluations_and_steps_take_turns_at_dying(here: Site, undisturbed: dict
     assert_equal(outcome, undisturbed["between"], faults=len(faults))
 
 
-@pytest.mark.timeout(120)
 def test_a_training_with_a_loop_of_its_own_is_called_again(here: Site, undisturbed: dict[str, Outcome]) -> None:
     stages = ("forward", "backward", "reduce", "update", "commit")
     faults = [Fault(at % WORLD, 2 + 4 * at, stage) for at, stage in enumerate(stages)]
@@ -65,7 +62,6 @@ def test_a_training_with_a_loop_of_its_own_is_called_again(here: Site, undisturb
     assert_equal(outcome, undisturbed["training"], faults=len(faults))
 
 
-@pytest.mark.timeout(120)
 def test_an_unwrapped_collective_that_fails_between_steps_is_named(here: Site) -> None:
     outcome = run(here, "unwrapped", "unwrapped")
     assert outcome.code == 1

@@ -54,7 +54,6 @@ def outcome_of(here: Site, name: str, job: Running) -> Outcome:
     return Outcome(code, job.output, Ledger(read_records(here.home / "jobs" / name)), finals)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("nodes", [("node1",), ("node0",), ("node1", "node0", "node1")])
 def test_a_lost_node_costs_a_few_steps_and_no_disk(here: Site, undisturbed: Outcome, nodes: tuple[str, ...]) -> None:
     name, folder = f"lost-{len(nodes)}-{nodes[0]}", here.folder / f"{nodes[0]}-{len(nodes)}.checkpoints"
@@ -75,7 +74,6 @@ def test_a_lost_node_costs_a_few_steps_and_no_disk(here: Site, undisturbed: Outc
     assert all(incident.steps_lost <= EVERY for incident in outcome.ledger.incidents)
 
 
-@pytest.mark.timeout(120)
 def test_a_lost_shard_with_a_durable_checkpoint_starts_again_from_it(here: Site, undisturbed: Outcome) -> None:
     """No copies are kept, so the last resort is used, and says which ranks' state is gone."""
     folder = here.folder / "durable.checkpoints"

@@ -90,6 +90,7 @@ def assert_equal(
     assert {at: loss for at, loss in disturbed.losses.items() if undisturbed.losses.get(at) != loss} == {}
     assert redone(disturbed.ledger) == []
     assert disturbed.ledger.open_incidents == {}
+    assert [found.text for found in disturbed.ledger.divergences] == []
     if lost is not None:
         assert all(incident.steps_lost <= lost for incident in disturbed.ledger.incidents)
         return

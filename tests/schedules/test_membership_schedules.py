@@ -142,7 +142,7 @@ def run_world(facts: JobFacts, script: Script, weather: Weather, plan: list[Stri
 survivable = (
     jobs(durable=True, max_restarts=None),
     fair,
-    strikes(["kill", "body", "body", "hang", "stall"], [*MOMENTS, *IN_STEP, None]),
+    strikes(["kill", "body", "body", "hang", "stall", "slow", "slow"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 
@@ -156,7 +156,7 @@ anything = (
         leaves=st.sampled_from([None, None, None, (Rank(0), StepNo(3))]),
     ),
     foul,
-    strikes(["kill", "hang", "stall", "raise", "body", "exit"], [*MOMENTS, *IN_STEP, None]),
+    strikes(["kill", "hang", "stall", "slow", "raise", "body", "exit"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 plain = (

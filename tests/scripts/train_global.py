@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import torch
+from pacing import pause  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -54,8 +55,8 @@ loader = (
 )
 held, _, until = args.hold.partition(":")
 for step in session.steps(loader, until=args.steps):
-    if args.pace and not step.rehearsal and not Path("hurry").exists():
-        time.sleep(args.pace)
+    if not step.rehearsal:
+        pause(args.pace, step.number, args.steps)
     with step as (x, y):
         while held == str(step.number) and not step.rehearsal and not Path(until).exists():
             time.sleep(0.005)

@@ -8,13 +8,13 @@ import json
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from pacing import pause  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -174,8 +174,8 @@ def main() -> None:
             step.log(norm=float(norm.full_tensor() if is_distributed(norm) else norm))  # type: ignore[attr-defined]
             optimizer.step()
             scheduler.step()
-        if args.pace and not step.rehearsal and not Path("hurry").exists():
-            time.sleep(args.pace)
+        if not step.rehearsal:
+            pause(args.pace, step.number, args.steps)
         if step.committed:
             per_step.append(dict(calls))
             losses.append(step.numbers()["loss"])

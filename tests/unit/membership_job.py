@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from regrow.core.board import Phase
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import (
     ErrorReport,
@@ -12,6 +13,7 @@ from regrow.core.messages import (
     FormGeneration,
     JobFacts,
     NodeJoined,
+    NodeSeen,
     TimeAdvanced,
     Warmth,
     WorkerCommitted,
@@ -19,10 +21,10 @@ from regrow.core.messages import (
     WorkerFaulted,
     WorkerFinished,
     WorkerHalted,
-    WorkerHung,
     WorkerReady,
     WorkerResumed,
 )
+from regrow.core.sights import WorkerSight
 from regrow.membership.machine import Command, EndJob, Membership
 
 T = TypeVar("T")
@@ -40,6 +42,7 @@ class Job:
         nodes: int = 1,
         slots: int | None = None,
         doors: Sequence[str] = (),
+        resume: bool = False,
         **changes: Any,
     ) -> None:
         fields: dict[str, Any] = {
@@ -54,7 +57,7 @@ class Job:
             "durable": False,
         }
         self.now: Instant = 100.0
-        self.machine = Membership(JobFacts(**{**fields, **changes}), faults or [])
+        self.machine = Membership(JobFacts(**{**fields, **changes}), faults or [], resume)
         self.said: list[Command] = []
         for index in range(nodes):
             door = doors[index] if doors else ""
@@ -79,8 +82,8 @@ class Job:
     def standby(self) -> WorkerId:
         return self.machine.roster.standbys()[0].worker
 
-    def ready(self, worker: WorkerId, state: int = NO_STATE, layout: str = "same") -> list[Command]:
-        return self.tell(WorkerReady(worker, StepNo(state), f"at {worker}", layout))
+    def ready(self, worker: WorkerId, state: int = NO_STATE, layout: str = "same", **more: Any) -> list[Command]:
+        return self.tell(WorkerReady(worker, StepNo(state), f"at {worker}", layout, **more))
 
     def halted(self, rank: int, state: int, generation: Generation | None = None) -> list[Command]:
         return self.tell(WorkerHalted(self.of(rank), generation or self.machine.generation, StepNo(state)))
@@ -97,8 +100,23 @@ class Job:
     ) -> list[Command]:
         return self.tell(WorkerFaulted(self.of(rank), self.machine.generation, StepNo(step), kind, error))
 
-    def hung(self, rank: int, step: int) -> list[Command]:
-        return self.tell(WorkerHung(self.of(rank), self.machine.generation, StepNo(step), 30.0, 30.0, "a hang"))
+    def hung(self, rank: int, step: int, **what: Any) -> list[Command]:
+        """All agents look, twice: all others wait for `rank`, which stands still for longer than any bound."""
+        self.now += 5000.0
+        said: list[Command] = []
+        for _ in range(2):
+            sights = [self.sight(r, step, **(what if r == rank else {"waits": True, "calls": 1})) for r in self.ranks]
+            said += self.tell(NodeSeen(NodeId("n0"), sights), after=2.0)
+        return said
+
+    def sight(self, rank: int, step: int, **what: Any) -> WorkerSight:
+        """What is seen of a rank that stands still, in a step unless `what` says otherwise."""
+        fields: dict[str, Any] = {"calls": 0, "phase": Phase.COMPUTING, "seconds": 4000.0, **what}
+        return WorkerSight(self.of(rank), self.machine.generation, StepNo(step), **fields)
+
+    def seen(self, *sights: WorkerSight) -> list[Command]:
+        """An agent looks twice."""
+        return [command for _ in range(2) for command in self.tell(NodeSeen(NodeId("n0"), list(sights)), after=1.0)]
 
     def finished(self, rank: int, state: int) -> list[Command]:
         return self.tell(WorkerFinished(self.of(rank), self.machine.generation, StepNo(state)))

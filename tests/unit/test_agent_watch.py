@@ -1,91 +1,107 @@
-from regrow.agent.watch import Sight, Watcher, decide
-from regrow.core.board import Phase, Reading
-from regrow.core.ids import WorkerId
+from typing import Any
+
+import pytest
+
+from regrow.agent.evidence import Evidence
+from regrow.agent.watch import Board, Watcher
+from regrow.core.board import Flight, Phase, Reading
+from regrow.core.ids import NodeId, WorkerId
+from regrow.core.sights import NodeSeen, WorkerSight
+
+A, B = WorkerId("a"), WorkerId("b")
 
 
-def sight(worker: str, *, since: float = 0.0, step: int = 7, calls: int = 0, phase: Phase = Phase.COMPUTING) -> Sight:
-    return Sight(WorkerId(worker), Reading(beats=1, step=step, calls=calls, generation=1, phase=phase), since)
+class Bench:
+    """A watcher whose clock, boards and kernel a test plays."""
+
+    def __init__(self, bound: float = 20.0) -> None:
+        self.kernel: dict[WorkerId, Evidence] = {A: Evidence("S", 1.0), B: Evidence("S", 1.0)}
+        self.boards = {A: board(), B: board()}
+        self.watcher = Watcher(NodeId("n"), bound, lambda: self.kernel)
+        self.now = 100.0
+
+    def look(self, after: float = 0.25) -> NodeSeen | None:
+        self.now += after
+        return self.watcher.look(self.boards, self.now, interval=0.25)
+
+    def until(self, seconds: float) -> list[NodeSeen]:
+        """Looks as an agent does; what it tells."""
+        end, told = self.now + seconds, []
+        while self.now < end:
+            if (seen := self.look()) is not None:
+                told.append(seen)
+        return told
+
+    def sight(self, worker: WorkerId = A, seconds: float = 8.0) -> WorkerSight:
+        return next(sight for sight in self.until(seconds)[-1].sights if sight.worker == worker)
 
 
-def culprits(*sights: Sight, now: float = 100.0) -> list[str]:
-    return [found.worker for found in decide(sights, bound=30.0, now=now)]
+def board(beats: int = 1, *, step: int = 7, calls: int = 2, phase: Phase = Phase.COMPUTING, **flight: Any) -> Board:
+    return Board(Reading(beats, step, calls, 1, phase), Flight(flight.get("number", 0), flight.get("oldest", "")))
 
 
-def test_whoever_issued_the_fewest_collectives_keeps_the_others_waiting() -> None:
-    assert culprits(sight("a", calls=4), sight("b", calls=3), sight("c", calls=4)) == ["b"]
+def test_nothing_is_told_of_workers_that_go_on() -> None:
+    bench = Bench()
+    for beats in range(40):
+        bench.boards = {A: board(beats), B: board(beats)}
+        assert bench.look() is None
 
 
-def test_whoever_is_a_step_behind_is_the_culprit_though_it_issued_more_collectives() -> None:
-    assert culprits(sight("a", step=8, calls=1), sight("b", step=7, calls=9)) == ["b"]
+def test_all_workers_are_told_of_while_one_stands_still_and_once_after_that() -> None:
+    bench = Bench()
+    for beats in range(28):
+        bench.boards[B] = board(beats)
+        told = bench.look()
+        assert told is None or {sight.worker for sight in told.sights} == {A, B}
+    (still, moves) = told.sights if told is not None else bench.until(2.5)[-1].sights
+    assert still.seconds > 5.0 and moves.seconds < 3.0
+    bench.boards = {A: board(90), B: board(90)}
+    assert bench.look() is not None
+    assert bench.look() is None
 
 
-def test_nobody_hangs_within_the_bound() -> None:
-    assert culprits(sight("a", since=80.0), sight("b", since=75.0)) == []
+def test_a_pause_of_the_agent_is_held_against_nobody() -> None:
+    bench = Bench()
+    bench.until(3.0)
+    assert bench.look(after=60.0) is None
+    assert bench.sight(seconds=6.0).seconds < 10.0
 
 
-def test_a_waiting_worker_is_not_blamed_while_the_one_it_waits_for_still_moves() -> None:
-    assert culprits(sight("a", calls=4), sight("b", calls=3, since=95.0)) == []
+def test_who_is_stopped_is_told_so() -> None:
+    bench = Bench()
+    bench.kernel[A] = Evidence("T", 1.0)
+    seen = bench.sight()
+    assert (seen.stopped, seen.busy) == (True, False)
 
 
-def test_a_worker_that_evaluates_between_steps_is_waited_for() -> None:
-    assert culprits(sight("a", step=8), sight("b", step=7, phase=Phase.OUTSIDE)) == []
+@pytest.mark.parametrize("state", ["R", "D"])
+def test_who_runs_or_waits_for_a_disk_is_busy(state: str) -> None:
+    bench = Bench()
+    bench.kernel[A] = Evidence(state, 1.0)
+    assert bench.sight().busy
 
 
-def test_workers_that_recover_or_build_are_not_watched() -> None:
-    assert (
-        culprits(*(sight(phase.name, phase=phase) for phase in (Phase.BUILDING, Phase.RECOVERING, Phase.WAITING))) == []
-    )
+def test_who_uses_the_processor_is_busy_and_who_naps_is_not() -> None:
+    bench = Bench()
+    told: list[NodeSeen] = []
+    for tick in range(80):
+        bench.kernel = {A: Evidence("S", 1.0 + 0.2 * tick), B: Evidence("S", 1.0 + 0.001 * tick)}
+        told += [seen] if (seen := bench.look()) is not None else []
+    computing, napping = told[-1].sights
+    assert (computing.busy, napping.busy) == (True, False)
 
 
-def test_a_stopped_process_is_the_culprit_though_it_is_ahead() -> None:
-    stopped = sight("a", calls=9)._replace(stopped=True)
-    assert culprits(stopped, sight("b", calls=1)) == ["a"]
+def test_who_waits_in_a_collective_is_told_with_its_name() -> None:
+    bench = Bench()
+    bench.boards = {A: board(number=2, oldest="allreduce on w"), B: board(number=-1)}
+    seen = bench.until(8.0)[-1]
+    waits, unknown = seen.sights
+    assert (waits.waits, waits.awaits) == (True, "allreduce on w")
+    assert unknown.waits is None, "on a GPU that cannot be seen"
 
 
-def test_a_process_that_is_stopped_while_it_receives_state_hangs() -> None:
-    stopped = sight("a", phase=Phase.RECOVERING)._replace(stopped=True)
-    assert culprits(stopped, sight("b", calls=1)) == ["a"]
-    assert culprits(stopped._replace(since=80.0)) == []
-
-
-def test_all_that_are_equally_far_behind_are_named() -> None:
-    assert culprits(sight("a", calls=3), sight("b", calls=3), sight("c", calls=4)) == ["a", "b"]
-
-
-def test_a_standstill_is_told_again_after_every_further_bound() -> None:
-    watcher = Watcher(timeout=10.0)
-    reading = Reading(beats=5, step=3, calls=2, generation=1, phase=Phase.DATA)
-    told = []
-    for now in (0.0, 11.0, 15.0, 20.5, 21.0, 22.0, 30.9, 31.5):
-        told += [now for _ in watcher.news(watcher.look({WorkerId("a"): reading}, now), now)]
-    assert told == [11.0, 21.0, 31.5]
-
-
-def test_a_standstill_is_told_once_and_again_after_it_moved() -> None:
-    watcher = Watcher(timeout=10.0)
-    reading = Reading(beats=5, step=3, calls=2, generation=1, phase=Phase.DATA)
-    moved = reading._replace(beats=6)
-    worker = WorkerId("a")
-    told = []
-    for now, shown in ((0.0, reading), (11.0, reading), (12.0, reading), (13.0, moved), (24.0, moved)):
-        told.append([fact.step for fact in watcher.news(watcher.look({worker: shown}, now), now)])
-    assert told == [[], [3], [], [], [3]]
-
-
-def test_the_bound_follows_the_longest_recent_step_but_not_below_half_a_minute() -> None:
-    watcher = Watcher(timeout=None)
-    assert watcher.bound == 30.0
-    watcher.step_took(8.0)
-    assert watcher.bound == 80.0
-    for _ in range(50):
-        watcher.step_took(0.1)
-    assert watcher.bound == 30.0
-
-
-def test_what_is_told_says_where_and_for_how_long() -> None:
-    watcher = Watcher(timeout=10.0)
-    reading = Reading(beats=5, step=3, calls=2, generation=4, phase=Phase.UPDATING)
-    watcher.look({WorkerId("a"): reading}, 0.0)
-    (fact,) = watcher.news(watcher.look({WorkerId("a"): reading}, 12.0), 12.0)
-    assert (fact.generation, fact.seconds, fact.bound) == (4, 12.0, 10.0)
-    assert "updating of step 3, after 2 collectives" in fact.detail
+def test_the_longest_of_the_last_fifty_steps_is_told() -> None:
+    bench = Bench()
+    for seconds in (20.0, *[0.5] * 30, 7.0, *[0.5] * 40):
+        bench.watcher.step_took(seconds)
+    assert bench.until(8.0)[-1].longest == 7.0

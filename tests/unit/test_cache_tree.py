@@ -1,5 +1,6 @@
 """A batch comes out of the cache as it went in: the same types, the same bits."""
 
+import contextlib
 import math
 import struct
 from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
@@ -390,12 +391,16 @@ def test_a_tree_cannot_name_just_any_callable(name: str) -> None:
 
 
 @given(junk=st.binary(max_size=40))
-def test_junk_is_no_tree(junk: bytes) -> None:
-    try:
+def test_junk_raises_nothing_but_what_callers_expect(junk: bytes) -> None:
+    with contextlib.suppress(ValueError, NotCacheable):  # some few bytes are the tree of some plain value
         from_tree(junk, bytearray(64), 0)
-    except (ValueError, NotCacheable):
-        return
-    # Some few bytes are the tree of some plain value.
+
+
+def test_every_cut_of_a_tree_is_refused() -> None:
+    whole = to_tree({"a": [1, 2.5, "text", None], "b": (True, 7)})[0]
+    for size in range(len(whole)):
+        with pytest.raises(ValueError):
+            from_tree(whole[:size], bytearray(64), 0)
 
 
 @pytest.mark.parametrize("at", [-1, 1 << 40])

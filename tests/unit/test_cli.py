@@ -82,7 +82,12 @@ def test_our_own_flags_reach_the_plan(planned: list[JobPlan], home: Path) -> Non
     assert (facts.job, facts.standbys, facts.warmth, facts.max_faults, facts.window) == ("mine", 2, "built", 7, 7200.0)
     assert [(fault.rank, fault.step) for fault in plan.faults] == [(3, 9)]
     assert (plan.checkpoint_dir, plan.facts.checkpoint_every) == (str(home / "ck"), 300.0)
-    assert (plan.hang_timeout, plan.preload, plan.resume, plan.quiet) == (40.0, ["json", "email.mime"], True, True)
+    assert (plan.facts.hang_timeout, plan.preload, plan.resume, plan.quiet) == (
+        40.0,
+        ["json", "email.mime"],
+        True,
+        True,
+    )
 
 
 def test_flags_about_nodes_reach_the_plan(planned: list[JobPlan]) -> None:

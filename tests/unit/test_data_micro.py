@@ -123,7 +123,6 @@ def test_a_step_that_runs_again_gets_what_it_had_and_the_rest(opened: Any) -> No
     ]
 
 
-@pytest.mark.timeout(60)
 def test_loader_workers_run_ahead_and_are_started_once(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     real = torch.multiprocessing.get_context().Process

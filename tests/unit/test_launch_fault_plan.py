@@ -57,7 +57,7 @@ def test_the_same_seed_draws_the_same_faults_and_another_seed_others() -> None:
         ("[[fault]]\nrank = -1\nstep = 1", "rank = -1 is out of range"),
         ("[[fault]]\nrank = true\nstep = 1", "rank = True is not a whole number"),
         ("[[fault]]\nrank = 1", "step is missing"),
-        ('[[fault]]\nrank = 1\nstep = 1\nat = "lunch"', "one of now, data, forward"),
+        ('[[fault]]\nrank = 1\nstep = 1\nat = "lunch"', "one of now, data, begin, forward"),
         ('[[fault]]\nrank = 1\nstep = 1\nhow = "politely"', "one of sigkill"),
         ("[[fault]]\nrank = 1\nstep = 1\nwhen = 3", "unknown key 'when'"),
         ("[random]\nseed = 1", "random: count is missing"),

@@ -36,7 +36,7 @@ def test_nproc_is_a_number_or_what_the_machine_has(text: str, gpus: int, ranks: 
 
 def test_durations_and_warmth_are_read() -> None:
     made = plan(window="30min", checkpoint_every="90s", checkpoint_dir="/ck", hang_timeout="2m", warmth="built")
-    assert (made.facts.window, made.facts.checkpoint_every, made.hang_timeout) == (1800.0, 90.0, 120.0)
+    assert (made.facts.window, made.facts.checkpoint_every, made.facts.hang_timeout) == (1800.0, 90.0, 120.0)
     assert made.facts.warmth is Warmth.BUILT
     assert made.facts.durable
 

@@ -2,24 +2,30 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.membership_job import Job, form
 
-from regrow.core.events import GenerationFormed, IncidentClosed, IncidentOpened
+from regrow.core.board import Phase
+from regrow.core.events import GenerationFormed, IncidentClosed, IncidentOpened, Noted
 from regrow.core.ids import Generation, NodeId, StepNo
 from regrow.core.messages import (
     ErrorReport,
     FenceWorker,
     NodeJoined,
     NodeProgress,
+    NodeSeen,
+    ProveAlive,
     TimeAdvanced,
+    WorkerAlive,
     WorkerCommitted,
     WorkerHalted,
-    WorkerHung,
     WorkerStarted,
 )
 from regrow.membership.machine import Command
+from regrow.membership.states import Mending
 
 # --- what is stale, late, or never comes ----------------------------------------------------------------------------
 
@@ -37,18 +43,84 @@ def test_what_is_said_of_an_older_generation_is_not_heard() -> None:
     assert (job.machine.generation, type(job.machine.state).__name__) == (2, "Mending")
 
 
-def test_who_does_not_answer_the_halt_is_fenced_and_replaced() -> None:
+def halt_over(job: Job, silent: int, **what: Any) -> None:
+    """Time passes, and agents look at a rank that does not answer the halt."""
+    for _ in range(8):
+        job.now += 20.0
+        job.tell(NodeSeen(NodeId("n0"), [job.sight(silent, 5, **what)]))
+        if job.all(FenceWorker) or not isinstance(job.machine.state, Mending):
+            return
+        job.wait()
+
+
+def test_who_hangs_and_does_not_answer_the_halt_is_fenced_and_replaced() -> None:
     job = Job(3).trained(4)
     job.exited(job.of(1))
     job.halted(0, 5)
     job.ready(job.of(1))
     silent = job.of(2)
-    job.wait()
+    halt_over(job, 2)
     assert (job.last(FenceWorker).worker, job.last(FenceWorker).dump_stacks) == (silent, True)
     assert job.of(2) != silent
     job.ready(job.of(2))
     assert form(job).holders == [0]
     assert silent not in {m.worker for m in form(job).members}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [{"busy": True}, {"phase": Phase.OUTSIDE}, {"phase": Phase.REGION}, {"seconds": 60.0}, {"phase": Phase.DATA}],
+    ids=["it computes", "between two steps", "in a restartable function", "it has only begun", "it reads its batch"],
+)
+def test_who_is_only_slow_to_answer_the_halt_is_waited_for(what: dict[str, Any]) -> None:
+    job = Job(3).trained(4)
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    job.ready(job.of(1))
+    halt_over(job, 2, **{"seconds": 170.0, **what})
+    assert not job.all(FenceWorker)
+    job.halted(2, 5)
+    assert form(job).generation == 2, "and then all go on"
+    assert len(job.all(IncidentOpened)) == 1
+
+
+def test_of_whom_nothing_is_seen_is_waited_for_for_half_an_hour() -> None:
+    job = Job(2).trained(4)
+    job.exited(job.of(1))
+    job.ready(job.of(1))
+    begun = job.now
+    while not job.all(FenceWorker):
+        job.wait()
+    assert 1790.0 < job.now - begun < 1900.0
+
+
+def test_the_last_that_has_the_state_is_not_ended_on_suspicion() -> None:
+    job = Job(2).trained(4)
+    job.exited(job.of(1))
+    job.ready(job.of(1))
+    halt_over(job, 0, seconds=900.0)
+    assert not job.all(FenceWorker)
+    job.halted(0, 5)
+    assert form(job).holders == [0]
+
+
+def test_no_generation_is_formed_before_every_script_has_come_to_where_it_waits() -> None:
+    job = Job(3).trained(4)
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    job.ready(job.of(1))
+    away = WorkerHalted(job.of(2), Generation(1), StepNo(5), stands=False)
+    job.tell(away)
+    assert form(job).generation == 1
+    for _ in range(20):
+        job.tell(NodeSeen(NodeId("n0"), [job.sight(2, 5, phase=Phase.OUTSIDE, seconds=200.0)]))
+        job.wait()
+    assert form(job).generation == 1 and not job.all(FenceWorker)
+    assert [note.text for note in job.all(Noted) if "waits" in note.text], "which is said"
+    job.tell(msgspec.structs.replace(away, stands=True))
+    assert form(job).generation == 2
+    job.joined().stepped(5)
+    assert job.last(IncidentClosed).faults == 1
 
 
 def test_who_was_fenced_is_not_heard_any_more() -> None:
@@ -71,7 +143,7 @@ def test_a_worker_that_hangs_while_groups_form_is_found_by_the_halt_that_follows
     job.halted(0, 0)
     job.halted(2, 0)
     culprit = job.of(1)
-    job.wait()
+    halt_over(job, 1)
     assert [fence.worker for fence in job.all(FenceWorker)] == [culprit]
 
 
@@ -84,28 +156,43 @@ def test_who_alone_does_not_reach_its_new_groups_is_fenced() -> None:
     assert [fence.worker for fence in job.all(FenceWorker)] == [late]
 
 
-def test_who_hangs_in_a_body_while_another_thread_answers_the_halt_is_fenced() -> None:
+def test_who_hangs_while_another_thread_answers_the_halt_is_fenced() -> None:
     job = Job(3).trained(4)
     job.exited(job.of(1))
     job.halted(0, 5)
-    job.halted(2, 5)
+    job.tell(WorkerHalted(job.of(2), Generation(1), StepNo(5), stands=False))
     job.ready(job.of(1))
     stuck = job.of(2)
-    job.tell(WorkerHung(stuck, Generation(1), StepNo(5), 30.0, 30.0, "a hang"))
+    halt_over(job, 2)
     assert [fence.worker for fence in job.all(FenceWorker)] == [stuck]
 
 
-def test_who_was_seen_to_hang_while_it_was_halted_is_to_blame_when_no_groups_form() -> None:
-    job = Job(3).trained(4)
+def test_a_standby_that_does_not_answer_is_replaced_before_anybody_waits_for_it() -> None:
+    job = Job(3, standbys=1).trained(4)
+    job.ready(job.standby())
+    dead = job.standby()
     job.exited(job.of(1))
+    assert job.last(ProveAlive).worker == dead == job.of(1)
     job.halted(0, 5)
     job.halted(2, 5)
-    job.hung(2, 5)
-    assert not job.all(FenceWorker), "it may be on its way, and its state may be the last"
-    job.ready(job.of(1))
-    stuck = job.of(2)
+    begun = job.now
+    assert form(job).generation == 1
     job.wait()
-    assert [fence.worker for fence in job.all(FenceWorker)] == [stuck]
+    assert [fence.worker for fence in job.all(FenceWorker)] == [dead]
+    assert job.of(1) != dead and job.now - begun < 3.0
+    job.ready(job.of(1))
+    assert form(job).generation == 2
+    job.joined().stepped(5)
+    assert job.last(IncidentClosed).faults == 1
+
+
+def test_a_standby_that_answers_is_seated_at_once() -> None:
+    job = Job(2, standbys=1).trained(4)
+    job.ready(job.standby())
+    job.exited(job.of(1))
+    job.tell(WorkerAlive(job.of(1)))
+    job.halted(0, 5)
+    assert form(job).generation == 2
 
 
 def test_a_joiner_that_is_never_ready_is_fenced_and_another_forked() -> None:

@@ -10,6 +10,7 @@ from regrow.core.messages import (
     FaultFired,
     FaultRequested,
     FaultSpec,
+    FaultStage,
     FenceWorker,
     FormGeneration,
     HaltGeneration,
@@ -21,6 +22,7 @@ from regrow.core.messages import (
     WorkerFailed,
 )
 from regrow.membership.machine import EndJob
+from regrow.membership.orders import AnswerScale
 
 # --- budgets and ends -----------------------------------------------------------------------------------------------
 
@@ -256,3 +258,43 @@ def test_a_fault_for_a_rank_that_does_not_exist_is_noted() -> None:
     job = Job(2).trained(4)
     job.tell(FaultRequested(FaultSpec("now", Rank(5))))
     assert "no rank 5" in job.last(Noted).text
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_a_fault_between_steps_is_refused_at_once_where_the_script_has_nothing_there(between: bool) -> None:
+    job = Job(2)
+    for rank in job.ranks:
+        job.ready(job.of(rank), 0, between=between)
+    job.joined()
+    said = job.tell(FaultRequested(FaultSpec("f", Rank(1), stage=FaultStage.BETWEEN)))
+    answers = [each for each in said if isinstance(each, AnswerScale)]
+    assert [each.accepted for each in answers] == ([] if between else [False])
+    assert all("@regrow.restartable" in each.reason for each in answers)
+    assert bool([each for each in said if isinstance(each, ArmFault)]) == between
+
+
+# --- where a job starts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [(40, "training goes on from the checkpoint of step 40"), (0, "--resume found no complete checkpoint")],
+)
+def test_a_job_that_is_to_go_on_says_from_where(state: int, sentence: str) -> None:
+    job = Job(2, durable=True, resume=True).built(state)
+    assert [note.text for note in job.all(Noted) if note.text.startswith(sentence)]
+
+
+def test_a_job_that_is_not_to_go_on_says_nothing_of_checkpoints() -> None:
+    assert not Job(2, durable=True).built().all(Noted)
+
+
+def test_a_rank_that_memory_does_not_suffice_for_twice_before_its_first_step_ends_the_job() -> None:
+    job = Job(2)
+    job.tell(WorkerExited(job.of(1), -9, job.now, memory=True))
+    assert [note.text for note in job.all(Noted) if "memory ran out" in note.text]
+    job.exited(job.of(0))
+    assert not job.all(EndJob), "the first one is tried again"
+    job.tell(WorkerExited(job.of(0), -9, job.now, memory=True))
+    assert job.end.code == 1
+    assert "rank 0 was ended by the kernel because memory ran out" in job.end.diagnosis

@@ -5,12 +5,13 @@ from tests.unit.elastic_job import candidates, elastic, grown, phase, planned, s
 from tests.unit.membership_job import Job, form
 
 from regrow.core.events import GrowthWeighed, IncidentClosed, IncidentOpened, ScaleRefused, WorldChanged
-from regrow.core.ids import NO_STATE, StepNo
+from regrow.core.ids import NO_STATE, NodeId, StepNo
 from regrow.core.messages import (
     ErrorReport,
     FenceWorker,
     HaltGeneration,
     HaltMissed,
+    NodeSeen,
     ReleaseWorker,
     Role,
     SpawnWorker,
@@ -112,7 +113,10 @@ def test_who_does_not_stop_as_planned_is_halted_at_once_and_then_lost() -> None:
         job.wait()
     assert job.last(HaltGeneration).worker == job.of(1)
     silent = job.of(1)
-    job.wait()
+    while not job.all(FenceWorker):
+        job.now += 5.0
+        job.tell(NodeSeen(NodeId("n0"), [job.sight(1, 5)]))
+        job.wait()
     assert job.last(FenceWorker).worker == silent
     assert phase(job) == "mending"
 

@@ -14,6 +14,7 @@ from regrow.core.messages import (
     SpawnWorker,
     StartScript,
     Warmth,
+    WorkerAlive,
     WorkerExited,
     WorkerReady,
     WorkerStarted,
@@ -186,12 +187,26 @@ def test_a_built_standby_is_preferred_to_a_fork() -> None:
     job.exited(job.of(1))
     assert job.of(1) == standby
     assert len(job.all(SpawnWorker)) == spawned
+    job.tell(WorkerAlive(standby))
     job.halted(0, 5)
     job.halted(2, 5)
     assert {m.rank: m.worker for m in form(job).members}[Rank(1)] == standby
     job.joined().stepped(5)
     assert job.last(IncidentClosed).rung == "standby"
     assert job.last(SpawnWorker).role is Role.STANDBY, "and it is replaced in turn"
+
+
+def test_where_the_script_has_groups_of_its_own_a_standby_takes_only_the_rank_that_it_was_built_as() -> None:
+    job = Job(3, standbys=1)
+    for rank in job.ranks:
+        job.ready(job.of(rank), 0, sharded=rank < 2)  # a group of ranks 0 and 1
+    job.joined().stepped(4)
+    standby = job.standby()
+    assert job.last(SpawnWorker).rank == 2
+    job.ready(standby)
+    job.exited(job.of(0))
+    assert job.of(0) != standby
+    assert (job.last(SpawnWorker).role, job.last(SpawnWorker).rank) == (Role.JOINER, 0)
 
 
 def test_an_imports_standby_is_told_to_run_the_script_for_its_rank() -> None:

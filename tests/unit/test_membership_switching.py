@@ -13,7 +13,6 @@ from regrow.core.messages import (
     ReleaseWorker,
     TimeAdvanced,
     WorkerCommitted,
-    WorkerHung,
     WorkerReady,
 )
 from regrow.train.member import FORM_S
@@ -28,9 +27,10 @@ def switching(**changes: object) -> Job:
     return job
 
 
-def hang(job: Job, rank: int, step: int, *, stopped: bool = False, after: float = 0.01) -> None:
-    fact = WorkerHung(job.of(rank), job.machine.generation, StepNo(step), 30.0, 30.0, "a hang", stopped)
-    job.tell(fact, after=after)
+def stand(job: Job, rank: int, step: int, *, after: float = 0.01) -> None:
+    """A rank blocks in its step; the others wait for it."""
+    job.now += after
+    job.seen(*[job.sight(each, step, waits=each != rank) for each in job.ranks])
 
 
 # --- who waits for newcomers is not to blame -------------------------------------------------------------------------
@@ -43,14 +43,14 @@ def test_who_stands_in_a_collective_while_a_newcomer_receives_its_state_does_not
     job.resumed(1)
     at = job.machine.step
     for rank in (0, 1):
-        hang(job, rank, at)
+        stand(job, rank, at)
     assert not job.all(FenceWorker)
     job.resumed(2)
-    hang(job, 0, at)
+    stand(job, 2, at)
     assert not job.all(FenceWorker), "the newcomer has only just begun its step"
-    hung = job.of(0)
-    hang(job, 0, at, after=31.0)
-    assert [order.worker for order in job.all(FenceWorker)] == [hung], "what is told again after that is true"
+    hung = job.of(2)
+    stand(job, 2, at, after=91.0)
+    assert [order.worker for order in job.all(FenceWorker)] == [hung], "what is seen after that is true"
 
 
 def test_who_is_stopped_while_a_newcomer_receives_its_state_is_to_blame() -> None:
@@ -58,7 +58,8 @@ def test_who_is_stopped_while_a_newcomer_receives_its_state_is_to_blame() -> Non
     stop(job)
     job.resumed(0)
     stopped = job.of(0)
-    hang(job, 0, job.machine.step, stopped=True)
+    job.now += 91.0
+    job.seen(job.sight(0, job.machine.step, stopped=True))
     assert [order.worker for order in job.all(FenceWorker)] == [stopped]
 
 

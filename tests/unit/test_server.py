@@ -41,7 +41,7 @@ from regrow.membership.server import INTERNAL_ERROR, Coordinator
 
 FACTS = JobFacts(JobId("j"), 2, 1, 0, Warmth.IMPORTS, 1, 60.0, None, False)
 TOKEN = {"Authorization": "Bearer secret"}
-PATIENCE = 5.0
+PATIENCE = 30.0
 
 
 class View(msgspec.Struct):
@@ -325,6 +325,14 @@ async def test_faults_are_taken_for_ranks_of_the_job_only() -> None:
         assert (status, answer["error"]) == (400, "there is no rank 2")
         assert answer["hint"] == "this job has ranks 0 to 1"
         assert (await ask(coordinator, "POST", "/kill", b"{"))[0] == 400
+
+
+async def test_a_fault_that_can_never_strike_is_refused_with_the_reason() -> None:
+    machine = ScriptedMachine(lambda fact: [AnswerScale(False, "nothing is there")])
+    async with serving(machine) as (coordinator, _):
+        fault = msgspec.json.encode(FaultSpec("f", Rank(1)))
+        status, answer = await ask(coordinator, "POST", "/kill", fault)
+        assert (status, answer["error"]) == (409, "nothing is there")
 
 
 async def test_a_port_in_use_is_said_in_a_sentence() -> None:

@@ -11,9 +11,11 @@ from regrow.step.machine import (
     Aborted,
     Adopted,
     Committed,
+    Computing,
     Empty,
     Halted,
     Idle,
+    Ready,
     Resumed,
     Stopped,
     Transaction,
@@ -63,6 +65,60 @@ def test_a_body_without_an_update_commits_too() -> None:
     machine = computing(3)
     assert machine.commit() == Committed(StepNo(3))
     assert machine.state_at == 4
+
+
+def test_in_a_sharded_world_a_body_without_an_update_commits_only_when_it_has_voted() -> None:
+    machine = Transaction()
+    machine.resume(StepNo(3), sharded=True)
+    assert machine.begin()
+    assert machine.commit() == Aborted(StepNo(3))
+    assert machine.state_at == 3
+    machine.resume(StepNo(3), sharded=True)
+    assert machine.begin() and machine.ready() and machine.update()
+    assert machine.commit() == Committed(StepNo(3))
+
+
+class ShardedRank:
+    """A rank whose body may make no update: it goes through the gate at its end all the same."""
+
+    def __init__(self, updates: bool) -> None:
+        self.machine, self.updates, self.voted = Transaction(), updates, False
+        self.machine.resume(StepNo(3), sharded=True)
+        self.machine.begin()
+
+    def go_on(self, all_voted: bool) -> None:
+        machine = self.machine
+        if isinstance(machine.state, Computing):
+            if machine.halted is None and not self.updates and isinstance(machine.commit(), Committed):
+                return  # a machine that lets it commit so has no need of a vote
+            if isinstance(machine.state, Stopped):
+                machine.resume(StepNo(3), sharded=True)
+                machine.begin()
+            self.voted = machine.ready()
+        elif isinstance(machine.state, Ready) and all_voted and machine.update():
+            machine.commit()
+
+
+@given(
+    st.lists(st.booleans(), min_size=2, max_size=4),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["go", "go", "go", "fail", "halt"])), max_size=40),
+)
+def test_no_rank_of_a_sharded_world_is_past_a_step_that_another_can_not_do(
+    updates: list[bool], orders: list[tuple[int, str]]
+) -> None:
+    ranks = [ShardedRank(each) for each in updates]
+    for at, order in orders:
+        rank = ranks[at % len(ranks)]
+        match order:
+            case "go":
+                rank.go_on(all(each.voted for each in ranks))
+            case "fail" if isinstance(rank.machine.state, Computing):
+                rank.machine.fail()
+            case "halt":
+                for each in ranks:
+                    each.machine.halt(G(1))
+    if any(rank.machine.state == Idle(StepNo(4)) for rank in ranks):
+        assert all(rank.voted for rank in ranks), "one is past the step, and another lacks what it needs for it"
 
 
 def test_nothing_is_said_of_the_state_while_an_update_runs() -> None:

@@ -1,6 +1,7 @@
 """`python -m regrow.agent`: reads its configuration as JSON from standard input and serves one node."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -12,6 +13,20 @@ from regrow.agent.node import Agent
 from regrow.agent.processes import adopt_orphans, call_process, die_with_parent, prefer_promptness
 from regrow.core.config import AgentConfig
 from regrow.core.errors import RegrowError
+from regrow.core.shown import Shown
+
+
+class _Unhurried(logging.Handler):
+    """To standard error, whether somebody reads that or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown = Shown(2)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        with contextlib.suppress(OSError):
+            self._shown.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
 
 
 def main() -> int:
@@ -21,7 +36,7 @@ def main() -> int:
     call_process("regrow-agent")
     adopt_orphans()
     prefer_promptness()
-    logging.basicConfig(level=logging.WARNING, format="regrow agent: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="regrow agent: %(message)s", handlers=[_Unhurried()])
     try:
         config = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentConfig)
     except msgspec.MsgspecError as error:

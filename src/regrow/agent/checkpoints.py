@@ -113,11 +113,14 @@ class CheckpointDesk:
         with theirs:
             self._process = subprocess.Popen(
                 # -P: a file of the user's in the working directory must not stand in for a module of ours
-                [sys.executable, "-P", "-m", "regrow.agent.writer", str(theirs.fileno()), self._url],
+                [sys.executable, "-P", "-m", "regrow.agent.writer", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 start_new_session=True,
             )
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as told:  # its end is seen elsewhere
+                told.write(self._url.encode())  # not in its command line: it may carry credentials
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._readable, ours)
 

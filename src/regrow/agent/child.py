@@ -20,11 +20,16 @@ from regrow.agent.link import AgentGone, WorkerLink, placed
 from regrow.agent.processes import call_process, die_with_parent
 from regrow.agent.pulse import hold
 from regrow.agent.report import report
+from regrow.agent.waiting import await_start
 from regrow.core.board import Reading
-from regrow.core.config import Script, WorkerEnv, publish_rank
+from regrow.core.config import Script, WorkerEnv
 from regrow.core.errors import RegrowError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
-from regrow.core.messages import ReleaseWorker, Role, StartScript, Warmth, WorkerFailed, WorkerReady
+from regrow.core.messages import (
+    Role,
+    Warmth,
+    WorkerFailed,
+)
 
 if TYPE_CHECKING:
     from regrow.agent.zygote import WorkerSeed
@@ -43,9 +48,11 @@ def run_worker(seed: "WorkerSeed") -> None:
     if link is None:
         raise RegrowError("a worker was forked without its channel", hint="this is a fault of regrow; please report it")
     if env.role is Role.STANDBY and env.warmth is Warmth.IMPORTS:
-        _await_start(link)
+        await_start(link, [seed.request.script.target, *seed.request.script.args])
     if not seed.request.script.binary:
         _meet_without_a_root()
+    if link.env.role is not Role.RANK and env.producer is None:
+        link.early.watch()
     try:
         if env.producer is not None:
             _produce(link, seed.request.script)
@@ -94,32 +101,6 @@ def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # else all workers share the zygote's state; Python's own generator sees to it itself
     return env
-
-
-def _await_start(link: WorkerLink) -> None:
-    """An `imports` standby: wait to be told which rank to be."""
-    link.send(WorkerReady(link.env.worker, NO_STATE, "", ""))
-    for order in link.orders():
-        match order:
-            case StartScript(rank=rank, local_rank=local_rank, generation=generation):
-                world = order.world or link.env.world
-                env = placed(
-                    link.env,
-                    role=Role.JOINER,
-                    rank=rank,
-                    local_rank=local_rank,
-                    world=world,
-                    generation=generation,
-                )
-                link.take_place(env)
-                os.environ.update(env.variables())
-                publish_rank(rank, local_rank, world)
-                return
-            case ReleaseWorker():
-                raise SystemExit(0)
-            case _:
-                continue  # nothing else concerns a worker that has neither groups nor state
-    os._exit(_LOST_AGENT)
 
 
 def _meet_without_a_root() -> None:

@@ -158,7 +158,7 @@ def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> Worker
         socket_dir=config.socket_dir,
         bind=config.bind,
         advertise=config.advertise,
-        warmth=config.facts.warmth,
+        warmth=order.warmth or config.facts.warmth,
         nodes=config.facts.node_limit,
         local=config.local,
         unit=config.facts.unit,
@@ -169,5 +169,7 @@ def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> Worker
         faults=order.faults,
         buddy_every=config.facts.buddy_every,
         digest_every=config.facts.digest_every,
+        audit=config.facts.audit,
+        trial_steps=config.facts.trial_steps,
         data=CacheSeat(config.data_dir, config.data_budget) if config.data_dir else None,
     )

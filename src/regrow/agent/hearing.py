@@ -16,6 +16,7 @@ from regrow.core.ids import NodeId, Seconds, WorkerId
 from regrow.core.messages import (
     AgentFact,
     NodeProgress,
+    StacksTaken,
     WorkerCommitted,
     WorkerFact,
     WorkerFailed,
@@ -70,6 +71,8 @@ class Hearing:
                 self._committed(worker, fact)
             case _ if worker.told:
                 pass  # another thread of it was quicker than its end, and slower than the news
+            case StacksTaken():
+                self._output.keep(worker.id, fact.text)
             case SnapshotForDisk():
                 self._desk.hear(fact, worker.pid)
             case WorkerFailed(error=error):

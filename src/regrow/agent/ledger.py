@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +24,14 @@ _log = logging.getLogger("regrow.agent")
 
 
 class StepsFile:
-    """Appends lines, buffered: who owns it calls `flush` at short intervals and at the end.
+    """Appends lines, buffered: who owns it calls `flush`, from one thread at a time, at short intervals and at the end.
 
     The file is this agent's alone. Half a line at its end, left by an agent that was killed, is taken away first.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
         self._lines: list[bytes] = []
         self._mended = False
 
@@ -44,22 +46,25 @@ class StepsFile:
         if b"null" in body and isinstance(record, StepCommitted):
             # JSON has no word for NaN and infinity; the reader takes them from a text.
             body = msgspec.json.encode(_spelled_out(record))
-        self._lines.append(body[:-1] + f',"time":{time.time():.6f}}}\n'.encode())
+        with self._lock:
+            self._lines.append(body[:-1] + f',"time":{time.time():.6f}}}\n'.encode())
 
     def flush(self) -> None:
         """Hand the lines to the operating system. What it refuses (a full disk) is kept for the next time."""
-        if not self._lines:
+        with self._lock:
+            lines, self._lines = self._lines, []
+        if not lines:
             return
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                self._append(descriptor, b"".join(self._lines))
+                self._append(descriptor, b"".join(lines))
             finally:
                 os.close(descriptor)
         except OSError as error:
             _log.warning("cannot write %s: %s", self._path, error)
-            return
-        self._lines.clear()
+            with self._lock:
+                self._lines[:0] = lines
 
     def _append(self, descriptor: int, text: bytes) -> None:
         end = os.fstat(descriptor).st_size

@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import ClassVar
@@ -10,7 +11,8 @@ from typing import ClassVar
 import msgspec
 
 from regrow.core.board import Board
-from regrow.core.config import WorkerEnv
+from regrow.core.config import WorkerEnv, inherited_environment
+from regrow.core.early_reads import EarlyReads
 from regrow.core.errors import RegrowError
 from regrow.core.messages import WorkerFact, WorkerOrder
 from regrow.core.wire import BlockingChannel, FrameCodec
@@ -41,6 +43,12 @@ class WorkerLink:
         """What the script could do so that such an error would not end it."""
         self.excused: Callable[[], bool] = lambda: False
         """Whether an error of the script may be the consequence of a fault elsewhere."""
+        self.early = EarlyReads()
+        """What the script asks of its place before its loop."""
+        self.modules = frozenset(sys.modules)
+        """What was imported before the script began."""
+        self.environment = inherited_environment()
+        """As it was then."""
         self._pid = os.getpid()
         self._gone = False
         codec: FrameCodec[WorkerOrder] = FrameCodec(WorkerOrder)

@@ -14,18 +14,21 @@ from typing import Any
 from regrow.agent.checkpoints import CheckpointDesk
 from regrow.agent.contract import Seats, one_thread_each, path_entry
 from regrow.agent.data_desk import DataDesk
+from regrow.agent.evidence import evidence
 from regrow.agent.fencing import end_children, kill_sessions, sweep_orphans
 from regrow.agent.hearing import Hearing
 from regrow.agent.ledger import LastSeen, Ledger, StepsFile
+from regrow.agent.memory_kills import MemoryKills
 from regrow.agent.notice import Ending, Notice
 from regrow.agent.output import OutputPump
 from regrow.agent.requests import SpawnRequest
 from regrow.agent.store import StoreServer
 from regrow.agent.uplink import Uplink
 from regrow.agent.vault import Vault
-from regrow.agent.watch import Watcher
+from regrow.agent.watch import Board, Watcher
 from regrow.agent.workers import Worker
 from regrow.agent.zygote_client import ZygoteClient
+from regrow.core.background import Background
 from regrow.core.checkpoint_messages import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotStored
@@ -57,8 +60,7 @@ _WATCH_S: Seconds = 0.25
 _PROGRESS_S: Seconds = 0.2
 _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
-_BURY_S: Seconds = 0.01
-"""Looking through all processes waits until the news of the death is out."""
+_BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
 _STRIKES = {FaultHow.SIGKILL: signal.SIGKILL, FaultHow.SIGSTOP: signal.SIGSTOP}
 _log = logging.getLogger("regrow.agent")
 
@@ -76,10 +78,12 @@ class Agent:
         self._seats = Seats(config, inherited)
         self._workers: dict[WorkerId, Worker] = {}
         self._dead_leaders: set[int] = set()
+        self._memory = MemoryKills()
         self._output = OutputPump(Path(config.log_dir), forward=config.forward_output)
         self._steps = StepsFile(Path(config.job_dir) / f"steps.{config.node}.jsonl")
+        self._disk = Background("regrow-steps")
         self._ledger = Ledger(self._steps)
-        self._watcher = Watcher(config.hang_timeout)
+        self._watcher = Watcher(config.node, config.facts.hang_bound, lambda: evidence(self._watched()))
         self._store = StoreServer(config)
         self._uplink = Uplink(config)
         self._vault = Vault(
@@ -125,6 +129,7 @@ class Agent:
         loop.set_exception_handler(self._callback_failed)
         loop.add_signal_handler(signal.SIGCHLD, self._sweep)
         self._output.start()
+        self._disk.start()
         self._zygote.start()
         try:
             async with self._store, self._uplink:
@@ -218,8 +223,7 @@ class Agent:
             case ReportCopies():
                 self._uplink.send(self._vault.report(order))
                 return
-        worker = self._workers.get(order.worker)
-        if worker is None:
+        if (worker := self._workers.get(order.worker)) is None:
             _log.debug("%s is for worker %s, which has ended", type(order).__name__, order.worker)
             return
         match order:
@@ -308,8 +312,8 @@ class Agent:
             self._tell_exit(worker, *end)
 
     def _tell_exit(self, worker: Worker, code: int, at: Instant) -> None:
-        worker.told = True
-        self._uplink.send(WorkerExited(worker.id, code, at))
+        worker.told, memory = True, not worker.doomed and self._memory.explains(code)
+        self._uplink.send(WorkerExited(worker.id, code, at, memory))
 
     def _bury_soon(self, pid: int) -> None:
         self._dead_leaders.add(pid)
@@ -328,8 +332,7 @@ class Agent:
     def _sweep(self) -> None:
         if self._zygote.busy:
             return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
-        kept = set(self._pids())
-        kept.update(pid for pid in (self._zygote.pid, self._desk.pid) if pid is not None)
+        kept = {*self._pids(), *(pid for pid in (self._zygote.pid, self._desk.pid) if pid is not None)}
         sweep_orphans(kept, self._dead_leaders)
 
     # --- what is done at intervals -------------------------------------------------------------------------------
@@ -337,22 +340,20 @@ class Agent:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_S)
-            now = time.monotonic()
-            alive = {worker.id: worker for worker in self._workers.values() if worker.pid and not worker.doomed}
-            sights = self._watcher.look({name: worker.board.read() for name, worker in alive.items()}, now)
-            sights = [
-                sight._replace(stopped=now - sight.since > self._watcher.bound and alive[sight.worker].stopped)
-                for sight in sights
-            ]
-            for worker in alive.values():
+            alive = self._watched()
+            boards = {worker.id: Board(worker.board.read(), worker.board.read_flight()) for worker in alive}
+            for worker in alive:
                 worker.listen(self._worker_dying)
-            for fact in self._watcher.news(sights, now):
-                self._uplink.send(fact)
+            if (seen := self._watcher.look(boards, time.monotonic(), interval=_WATCH_S)) is not None:
+                self._uplink.send(seen)
+
+    def _watched(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.pid and not worker.doomed]
 
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(min(_FLUSH_S, _PROGRESS_S))
-            self._steps.flush()
+            self._disk.do(self._steps.flush)
             self._hearing.tell_progress()
 
     # --- the end -------------------------------------------------------------------------------------------------
@@ -388,11 +389,11 @@ class Agent:
         await self._data.close()
         self._vault.close()
         self._desk.close()
-        left = end_children(within=_END_S)
-        if left:
+        if left := end_children(within=_END_S):
             _log.error("these processes could not be ended: %s", left)
         self._ledger.end()
-        self._steps.flush()
+        self._disk.do(self._steps.flush)
+        self._disk.close()
         self._output.close(within=2.0)
         # Their maker, the launcher, does the same, unless it was killed.
         self._data.remove()

@@ -1,22 +1,24 @@
 """What workers print: kept as it is in a file for each rank, and shown line by line with the rank in front.
 
-A thread of its own does it. When the terminal stops taking text, this thread stops with it, the pipes fill, and the
-workers wait in their prints as they would with a terminal of their own; the agent's event loop never waits.
+A thread of its own does it, and another one writes to the disk. When the terminal stops taking text, what comes is kept
+in memory for a while, then only in the files: no worker ever waits in a print because nobody reads.
 """
 
 import contextlib
 import logging
 import os
-import select
 import selectors
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from regrow.core.background import Background
 from regrow.core.ids import Rank, Seconds, WorkerId
+from regrow.core.shown import Shown
 
 _READ_BYTES = 64 << 10
 _LINE_LIMIT = 16 << 20
@@ -27,7 +29,7 @@ class _Stream(NamedTuple):
     """One of a worker's two pipes, and the unfinished line that came out of it."""
 
     source: int
-    target: int
+    target: Shown
     partial: bytearray
     voice: "_Voice"
 
@@ -42,29 +44,43 @@ class _Voice:
         self._unranked = unranked or f"standby-{worker}"
         self.hushed = False
         self.streams: list[_Stream] = []
+        self._kept_as = rank
         self._file: int | None = None
-        self.in_line = False
+        self._in_line = False
 
     @property
     def prefix(self) -> bytes | None:
         """What stands in front of each line shown; None when nothing is to be shown."""
         return None if self.rank is None or self.hushed else f"[rank {self.rank}] ".encode()
 
-    def keep(self, text: bytes) -> None:
+    # --- from here on, in the thread that writes to the disk -----------------------------------------------------
+
+    def keep(self, text: bytes, *, own_line: bool = False) -> None:
         """Append to the worker's file."""
+        try:
+            self._append(b"\n" + text if own_line and self._in_line else text)
+        except OSError as error:
+            _log.warning("cannot keep the output of worker %s: %s", self.worker, error)
+
+    def _append(self, text: bytes) -> None:
         if self._file is None:
-            name = f"{self._unranked}.log" if self.rank is None else f"rank{self.rank}.log"
+            name = f"{self._unranked}.log" if self._kept_as is None else f"rank{self._kept_as}.log"
             self._file = os.open(self._folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self.in_line = not text.endswith(b"\n")
+        self._in_line = not text.endswith(b"\n")
         while text:
             text = text[os.write(self._file, text) :]
+
+    def move(self, rank: Rank) -> None:
+        """Append to the file of this rank from now on."""
+        self.close()
+        self._kept_as = rank
 
     def close(self) -> None:
         """Close the worker's file; `keep` opens it, or that of another rank, again."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
-            self.in_line = False
+            self._in_line = False
 
 
 class OutputPump:
@@ -79,7 +95,10 @@ class OutputPump:
     def __init__(self, folder: Path, *, forward: bool, shown: tuple[int, int] = (1, 2)) -> None:
         self._folder = folder
         self._forward = forward
-        self._shown = shown
+        self._shown = (Shown(shown[0]), Shown(shown[1]))
+        self._stuck: set[Shown] = set()
+        """Those that nobody reads at the moment."""
+        self._disk = Background("regrow-logs")
         self._voices: dict[WorkerId, _Voice] = {}
         self._selector = selectors.DefaultSelector()
         self._todo: deque[Callable[[], None]] = deque()
@@ -94,6 +113,7 @@ class OutputPump:
         """Start the thread."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._disk.start()
         self._thread.start()
 
     def add(self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int], *, unranked: str = "") -> None:
@@ -130,8 +150,12 @@ class OutputPump:
         """Finish all and end the thread; text that nobody takes in that time is given up."""
         self._do(self._close)
         self._thread.join(within)
-        if self._thread.is_alive():
-            _log.warning("output of workers was given up: nobody reads it")
+        if self._thread.is_alive() or not self._disk.close():
+            _log.warning("output of workers was given up: the disk of their logs does not take it")
+        for shown in self._shown:
+            with contextlib.suppress(OSError):  # nobody reads it any more; it is in the files
+                shown.flush(within / 4)
+            shown.close()
 
     def _do(self, action: Callable[[], None]) -> None:
         self._todo.append(action)
@@ -150,6 +174,8 @@ class OutputPump:
             for key, _ in self._selector.select():
                 if isinstance(key.data, _Stream):
                     self._read(key.data)
+                elif isinstance(key.data, Shown):
+                    self._write_out(key.data, b"")
                 else:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_reader, 4096)
@@ -183,8 +209,8 @@ class OutputPump:
             return
         line = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} worker {worker} takes rank {rank} ===\n".encode()
         self._write_line(voice, line)
-        voice.close()
         voice.rank = rank
+        self._disk.do(partial(voice.move, rank))
         self._write_line(voice, line)
 
     def _hush(self, worker: WorkerId) -> None:
@@ -199,7 +225,7 @@ class OutputPump:
             while self._read(stream):
                 pass
             self._end(stream)
-        voice.close()
+        self._disk.do(voice.close)
 
     def _close(self) -> None:
         for worker in list(self._voices):
@@ -235,13 +261,10 @@ class OutputPump:
             self._show(stream, b"\n")
 
     def _write_line(self, voice: _Voice, line: bytes) -> None:
-        self._write_file(voice, b"\n" + line if voice.in_line else line)
+        self._disk.do(partial(voice.keep, line, own_line=True))
 
     def _write_file(self, voice: _Voice, text: bytes) -> None:
-        try:
-            voice.keep(text)
-        except OSError as error:
-            _log.warning("cannot keep the output of worker %s: %s", voice.worker, error)
+        self._disk.do(partial(voice.keep, text))
 
     def _show(self, stream: _Stream, part: bytes) -> None:
         prefix = stream.voice.prefix
@@ -258,14 +281,15 @@ class OutputPump:
         stream.partial[:] = part[end:]
         self._write_out(stream.target, b"".join(prefix + line + b"\n" for line in text[:-1].split(b"\n")))
 
-    def _write_out(self, target: int, text: bytes) -> None:
-        view = memoryview(text)
-        while view:
-            try:
-                view = view[os.write(target, view) :]
-            except BlockingIOError:
-                select.select([], [target], [], 1.0)
-            except OSError as error:
-                self._forward = False
-                _log.warning("nobody takes the output of workers any more (%s); it is still kept in files", error)
-                return
+    def _write_out(self, target: Shown, text: bytes) -> None:
+        try:
+            target.write(text)
+        except OSError as error:
+            self._forward = False
+            _log.warning("nobody takes the output of workers any more (%s); it is still kept in files", error)
+        if target.waiting and self._forward and target not in self._stuck:
+            self._stuck.add(target)
+            self._selector.register(target, selectors.EVENT_WRITE, target)
+        elif target in self._stuck and not (target.waiting and self._forward):
+            self._stuck.discard(target)
+            self._selector.unregister(target)

@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from regrow.core.errors import RegrowError
@@ -17,6 +18,8 @@ _TURN_NS = 100_000
 _RESET_ON_FORK = 1
 _PF_EXITING = 0x4
 _STAT_FLAGS = 9 - 3
+_STAT_USER = 14 - 3
+_STAT_SYSTEM = 15 - 3
 _STAT_EXIT_CODE = 52 - 3
 """Fields of `/proc/<pid>/stat` as numbered in proc(5), counted from the third."""
 
@@ -104,6 +107,15 @@ def all_processes() -> list[ProcessStat]:
     """Every process that this one can see."""
     found = (stat_of(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return [stat for stat in found if stat is not None]
+
+
+def processor_times() -> Iterator[tuple[int, int, str, float]]:
+    """Of every process that this one can see: its number, its session, its state, and the CPU seconds it has used."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _stat_fields(int(name))) is not None:
+            used = int(fields[_STAT_USER]) + int(fields[_STAT_SYSTEM])
+            yield int(name), int(fields[3]), fields[0].decode(), used / ticks
 
 
 def own_children() -> list[int]:

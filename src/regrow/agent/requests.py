@@ -41,11 +41,15 @@ class EndZygote(msgspec.Struct, frozen=True, tag=True):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
-    """Imports are done. More than one thread makes a fork unsafe. `missing`: why `regrow.train` is not among them."""
+    """Imports are done. More than one thread makes a fork unsafe.
+
+    `missing`: why `regrow.train` is not among them. `started`: which module of `preload` has started which threads.
+    """
 
     threads: int
     seconds: Seconds
     missing: str = ""
+    started: str = ""
 
 
 class ZygoteFailed(msgspec.Struct, frozen=True, tag=True):

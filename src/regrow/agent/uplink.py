@@ -30,7 +30,7 @@ class Uplink:
     """Connects on entry.
 
     Args:
-        config: where, with which token, and for how long a silence is borne (`lease`).
+        config: where, with which token, and for how long a silence is borne (`patience`).
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -74,8 +74,9 @@ class Uplink:
                     params={"node": config.node},
                     headers={"Authorization": f"Bearer {config.token}"},
                     timeout=aiohttp.ClientWSTimeout(ws_close=_FLUSH_S),
-                    # A ping each interval, answered within half of it: silence ends within the lease.
-                    heartbeat=config.lease * 2 / 3,
+                    # A ping each interval, answered within half of it. Training does not need the coordinator between
+                    # faults, so one that is paused costs nothing; the end of one's own parent is known anyway.
+                    heartbeat=None if config.near else config.patience * 2 / 3,
                     max_msg_size=MAX_FRAME_BYTES,
                 )
             except aiohttp.WSServerHandshakeError as error:

@@ -24,10 +24,12 @@ from regrow.core.vault_messages import (
     VaultRequest,
     vault_side,
 )
+from regrow.core.wire import MAX_FRAME_BYTES
 from regrow.hydration.segment import NoRoom, Segment, Torn, chunk_count, chunks_of
 from regrow.hydration.streams import (
     DIGEST_BYTES,
     STALL,
+    STRANGERS_BYTES,
     checksum,
     hang_up,
     read_frame,
@@ -185,7 +187,7 @@ class _Conversation:
 
     def run(self) -> None:
         """Serve until the peer leaves. Raises `ProtocolError` where it has no business here."""
-        hello = self._next(_HELLO_S)
+        hello = self._next(_HELLO_S, STRANGERS_BYTES)
         if hello is None:
             return
         if not isinstance(hello, VaultHello) or not self._server.knows(hello.token):
@@ -199,9 +201,9 @@ class _Conversation:
                 case _:
                     raise ProtocolError(f"a {type(request).__name__} out of turn")
 
-    def _next(self, within: Seconds) -> VaultRequest | None:
+    def _next(self, within: Seconds, most: int = MAX_FRAME_BYTES) -> VaultRequest | None:
         self._sock.settimeout(within)
-        body = read_frame(self._sock)
+        body = read_frame(self._sock, most)
         self._sock.settimeout(STALL)
         return None if body is None else self._codec.decode(body)
 

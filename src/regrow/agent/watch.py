@@ -1,123 +1,102 @@
-"""Which worker hangs. A worker that waits for others in a collective stands still too: the culprit is who is behind."""
+"""What an agent sees of its workers that stand still. Whether one of them hangs is the coordinator's to judge."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from regrow.core.board import Phase, Reading
-from regrow.core.ids import Generation, Instant, Seconds, StepNo, WorkerId
-from regrow.core.messages import WorkerHung
+from regrow.agent.evidence import Evidence
+from regrow.core.board import Flight, Reading
+from regrow.core.ids import Generation, Instant, NodeId, Seconds, StepNo, WorkerId
+from regrow.core.sights import NodeSeen, WorkerSight
 
-_IN_STEP = (Phase.DATA, Phase.COMPUTING, Phase.UPDATING)
-_FLOOR_S: Seconds = 30.0
-_FACTOR = 10.0
 _RECENT_STEPS = 50
+_TELL_AFTER_S: Seconds = 5.0
+_TELL_EVERY_S: Seconds = 2.0
+_GAP_S: Seconds = 1.0
+"""An agent that looks so much later than it should was paused itself, and maybe all its workers with it."""
+_BUSY = 0.05
+"""Of a processor: who uses more computes."""
+_CPU_WINDOW_S: Seconds = 10.0
 
 
-class Sight(NamedTuple):
-    """A worker's board and since when it shows the same. `stopped`: the kernel says the process is stopped."""
+class Board(NamedTuple):
+    """What a worker's own page shows."""
 
-    worker: WorkerId
     reading: Reading
-    since: Instant
-    stopped: bool = False
-
-    @property
-    def progress(self) -> tuple[int, int, int]:
-        """Grows as the worker goes on."""
-        return self.reading.generation, self.reading.step, self.reading.calls
-
-    @property
-    def in_step(self) -> bool:
-        """Whether the time that it takes is bounded by the time a step takes."""
-        return self.reading.phase in _IN_STEP
-
-
-def decide(sights: Iterable[Sight], *, bound: Seconds, now: Instant) -> list[Sight]:
-    """The workers that hang, as far as one node can see.
-
-    A stopped process hangs once it stood still for longer than `bound`, in a step or while it receives state.
-    Otherwise those with the least progress do, if they themselves stood still for that long: a worker that is behind
-    but moves, or that is between two steps (where a script may evaluate for as long as it likes), is what the others
-    rightly wait for.
-    """
-    sights = list(sights)
-    members = [sight for sight in sights if sight.in_step or sight.reading.phase is Phase.OUTSIDE]
-    still = [sight for sight in sights if now - sight.since > bound]
-    if stopped := [each for each in still if each.stopped and (each.in_step or each.reading.phase is Phase.RECOVERING)]:
-        return stopped
-    stalled = [sight for sight in still if sight.in_step]
-    if not stalled:
-        return []
-    least = min(sight.progress for sight in members)
-    behind = [sight for sight in members if sight.progress == least]
-    return behind if all(sight in stalled for sight in behind) else []
+    flight: Flight
 
 
 class Watcher:
     """Remembers what the boards showed, and the recent step times.
 
     Args:
-        timeout: a fixed bound; None for one that follows the step times.
+        node: whose.
+        bound: nobody hangs who has stood still for less.
+        evidence: asks the kernel about all workers.
     """
 
-    def __init__(self, timeout: Seconds | None) -> None:
-        self._timeout = timeout
+    def __init__(self, node: NodeId, bound: Seconds, evidence: Callable[[], Mapping[WorkerId, Evidence]]) -> None:
+        self._node = node
+        self._after = min(_TELL_AFTER_S, bound / 4)
+        self._every = min(_TELL_EVERY_S, bound / 8)
+        self._evidence = evidence
         self._steps: deque[Seconds] = deque(maxlen=_RECENT_STEPS)
-        self._seen: dict[WorkerId, tuple[int, Instant]] = {}
-        self._told: dict[WorkerId, tuple[int, Instant]] = {}
-
-    @property
-    def bound(self) -> Seconds:
-        """How long a worker may stand still within a step."""
-        if self._timeout is not None:
-            return self._timeout
-        return max(_FLOOR_S, _FACTOR * max(self._steps, default=0.0))
+        self._since: dict[WorkerId, tuple[int, Instant]] = {}
+        self._cpu: dict[WorkerId, deque[tuple[Instant, Seconds]]] = {}
+        self._looked_at: Instant | None = None
+        self._told_at: Instant = float("-inf")
+        self._telling = False
 
     def step_took(self, seconds: Seconds) -> None:
         """A step was committed."""
         self._steps.append(seconds)
 
-    def look(self, readings: dict[WorkerId, Reading], now: Instant) -> list[Sight]:
-        """Readings with the time since when each shows the same; workers not among them are forgotten."""
-        self._seen = {worker: seen for worker, seen in self._seen.items() if worker in readings}
-        self._told = {worker: told for worker, told in self._told.items() if worker in readings}
-        sights = []
-        for worker, reading in readings.items():
-            beats, since = self._seen.get(worker, (-1, now))
-            if beats != reading.beats:
-                since = now
-            self._seen[worker] = (reading.beats, since)
-            sights.append(Sight(worker, reading, since))
-        return sights
+    def look(self, boards: Mapping[WorkerId, Board], now: Instant, *, interval: Seconds) -> NodeSeen | None:
+        """What is to be told, if it is time; workers not among these are forgotten. To be called each `interval`."""
+        self._note(boards, now, interval)
+        still = any(now - since >= self._after for _, since in self._since.values())
+        if not (still or self._telling) or (still and now - self._told_at < self._every):
+            return None
+        self._telling, self._told_at = still, now
+        known = self._evidence()
+        sights = [self._sight(name, board, known[name], now) for name, board in boards.items() if name in known]
+        return NodeSeen(self._node, sights, max(self._steps, default=0.0))
 
-    def news(self, sights: list[Sight], now: Instant) -> list[WorkerHung]:
-        """What to report: each standstill, and again after every further `bound` that it lasts.
+    def _note(self, boards: Mapping[WorkerId, Board], now: Instant, interval: Seconds) -> None:
+        gap = 0.0 if self._looked_at is None else now - self._looked_at - interval
+        self._looked_at = now
+        self._cpu = {worker: used for worker, used in self._cpu.items() if worker in boards}
+        since: dict[WorkerId, tuple[int, Instant]] = {}
+        for worker, board in boards.items():
+            beats, at = self._since.get(worker, (-1, now))
+            # What may have been a pause of the whole machine is not held against anybody.
+            at = min(now, at + gap) if gap > _GAP_S else at
+            since[worker] = (board.reading.beats, at if beats == board.reading.beats else now)
+        self._since = since
 
-        What the coordinator makes of it depends on what it knows at that moment, so once may be too early.
-        """
-        found = []
-        for sight in decide(sights, bound=self.bound, now=now):
-            beats, at = self._told.get(sight.worker, (-1, now))
-            if beats == sight.reading.beats and now - at < self.bound:
-                continue
-            self._told[sight.worker] = (sight.reading.beats, now)
-            found.append(self._describe(sight, now))
-        return found
-
-    def _describe(self, sight: Sight, now: Instant) -> WorkerHung:
-        reading = sight.reading
-        seconds = now - sight.since
-        state = "the process is stopped (state T)" if sight.stopped else "the process runs"
-        return WorkerHung(
-            worker=sight.worker,
+    def _sight(self, worker: WorkerId, board: Board, seen: Evidence, now: Instant) -> WorkerSight:
+        reading, flight = board
+        seconds = now - self._since[worker][1]
+        return WorkerSight(
+            worker=worker,
             generation=Generation(reading.generation),
             step=StepNo(reading.step),
+            calls=reading.calls,
+            phase=reading.phase,
             seconds=seconds,
-            bound=self.bound,
-            stopped=sight.stopped,
-            detail=(
-                f"no progress for {seconds:.1f} s (bound {self.bound:.1f} s) in {reading.phase.name.lower()} of step "
-                f"{reading.step}, after {reading.calls} collectives; {state}"
-            ),
+            waits=None if flight.number < 0 else flight.number > 0,
+            awaits=flight.oldest if flight.number > 0 else "",
+            stopped=seen.state in ("T", "t"),
+            busy=seen.state in ("R", "D") or self._computes(worker, seen.cpu, seconds, now),
+            blocked=seen.blocked,
         )
+
+    def _computes(self, worker: WorkerId, cpu: Seconds, still: Seconds, now: Instant) -> bool:
+        """Whether its processes have used the processor in the last seconds of its standstill."""
+        used = self._cpu.setdefault(worker, deque())
+        used.append((now, cpu))
+        window = min(_CPU_WINDOW_S, still / 2)
+        while len(used) > 2 and now - used[1][0] >= window:
+            used.popleft()
+        (begun, before), span = used[0], now - used[0][0]
+        return span > 0 and (cpu - before) / span >= _BUSY and begun < now

@@ -1,7 +1,8 @@
 """The process that writes durable checkpoints: `python -m regrow.agent.writer DESCRIPTOR`.
 
-It reads snapshots of the ranks' state from shared memory, so that no worker waits for a disk, and is last in line for
-the processor. Its orders come over a socket pair, with the snapshots' descriptors; it ends with its agent.
+It is told on standard input where to write. It reads snapshots of the ranks' state from shared memory, so that no
+worker waits for a disk, and is last in line for the processor. Its orders come over a socket pair, with the snapshots'
+descriptors; it ends with its agent.
 """
 
 import importlib
@@ -33,10 +34,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the agent says when it is over
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
+    url = sys.stdin.buffer.read().decode()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         # By name: the control plane is kept free of torch, and this is the one process of the agent's that needs it.
         work = cast(Callable[..., WriterFact | None], importlib.import_module(_WORK).work)
-        _serve(control, sys.argv[2], work)
+        _serve(control, url, work)
 
 
 def _serve(control: socket.socket, url: str, work: Callable[..., WriterFact | None]) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from regrow.agent.fencing import end_sessions
+from regrow.agent.imports import thread_names
 from regrow.agent.processes import call_process, die_with_parent, threads
 from regrow.agent.report import report
 from regrow.agent.requests import (
@@ -121,14 +122,18 @@ def _import_all(setup: ZygoteSetup, control: _Control) -> None:
     missing = _import_session()
     if setup.path_entry is not None:
         sys.path.insert(0, setup.path_entry)
+    started = []
     for name in setup.preload:
+        before = threads()
         importlib.import_module(name)
+        if threads() > before:
+            started.append(f"{name} starts {' and '.join(thread_names())}")
     if setup.path_entry is not None:
         sys.path.remove(setup.path_entry)
     gc.collect()
     gc.freeze()  # keeps the collector of a worker from touching, and so copying, the pages it shares with the zygote
     die_with_parent(0)
-    control.tell(ZygoteReady(threads(), time.monotonic() - began, missing))
+    control.tell(ZygoteReady(threads(), time.monotonic() - began, missing, "; ".join(started)))
 
 
 def _import_session() -> str:

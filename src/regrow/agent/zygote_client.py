@@ -179,13 +179,14 @@ class ZygoteClient:
 
     def _hear(self, fact: ZygoteFact) -> None:
         match fact:
-            case ZygoteReady(threads=threads, missing=missing):
+            case ZygoteReady(threads=threads, missing=missing, started=started):
                 if missing:
                     _log.warning("workers start slower than they could, and cannot use regrow: %s", missing)
                 if threads != 1:
                     _log.warning(
-                        "the zygote has %d threads, so a fork from it may hang: does a module in `preload` start some?",
+                        "the zygote has %d threads, so a fork from it may hang: %s; leave that out of --preload",
                         threads,
+                        started or "does a module in --preload start some?",
                     )
                 self._ready = True
                 for pending in list(self._pending.values()):

@@ -7,14 +7,16 @@ arrives first. Two rounds, and the volume of a ring.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp
 
+from regrow.comm import reductions
+from regrow.comm.headers import BYTES as HEADER_BYTES
+from regrow.comm.headers import Call, Operation, Told
 from regrow.comm.mesh import POINT_TO_POINT, Mesh
-from regrow.core.errors import UsageError
+from regrow.comm.reductions import Combine
 from regrow.core.ids import Seconds
 from regrow.step.dealing import Span, fold, partial_nodes_of_all
 
@@ -23,17 +25,12 @@ PIECE_BYTES = 16 << 20
 SMALL_BYTES = 16 << 10
 """Up to this, everybody sends everything to everybody: one round instead of two."""
 
-Combine = Callable[[torch.Tensor, torch.Tensor], Any]
-_COMBINES: dict[Any, Combine] = {
-    ReduceOp.SUM: torch.Tensor.add_,
-    ReduceOp.AVG: torch.Tensor.add_,
-    ReduceOp.PRODUCT: torch.Tensor.mul_,
-    ReduceOp.MIN: lambda left, right: torch.minimum(left, right, out=left),
-    ReduceOp.MAX: lambda left, right: torch.maximum(left, right, out=left),
-    ReduceOp.BAND: torch.Tensor.bitwise_and_,
-    ReduceOp.BOR: torch.Tensor.bitwise_or_,
-    ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
-}
+Tensors = dict[int, torch.Tensor]
+"""By peer."""
+
+
+_ALIGNED = 64
+_KEPT_MESSAGES = 16
 
 
 def _view(tensor: torch.Tensor) -> memoryview:
@@ -51,40 +48,90 @@ class Collectives:
     """
 
     def __init__(self, mesh: Mesh, deadline: Seconds) -> None:
-        self._mesh, self._deadline = mesh, deadline
+        self._mesh = mesh
+        self.deadline = deadline
+        """How long one collective may take, in seconds."""
         self._rank, self._size = mesh.rank, mesh.size
         self._others = [peer for peer in range(mesh.size) if peer != mesh.rank]
         self._receiving = {peer: threading.Lock() for peer in self._others}
+        self._number = 0
+        self._messages: dict[tuple[int, torch.dtype], tuple[dict[int, torch.Tensor], dict[int, memoryview]]] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     # --- reductions --------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
         """Reduce over all ranks, in place."""
-        combine = _combine(op)
+        if tensor.is_sparse:
+            self._all_reduce_sparse(tensor)
+            return
         flat = _flat(tensor)
+        self._reduce_all(flat, op, self._call(Operation.all_reduce, flat, op=op, whole=flat.nbytes))
+        _put(tensor, flat)
+
+    def _reduce_all(self, flat: torch.Tensor, op: Any, call: Call) -> None:
+        combine = reductions.combine(op)
+        reductions.prepare(op, flat)
         if flat.nbytes <= SMALL_BYTES or flat.numel() < self._size:
-            self._reduce_whole(flat, combine)
+            self._reduce_whole(flat, combine, call)
         else:
             step = max(self._size, PIECE_BYTES // flat.element_size())
             for start in range(0, flat.numel(), step):
-                self._reduce_piece(flat[start : start + step], combine)
-        if op == ReduceOp.AVG:
-            flat.div_(self._size)
-        _put(tensor, flat)
+                self._reduce_piece(flat[start : start + step], combine, call if start == 0 else None)
+        reductions.finish(op, flat, self._size)
 
-    def _reduce_whole(self, flat: torch.Tensor, combine: Combine) -> None:
-        parts = self._room(flat, len(self._others))
-        mine = flat.clone()
-        self._exchange(dict.fromkeys(self._others, mine), dict(zip(self._others, parts, strict=True)))
-        self._combine_in_order(flat, mine, dict(zip(self._others, parts, strict=True)), combine)
+    def _all_reduce_sparse(self, tensor: torch.Tensor) -> None:
+        """The sum of sparse tensors, added up in the order of ranks: every rank hears what the others have."""
+        mine = tensor.detach().coalesce()
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+        self.all_gather(counts, torch.tensor([mine._nnz()]))
+        indices, values = mine.indices().contiguous(), mine.values().contiguous()
+        found = [(indices.new_empty(len(indices), int(n)), values.new_empty(int(n), *values.shape[1:])) for n in counts]
+        self.all_gather([each for each, _ in found], indices)
+        self.all_gather([each for _, each in found], values)
+        total = torch.sparse_coo_tensor(*found[0], mine.shape, is_coalesced=True, check_invariants=False)
+        for its_indices, its_values in found[1:]:
+            total = total + torch.sparse_coo_tensor(
+                its_indices, its_values, mine.shape, is_coalesced=True, check_invariants=False
+            )
+        tensor.copy_(total.coalesce())  # not of `detach()`, which has indices of its own
 
-    def _reduce_piece(self, flat: torch.Tensor, combine: Combine) -> None:
+    def _reduce_whole(self, flat: torch.Tensor, combine: Combine, call: Call) -> None:
+        """One round: each message is a header and a tensor, in memory that is in one piece."""
+        headers = self._headers(call, {}, {})
+        parts, messages = self._small_messages(flat)
+        mine, message = parts[self._rank].copy_(flat), messages[self._rank]
+        message[: headers.size] = headers.before(self._rank)
+        self._mesh.exchange(
+            dict.fromkeys(self._others, message),
+            {peer: messages[peer] for peer in self._others},
+            headers=headers,
+            joined=True,
+            deadline=self.deadline,
+        )
+        self._combine_in_order(flat, mine, parts, combine)
+
+    def _small_messages(self, like: torch.Tensor) -> tuple[dict[int, torch.Tensor], dict[int, memoryview]]:
+        """For each rank room for a tensor, and for it with a header before it. Kept, as small sums come again."""
+        key = (like.nbytes, like.dtype)
+        found = self._messages.get(key)
+        if found is None:
+            if len(self._messages) >= _KEPT_MESSAGES:
+                self._messages.clear()
+            stride = -(-like.nbytes // _ALIGNED) * _ALIGNED + _ALIGNED
+            room = torch.empty(stride * self._size, dtype=torch.uint8)
+            starts = [(rank, rank * stride + _ALIGNED) for rank in range(self._size)]
+            parts = {rank: room[at : at + like.nbytes].view(like.dtype) for rank, at in starts}
+            messages = {rank: _view(room[at - HEADER_BYTES : at + like.nbytes]) for rank, at in starts}
+            found = self._messages[key] = (parts, messages)
+        return found
+
+    def _reduce_piece(self, flat: torch.Tensor, combine: Combine, call: Call | None) -> None:
         bounds = [flat.numel() * at // self._size for at in range(self._size + 1)]
         owned = [flat[bounds[at] : bounds[at + 1]] for at in range(self._size)]
         mine = owned[self._rank]
         parts = dict(zip(self._others, self._room(mine, len(self._others)), strict=True))
-        self._exchange({peer: owned[peer] for peer in self._others}, parts)
+        self._exchange({peer: owned[peer] for peer in self._others}, parts, call)
         self._combine_in_order(mine, mine, parts, combine)
         self._exchange(dict.fromkeys(self._others, mine), {peer: owned[peer] for peer in self._others})
 
@@ -99,20 +146,28 @@ class Collectives:
 
     def reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
         """`output` becomes the reduction of every rank's `parts[rank]`."""
-        combine = _combine(op)
-        mine = _flat(parts[self._rank]).clone()
+        flats = [_flat(part) for part in parts]
+        mine = flats[self._rank] = flats[self._rank].clone()
+        if reductions.factor(op) is not None:
+            flats = [flat.clone() for flat in flats]
+            mine = flats[self._rank]
+            for flat in flats:
+                reductions.prepare(op, flat)
         arrived = dict(zip(self._others, self._room(mine, len(self._others)), strict=True))
-        self._exchange({peer: _flat(parts[peer]) for peer in self._others}, arrived)
+        call = self._call(Operation.reduce_scatter, mine, op=op)
+        self._exchange({peer: flats[peer] for peer in self._others}, arrived, call)
         total = torch.empty_like(mine)
-        self._combine_in_order(total, mine, arrived, combine)
-        if op == ReduceOp.AVG:
-            total.div_(self._size)
+        self._combine_in_order(total, mine, arrived, reductions.combine(op))
+        reductions.finish(op, total, self._size)
         _put(output, total)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> None:
         """Reduce onto `root`; the others' tensors stay as they are."""
-        work = tensor.detach().clone()
-        self.all_reduce(work, op)
+        work = tensor.detach().clone(memory_format=torch.contiguous_format)
+        flat = _flat(work)
+        call = self._call(Operation.reduce, flat, op=op, detail=root, whole=flat.nbytes)
+        self._reduce_all(flat, op, call)
+        _put(work, flat)
         if self._rank == root:
             tensor.copy_(work)
 
@@ -125,13 +180,19 @@ class Collectives:
             scale: what the sum is multiplied by.
         """
         held = partial_nodes_of_all(count, self._size)
+        call = self._call(Operation.tree_reduce, nodes[0], detail=count, whole=nodes[0].nbytes)
         step = max(self._size, PIECE_BYTES // nodes[0].element_size())
         for start in range(0, nodes[0].numel(), step):
             pieces = [node[start : start + step] for node in nodes]
-            self._tree_reduce_piece(pieces, held, count, scale)
+            self._tree_reduce_piece(pieces, held, count, scale, call if start == 0 else None)
 
     def _tree_reduce_piece(
-        self, nodes: Sequence[torch.Tensor], held: Sequence[Sequence[Span]], count: int, scale: float
+        self,
+        nodes: Sequence[torch.Tensor],
+        held: Sequence[Sequence[Span]],
+        count: int,
+        scale: float,
+        call: Call | None,
     ) -> None:
         bounds = [nodes[0].numel() * at // self._size for at in range(self._size + 1)]
 
@@ -145,7 +206,7 @@ class Collectives:
             out = {peer: owned(nodes[at], peer) for peer in self._others} if at < len(nodes) else {}
             into = {peer: next(room) for peer in self._others if at < len(held[peer])}
             found.update({held[peer][at]: part for peer, part in into.items()})
-            self._exchange(out, into)
+            self._exchange(out, into, call if at == 0 else None)
         total = fold(count, found, torch.Tensor.add_)
         if scale != 1.0:
             total.mul_(scale)
@@ -158,54 +219,59 @@ class Collectives:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """All ranks get the root's values."""
         flat = _flat(tensor)
+        call = self._call(Operation.broadcast, flat, detail=root)
         if self._rank == root:
-            self._exchange(dict.fromkeys(self._others, flat), {})
+            self._exchange(dict.fromkeys(self._others, flat), {}, call)
         else:
-            self._exchange({}, {root: flat})
+            self._exchange({}, {root: flat}, call)
             _put(tensor, flat)
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
         """`outputs[r]` becomes rank r's tensor."""
         mine = _flat(tensor)
         flats = {peer: _flat(outputs[peer]) for peer in self._others}
-        self._exchange(dict.fromkeys(self._others, mine), flats)
+        self._exchange(dict.fromkeys(self._others, mine), flats, self._call(Operation.all_gather, mine))
         for peer, flat in flats.items():
             _put(outputs[peer], flat)
         outputs[self._rank].copy_(tensor.reshape(outputs[self._rank].shape))
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> None:
         """On the root, `outputs[r]` becomes rank r's tensor."""
+        call = self._call(Operation.gather, tensor, detail=root)
         if self._rank != root:
-            self._exchange({root: _flat(tensor)}, {})
+            self._exchange({root: _flat(tensor)}, {}, call)
             return
         flats = {peer: _flat(outputs[peer]) for peer in self._others}
-        self._exchange({}, flats)
+        self._exchange({}, flats, call)
         for peer, flat in flats.items():
             _put(outputs[peer], flat)
         outputs[root].copy_(tensor)
 
     def scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> None:
         """`output` becomes the root's `parts[rank]`."""
+        call = self._call(Operation.scatter, output, detail=root)
         if self._rank == root:
-            self._exchange({peer: _flat(parts[peer]) for peer in self._others}, {})
+            self._exchange({peer: _flat(parts[peer]) for peer in self._others}, {}, call)
             output.copy_(parts[root])
             return
         flat = _flat(output)
-        self._exchange({}, {root: flat})
+        self._exchange({}, {root: flat}, call)
         _put(output, flat)
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
         """`outputs[r]` becomes rank r's `parts[rank]`."""
         flats = {peer: _flat(outputs[peer]) for peer in self._others}
-        self._exchange({peer: _flat(parts[peer]) for peer in self._others}, flats)
+        call = self._call(Operation.all_to_all, outputs[self._rank])
+        self._exchange({peer: _flat(parts[peer]) for peer in self._others}, flats, call)
         for peer, flat in flats.items():
             _put(outputs[peer], flat)
         outputs[self._rank].copy_(parts[self._rank])
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        mark = torch.zeros(1, dtype=torch.uint8)
-        self._exchange(dict.fromkeys(self._others, mark), {peer: torch.empty_like(mark) for peer in self._others})
+        empty = torch.empty(0, dtype=torch.uint8)
+        nothing = dict.fromkeys(self._others, empty)
+        self._exchange(nothing, nothing, self._call(Operation.barrier, empty))
 
     # --- point to point ----------------------------------------------------------------------------------------
 
@@ -213,31 +279,24 @@ class Collectives:
         """Send tensors to one peer, which receives in the same order."""
         for tensor in tensors:
             flat = _flat(tensor)
-            head = torch.tensor([tag, flat.nbytes], dtype=torch.int64)
-            for part in (head, flat):
-                self._mesh.exchange({peer: _view(part)}, {}, lane=POINT_TO_POINT, deadline=self._deadline)
+            headers = self._headers(Call(Operation.send, 0, flat.dtype, detail=tag), {peer: flat}, {})
+            self._mesh.exchange({peer: _view(flat)}, {}, headers=headers, lane=POINT_TO_POINT, deadline=self.deadline)
 
     def receive(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> None:
-        """Receive tensors from one peer. Raises `UsageError` when it sends something else first."""
+        """Receive tensors from one peer. Raises `CollectiveMisuse` when it sends something else first."""
         with self._receiving[peer]:
             for tensor in tensors:
                 self._receive(tensor, peer, tag)
 
     def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         flat = _flat(tensor)
-        head = torch.empty(2, dtype=torch.int64)
-        self._mesh.exchange({}, {peer: _view(head)}, lane=POINT_TO_POINT, deadline=self._deadline)
-        if head.tolist() != [tag, flat.nbytes]:
-            raise UsageError(
-                f"rank {peer} sent {head[1]} bytes with tag {head[0]}; {flat.nbytes} with tag {tag} were awaited",
-                hint="receive in the order of the sends",
-            )
-        self._mesh.exchange({}, {peer: _view(flat)}, lane=POINT_TO_POINT, deadline=self._deadline)
+        headers = self._headers(Call(Operation.send, 0, flat.dtype, detail=tag), {}, {peer: flat})
+        self._mesh.exchange({}, {peer: _view(flat)}, headers=headers, lane=POINT_TO_POINT, deadline=self.deadline)
         _put(tensor, flat)
 
     def receive_any(self, tensors: Sequence[torch.Tensor], tag: int) -> int:
         """Receive tensors from the first peer that sends and from which nothing is awaited by name; its rank."""
-        until = time.monotonic() + self._deadline
+        until = time.monotonic() + self.deadline
         while True:
             free = [peer for peer in self._others if not self._receiving[peer].locked()]
             for peer in self._mesh.await_any(free, lane=POINT_TO_POINT, until=until):
@@ -251,26 +310,31 @@ class Collectives:
 
     # --- bytes -------------------------------------------------------------------------------------------------
 
-    def _exchange(self, out: dict[int, torch.Tensor], into: dict[int, torch.Tensor]) -> None:
+    def _call(
+        self, operation: Operation, tensor: torch.Tensor, *, op: Any = None, detail: int = 0, whole: int | None = None
+    ) -> Call:
+        """What is called now, as the others are told before the first bytes of it."""
+        number, self._number = self._number, self._number + 1
+        return Call(operation, number, tensor.dtype, 0 if op is None else reductions.number(op), detail, whole)
+
+    def _headers(self, call: Call, out: Tensors, into: Tensors) -> Told:
+        return Told(call, out, into, self._rank, self._mesh.ranks)
+
+    def _exchange(self, out: Tensors, into: Tensors, call: Call | None = None) -> None:
+        """Move bytes; with `call`, both sides say first what it is about."""
         self._mesh.exchange(
             {peer: _view(tensor) for peer, tensor in out.items()},
             {peer: _view(tensor) for peer, tensor in into.items()},
-            deadline=self._deadline,
+            headers=None if call is None else self._headers(call, out, into),
+            deadline=self.deadline,
         )
 
     def _room(self, like: torch.Tensor, count: int) -> list[torch.Tensor]:
         """`count` tensors of that size and dtype, in memory that is used again."""
-        size = -(-like.nbytes // 64) * 64
+        size = -(-like.nbytes // _ALIGNED) * _ALIGNED
         if self._scratch.nbytes < size * count:
             self._scratch = torch.empty(size * count, dtype=torch.uint8)
         return [self._scratch[at * size : at * size + like.nbytes].view(like.dtype) for at in range(count)]
-
-
-def _combine(op: Any) -> Combine:
-    for known, combine in _COMBINES.items():
-        if op == known:
-            return combine
-    raise UsageError(f"the reduction {op} is not supported on CPU tensors", hint="use SUM, AVG, PRODUCT, MIN or MAX")
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,10 @@ newcomer that still has the first layout would hang or corrupt the others, so ev
 real step.
 """
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Mapping
 
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,8 +16,56 @@ from regrow.core.errors import UsageError
 
 
 def replicas(objects: Iterable[object]) -> list[DistributedDataParallel]:
-    """Those of these objects that DDP wraps."""
-    return [item for item in objects if isinstance(item, DistributedDataParallel)]
+    """What DDP wraps in these objects: also inside other modules, and below `torch.compile`; each once."""
+    found: dict[int, DistributedDataParallel] = {}
+    for item in objects:
+        for module in item.modules() if isinstance(item, nn.Module) else ():
+            if isinstance(module, DistributedDataParallel):
+                found.setdefault(id(module), module)
+    return list(found.values())
+
+
+def made_elsewhere(
+    objects: Iterable[object], known: Iterable[DistributedDataParallel]
+) -> list[DistributedDataParallel]:
+    """The DDP modules of this process that wrap parameters of these objects, but for those that are known.
+
+    `protect(net)` may have come before `DDP(net)`, and a trainer may wrap what it is given. In the order of the
+    parameters, which is the same in all workers.
+    """
+    places = {
+        id(parameter): at
+        for at, parameter in enumerate(
+            parameter for item in objects if isinstance(item, nn.Module) for parameter in item.parameters()
+        )
+    }
+    left_out = {id(module) for module in known}
+
+    def others() -> list[tuple[int, DistributedDataParallel]]:
+        # By the exact type first: `isinstance` may run code of objects that pretend to be others.
+        living = (item for item in gc.get_objects() if issubclass(type(item), DistributedDataParallel))
+        held = ((_first_place(module, places), module) for module in living if id(module) not in left_out)
+        return [(place, module) for place, module in held if place is not None]
+
+    if not places or not others():
+        return []
+    gc.collect()  # those that the script has dropped may still be there
+    return [module for _, module in sorted(others(), key=lambda found: found[0])]
+
+
+def _first_place(module: DistributedDataParallel, places: Mapping[int, int]) -> int | None:
+    return min((places[id(each)] for each in module.parameters() if id(each) in places), default=None)
+
+
+def refuse_what_cannot_run_again(modules: Iterable[DistributedDataParallel]) -> None:
+    """Raise `UsageError` for modules whose reducer cannot be reset after a step that was given up."""
+    for module in modules:
+        if module.static_graph:
+            raise UsageError(
+                "DDP(static_graph=True) cannot run a step again: its reducer counts on the order of the first one",
+                hint="leave static_graph out; find_unused_parameters=True is for parameters without gradients, and "
+                "checkpoint(use_reentrant=False) for activation checkpointing",
+            )
 
 
 def reset_unfinished(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from regrow.comm.asking import answer_special
+from regrow.comm.private import Work
 from regrow.comm.work import finished_work
+from regrow.core.errors import CollectiveMisuse
 from regrow.core.ids import Seconds
 
 
@@ -64,6 +66,21 @@ class EchoTransport:
     def broke(self) -> bool:
         """Nothing can fail."""
         return False
+
+    def misuse(self) -> CollectiveMisuse | None:
+        """Nothing can fail."""
+        return None
+
+    def set_timeout(self, seconds: Seconds) -> None:
+        """Nothing takes long."""
+
+    def start_coalescing(self, device: torch.device) -> bool:
+        """No: each call is answered at once."""
+        return False
+
+    def end_coalescing(self, device: torch.device) -> Work | None:
+        """Nothing was put together."""
+        return None
 
     def halt(self) -> None:
         """Nothing blocks."""

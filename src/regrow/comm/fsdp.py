@@ -103,6 +103,9 @@ def parameter_groups(modules: Iterable[FSDPModule]) -> Iterator[Any]:
                 yield from _state(module)._fsdp_param_groups
 
 
+_ACCUMULATED = "unsharded_accumulated_grad"
+
+
 def _state(module: FSDPModule) -> Any:
     return module._get_fsdp_state()
 
@@ -132,4 +135,5 @@ def _drop_gradients(group: Any) -> None:
     for parameter in group.fsdp_params:
         if hasattr(parameter, "_unsharded_param"):
             parameter._unsharded_param.grad = None
-        parameter.unsharded_accumulated_grad = None
+        if _ACCUMULATED in vars(parameter):  # from torch 2.15 on it is the gradient above under another name
+            setattr(parameter, _ACCUMULATED, None)

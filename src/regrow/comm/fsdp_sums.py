@@ -64,7 +64,9 @@ class ShardSums:
             for each, flat in zip(self._parameters, sums, strict=True):
                 each.sharded_param.grad = each.to_sharded_dtensor(flat.view(each.sharded_size))
             return
-        flat, at = sums[0].to(self._group._orig_dtype or sums[0].dtype), 0
+        # From torch 2.15 on a group's parameters need not be of one dtype, so each has its own.
+        dtype = getattr(self._group, "_orig_dtype", None) or getattr(self._parameters[0], "orig_dtype", None)
+        flat, at = sums[0].to(dtype or sums[0].dtype), 0
         for each in self._parameters:
             piece = torch.as_strided(flat, each.sharded_size, each.contiguous_sharded_stride, storage_offset=at)
             each.sharded_param.grad = each.to_sharded_dtensor(piece)
@@ -84,5 +86,6 @@ def prepare(modules: Iterable[FSDPModule], shard_size: int) -> None:
 
 
 def sums_of(modules: Iterable[FSDPModule]) -> list[ShardSums]:
-    """One for each parameter group, in an order that is the same on all ranks; after the first forward."""
-    return [ShardSums(group) for root in modules for group in groups_of(root) if group.fsdp_params]
+    """One for each parameter group that trains, in an order that is the same on all ranks; after the first forward."""
+    found = [ShardSums(group) for root in modules for group in groups_of(root) if group.fsdp_params]
+    return [sums for sums in found if sums.parameters]

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
-from regrow.comm import nccl
+from regrow.comm import checking, nccl, private
 from regrow.comm.echo import EchoTransport
+from regrow.comm.flight import FLIGHT
 from regrow.comm.private import ProcessGroup, Work
 from regrow.comm.transport import Transport
 from regrow.comm.work import NO_TIMEOUT, joint_work
+from regrow.core.early_reads import Place
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Seconds
 
@@ -50,9 +54,12 @@ class Owner(Protocol):
     generation: Generation
     halted: bool
     refused: bool
+    refused_call: str
     draining: bool
+    on_call: Callable[[str, int], None] | None
     on_collective: Callable[[str], None] | None
     after_collective: Callable[[str], None] | None
+    on_asked: Callable[[Place, str], None] | None
 
     def drop(self, group: "RegrowGroup") -> None:
         """Forget a group, and free what it has."""
@@ -82,6 +89,7 @@ class RegrowGroup(ProcessGroup):
         self.echo: EchoTransport | None = None
         """While set, it answers instead of the transport."""
         self._coalescing: list[Work] | None = None
+        self._coalesced_by: Transport | None = None
 
     def seat(self, rank: int) -> None:
         """Take another rank of the group."""
@@ -93,19 +101,23 @@ class RegrowGroup(ProcessGroup):
 
     def rank(self) -> int:
         """This worker's rank in the group."""
+        if self._groups.on_asked is not None:
+            self._groups.on_asked(Place.RANK, "get_rank()")
         return self._place
 
     def size(self) -> int:
         """How many ranks the group has."""
+        if self._groups.on_asked is not None:
+            self._groups.on_asked(Place.WORLD, "get_world_size()")
         return self._count
 
     def getRank(self) -> int:
         """This worker's rank in the group."""
-        return self._place
+        return self.rank()
 
     def getSize(self) -> int:
         """How many ranks the group has."""
-        return self._count
+        return self.size()
 
     def name(self) -> str:
         """The backend's name."""
@@ -131,12 +143,29 @@ class RegrowGroup(ProcessGroup):
         """What serves a device: this group itself."""
         return self
 
+    def forget_coalescing(self) -> None:
+        """The generation in which calls were put together is over."""
+        self._coalescing = self._coalesced_by = None
+
+    @property
+    def groups_sends(self) -> bool:
+        """Whether sends and receives of one batch must be put together, since they would wait for each other else."""
+        return self.echo is None and isinstance(self.transport, nccl.NcclTransport)
+
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing = []
+        transport = self.transport if self.echo is None else None
+        self._coalesced_by = transport if transport is not None and transport.start_coalescing(device) else None
 
     def _end_coalescing(self, device: torch.device) -> Work:
         works, self._coalescing = self._coalescing or [], None
-        return joint_work(works)
+        transport, self._coalesced_by = self._coalesced_by, None
+        if transport is None:
+            return joint_work(works)
+        work = transport.end_coalescing(device)
+        if work is None:
+            raise GenerationHalted(f"generation {self._groups.generation} is over")
+        return work
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks. Raises `DeadlineExceeded`; who is missing is the coordinator's to say."""
@@ -144,8 +173,14 @@ class RegrowGroup(ProcessGroup):
         work.wait(timeout or NO_TIMEOUT)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long a collective may take, from the next generation on."""
+        """How long a collective may take that begins from now on."""
         self.run_s = timeout.total_seconds()
+        transport = self.transport
+        if transport is not None:
+            transport.set_timeout(self.run_s)
+
+    _set_default_timeout = set_timeout
+    """What `torch.distributed` calls."""
 
     def shutdown(self) -> None:
         """The script destroys this group: it is not formed again."""
@@ -156,15 +191,23 @@ class RegrowGroup(ProcessGroup):
         self._groups.drop(self)
 
     def forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Run one method on the transport. Raises `GenerationHalted` at once when the generation is over."""
+        """Run one method on the transport. Raises `GenerationHalted` at once when the generation is over.
+
+        Raises `CollectiveMisuse` where the call cannot be right, before anything of it is sent.
+        """
+        if not nccl.on_cuda(args):
+            checking.check(name, args, options, self._count)
+        if self._groups.on_call is not None:
+            self._groups.on_call(name, self._count)
         if self.echo is not None:
             return self._kept(self.echo.call(name, args, options))
         groups, transport = self._groups, self.transport
         if (groups.halted and not groups.draining) or transport is None:
-            groups.refused = True
+            groups.refused, groups.refused_call = True, name
             raise GenerationHalted(f"{name}: generation {groups.generation} is over")
         if groups.on_collective is not None:
             groups.on_collective(name)
+        FLIGHT.name(f"{name} on {self.key}")
         result = transport.call(name, args, options)
         if groups.after_collective is not None:
             groups.after_collective(name)
@@ -188,6 +231,18 @@ def _forwarding(name: str) -> Callable[..., Work]:
 
 for _name in _COLLECTIVES:
     setattr(RegrowGroup, _name, _forwarding(_name))
+# `torch.compile` around DDP meets these when DDP's reducer calls them, and cannot look into a group.
+private.keep_from_compiler(*(each for each in vars(RegrowGroup).values() if isinstance(each, FunctionType)))
+
+
+def send_together(operations: list[dist.P2POp]) -> list[Work] | None:
+    """A batch of sends and receives as one call, where that is needed; None: each for itself is right."""
+    asked: dist.ProcessGroup | None = operations[0].group  # torch's annotation leaves the default group out
+    device = operations[0].tensor.device
+    group = dist.group.WORLD if asked is None else asked
+    if not isinstance(group, RegrowGroup) or device.type != "cuda" or not group.groups_sends:
+        return None
+    return private.coalesced(group, device, operations)
 
 
 class EchoScope:

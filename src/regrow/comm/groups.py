@@ -12,15 +12,16 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from regrow.comm import nccl, private
+from regrow.comm import nccl, private, torch_names
 from regrow.comm.echo import EchoTransport
-from regrow.comm.group import BACKEND, EchoScope, RegrowGroup
+from regrow.comm.group import BACKEND, EchoScope, RegrowGroup, send_together
 from regrow.comm.lone_store import LoneStore
 from regrow.comm.mesh import Mesh, Site
 from regrow.comm.places import Seated, fixed, moved, spans
 from regrow.comm.store import AgentStore
 from regrow.comm.transport import MeshTransport, Transport
-from regrow.core.errors import GenerationHalted, StateError
+from regrow.core.early_reads import Place
+from regrow.core.errors import CollectiveMisuse, GenerationHalted, StateError
 from regrow.core.ids import Generation, Seconds
 
 
@@ -43,10 +44,16 @@ class Groups:
         self.halted = False
         self.refused = False
         """Whether a collective was refused since the generation was formed."""
+        self.refused_call = ""
+        """The last one that was refused."""
         self.draining = False
         """While set, collectives of a halted generation are run on what had arrived before the halt."""
+        self.on_call: Callable[[str, int], None] | None = None
+        """Told of every call of a collective, and of how many ranks, wherever it is answered."""
         self.on_collective: Callable[[str], None] | None = None
         self.after_collective: Callable[[str], None] | None = None
+        self.on_asked: Callable[[Place, str], None] | None = None
+        """Told when a group is asked for its rank or size, and by what, while that may not be the last."""
         self.unit = 1
         """Ranks of one replica."""
         self._groups: list[RegrowGroup] = []
@@ -69,11 +76,15 @@ class Groups:
             world: ranks in the world.
             formation: the generation to form for real; None: an echo world, until `form` is called.
             form_s: deadline for forming one group, in seconds.
+
+        Raises `UsageError` where this torch lacks what regrow uses of it.
         """
+        torch_names.check()
         self._form_s = form_s
         self._seated = Seated(rank, world)
         if not hasattr(private.Backend, BACKEND.upper()):
             private.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+            private.serve_by(RegrowGroup, set_timeout=RegrowGroup.set_timeout, send_together=send_together)
         global _current
         _current = self
         if formation is not None:
@@ -113,7 +124,7 @@ class Groups:
         transport: Transport = mesh
         if nccl.available():
             keys = private.PrefixStore(f"nccl/{group.key}", store)
-            transport = nccl.NcclTransport(mesh, keys, group.rank(), group.size())
+            transport = nccl.NcclTransport(mesh, keys, group.rank(), group.size(), run_s=group.run_s)
         with self._lock:
             if self.halted:
                 raise GenerationHalted(f"generation {self.generation} was halted while its groups were formed")
@@ -232,6 +243,7 @@ class Groups:
             transports = [group.transport for group in self._groups if group.transport is not None]
             for group in self._groups:
                 group.transport = None
+                group.forget_coalescing()
             store, self._store = self._store, None
         # Calls that were being put together when the step was given up: torch would add to them from now on.
         private.calls_being_coalesced().clear()
@@ -244,6 +256,11 @@ class Groups:
     def broke(self) -> bool:
         """Whether a collective has failed in this generation."""
         return any(group.transport.broke() for group in self._groups if group.transport is not None)
+
+    def misuse(self) -> CollectiveMisuse | None:
+        """The first error of the script's own calls by which a collective has failed in this generation."""
+        transports = [group.transport for group in self._groups if group.transport is not None]
+        return next((error for transport in transports if (error := transport.misuse()) is not None), None)
 
     # --- rehearsing --------------------------------------------------------------------------------------------
 

@@ -13,11 +13,11 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from regrow.comm.private import Store
 from regrow.core.errors import DeadlineExceeded, GenerationHalted
@@ -48,6 +48,34 @@ class Site:
     socket_dir: str | None
     host: str
     token: str
+
+
+Pieces = list[memoryview]
+"""What is still to be sent or received, in order."""
+
+
+class Headers(Protocol):
+    """What stands before the bytes that are exchanged: `regrow.comm.headers`."""
+
+    size: int
+
+    def before(self, peer: int) -> bytes:
+        """What a peer is told before its bytes."""
+        ...
+
+    def check(self, peer: int, header: bytearray | memoryview) -> None:
+        """A peer's header has come. Raises where it does not fit; its bytes are not waited for then."""
+        ...
+
+
+@dataclass(slots=True)
+class Awaited:
+    """What comes from a peer: a header, if there is one, and bytes."""
+
+    pieces: Pieces
+    header: bytearray | memoryview = field(default_factory=bytearray)
+    check: Callable[[int, bytearray | memoryview], None] | None = None
+    arrived: int = 0
 
 
 @dataclass
@@ -192,6 +220,8 @@ class Mesh:
         out: dict[int, memoryview],
         into: dict[int, memoryview],
         *,
+        headers: Headers | None = None,
+        joined: bool = False,
         lane: int = COLLECTIVES,
         deadline: Seconds,
     ) -> None:
@@ -200,34 +230,44 @@ class Mesh:
         What has arrived decides: a peer that takes nothing any more does not fail the call, for this worker may have
         all that it needs for its update, and a halt leaves what had arrived before it to be read.
 
-        Raises `PeerLost`, `GenerationHalted` or `DeadlineExceeded`; the connections cannot be used afterwards.
+        Args:
+            headers: what stands before the bytes for each peer, and judges what stands before its own.
+            joined: the headers are in the bytes already, in front, or have room there: that saves a few microseconds.
+
+        Raises `PeerLost`, `GenerationHalted` or `DeadlineExceeded`, or what a header's check raises; the connections
+        cannot be used afterwards.
         """
-        out = {peer: view for peer, view in out.items() if len(view)}
-        into = {peer: view for peer, view in into.items() if len(view)}
-        self._move(out, into, lane)
-        if not out and not into:
+        sending: dict[int, Pieces]
+        if headers is not None and joined:
+            size, check = headers.size, headers.check
+            sending = {peer: [view] for peer, view in out.items()}
+            awaited = {peer: Awaited([view], view[:size], check) for peer, view in into.items()}
+        else:
+            sending, awaited = _sending(out, headers), _awaited(into, headers)
+        self._move(sending, awaited, lane)
+        if not sending and not awaited:
             return
         until = time.monotonic() + deadline
         poller, by_descriptor = select.poll(), {}
-        for peer in out.keys() | into.keys():
+        for peer in sending.keys() | awaited.keys():
             sock = self._socket(peer, lane)
             by_descriptor[sock.fileno()] = peer
-            poller.register(sock, _mask(peer, out, into))
-        while out or into:
+            poller.register(sock, _mask(peer, sending, awaited))
+        while sending or awaited:
             ready = poller.poll(_POLL_MS)
             if not ready and time.monotonic() > until:
                 raise DeadlineExceeded(f"{self.name}: a collective took longer than {deadline:.0f} s")
             for descriptor, event in ready:
                 peer = by_descriptor[descriptor]
-                before = (peer in out, peer in into)
-                if event & (select.POLLOUT | select.POLLERR) and peer in out:
-                    self._send(peer, out, lane)
-                if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and peer in into:
-                    self._receive(peer, into, lane)
+                before = (peer in sending, peer in awaited)
+                if event & (select.POLLOUT | select.POLLERR) and peer in sending:
+                    self._send(peer, sending, lane)
+                if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and peer in awaited:
+                    self._receive(peer, awaited, lane)
                 if event & select.POLLHUP:
-                    out.pop(peer, None)
-                if (peer in out, peer in into) != before:
-                    mask = _mask(peer, out, into)
+                    sending.pop(peer, None)
+                if (peer in sending, peer in awaited) != before:
+                    mask = _mask(peer, sending, awaited)
                     if mask:
                         poller.modify(descriptor, mask)
                     else:
@@ -248,39 +288,43 @@ class Mesh:
             raise DeadlineExceeded(f"{self.name}: nobody sent what was awaited from anyone")
         return [by_descriptor[descriptor] for descriptor, _ in ready]
 
-    def _move(self, out: dict[int, memoryview], into: dict[int, memoryview], lane: int) -> None:
+    def _move(self, sending: dict[int, Pieces], awaited: dict[int, Awaited], lane: int) -> None:
         """What goes at once, without asking whether it would."""
-        for peer in list(out):
-            self._send(peer, out, lane)
-        for peer in list(into):
-            self._receive(peer, into, lane)
+        for peer in list(sending):
+            self._send(peer, sending, lane)
+        for peer in list(awaited):
+            self._receive(peer, awaited, lane)
 
-    def _send(self, peer: int, out: dict[int, memoryview], lane: int) -> None:
+    def _send(self, peer: int, sending: dict[int, Pieces], lane: int) -> None:
+        pieces, sock = sending[peer], self._socket(peer, lane)
         try:
-            sent = self._socket(peer, lane).send(out[peer])
+            sent = sock.send(pieces[0]) if len(pieces) == 1 else sock.sendmsg(pieces)
         except BlockingIOError:
             return
         except OSError:
-            del out[peer]  # it is gone, or we are halted: whether that matters shows in what does not arrive
+            del sending[peer]  # it is gone, or we are halted: whether that matters shows in what does not arrive
             return
-        if sent == len(out[peer]):
-            del out[peer]
-        else:
-            out[peer] = out[peer][sent:]
+        if not _advance(pieces, sent):
+            del sending[peer]
 
-    def _receive(self, peer: int, into: dict[int, memoryview], lane: int) -> None:
+    def _receive(self, peer: int, awaited: dict[int, Awaited], lane: int) -> None:
+        coming, sock = awaited[peer], self._socket(peer, lane)
+        pieces = coming.pieces
         try:
-            count = self._socket(peer, lane).recv_into(into[peer])
+            count = sock.recv_into(pieces[0]) if len(pieces) == 1 else sock.recvmsg_into(pieces)[0]
         except BlockingIOError:
             return
         except OSError as error:
             raise self._lost(peer) from error
         if count == 0:
             raise self._lost(peer)
-        if count == len(into[peer]):
-            del into[peer]
-        else:
-            into[peer] = into[peer][count:]
+        coming.arrived += count
+        left = _advance(pieces, count)
+        if coming.check is not None and coming.arrived >= len(coming.header):
+            check, coming.check = coming.check, None
+            check(peer, coming.header)
+        if not left:
+            del awaited[peer]
 
     def _socket(self, peer: int, lane: int) -> socket.socket:
         sock = self._peers.get((peer, lane))
@@ -312,5 +356,39 @@ class Mesh:
             self._peers.clear()
 
 
-def _mask(peer: int, out: dict[int, memoryview], into: dict[int, memoryview]) -> int:
-    return (select.POLLOUT if peer in out else 0) | (select.POLLIN if peer in into else 0)
+def _sending(out: dict[int, memoryview], headers: Headers | None) -> dict[int, Pieces]:
+    if headers is None:
+        return {peer: [view] for peer, view in out.items() if len(view)}
+    before = headers.before
+    return {
+        peer: [memoryview(before(peer)), view] if len(view) else [memoryview(before(peer))]
+        for peer, view in out.items()
+    }
+
+
+def _awaited(into: dict[int, memoryview], headers: Headers | None) -> dict[int, Awaited]:
+    if headers is None:
+        return {peer: Awaited([view]) for peer, view in into.items() if len(view)}
+    found = {}
+    for peer, view in into.items():
+        header = bytearray(headers.size)
+        pieces = [memoryview(header), view] if len(view) else [memoryview(header)]
+        found[peer] = Awaited(pieces, header, headers.check)
+    return found
+
+
+def _advance(pieces: Pieces, count: int) -> bool:
+    """Leave out what has gone; whether there is more."""
+    while pieces:
+        length = len(pieces[0])
+        if count < length:
+            if count:
+                pieces[0] = pieces[0][count:]
+            return True
+        count -= length
+        del pieces[0]
+    return False
+
+
+def _mask(peer: int, sending: dict[int, Pieces], awaited: dict[int, Awaited]) -> int:
+    return (select.POLLOUT if peer in sending else 0) | (select.POLLIN if peer in awaited else 0)

@@ -1,7 +1,13 @@
 """The one place where names that torch does not promise to keep are imported."""
 
+import functools
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
@@ -13,6 +19,7 @@ from torch._C._distributed_c10d import (
     Store,
     Work,
 )
+from torch._C._dynamo import eval_frame
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import Backend, _world
 from torch.distributed.rendezvous import _rendezvous_handlers as rendezvous_handlers
@@ -37,6 +44,68 @@ def name_ranks(group: ProcessGroup, ranks: list[int]) -> None:
         known.update({rank: place for place, rank in enumerate(ranks)})
 
 
+def coalesced(group: ProcessGroup, device: torch.device, operations: list[dist.P2POp]) -> list[Work]:
+    """A batch of sends and receives inside torch's coalescing manager, as torch does it for its own groups."""
+    with c10d._coalescing_manager(group, device, async_ops=True) as manager:
+        for each in operations:
+            to = "group_dst" if each.op is dist.isend else "group_src"
+            each.op(each.tensor, group=each.group, tag=each.tag, **{to: each.group_peer})
+    works: list[Work] = manager.works
+    return works
+
+
+def serve_by(
+    kind: type[ProcessGroup],
+    *,
+    set_timeout: Callable[[Any, timedelta], None],
+    send_together: Callable[[list[dist.P2POp]], list[Work] | None],
+) -> None:
+    """Let torch ask groups of this kind where it asks its own by their exact type, and no others.
+
+    Args:
+        set_timeout: for `_set_pg_timeout`, which warns and does nothing else.
+        send_together: for `batch_isend_irecv`, which runs one by one else; None: that is right.
+    """
+    by_itself, one_by_one = c10d._set_pg_timeout, c10d.batch_isend_irecv
+
+    @functools.wraps(by_itself)
+    def set_pg_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
+        found = dist.group.WORLD if group is None else group
+        if isinstance(found, kind):
+            set_timeout(found, timeout)
+        else:
+            by_itself(timeout, group)
+
+    @functools.wraps(one_by_one)
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[Work]:
+        together = send_together(p2p_op_list) if p2p_op_list else None
+        found: list[Work] = one_by_one(p2p_op_list) if together is None else together
+        return found
+
+    recorded = getattr(c10d, "_maybe_attach_flight_recorder", None)  # from torch 2.15 on
+
+    def attach_flight_recorder(group: ProcessGroup, *args: Any) -> None:
+        # It asks C++ for the group's name, which only groups with backends of torch's have there.
+        if recorded is not None and not isinstance(group, kind):
+            recorded(group, *args)
+
+    if recorded is not None:
+        vars(c10d)["_maybe_attach_flight_recorder"] = attach_flight_recorder
+    c10d._set_pg_timeout = set_pg_timeout
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
+
+
+def keep_from_compiler(*functions: Callable[..., Any]) -> None:
+    """Let torch's compiler run these functions, and all that they call, as they are, where it meets them in a frame.
+
+    Without importing the compiler, which takes seconds.
+    """
+    as_it_is = eval_frame._FrameAction.SKIP
+    for function in functions:
+        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(as_it_is, as_it_is))
+        vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="regrow's own")  # where it is inlined
+
+
 __all__ = [
     "AllgatherOptions",
     "AllreduceOptions",
@@ -48,8 +117,11 @@ __all__ = [
     "ReduceScatterOptions",
     "Store",
     "Work",
+    "coalesced",
     "default_pg_timeout",
     "inner_group",
+    "keep_from_compiler",
     "name_ranks",
     "rendezvous_handlers",
+    "serve_by",
 ]

@@ -3,7 +3,6 @@
 A transport is formed once and never re-used: after a fault it is halted and another one is formed.
 """
 
-import queue
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,15 +10,14 @@ from typing import Any, Protocol
 import torch
 
 from regrow.comm.collectives import Collectives
+from regrow.comm.lane import Lane
 from regrow.comm.mesh import Mesh
 from regrow.comm.private import Work
-from regrow.comm.work import Promise
-from regrow.core.errors import GenerationHalted, RegrowError, UsageError
+from regrow.core.errors import CollectiveMisuse, GenerationHalted, RegrowError
 from regrow.core.ids import Seconds
 
 RUN_S: Seconds = 1800.0
 """How long one collective may take where the script does not say: torch's own default for the processor's memory."""
-END_S: Seconds = 5.0
 
 
 class Transport(Protocol):
@@ -41,50 +39,25 @@ class Transport(Protocol):
         """Whether a collective of this transport has failed."""
         ...
 
+    def misuse(self) -> CollectiveMisuse | None:
+        """The first error of the script's own calls, if a collective has failed by one."""
+        ...
+
+    def set_timeout(self, seconds: Seconds) -> None:
+        """How long a collective may take that begins from now on."""
+        ...
+
+    def start_coalescing(self, device: torch.device) -> bool:
+        """Take the calls that follow as one, until `end_coalescing`; False: they need not be."""
+        ...
+
+    def end_coalescing(self, device: torch.device) -> Work | None:
+        """The work of the calls since `start_coalescing`; None: it is over with this transport."""
+        ...
+
     def close(self) -> None:
         """Free what a halted transport holds."""
         ...
-
-
-class _Lane:
-    """A thread that runs calls one after another; each ends a future."""
-
-    def __init__(self, name: str, failed: Callable[[], None]) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Promise, Any] | None] = queue.SimpleQueue()
-        self._failed = failed
-        self._broken: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, call: Callable[[], Any], result: Any) -> Work:
-        """Run `call` after those before it; the work's value is `result`, its source the rank that `call` returns."""
-        promise = Promise()
-        self._calls.put((call, promise, result))
-        return promise.work()
-
-    def _run(self) -> None:
-        while (item := self._calls.get()) is not None:
-            call, promise, result = item
-            try:
-                if self._broken is not None:
-                    raise self._broken
-                with torch.no_grad():
-                    source = call()
-                if source is not None:
-                    promise.source.append(source)
-            except Exception as error:  # noqa: BLE001  whoever waits for the future gets it
-                # What was under way is torn: nothing that comes after it on these connections can be right.
-                self._broken = error
-                self._failed()
-                promise.fail(error)
-            else:
-                promise.keep(result)
-            del item, call, promise, result
-
-    def end(self) -> None:
-        """Let the thread end once it has run, or failed, what was submitted."""
-        self._calls.put(None)
-        self._thread.join(END_S)
 
 
 class MeshTransport:
@@ -97,9 +70,10 @@ class MeshTransport:
     def __init__(self, mesh: Mesh, run_s: Seconds = RUN_S) -> None:
         self._mesh = mesh
         self._collectives = Collectives(mesh, run_s)
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[tuple[str, int], Lane] = {}
         self._lock = threading.Lock()
         self._failed = False
+        self._misuse: CollectiveMisuse | None = None
 
     def form(self, deadline: Seconds) -> None:
         """Connect to all peers, each with each."""
@@ -118,6 +92,22 @@ class MeshTransport:
         """Whether a collective has failed."""
         return self._failed
 
+    def misuse(self) -> CollectiveMisuse | None:
+        """The first error of the script's own calls."""
+        return self._misuse
+
+    def set_timeout(self, seconds: Seconds) -> None:
+        """How long a collective may take that begins from now on."""
+        self._collectives.deadline = seconds
+
+    def start_coalescing(self, device: torch.device) -> bool:
+        """No: sends and receives run beside each other here."""
+        return False
+
+    def end_coalescing(self, device: torch.device) -> Work | None:
+        """Nothing was put together."""
+        return None
+
     def close(self) -> None:
         """End the threads and close the connections."""
         with self._lock:
@@ -130,19 +120,23 @@ class MeshTransport:
         """Run one method of `ProcessGroup`."""
         method = _METHODS.get(name)
         if method is None:
-            raise UsageError(f"{name} is not supported on CPU tensors", hint="see regrow.comm.transport for what is")
+            raise CollectiveMisuse(
+                f"{name} is not supported on CPU tensors", hint="see regrow.comm.transport for what is"
+            )
         return method(self, *args, **options)
 
     # --- the methods of ProcessGroup ---------------------------------------------------------------------------
 
-    def _lane(self, kind: str, peer: int = -1) -> _Lane:
+    def _lane(self, kind: str, peer: int = -1) -> Lane:
         with self._lock:
             key = (kind, peer)
             if key not in self._lanes:
-                self._lanes[key] = _Lane(f"regrow-{kind}", self._note_failure)
+                self._lanes[key] = Lane(f"regrow-{kind}", self._note_failure)
             return self._lanes[key]
 
-    def _note_failure(self) -> None:
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, CollectiveMisuse) and not self._failed:
+            self._misuse = error
         self._failed = True
 
     def _run(self, call: Callable[[Collectives], Any], result: Any) -> Work:
@@ -226,7 +220,7 @@ class MeshTransport:
         rows = tensor.view(-1) if tensor.is_contiguous() else tensor
         count = rows.shape[0] if rows.dim() else 1
         if count % size:
-            raise UsageError(f"{count} elements cannot be dealt out to {size} ranks", hint="pad the tensor")
+            raise CollectiveMisuse(f"{count} elements cannot be dealt out to {size} ranks", hint="pad the tensor")
         return list(rows.tensor_split(size)) if count else [rows] * size
 
 

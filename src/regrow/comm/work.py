@@ -1,17 +1,25 @@
 """Work handles: what a collective returns, and what ends it."""
 
+import math
 import threading
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.futures import Future
 
+from regrow.comm.flight import FLIGHT
 from regrow.comm.private import Work
-from regrow.core.errors import DeadlineExceeded, UsageError
+from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, UsageError
 
 NO_TIMEOUT = timedelta(0)
 """What torch passes where no timeout is meant."""
+
+
+Help = Callable[[threading.Event, float], None]
+"""Does what it can until the event is set, or a moment of the monotonic clock has come."""
 
 
 class PendingWork(Work):
@@ -19,24 +27,42 @@ class PendingWork(Work):
 
     Args:
         future: its value is the list of result tensors.
-        ended: set when the future is, or is about to be.
-        source: holds the rank that sent, once that is known.
+        promise: whose future it is.
     """
 
-    def __init__(self, future: "Future[Any]", ended: threading.Event, source: list[int]) -> None:
+    def __init__(self, future: "Future[Any]", promise: "Promise") -> None:
         super().__init__()
-        self._future, self._ended, self._source = future, ended, source
+        self._future, self._promise = future, promise
+        self._ended, self._source = promise.ended, promise.source
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until done. Raises what the collective raised; `DeadlineExceeded` after `timeout`, if that is given."""
-        if timeout is not None and timeout > NO_TIMEOUT and not self._ended.wait(timeout.total_seconds()):
-            raise DeadlineExceeded(f"a collective was not done within {timeout.total_seconds():.3f} s")
-        self._future.wait()
+        """Block until done. Raises what the collective raised; `DeadlineExceeded` after `timeout`, if that is given.
+
+        An error of the script's own call is raised as the `CollectiveMisuse` that it is, any other as torch has it.
+        """
+        limited = timeout is not None and timeout > NO_TIMEOUT
+        seconds = timeout.total_seconds() if timeout is not None and limited else None
+        if self._promise.help is not None and not self._ended.is_set():
+            self._promise.help(self._ended, math.inf if seconds is None else time.monotonic() + seconds)
+        if seconds is not None and not self._ended.wait(seconds):
+            raise DeadlineExceeded(f"a collective was not done within {seconds:.3f} s")
+        try:
+            self._future.wait()
+        except RuntimeError:
+            misuse = _misuse_of(self)
+            if misuse is not None:
+                raise misuse from None
+            raise
         return True
 
     def synchronize(self) -> None:
         """The same as `wait`."""
-        self._future.wait()
+        self.wait()
+
+    @property
+    def failure(self) -> Exception | None:
+        """What the transport ended it with, if that was an error."""
+        return self._promise.error
 
     def is_success(self) -> bool:
         """Whether it is done and did not fail."""
@@ -90,11 +116,16 @@ def joint_work(works: list[Work]) -> Work:
         try:
             promise.keep([value for future in all_done.value() for value in future.value()])
         except Exception as error:  # noqa: BLE001  whoever waits gets it
-            promise.fail(error)
+            promise.fail(next((found for work in works if (found := _misuse_of(work)) is not None), error))
 
     futures = [work.get_future() for work in works]
     torch.futures.collect_all(futures).add_done_callback(end)
     return promise.work()
+
+
+def _misuse_of(work: Work) -> CollectiveMisuse | None:
+    error = work.failure if isinstance(work, PendingWork) else None
+    return error if isinstance(error, CollectiveMisuse) else None
 
 
 class Promise:
@@ -104,25 +135,34 @@ class Promise:
     callback that raises makes an error of it that C++ knows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, helps: "Help | None" = None) -> None:
         self._outcome: Future[Any] = Future()
         self._future: Future[Any] = self._outcome.then(_unwrapped)
-        self._ended = threading.Event()
+        self.help = helps
+        """What whoever waits does before: the thread that is to end this must not wait for itself."""
+        self.ended = threading.Event()
+        """Set when the future is, or is about to be."""
+        self.error: Exception | None = None
         self.source: list[int] = []
+        """The rank that sent, once that is known."""
+        self._flight = FLIGHT.begin()
 
     def work(self) -> Work:
         """The handle for who waits."""
-        return PendingWork(self._future, self._ended, self.source)
+        return PendingWork(self._future, self)
 
     def keep(self, result: Any) -> None:
         """The result is there."""
+        FLIGHT.end(self._flight)
+        self.ended.set()
         self._outcome.set_result((None, result))
-        self._ended.set()
 
     def fail(self, error: Exception) -> None:
         """There will be no result; waiting raises."""
+        FLIGHT.end(self._flight)
+        self.error = error
+        self.ended.set()
         self._outcome.set_result((error, None))
-        self._ended.set()
 
 
 def _unwrapped(outcome: "Future[Any]") -> Any:

@@ -22,6 +22,9 @@ _SUM_LAYOUT = struct.Struct("<I")
 _SUM_AT = _BATCH_AT + _BATCH_LAYOUT.size
 """The checksum of the former: a batch of which not all was written does not agree with it."""
 _DIGEST_DIGITS = 16
+_FLIGHT_LAYOUT = struct.Struct("<i60s")
+_FLIGHT_AT = 512
+"""How many collectives are under way (-1: that is not known), and the oldest of them in words."""
 BOARD_BYTES = mmap.PAGESIZE
 
 
@@ -35,6 +38,8 @@ class Phase(IntEnum):
     UPDATING = 4
     RECOVERING = 5
     WAITING = 6
+    REGION = 7
+    """In a restartable function between two steps."""
 
 
 class Reading(NamedTuple):
@@ -45,6 +50,13 @@ class Reading(NamedTuple):
     calls: int
     generation: int
     phase: Phase
+
+
+class Flight(NamedTuple):
+    """The collectives that a worker has begun and that are not done. `number`: -1 where that is not known."""
+
+    number: int
+    oldest: str
 
 
 class BatchShown(NamedTuple):
@@ -102,6 +114,15 @@ class Board:
         """What the page shows now."""
         beats, step, calls, generation, phase = _LAYOUT.unpack_from(self._page, 0)
         return Reading(beats, step, calls, generation, Phase(phase))
+
+    def show_flight(self, count: int, oldest: str) -> None:
+        """Show which collectives are under way; from any thread."""
+        _FLIGHT_LAYOUT.pack_into(self._page, _FLIGHT_AT, count, oldest.encode("ascii", "replace")[:60])
+
+    def read_flight(self) -> Flight:
+        """Which collectives are under way."""
+        count, oldest = _FLIGHT_LAYOUT.unpack_from(self._page, _FLIGHT_AT)
+        return Flight(count, oldest.rstrip(b"\0").decode("ascii", "replace"))
 
     def show_batch(self, generation: Generation, step: StepNo, batch: BatchRecord) -> None:
         """Show what was read for a step, before its body starts, in place of what was shown before.

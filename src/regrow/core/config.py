@@ -3,7 +3,7 @@
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, ItemsView, KeysView, Mapping
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from regrow.core.data_messages import CacheSeat, ProducerSeat
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, JobId, NodeId, Rank, Seconds, WorkerId
-from regrow.core.messages import FaultSpec, JobFacts, Role, Warmth
+from regrow.core.messages import HANG_FLOOR, FaultSpec, JobFacts, Role, Warmth
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
 _UNITS = {None: 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -47,6 +47,16 @@ def state_home() -> Path:
 def inherited_environment() -> dict[str, str]:
     """The environment that this process was started in, as it stands now; for handing on to workers."""
     return dict(os.environ)
+
+
+def hang_floor() -> Seconds:
+    """Nobody hangs who has stood still for less, unless `--hang-timeout` says more: `$REGROW_HANG_FLOOR`, else 90 s."""
+    return duration(text) if (text := os.environ.get("REGROW_HANG_FLOOR")) else HANG_FLOOR
+
+
+def keeps_nccl_settings() -> bool:
+    """Whether `TORCH_NCCL_ASYNC_ERROR_HANDLING` and its like stay as the environment has them."""
+    return os.environ.get("REGROW_KEEP_NCCL_SETTINGS", "") == "1"
 
 
 def jobs_home() -> Path:
@@ -106,9 +116,12 @@ class AgentConfig(msgspec.Struct, frozen=True):
     forward_output: bool = True
     """Whether workers' output is also written, prefixed by rank, to this process's standard output and error."""
     checkpoint_dir: str | None = None
-    hang_timeout: Seconds | None = None
-    """None: adaptive, ten times the longest recent step but at least 30 s."""
     lease: Seconds = 10.0
+    """How long the coordinator bears the silence of an agent on another machine."""
+    near: bool = False
+    """The coordinator is this agent's parent, so that its end is known without asking."""
+    patience: Seconds = 300.0
+    """How long the silence of a coordinator on another machine is borne: it may only be paused."""
     domain: str = ""
     """What fails together with this node, a rack's name for example; empty: the node alone."""
     local: bool = False
@@ -168,6 +181,10 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     checkpoint_dir: str | None = None
     digest_every: int = 0
     """Steps between two comparisons of the replicas' state; 0: never."""
+    audit: bool = True
+    """Whether replicas are looked at for differences now and then."""
+    trial_steps: int = 0
+    """Most steps of a trial; 0: this is none."""
     faults: list[FaultSpec] = []
     buddy_every: int = 0
     """Steps between two copies of the state in the agent's memory; 0: none."""
@@ -245,3 +262,59 @@ def publish_rank(rank: int, local_rank: int, world: int) -> None:
         WORLD_SIZE=str(world),
         ROLE_WORLD_SIZE=str(world),
     )
+
+
+_watched: frozenset[str] = frozenset()
+_on_read: Callable[[str], None] | None = None
+_in_a_row: list[str] = []
+"""The variables that somebody who copies all of them asks for next, the last first."""
+
+
+class _WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
+    """`os.environ` while somebody wants to know which variables a script reads.
+
+    Copies of all of it, for a subprocess or a log, are no reads of any one.
+    """
+
+    def __getitem__(self, key: str) -> str:
+        if _in_a_row and _in_a_row[-1] == key:
+            _in_a_row.pop()
+        else:
+            _in_a_row.clear()
+            if key in _watched and _on_read is not None:
+                _on_read(key)
+        value: str = super().__getitem__(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        # Whether it is there is the same for every rank.
+        return isinstance(key, str) and self.encodekey(key) in self._data  # type: ignore[attr-defined]
+
+    def keys(self) -> KeysView[str]:
+        # dict() and ** ask for these, and then for each of them in this order.
+        _in_a_row[:] = reversed(list(super().__iter__()))
+        return dict.fromkeys(super().__iter__()).keys()
+
+    def items(self) -> ItemsView[str, str]:
+        return self.copy().items()
+
+    def copy(self) -> dict[str, str]:
+        return {key: super(_WatchedEnvironment, self).__getitem__(key) for key in super().__iter__()}
+
+    def __or__(self, other: Mapping[str, str]) -> dict[str, str]:  # type: ignore[override]
+        return self.copy() | dict(other)
+
+
+def watch_environment(names: frozenset[str], on_read: Callable[[str], None]) -> None:
+    """Call `on_read(name)` whenever one of these variables is asked for, before the answer."""
+    global _watched, _on_read
+    _watched, _on_read = names, on_read
+    if type(os.environ) is os._Environ:
+        # Its class, not the object: scripts and libraries may hold that already.
+        os.environ.__class__ = _WatchedEnvironment
+
+
+def unwatch_environment() -> None:
+    """As it was before `watch_environment`."""
+    if type(os.environ) is _WatchedEnvironment:
+        os.environ.__class__ = os._Environ  # type: ignore[assignment]

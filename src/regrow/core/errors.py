@@ -31,6 +31,13 @@ class GenerationHalted(RegrowError):
     """The membership under this call was given up; the step will run again. Absorbed by `with step`."""
 
 
+class CollectiveMisuse(RegrowError):
+    """The script's own call of a collective is wrong: its dtype, operation or shape, or another rank calls another.
+
+    It is the script's error, as one in its body is, and not a symptom of a peer's.
+    """
+
+
 class StateError(RegrowError):
     """Protected state cannot be named, encoded, or does not fit between two workers."""
 

@@ -150,6 +150,18 @@ class ReplicaCorrupted(Record, frozen=True):
     on_node: int
 
 
+class ReplicasDiverged(Record, frozen=True):
+    """Ranks that should have the same state had not, before `step`. Training goes on as it is.
+
+    `alike`: the ranks with the same, the largest group first. `parts`: the first names of what differs.
+    """
+
+    step: StepNo
+    alike: list[list[Rank]]
+    parts: list[str]
+    text: str
+
+
 class CheckpointSaved(Record, frozen=True):
     """A durable checkpoint of `state@step` is complete. `seconds`: since it was ordered; training went on meanwhile."""
 
@@ -258,6 +270,7 @@ AnyRecord = (
     | FaultInjected
     | Noted
     | ReplicaCorrupted
+    | ReplicasDiverged
     | CheckpointSaved
     | CopyStreamed
     | ScaleRefused

@@ -69,6 +69,12 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     shards it has, equal on replicas. `sharded`: the script gives ranks different parts of the state.
     `microbatches`: into how many the script divides a step, so no more replicas than that are of use; 0: into none.
     `fixed`: why the world of this script can have no other size; empty: it can.
+    `between`: the script has functions marked `@regrow.restartable` that may run between its steps.
+    `parts`: digests of parts of the state, by name, where it was built by the script and counts.
+    `early`: what the script has asked of its place before its loop, by `core.early_reads.Place`, and where.
+    `imported`: the installed modules that the script has imported by then, in order, if this is rank 0; `environment`:
+    the variables that it has changed.
+    `whole_body`: its bodies compute after their first update, and are given up as a whole.
     """
 
     worker: WorkerId
@@ -80,6 +86,31 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     sharded: bool = False
     microbatches: int = 0
     fixed: str = ""
+    between: bool = False
+    early: dict[str, str] = {}
+    whole_body: bool = False
+    parts: dict[str, int] = {}
+    imported: list[str] = []
+    environment: list[str] = []
+
+
+class ModulesImported(msgspec.Struct, frozen=True, tag=True):
+    """An `imports` standby has imported what it was ordered to.
+
+    `unfit`: a package that it should not have, since it asks for what the script may change first, or cannot be
+    imported; then this worker is of no use. `why`: for people.
+    """
+
+    worker: WorkerId
+    unfit: str = ""
+    why: str = ""
+
+
+class WorkerNoted(msgspec.Struct, frozen=True, tag=True):
+    """The worker has seen something of its script that people should know; said once, whoever says it."""
+
+    worker: WorkerId
+    text: str
 
 
 class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
@@ -99,6 +130,8 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
     `inside`: which restartable function after its last step it is in, or may run next, from 1; 0: none any more.
     `verified`: the step of the state upon which all replicas agreed last, where it has a copy of that.
+    `whole_body`: it gives a body up with its updates. `step`: in the middle of which update its state was torn.
+    `stands`: its script waits for the next generation. Where another thread said this first it is told again then.
     """
 
     worker: WorkerId
@@ -107,6 +140,9 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     ready: bool = False
     inside: int = 0
     verified: StepNo = NO_STATE
+    whole_body: bool = False
+    step: StepNo = NO_STATE
+    stands: bool = True
 
 
 class HaltMissed(msgspec.Struct, frozen=True, tag=True):
@@ -181,24 +217,16 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     own: bool = False
 
 
-class WorkerHung(msgspec.Struct, frozen=True, tag=True):
-    """The worker made no progress for longer than the bound on its step time. `stopped`: the kernel says so too."""
-
-    worker: WorkerId
-    generation: Generation
-    step: StepNo
-    seconds: Seconds
-    bound: Seconds
-    detail: str
-    stopped: bool = False
-
-
 class WorkerExited(msgspec.Struct, frozen=True, tag=True):
-    """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent saw it."""
+    """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent saw it.
+
+    `memory`: the kernel ended it, or another process here at that time, because memory had run out.
+    """
 
     worker: WorkerId
     code: int
     at: Instant
+    memory: bool = False
 
 
 class FaultFired(msgspec.Struct, frozen=True, tag=True):

@@ -30,6 +30,7 @@ from regrow.core.facts import (
     FaultFired,
     FaultRequested,
     HaltMissed,
+    ModulesImported,
     NodeDraining,
     NodeJoined,
     NodeLost,
@@ -44,7 +45,7 @@ from regrow.core.facts import (
     WorkerFaulted,
     WorkerFinished,
     WorkerHalted,
-    WorkerHung,
+    WorkerNoted,
     WorkerReady,
     WorkerResumed,
     WorkerStaged,
@@ -56,13 +57,15 @@ from regrow.core.orders import (
     FenceWorker,
     FormGeneration,
     HaltGeneration,
+    ImportModules,
     NoteGeneration,
     ReleaseWorker,
     SpawnWorker,
     StartScript,
     StopNode,
 )
-from regrow.core.replica_messages import CorruptionNamed, ReplicasDiffer
+from regrow.core.replica_messages import CorruptionNamed, ReplicasDiffer, StateSampled
+from regrow.core.sights import NodeSeen, ProveAlive, StacksTaken, TakeStacks, WorkerAlive
 from regrow.core.vocabulary import (
     STEP_STAGES,
     ErrorReport,
@@ -77,6 +80,7 @@ from regrow.core.vocabulary import (
 )
 
 __all__ = [
+    "HANG_FLOOR",
     "STEP_STAGES",
     "AgentFact",
     "AgentOrder",
@@ -93,24 +97,31 @@ __all__ = [
     "FormGeneration",
     "HaltGeneration",
     "HaltMissed",
+    "ImportModules",
     "JobFacts",
     "Member",
+    "ModulesImported",
     "NodeDraining",
     "NodeJoined",
     "NodeLost",
     "NodeOrder",
     "NodeProgress",
+    "NodeSeen",
     "NodeStopped",
     "NoteGeneration",
+    "ProveAlive",
     "ReleaseWorker",
     "Role",
     "ScaleRequested",
     "SpawnWorker",
+    "StacksTaken",
     "StartScript",
     "StopNode",
     "StopRequested",
+    "TakeStacks",
     "TimeAdvanced",
     "Warmth",
+    "WorkerAlive",
     "WorkerCommitted",
     "WorkerExited",
     "WorkerFact",
@@ -118,7 +129,7 @@ __all__ = [
     "WorkerFaulted",
     "WorkerFinished",
     "WorkerHalted",
-    "WorkerHung",
+    "WorkerNoted",
     "WorkerOrder",
     "WorkerReady",
     "WorkerResumed",
@@ -129,7 +140,9 @@ __all__ = [
 
 WorkerFact = (
     WorkerReady
+    | ModulesImported
     | WorkerFaulted
+    | WorkerNoted
     | WorkerHalted
     | HaltMissed
     | WorkerResumed
@@ -142,13 +155,27 @@ WorkerFact = (
     | SnapshotForDisk
     | ReplicasDiffer
     | CorruptionNamed
+    | StateSampled
     | OrderDeclared
     | ProducerWanted
     | ProducerServed
+    | WorkerAlive
+    | StacksTaken
 )
 """What a worker tells its agent."""
 
-WorkerOrder = StartScript | HaltGeneration | FormGeneration | ReleaseWorker | ArmFault | SnapshotStored | TakeSnapshot
+WorkerOrder = (
+    StartScript
+    | ImportModules
+    | HaltGeneration
+    | FormGeneration
+    | ReleaseWorker
+    | ArmFault
+    | SnapshotStored
+    | TakeSnapshot
+    | ProveAlive
+    | TakeStacks
+)
 """What an agent passes on to a worker."""
 
 AgentFact = (
@@ -158,14 +185,17 @@ AgentFact = (
     | NodeProgress
     | WorkerStarted
     | WorkerReady
+    | ModulesImported
     | WorkerFaulted
+    | WorkerNoted
     | WorkerHalted
     | HaltMissed
     | WorkerResumed
     | WorkerCommitted
     | WorkerFinished
     | WorkerFailed
-    | WorkerHung
+    | NodeSeen
+    | WorkerAlive
     | WorkerExited
     | FaultFired
     | CopiesHeld
@@ -176,6 +206,7 @@ AgentFact = (
     | CheckpointFailed
     | ReplicasDiffer
     | CorruptionNamed
+    | StateSampled
     | DataNoted
 )
 """What an agent tells the coordinator."""
@@ -194,11 +225,25 @@ NodeOrder = (
 )
 """What the coordinator orders an agent for itself: these name its node."""
 
-AgentOrder = NodeOrder | StartScript | HaltGeneration | FormGeneration | ReleaseWorker | ArmFault | TakeSnapshot
+AgentOrder = (
+    NodeOrder
+    | StartScript
+    | ImportModules
+    | HaltGeneration
+    | FormGeneration
+    | ReleaseWorker
+    | ArmFault
+    | TakeSnapshot
+    | ProveAlive
+    | TakeStacks
+)
 """What the coordinator orders an agent, for itself or for one of its workers."""
 
 Fact = AgentFact | NodeLost | StopRequested | FaultRequested | ScaleRequested | TimeAdvanced
 """All that the membership machine is told."""
+
+
+HANG_FLOOR: Seconds = 90.0
 
 
 class JobFacts(msgspec.Struct, frozen=True):
@@ -214,6 +259,11 @@ class JobFacts(msgspec.Struct, frozen=True):
     max_restarts: int | None
     durable: bool
     halt_deadline: Seconds = 20.0
+    """After which who has not answered a halt is looked at; whether it is fenced is `membership/hangs.py`'s to say."""
+    hang_timeout: Seconds | None = None
+    """How long a worker may stand still in a step, as the user ordered; None: judged by evidence."""
+    hang_floor: Seconds = HANG_FLOOR
+    """Without an order: nobody hangs who has stood still for less."""
     form_deadline: Seconds = 720.0
     """Longer than a newcomer's state may take to arrive. Workers whose groups do not form say so far sooner."""
     build_deadline: Seconds = 1800.0
@@ -222,6 +272,10 @@ class JobFacts(msgspec.Struct, frozen=True):
     """Steps between two copies of every rank's state in shared memory, streamed to the buddy node; 0: none."""
     digest_every: int = 0
     """Steps between two comparisons of the replicas' state; 0: never."""
+    audit: bool = True
+    """Whether workers look now and then whether replicas differ; `digest_every` does that whole, and undoes it."""
+    trial_steps: int = 0
+    """`regrow try`: so many steps at most, each of which logs what state it began with; 0: the script's own number."""
     node_deadline: Seconds = 600.0
     """How long a lost node's return is waited for."""
     checkpoint_every: Seconds = 0.0
@@ -242,6 +296,16 @@ class JobFacts(msgspec.Struct, frozen=True):
     """How long a worker that was released in the middle of the job may take to end."""
     most_nodes: int = 0
     """How many nodes there may be, where others may join later; 0: no more than at the start."""
+
+    @property
+    def halt_patience(self) -> Seconds:
+        """After how long it is asked whether who has not answered a halt hangs."""
+        return min(self.halt_deadline, self.hang_bound)
+
+    @property
+    def hang_bound(self) -> Seconds:
+        """Nobody hangs who has stood still for less."""
+        return self.hang_floor if self.hang_timeout is None else self.hang_timeout
 
     @property
     def node_limit(self) -> int:

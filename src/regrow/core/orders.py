@@ -4,7 +4,7 @@ import msgspec
 
 from regrow.core.copies import CopySource
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.vocabulary import FaultSpec, Member, Role, WorldChange
+from regrow.core.vocabulary import FaultSpec, Member, Role, Warmth, WorldChange
 
 # --- orders to agents --------------------------------------------------------------------------------------------
 
@@ -27,6 +27,8 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     restarts: int
     resume: bool
     faults: list[FaultSpec] = []
+    warmth: Warmth | None = None
+    """How far a standby goes; None: as the job was started with."""
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True):
@@ -55,6 +57,17 @@ class NoteGeneration(msgspec.Struct, frozen=True, tag=True):
 
 
 # --- orders to workers -------------------------------------------------------------------------------------------
+
+
+class ImportModules(msgspec.Struct, frozen=True, tag=True):
+    """An `imports` standby imports these modules, as the script will, while it waits.
+
+    `environment`: variables that the script changes before its loop; a module that asks for one is not to be imported.
+    """
+
+    worker: WorkerId
+    modules: list[str]
+    environment: list[str] = []
 
 
 class StartScript(msgspec.Struct, frozen=True, tag=True):
@@ -88,6 +101,7 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     `inside`: from which restartable function on, of those after the last step, all run them again; 0: none.
     `rewind`: holders go back to their own copy of `state@step`, upon which all replicas had agreed.
     `change`: how this world differs in size from the one before, if it does.
+    `whole_body`: bodies are given up with their updates, since some rank has seen that they cannot be parted from them.
     """
 
     worker: WorkerId
@@ -103,6 +117,7 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     inside: int = 0
     rewind: bool = False
     change: WorldChange | None = None
+    whole_body: bool = False
 
 
 class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):

@@ -29,4 +29,18 @@ class CorruptionNamed(msgspec.Struct, frozen=True, tag=True):
     ranks: list[Rank]
 
 
+class StateSampled(msgspec.Struct, frozen=True, tag=True):
+    """Digests of parts of a worker's state before `step`, by name; the same on all that hold the same.
+
+    `whole`: of all of it; else of a sample that follows from the step.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    tensors: dict[str, int]
+    python: dict[str, int]
+    whole: bool = False
+
+
 ReplicaFact = ReplicasDiffer | CorruptionNamed

@@ -12,6 +12,8 @@ class FaultStage(StrEnum):
 
     NOW = "now"
     DATA = "data"
+    BEGIN = "begin"
+    """The step has its batch, and its body has not begun."""
     FORWARD = "forward"
     BACKWARD = "backward"
     REDUCE = "reduce"
@@ -19,8 +21,10 @@ class FaultStage(StrEnum):
     """All have voted that the update may happen (sharded worlds); it has not begun."""
     UPDATE = "update"
     COMMIT = "commit"
+    AFTER = "after"
+    """The step is committed, and what stands after its body has run."""
     BETWEEN = "between"
-    """In a restartable function between the step before and this one."""
+    """In the first restartable function between two steps, before this step or a later one."""
     FORM = "form"
     HYDRATE = "hydrate"
     ROLL = "roll"
@@ -35,6 +39,10 @@ STEP_STAGES = (
     FaultStage.UPDATE,
     FaultStage.COMMIT,
 )
+
+
+STATE_METRIC = "regrow.state"
+"""In a trial each step logs a digest of the protected state that it began with, under this name."""
 
 
 class FaultHow(StrEnum):

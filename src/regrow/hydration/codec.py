@@ -21,7 +21,9 @@ Resolve = Callable[[str], object]
 """Called with a travelled tensor's name; says what stands in its place."""
 
 _BIG_INT, _COMPLEX, _TUPLE, _SET, _FROZENSET, _PAIRS, _ORDERED, _COUNTER = range(1, 9)
-_NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR = range(9, 16)
+_NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR, _LARGE_ARRAY = range(9, 17)
+_LARGE_BYTES = 64 << 10
+"""Arrays above this travel as tensors."""
 _DEEPEST = 64
 _encoder = msgspec.msgpack.Encoder()
 
@@ -130,6 +132,12 @@ class _Packer:
         if isinstance(value, bytearray) and kind is bytearray:
             return _BYTEARRAY, bytes(value)
         if isinstance(value, np.generic | np.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
+            if self._lift is not None and isinstance(value, np.ndarray) and value.nbytes > _LARGE_BYTES:
+                # Bytes: torch has no counterpart of some kinds, such as text and dates.
+                plain = np.require(value, requirements=["C", "W"])
+                flat = torch.from_numpy(plain.reshape(-1).view(np.uint8))
+                kept = [value.dtype.str, list(value.shape), self._lift(path, flat)]
+                return _LARGE_ARRAY, _encoder.encode(kept)
             code = _NUMPY_SCALAR if isinstance(value, np.generic) else _NUMPY_ARRAY
             return code, _encoder.encode([value.dtype.str, list(value.shape), value.tobytes()])
         raise StateError(
@@ -177,6 +185,8 @@ def _unpack(code: int, payload: memoryview, decoder: msgspec.msgpack.Decoder[obj
         kind, shape, raw = items
         array = np.frombuffer(raw, dtype=np.dtype(kind)).reshape(shape)
         return array[()] if code == _NUMPY_SCALAR else array.copy()
+    if code == _LARGE_ARRAY:
+        return _array(resolve(items[2]), items[0], items[1])
     if code == _COMPLEX:
         return complex(*items)
     makers: dict[int, Callable[[list[object]], object]] = {
@@ -188,6 +198,13 @@ def _unpack(code: int, payload: memoryview, decoder: msgspec.msgpack.Decoder[obj
     if code not in makers:
         raise ValueError(f"unknown extension {code}")
     return makers[code](items)
+
+
+def _array(place: object, kind: str, shape: list[int]) -> object:
+    """An array over the memory of a tensor, which may be filled later."""
+    if not isinstance(place, torch.Tensor):
+        return place
+    return place.detach().numpy().view(np.dtype(kind)).reshape(shape)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

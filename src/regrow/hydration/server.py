@@ -15,12 +15,14 @@ from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.memory import Outgoing
 from regrow.hydration.messages import AskState, SendSpans, StateOffered, StateRefused, holder_side
 from regrow.hydration.plan import chunked
-from regrow.hydration.streams import allow, checksum, hang_up, read_frame, widen
+from regrow.hydration.streams import STRANGERS_BYTES, allow, checksum, hang_up, has_hung_up, read_frame, widen
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE: Seconds = 10.0
 _BETWEEN_REQUESTS: Seconds = 120.0
 _LONGEST_PATIENCE: Seconds = 600.0
+_GLANCE: Seconds = 0.5
+"""So often a reader that has to wait is looked at: one that has hung up is waited for no more."""
 _LARGEST_CHUNK = 64 << 20
 _LONGEST_UNIX_PATH = 107
 
@@ -204,7 +206,7 @@ class HydrationServer:
 
     def _greet(self, sock: socket.socket) -> Inventory | None:
         sock.settimeout(_HANDSHAKE)
-        body = read_frame(sock)
+        body = read_frame(sock, STRANGERS_BYTES)
         if body is None:
             return None
         ask = holder_side.decode(body)
@@ -229,8 +231,12 @@ class HydrationServer:
         def decided() -> bool:
             return self._closed or (self._offered is not None and self._offered[0] >= ask.generation)
 
+        until = time.monotonic() + min(max(ask.patience, 0.0), _LONGEST_PATIENCE)
         with self._changed:
-            if not self._changed.wait_for(decided, min(max(ask.patience, 0.0), _LONGEST_PATIENCE)) or self._closed:
+            while (left := until - time.monotonic()) > 0 and not self._changed.wait_for(decided, min(left, _GLANCE)):
+                if has_hung_up(sock):
+                    return "this reader is gone"
+            if not decided() or self._closed:
                 return f"generation {ask.generation} is not known here"
             generation, step = self._offered or (ask.generation, ask.step)
             if generation != ask.generation:

@@ -14,6 +14,8 @@ DIGEST_BYTES = 8
 STALL: Seconds = 5.0
 """A peer that moves no byte for this long is as good as dead."""
 WINDOW = 1 << 20
+STRANGERS_BYTES = 64 << 10
+"""The longest frame of a peer that has not shown the job's token."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -40,19 +42,29 @@ def receive_into(sock: socket.socket, room: memoryview) -> None:
         at += count
 
 
-def read_frame(sock: socket.socket) -> bytearray | None:
-    """The body of the next frame; None when the peer has closed between frames."""
+def read_frame(sock: socket.socket, most: int = MAX_FRAME_BYTES) -> bytearray | None:
+    """The body of the next frame, of `most` bytes; None when the peer has closed between frames."""
     head = bytearray(_LENGTH.size)
     first = sock.recv_into(head)
     if not first:
         return None
     receive_into(sock, memoryview(head)[first:])
     (length,) = _LENGTH.unpack(head)
-    if length > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {length} bytes was announced; the most is {MAX_FRAME_BYTES}")
+    if length > most:
+        raise ProtocolError(f"a frame of {length} bytes was announced; the most is {most}")
     body = bytearray(length)
     receive_into(sock, memoryview(body))
     return body
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Whether the peer, from which nothing is expected now, has closed the connection."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except (BlockingIOError, TimeoutError):
+        return False
+    except OSError:
+        return True
 
 
 def hang_up(sock: socket.socket) -> None:

@@ -1,20 +1,33 @@
 """What a launcher says to people, and how people interrupt it."""
 
 import asyncio
+import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Callable
 
-from regrow.core.events import CheckpointSaved, IncidentClosed, Noted, Record, ReplicaCorrupted, ScaleRefused
+from regrow.core.events import (
+    CheckpointSaved,
+    IncidentClosed,
+    Noted,
+    Record,
+    ReplicaCorrupted,
+    ReplicasDiverged,
+    ScaleRefused,
+)
+from regrow.core.ids import Seconds
 from regrow.core.messages import NodeProgress
+from regrow.core.shown import Shown
 from regrow.observe.story import tell
 
+_LAST_WORDS_S: Seconds = 2.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REASONS = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGHUP: "the terminal was closed"}
 
 
 class Speaker:
-    """Says things to people on standard error; a terminal that has been closed is no reason to fail.
+    """Says things to people on standard error, from any thread; never waits for a reader, and needs none.
 
     Args:
         quiet: leave out what is not needed (`--quiet`).
@@ -23,6 +36,8 @@ class Speaker:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._deaf = False
+        self._lock = threading.Lock()
+        self._shown: Shown | None = None
 
     def note(self, text: str) -> None:
         """A line that `--quiet` leaves out."""
@@ -31,13 +46,31 @@ class Speaker:
 
     def say(self, text: str) -> None:
         """Something that must be said."""
-        if self._deaf:
-            return
-        try:
-            sys.stderr.write(f"regrow: {text}\n")
+        with self._lock:
+            if self._deaf:
+                return
+            try:
+                self._write(f"regrow: {text}\n")
+            except OSError:
+                self._deaf = True
+
+    def _write(self, line: str) -> None:
+        if sys.stderr is not sys.__stderr__ or sys.__stderr__ is None:
+            sys.stderr.write(line)
             sys.stderr.flush()
-        except OSError:
-            self._deaf = True
+            return
+        if self._shown is None:
+            sys.__stderr__.flush()
+            self._shown = Shown(sys.__stderr__.fileno())
+        self._shown.write(line.encode(errors="backslashreplace"))
+
+    def close(self) -> None:
+        """Whoever reads gets what is left; a reader that does not come is not waited for."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._shown is not None:
+                self._shown.flush(_LAST_WORDS_S)
+                self._shown.close()
+                self._shown = None
 
     def record(self, item: Record | NodeProgress) -> None:
         """One line for each record that people want to see while a job runs."""
@@ -50,7 +83,7 @@ class Speaker:
                 self.note(f"state@{item.step} is in {item.folder}: {size}, beside the training")
             case ScaleRefused():
                 self.note(f"{item.reason}; the job goes on as it is")
-            case ReplicaCorrupted() if (text := tell(item)) is not None:
+            case ReplicaCorrupted() | ReplicasDiverged() if (text := tell(item)) is not None:
                 self.say(text)
             case Noted():
                 self.note(item.text)

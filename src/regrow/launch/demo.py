@@ -3,13 +3,11 @@
 import json
 import random
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from regrow.core.config import jobs_home
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.messages import STEP_STAGES
+from regrow.launch.processes import end
 from regrow.observe.ledger import Ledger, read_records
 from regrow.observe.live import follow, open_view
 from regrow.observe.receipt import Receipt
@@ -30,7 +29,6 @@ STEPS = 120
 TOKENS_PER_STEP = WORLD * 4 * 64
 """Ranks, windows of text a rank and step, and bytes in a window, as the example has them."""
 RUN_DEADLINE: Seconds = 600.0
-STOP_DEADLINE: Seconds = 30.0
 _LEAST_STEPS = 20
 
 
@@ -139,7 +137,7 @@ class _Demo:
         try:
             self._show(process, job_dir, kind, deadline=start + RUN_DEADLINE)
         finally:
-            code = _end(process)
+            code = end(process)
         if code != 0:
             self.say(f"the {kind} run ended with code {code}; its records are in {job_dir}")
             self.say(log.read_text(encoding="utf-8", errors="replace"))
@@ -161,16 +159,6 @@ class _Demo:
         )
         with view:
             follow(job_dir, view, running=running)
-
-
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """The exit code; a run that is still there is asked to end, then made to."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            process.send_signal(sign)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_DEADLINE)
-    return process.wait(STOP_DEADLINE)
 
 
 def _read_digest(out: Path) -> str | None:

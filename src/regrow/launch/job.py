@@ -9,7 +9,7 @@ import msgspec
 from regrow.core.config import AgentConfig, Script
 from regrow.core.errors import UsageError
 from regrow.core.ids import JobId, NodeId, Seconds
-from regrow.core.messages import FaultSpec, JobFacts, Warmth
+from regrow.core.messages import HANG_FLOOR, FaultSpec, JobFacts, Warmth
 from regrow.launch.addresses import LOOPBACK, AddressFlags, is_loopback, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
 from regrow.launch.checks import in_range, some_time
@@ -24,7 +24,8 @@ class Surroundings(msgspec.Struct, frozen=True):
     """What the machine and the environment say, read by the command line and given in as values.
 
     `stamp` makes the names of unnamed jobs unique. `token`: the job's secret, needed by jobs of several nodes.
-    `data_home`: where data caches are made unless `--data-cache` says.
+    `data_home`: where data caches are made unless `--data-cache` says. `hang_floor`: nobody hangs who has stood still
+    for less.
     """
 
     cpus: int
@@ -34,6 +35,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     socket_home: Path
     token: str = ""
     data_home: Path | None = None
+    hang_floor: Seconds = HANG_FLOOR
 
 
 class RunFlags(msgspec.Struct, frozen=True):
@@ -68,6 +70,8 @@ class RunFlags(msgspec.Struct, frozen=True):
     resume: bool = False
     buddy_every: int = 0
     digest_every: int = 0
+    no_audit: bool = False
+    trial_steps: int = 0
     data_cache: str = ""
     data_cache_bytes: str = ""
     data_mirror: str = "64MiB"
@@ -123,7 +127,6 @@ class JobPlan(msgspec.Struct, frozen=True):
     preload: list[str] = []
     forward_output: bool = True
     checkpoint_dir: str | None = None
-    hang_timeout: Seconds | None = None
     cache: CachePlan = CachePlan()
     grace: Seconds = 10.0
     faults: list[FaultSpec] = []
@@ -150,7 +153,6 @@ class JobPlan(msgspec.Struct, frozen=True):
             folder=str(Path.cwd()),
             preload=self.preload,
             checkpoint_dir=self.checkpoint_dir,
-            hang_timeout=self.hang_timeout,
             master_port=self.master_port,
             grace=self.grace,
             local=self.local,
@@ -176,7 +178,6 @@ class JobPlan(msgspec.Struct, frozen=True):
             preload=self.preload,
             forward_output=self.forward_output,
             checkpoint_dir=self.checkpoint_dir,
-            hang_timeout=self.hang_timeout,
             domain=self.domains[self.node_ranks.index(node_rank)] if self.domains else "",
             local=self.local,
             slots=self.slots,
@@ -239,7 +240,6 @@ def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec]
         preload=flags.preload,
         forward_output=not quiet_output,
         checkpoint_dir=_absolute(flags.checkpoint_dir),
-        hang_timeout=some_time("--hang-timeout", flags.hang_timeout) if flags.hang_timeout else None,
         cache=cache_plan(flags.data_cache, flags.data_cache_bytes, flags.data_mirror, home=around.data_home),
         grace=some_time("--shutdown-timeout", flags.grace),
         faults=list(faults),
@@ -279,8 +279,12 @@ def _facts(flags: RunFlags, around: Surroundings) -> tuple[JobFacts, list[str]]:
         window=some_time("--window", flags.window),
         max_restarts=None if flags.max_restarts is None else in_range("--max-restarts", flags.max_restarts, 0),
         durable=bool(flags.checkpoint_dir),
+        hang_timeout=some_time("--hang-timeout", flags.hang_timeout) if flags.hang_timeout else None,
+        hang_floor=around.hang_floor,
         buddy_every=buddy_every,
         digest_every=in_range("--digest-every", flags.digest_every, 0),
+        audit=not flags.no_audit,
+        trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),
         checkpoint_every=_checkpoint_every(flags),
         checkpoint_keep=in_range("--checkpoint-keep", flags.checkpoint_keep, 1),

@@ -79,7 +79,6 @@ def make_join_plan(flags: AgentFlags, around: Surroundings, chdir: Callable[[str
         master_port=offer.master_port,
         preload=offer.preload,
         checkpoint_dir=offer.checkpoint_dir,
-        hang_timeout=offer.hang_timeout,
         cache=cache,
         grace=offer.grace,
         quiet=flags.quiet,

@@ -7,12 +7,14 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from regrow.agent.fencing import end_children
 from regrow.agent.processes import adopt_orphans
+from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
@@ -24,7 +26,7 @@ from regrow.launch.addresses import LOOPBACK
 from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Interruptions, Speaker
-from regrow.launch.job import JobPlan, job_nodes
+from regrow.launch.job import JobPlan, job_nodes, node_name
 from regrow.launch.keeper import AgentKeeper, Household, Outlook
 from regrow.membership.ladder import OK, RUN_AGAIN
 from regrow.membership.machine import Membership
@@ -65,6 +67,7 @@ def run(
         return asyncio.run(_Launch(plan, watchers, agent_command, speaker).run())
     finally:
         report_left(speaker)
+        speaker.close()
 
 
 def report_left(speaker: Speaker) -> None:
@@ -106,26 +109,31 @@ class _Launch:
         machine = Membership(facts, plan.faults, resume=plan.resume)
         async with AsyncExitStack() as stack:
             events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
+            disk = stack.enter_context(Background("regrow-records"))
             coordinator = Coordinator(
                 machine,
                 token=token,
-                record=events.write,
+                record=lambda record: disk.do(partial(events.write, record, time.time())),
                 nodes=job_nodes(facts),
                 host=_listen_host(plan),
                 port=plan.port,
+                near=[node_name(rank) for rank in plan.node_ranks],
             )
             coordinator.offer = plan.offer(facts)
             coordinator.watchers.extend([self._speaker.record, *self._watchers])
             await stack.enter_async_context(coordinator)
             address = f"{_near_host(plan)}:{coordinator.port}"
             configs = [
-                plan.agent_config(
-                    facts,
-                    node_rank=rank,
-                    coordinator=f"http://{address}",
-                    token=token,
-                    job_dir=job_dir,
-                    advertise=plan.advertise or LOOPBACK,
+                msgspec.structs.replace(
+                    plan.agent_config(
+                        facts,
+                        node_rank=rank,
+                        coordinator=f"http://{address}",
+                        token=token,
+                        job_dir=job_dir,
+                        advertise=plan.advertise or LOOPBACK,
+                    ),
+                    near=True,
                 )
                 for rank in plan.node_ranks
             ]

@@ -1,4 +1,4 @@
-"""The options of `regrow run` beside torchrun's, and those of `regrow agent`."""
+"""The options of `regrow run` beside torchrun's, of `regrow agent` and of `regrow try`."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -52,17 +52,19 @@ _RUN: Final[tuple[Decorator, ...]] = (
         metavar="N",
         help="Compare replicas each N steps, 0.2 s a GB.  [0: never]",
     ),
+    click.option("--no-audit", is_flag=True, help="Do not look for replicas that differ."),
     click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
     click.option("--data-cache-bytes", default="", metavar="SIZE", help="A node's.  [4GiB, a quarter of what is free]"),
     click.option("--data-mirror", default="64MiB", metavar="SIZE", help="Another node keeps that of them.  [64MiB]"),
     click.option(
-        "--hang-timeout", default="", metavar="TIME", help="Most time without progress.  [10 longest steps, 30s]"
+        "--hang-timeout", default="", metavar="TIME", help="Most time without progress in a step.  [by evidence]"
     ),
     click.option("--preload", multiple=True, metavar="MODULE", help="Import it before workers are forked; repeatable."),
     click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only."),
     click.option(
         "--token-file", default="", metavar="FILE", help="The secret of a job of several nodes; or REGROW_TOKEN."
     ),
+    click.option("--trial-steps", type=int, default=0, hidden=True),
     click.option("--fault-plan", default="", metavar="FILE", help="Faults on demand, in TOML."),
     click.option("--job", default="", metavar="NAME", help="The job's name."),
     click.option("--quiet", is_flag=True, help="Say only what went wrong."),
@@ -90,6 +92,14 @@ _AGENT: Final[tuple[Decorator, ...]] = (
 )
 
 
+_TRY: Final[tuple[Decorator, ...]] = (
+    click.option("--nproc-per-node", "nproc", type=click.IntRange(min=1), default=2, metavar="N", help="Ranks.  [2]"),
+    click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps of a run.  [as the kills need]"),
+    click.option("--kills", type=click.IntRange(min=1), metavar="N", help="Kills in a run.  [each rank in each phase]"),
+    click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
+)
+
+
 def of_run(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add regrow's own options of `regrow run`."""
     return _with(_RUN, command)
@@ -98,6 +108,11 @@ def of_run(command: Callable[..., Any]) -> Callable[..., Any]:
 def of_agent(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of `regrow agent`."""
     return _with(_AGENT, command)
+
+
+def of_try(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `regrow try`."""
+    return _with(_TRY, command)
 
 
 def _with(added: tuple[Decorator, ...], command: Callable[..., Any]) -> Callable[..., Any]:

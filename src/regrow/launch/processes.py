@@ -1,8 +1,24 @@
-"""Recognizing a launcher's process again, and how one ended."""
+"""Recognizing a launcher's process again, ending one, and how one ended."""
 
 import signal
+import subprocess
+from contextlib import suppress
 
 import psutil
+
+from regrow.core.ids import Seconds
+
+STOP_DEADLINE: Seconds = 30.0
+
+
+def end(process: "subprocess.Popen[bytes]") -> int:
+    """The exit code; a run that is still there is asked to end, then made to."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            process.send_signal(sign)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_DEADLINE)
+    return process.wait(STOP_DEADLINE)
 
 
 def is_alive(pid: int, started: float) -> bool:

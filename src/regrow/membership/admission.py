@@ -31,7 +31,6 @@ class JoinOffer(msgspec.Struct, frozen=True):
     node_rank: int = 0
     preload: list[str] = []
     checkpoint_dir: str | None = None
-    hang_timeout: Seconds | None = None
     master_port: int = 0
     grace: Seconds = 10.0
     """What workers get to end when the job does."""

@@ -48,10 +48,8 @@ def late(state: State, roster: Roster, facts: JobFacts, now: Instant) -> list[Wo
             gone = roster.newest(Stage.GONE)
             over = gone is not None and now >= gone.since + facts.build_deadline
             return list(roster.seated(Stage.RELEASED)) if over else []
-        case Mending(halt_deadline=at):
-            silent = list(roster.seated(Stage.HALTING)) if now >= at else []
-            slow_builders = [w for w in roster.seated(*BUILDING) if now >= w.since + facts.build_deadline]
-            return silent + slow_builders
+        case Mending():
+            return [w for w in roster.seated(*BUILDING) if now >= w.since + facts.build_deadline]
         case _:
             return []
 
@@ -73,8 +71,9 @@ def _waits(state: State, roster: Roster, facts: JobFacts) -> Iterator[Instant]:
                 yield at
             yield from _built_by(roster, facts, Stage.ORDERED, Stage.STARTING, seated=False)
         case Mending(halt_deadline=at):
-            if roster.count(Stage.HALTING):
+            if roster.count(Stage.HALTING) or roster.away:
                 yield at
+            yield from list(roster.unproven.values())[:1]
             yield from _built_by(roster, facts, *BUILDING)
         case _:
             pass

@@ -1,17 +1,21 @@
 """The sentences in which a job says why it ended. Cause, place, cure."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import ErrorReport
 from regrow.membership.covering import Uncovered
 from regrow.membership.roster import WorkerRecord
+from regrow.membership.samples import Divergence
 from regrow.membership.scaling import Weighed
 
 
-def exit_text(code: int) -> str:
-    """How a process ended, in words."""
+def exit_text(code: int, *, memory: bool = False) -> str:
+    """How a process ended, in words. `memory`: the kernel ended it since memory had run out."""
+    if memory:
+        return "was ended by the kernel because memory ran out (smaller batches, fewer loaders, or a higher limit)"
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -28,6 +32,46 @@ def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: 
     where += f" at step {step}" if step >= 0 else " before its first step"
     twice = ", the same error twice" if again else ""
     return f"{where}{twice}:\n{error.traceback.rstrip()}"
+
+
+def early_reads(where: str) -> str:
+    """Standbys that have run the script would be wrong."""
+    return (
+        f"the script asks for its place before its loop ({where}), and what it decides by that would be wrong in a "
+        "standby that takes another one: standbys that may have to wait before the script from now on, as with "
+        "--warmth imports. To have built ones, ask session.is_main, session.rank or session.local_rank inside the loop"
+    )
+
+
+def went_on(rank: Rank, step: StepNo, error: ErrorReport) -> str:
+    """An error that did not come again, so that it ends nothing; people should see it all the same."""
+    return (
+        f"rank {rank} failed at step {step} and has gone on; the error did not come again:\n{error.traceback.rstrip()}"
+    )
+
+
+def cut_off(error: ErrorReport) -> str:
+    """A call of the script's between two steps that a fault elsewhere has ended; empty: an error of its own."""
+    if not error.type.endswith("GenerationHalted"):
+        return ""
+    return f"was cut off between two steps by a fault elsewhere: {error.message}"
+
+
+def nothing_between() -> str:
+    """A fault was asked for at a place to which this script never comes."""
+    return "the script has no function marked @regrow.restartable, so nothing can strike in one between two steps"
+
+
+def resumed(states: Sequence[StepNo], *, asked: bool) -> str:
+    """Where training starts that was to go on from a durable checkpoint. `asked`: by `--resume`."""
+    if max(states, default=StepNo(0)) <= 0:
+        if not asked:
+            return "there is no complete checkpoint yet, so training starts from step 0 again"
+        return (
+            "--resume found no complete checkpoint in --checkpoint-dir, so training starts from step 0 "
+            "(is that the folder of the job that is to go on?)"
+        )
+    return f"training goes on from the checkpoint of step {max(states)}"
 
 
 def died_building(rank: Rank | None, code: int) -> str:
@@ -70,9 +114,28 @@ def state_lost(step: StepNo, cause: str) -> str:
     )
 
 
-def uncovered(start: Uncovered, buddy_every: int, told: str = "") -> str:
-    """Some part of the state is in nobody's memory. `told`: what the workers that had it said last."""
-    last = f" ({told})" if told else ""
+def torn(ranks: Mapping[Rank, StepNo]) -> str:
+    """Who could not end an update; empty: nobody. By the step."""
+    if not ranks:
+        return ""
+    steps = {step: [rank for rank, at in sorted(ranks.items()) if at == step] for step in sorted(set(ranks.values()))}
+    parts = [
+        f"{'rank' if len(who) == 1 else 'ranks'} {' and '.join(map(str, who))} {'was' if len(who) == 1 else 'were'} in "
+        f"the middle of the update of step {step}"
+        for step, who in steps.items()
+    ]
+    return f"{', '.join(parts)}, which was cut off there, so that nobody has the state before or after it"
+
+
+def uncovered(
+    start: Uncovered, buddy_every: int, told: str = "", broken: Mapping[Rank, StepNo] = MappingProxyType({})
+) -> str:
+    """Some part of the state is in nobody's memory. `told`: what the workers that had it said last.
+
+    `broken`: who was in the middle of an update, and of which step.
+    """
+    cut = torn(broken)
+    last = "".join(f" ({text})" for text in (told, cut) if text)
     if not start.ranks:
         return f"no step has a whole copy of the state in the memory of the living{last}"
     ranks = ", ".join(str(rank) for rank in start.ranks)
@@ -95,6 +158,37 @@ def replicas_differ(
             "another run from the last state that was equal will tell which"
         )
     return "; ".join(parts)
+
+
+def replicas_start_unlike(found: Divergence) -> str:
+    """Ranks that should hold the same have built something else."""
+    first, *others = found.alike
+    odd = ", ".join(_ranks(ranks) for ranks in others)
+    return (
+        f"{odd} {'start' if len(others) > 1 or len(others[0]) > 1 else 'starts'} with other values than "
+        f"{_ranks(first)} in {', '.join(found.parts)}. If these are different parts of a model, give "
+        "protect(part=...); else build them alike, or leave out of the protected state what belongs to a rank: who "
+        "replaces a rank gets what another has"
+    )
+
+
+def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
+    """Replicas do not have the same, and whose state is right may not be known."""
+    odd = found.odd
+    others = tuple(rank for ranks in found.alike for rank in ranks if rank not in odd)
+    whom = f"{_ranks(odd)} differs from {_ranks(others)}" if odd else f"{_ranks(tuple(sorted(others)))} differ"
+    text = f"replicas are not the same any more before step {found.step}: {whom} in {', '.join(found.parts)}"
+    if again:
+        return f"{text}. {_ranks(again)} came in by a recovery, and is replaced: please report this"
+    return (
+        f"{text}. Training goes on with that, as without regrow; who replaces a rank gets what another has. Protect "
+        "whatever the body changes and nothing that belongs to one rank; --digest-every tells bad memory from this"
+    )
+
+
+def _ranks(ranks: Sequence[Rank]) -> str:
+    names = [str(rank) for rank in ranks[:8]] + (["others"] if len(ranks) > 8 else [])
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _places(workers: Sequence[WorkerRecord]) -> str:

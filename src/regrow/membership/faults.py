@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from regrow.core.events import FaultInjected
-from regrow.core.ids import Instant, Rank, StepNo, WorkerId
+from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
 from regrow.core.messages import ErrorReport, FaultFired, FaultSpec
 
 
@@ -53,12 +54,26 @@ class FaultPlan:
         return self._struck_at.pop(worker, otherwise)
 
 
+class _Seen(NamedTuple):
+    step: StepNo
+    generation: Generation
+    kind: str
+    """Its type and place: what is left of it where its message changes each time."""
+    error: str
+
+
+_LIKE = 3
+"""So often the same kind of error at the same step, or the same symptom without a cause, is the script's."""
+
+
 class ScriptErrors:
     """What the script raised: by worker until its exit follows, and where, to know the same error a second time."""
 
     def __init__(self) -> None:
         self._told: dict[WorkerId, tuple[ErrorReport, StepNo]] = {}
-        self._seen: deque[tuple[StepNo, Rank | None, str]] = deque(maxlen=64)
+        self._exits: deque[tuple[StepNo, str]] = deque(maxlen=64)
+        self._bodies: deque[_Seen] = deque(maxlen=64)
+        self._symptoms: set[tuple[StepNo, Generation, str]] = set()
 
     def tell(self, worker: WorkerId, error: ErrorReport, step: StepNo) -> None:
         """A worker's script has ended with an error; its exit follows."""
@@ -72,11 +87,38 @@ class ScriptErrors:
         """The worker is of no interest any more."""
         self._told.pop(worker, None)
 
-    def again(self, step: StepNo, rank: Rank | None, error: ErrorReport) -> bool:
-        """Whether this error struck this rank at this step, or the one before, already; remembers it.
-
-        The one before, because an error raised after the gradients were reduced may find the others a step further.
-        """
-        known = any(step - at in (0, 1) and rank == by and error.fingerprint == what for at, by, what in self._seen)
-        self._seen.append((step, rank, error.fingerprint))
+    def ended_again(self, step: StepNo, error: ErrorReport) -> bool:
+        """Whether this error has ended a worker at this step, or the one before, already; remembers it."""
+        known = any(step - at in (0, 1) and error.fingerprint == what for at, what in self._exits)
+        self._exits.append((step, error.fingerprint))
         return known
+
+    def shared(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
+        """Whether another rank has told the same error in this generation, so that it is no fault more."""
+        return any(
+            each.generation == generation and each.error == error.fingerprint and abs(step - each.step) <= 1
+            for each in self._bodies
+        )
+
+    def again(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
+        """Whether a body had this error at this step, or the one before, in an older generation; remembers it.
+
+        On whichever rank: which of them is heard first is chance. The step before, because an error after the gradients
+        were reduced, or after the update, finds the others a step further.
+        """
+        kind = f"{error.type}|{error.where}"
+        near = [each for each in self._bodies if each.generation < generation and step - each.step in (0, 1)]
+        known = any(each.error == error.fingerprint for each in near)
+        alike = {each.generation for each in near if each.kind == kind}
+        self._bodies.append(_Seen(step, generation, kind, error.fingerprint))
+        return known or len(alike) >= _LIKE - 1
+
+    def unexplained(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
+        """Whether this symptom has come in so many generations at this step, while no cause was found; remembers it."""
+        self._symptoms.add((step, generation, error.fingerprint))
+        times = {g for at, g, what in self._symptoms if at == step and what == error.fingerprint}
+        return len(times) >= _LIKE
+
+    def explained(self) -> None:
+        """A cause was found: of this, all symptoms so far were."""
+        self._symptoms.clear()

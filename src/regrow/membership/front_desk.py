@@ -123,11 +123,19 @@ class FrontDesk:
         if not 0 <= fault.rank < world:
             has = f"this job has ranks 0 to {world - 1}" if world else "this job has no ranks yet"
             return refusal(400, f"there is no rank {fault.rank}", has)
-        return self._accept(FaultRequested(fault))
+        if self._host.over:
+            return _ending()
+        answer = self._host.submit(FaultRequested(fault))
+        if answer is not None and not answer.accepted:
+            return refusal(409, answer.reason, "")
+        return web.json_response({}, status=202)
 
     async def _serve_stop(self, request: web.Request) -> web.Response:
         reason = (await request.text())[:_LONGEST_REASON].strip()
-        return self._accept(StopRequested(reason or "an operator asked for it"))
+        if self._host.over:
+            return _ending()
+        self._host.submit(StopRequested(reason or "an operator asked for it"))
+        return web.json_response({}, status=202)
 
     async def _serve_scale(self, request: web.Request) -> web.Response:
         wish = await _read(request, ScaleWish)
@@ -153,12 +161,6 @@ class FrontDesk:
         reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
         self._host.submit(NodeDraining(wish.node, wish.grace, reason))
         return reply(AnswerScale(True, f"{wish.node} is given back; its ranks have {wish.grace:g} s to leave it"))
-
-    def _accept(self, fact: StopRequested | FaultRequested) -> web.Response:
-        if self._host.over:
-            return _ending()
-        self._host.submit(fact)
-        return web.json_response({}, status=202)
 
 
 async def _read(request: web.Request, kind: type[Asked]) -> Asked | web.Response:

@@ -140,6 +140,11 @@ class Incidents:
         incident.ranks.extend(rank for rank in ranks if rank not in incident.ranks)
         return []
 
+    def also(self, ranks: list[Rank]) -> None:
+        """The newest fault has struck these ranks too."""
+        if self.open is not None:
+            self.open.ranks.extend(rank for rank in ranks if rank not in self.open.ranks)
+
     def change(
         self, kind: str, rung: str, cause: str, *, generation: Generation, step: StepNo, now: Instant
     ) -> list[Record]:

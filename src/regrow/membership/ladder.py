@@ -12,12 +12,13 @@ import msgspec
 from regrow.core import events as record
 from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.messages import FaultSpec, JobFacts, Role, WorldChange
-from regrow.membership import covering, scaling
+from regrow.membership import covering, proofs, scaling, standbys
 from regrow.membership import diagnosis as say
 from regrow.membership.copies import HeldCopies
 from regrow.membership.corruption import Doubts
 from regrow.membership.faults import FaultPlan, ScriptErrors
 from regrow.membership.incident import Budget, Incidents
+from regrow.membership.losses import Losses
 from regrow.membership.orders import Orders
 from regrow.membership.roster import BUILDING, Roster, Seat, Stage, WorkerRecord
 from regrow.membership.scaling import Change
@@ -56,8 +57,6 @@ class Ladder:
         self.layouts: dict[Rank, str] = {}
         """What workers for one place have in common: digest of their reduction layout and state names."""
         self.copies = HeldCopies()
-        self.told = ""
-        """The last error of a worker's own that the present incident has seen."""
         self.doubts = Doubts()
         self.roster = Roster()
         self.limits = scaling.Limits.of(facts)
@@ -75,12 +74,18 @@ class Ladder:
         """Since when there has been no place for a lost rank, or none for a world to start again."""
         self.plan = FaultPlan(faults)
         self.errors = ScriptErrors()
+        self.losses = Losses(self.roster, self.errors)
         self.incidents = Incidents()
         self.orders = Orders(facts, self.roster, self.plan)
         self._budget = Budget(facts.max_faults, facts.window)
         self._resume = resume
         self._failed: Counter[Rank] = Counter()
         """How many newcomers for a rank have died before they were built, since the last generation stood."""
+
+    @property
+    def resumes(self) -> bool:
+        """Whether workers that start the job, or start it again, read the newest durable checkpoint."""
+        return self._resume
 
     @property
     def world(self) -> int:
@@ -122,6 +127,7 @@ class Ladder:
         Without workers it is a symptom; a fault that then explains it is not counted a second time.
         """
         ranks = [worker.rank for worker in workers if worker.rank is not None]
+        self.losses.fault(kind, ranks)
         if not self.incidents.explains(ranks) and not self._spend(cause, now):
             return
         self.orders.write(
@@ -131,7 +137,7 @@ class Ladder:
         )
         if not isinstance(self.state, Mending):
             self.halt(cause, now)
-            self.state = Mending(halt_deadline=now + self.facts.halt_deadline)
+            self.state = Mending(halt_deadline=now + self.facts.halt_patience)
 
     def halt(self, reason: str, now: Instant) -> None:
         """Everyone in the generation gives it up, at once."""
@@ -157,27 +163,26 @@ class Ladder:
                 stuck.append(rank)
                 continue
             moves = seat.node != self.roster.home(rank)[0].node
-            standbys = [each for each in self.roster.standbys(seat.node) if self.can_take(each, rank)]
-            if standbys:
-                standby = min(standbys, key=lambda each: _PREFERENCE.get(each.stage, 9))
+            spares = [each for each in self.roster.standbys(seat.node) if self.can_take(each, rank, seat.local_rank)]
+            if spares:
+                standby = min(spares, key=lambda each: _PREFERENCE.get(each.stage, 9))
                 self.roster.seat(standby, rank, seat.local_rank, now)
                 self.start_if_seated(standby, now)
+                proofs.ask(standby, self.roster, self.orders, now)
             else:
                 self._spawn(seat, Role.JOINER, now)
-            self.incidents.climb("node" if moves else "standby" if standbys else "fork")
+            self.incidents.climb("node" if moves else "standby" if spares else "fork")
         return stuck
 
     def _seat_for(self, rank: Rank, *, give_up: bool) -> Seat | None:
         """Where a lost rank is filled: at home, or on another node where it cannot be, or newcomers die there."""
         home, local_rank = self.roster.home(rank)
-        failing = self._failed[rank] >= STANDBY_ATTEMPTS
-        if home.usable and not failing:
+        if home.usable and self._failed[rank] < STANDBY_ATTEMPTS:
             return Seat(home.node, rank, local_rank)
         free = {node.node: node.free() for node in self.roster.usable_nodes() if node is not home}
         elsewhere = scaling.new_seats([rank], self.facts.unit, free)
-        if elsewhere:
-            return elsewhere[0]
-        return Seat(home.node, rank, local_rank) if home.usable and not give_up else None
+        at_home = Seat(home.node, rank, local_rank) if home.usable and not give_up else None
+        return elsewhere[0] if elsewhere else at_home
 
     @property
     def newcomers_fail(self) -> bool:
@@ -189,11 +194,16 @@ class Ladder:
         if worker.stage in BUILDING and worker.seated and worker.rank is not None:
             self._failed[worker.rank] += 1
 
-    def can_take(self, standby: WorkerRecord, rank: Rank) -> bool:
-        """Whether a standby fits a rank: in a sharded world its script must have built that rank's part, or not run."""
-        return (
-            not self.roster.sharded or standby.stage is Stage.IDLE or self.place(standby.built_for) == self.place(rank)
-        )
+    def can_take(self, worker: WorkerRecord, rank: Rank, local_rank: int, world: int | None = None) -> bool:
+        """Whether a newcomer fits a rank: its script has built that rank's part, and was told nothing else; or not run.
+
+        `world`: the ranks of the world that is to come, where that is another.
+        """
+        if worker.stage is Stage.IDLE:
+            return True
+        anywhere = not (self.roster.sharded or self.roster.grouped)
+        fits = anywhere or self.place(worker.built_for) == self.place(rank)
+        return fits and not standbys.stale(worker, rank, local_rank, world or self.world)
 
     def place(self, rank: Rank | None) -> Rank:
         """What ranks with the same part of the state have in common: their place in the replica."""
@@ -218,7 +228,7 @@ class Ladder:
                 return  # `form` is called again with each answer
             start = covering.decide(standings, self.copies.held)
         if isinstance(start, covering.Uncovered):
-            self.restart(say.uncovered(start, self.facts.buddy_every, self.told), now)
+            self.restart(say.uncovered(start, self.facts.buddy_every, self.losses.told, self.losses.torn), now)
             return
         # Survivors that have not yet gone back, as was ordered already, lose nothing a second time.
         had = self.step if start.rewind else max(self.step, *(each.state_at for each in standings))
@@ -252,9 +262,9 @@ class Ladder:
     def formed(self, now: Instant) -> None:
         """Every worker stands in the membership that was ordered; some may have gone on from its step already."""
         step = self.state.step if isinstance(self.state, Forming) else self.step
-        self.told, self._telling = "", None
+        self.losses.over()
         self._failed.clear()
-        self.state, self.doubts.open = Training(), None
+        self.state, self.doubts.open, self._telling = Training(), None, None
         workers = {str(rank): worker for rank, worker in self.roster.places.items()}
         self.orders.write(
             record.GenerationFormed(at=now, generation=self.generation, step=step, workers=workers),
@@ -278,7 +288,7 @@ class Ladder:
             self.end(SCRIPT_ERROR, own or say.restarts_spent(allowed, cause), now)
             return
         if self.step > 0 and not self.facts.durable:
-            self.end(SCRIPT_ERROR, say.state_lost(self.step, cause), now)
+            self.end(SCRIPT_ERROR, self.losses.diagnosis(self.step, cause), now)
             return
         if not self._spend(cause, now):
             return
@@ -316,20 +326,15 @@ class Ladder:
 
     def top_up_standbys(self, now: Instant) -> None:
         """Every node has as many standbys as it should, unless they die before they are built."""
-        while self.roster.short:
-            node = self.roster.nodes[self.roster.short.pop()]
-            if node.failed_standbys < STANDBY_ATTEMPTS and node.usable:
-                for _ in range(self.facts.standbys - len(node.standbys)):
-                    self._spawn(self.orders.standby_seat(node), Role.STANDBY, now)
-                self.roster.short.discard(node.node)
+        for node in standbys.short_nodes(self.roster, STANDBY_ATTEMPTS):
+            for _ in range(self.facts.standbys - len(node.standbys)):
+                self._spawn(self.orders.standby_seat(node), Role.STANDBY, now)
+            self.roster.short.discard(node.node)
 
     def standby_failed(self, standby: WorkerRecord, now: Instant) -> None:
         """A standby was lost; after so many in a row no more are started on its node."""
-        node = self.roster.nodes[standby.node]
-        node.failed_standbys += 1
-        if node.failed_standbys == STANDBY_ATTEMPTS:
-            error = self.errors.of(standby.worker)
-            self.orders.note(say.standbys_given_up(standby.worker, error), now, standby)
+        if standbys.failed(self.roster, standby) == STANDBY_ATTEMPTS:
+            self.orders.note(say.standbys_given_up(standby.worker, self.errors.of(standby.worker)), now, standby)
 
     def built(self, worker: WorkerRecord, now: Instant) -> None:
         """A worker stands before its first step: with the same model as the others, or the job does without it."""
@@ -339,6 +344,7 @@ class Ladder:
                 self.end(SCRIPT_ERROR, self._differs(worker), now)
         elif fits:
             self.roster.nodes[worker.node].failed_standbys = 0
+            standbys.see_early_reads(self.roster, self.orders, worker, now)
         else:
             self.orders.note(f"{say.layout_differs(worker.worker, None)}; it is not used", now, worker)
             self.standby_failed(worker, now)
@@ -368,7 +374,7 @@ class Ladder:
     def _spend(self, cause: str, now: Instant) -> bool:
         if self._budget.spend(now):
             return True
-        self.end(RUN_AGAIN, say.budget_spent(self.facts.max_faults, self.facts.window, cause), now)
+        self.end(RUN_AGAIN, self.losses.first(say.budget_spent(self.facts.max_faults, self.facts.window, cause)), now)
         return False
 
     def spawn_candidate(self, seat: Seat, world: int, now: Instant) -> None:

@@ -18,26 +18,29 @@ from regrow.core.messages import (
     Fact,
     FaultRequested,
     FaultSpec,
+    FaultStage,
     JobFacts,
     NodeDraining,
     NodeJoined,
     NodeLost,
     NodeProgress,
+    NodeSeen,
     NodeStopped,
     ScaleRequested,
     StopRequested,
     TimeAdvanced,
 )
-from regrow.membership import deadlines
+from regrow.membership import deadlines, proofs, standbys
 from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.incident import Incident
 from regrow.membership.ladder import OK, RUN_AGAIN, SCRIPT_ERROR, Ladder
 from regrow.membership.mending import Mender
 from regrow.membership.nodes import Nodes
-from regrow.membership.orders import Command, EndJob
+from regrow.membership.orders import AnswerScale, Command, EndJob
 from regrow.membership.resizing import Resizing
-from regrow.membership.roster import Roster, Stage
+from regrow.membership.roster import Roster, Stage, WorkerRecord
+from regrow.membership.standstill import Standstills
 from regrow.membership.states import (
     Building,
     Ended,
@@ -77,6 +80,7 @@ class Membership:
         self._resizing = Resizing(ladder, self._mender, self._switch)
         self._nodes = Nodes(ladder, self._resizing)
         self._workers = Workers(ladder, self._resizing, self._switch)
+        self._standstills = Standstills(ladder, self._mender)
 
     # --- what the outside calls --------------------------------------------------------------------------------
 
@@ -111,6 +115,8 @@ class Membership:
                 self._checkpoints.tell(event, now)
             case CopyStreamed():
                 self._orders.copied(event, self.facts.buddy_every, now)
+            case NodeSeen():
+                self._standstills.seen(event, now)
             case DataNoted():
                 self._orders.note(event.text, now)
             case NodeStopped():
@@ -189,11 +195,20 @@ class Membership:
     # --- people, time ------------------------------------------------------------------------------------------
 
     def _fault_requested(self, fault: FaultSpec, now: Instant) -> None:
-        worker = self.roster.places.get(fault.rank)
+        name = self.roster.places.get(fault.rank)
+        worker = None if name is None else self.roster.workers[name]
         if worker is None:
             self._orders.note(f"no rank {fault.rank} to fail: the world has ranks 0 to {self._ladder.world - 1}", now)
+        elif fault.stage is FaultStage.BETWEEN and worker.has_session and not worker.between:
+            self._orders.add_answer(AnswerScale(False, say.nothing_between()))
         elif self._plan.add(fault):
-            self._orders.arm(self.roster.workers[worker], fault)
+            self._orders.arm(worker, fault)
+
+    def _say_where_it_resumes(self, now: Instant) -> None:
+        """The first workers stand where the checkpoint has put them, if they were to read one."""
+        if self._ladder.resumes:
+            states = [worker.state_at for worker in self.roster.seated()]
+            self._orders.note(say.resumed(states, asked=not self._ladder.restarts), now)
 
     def _deadlines(self, now: Instant) -> None:
         short = self._ladder.short_since
@@ -205,8 +220,7 @@ class Membership:
                 self._ladder.restart(f"rank {late[0].rank} was not ready for its first step in time", now, late[0])
             case Forming(deadline=at) if now >= at:
                 if len(late) == len(self.roster.places):
-                    # One holds the others up: it was seen to hang, or it will not answer the halt either.
-                    late = [worker for worker in late if worker.suspect]
+                    late = []  # One holds the others up: it will not answer the halt either.
                 self._ladder.fence_late(late, "no new groups in time", now)
             case Training(deadline=at):
                 for standby in late:
@@ -215,9 +229,11 @@ class Membership:
                 if at is not None and now >= at:
                     self._ladder.mend("hang", [], "some ranks have finished and others have not", now, now)
             case Switching():
-                self._switch.late(now)
-            case Mending() if late:
-                self._ladder.fence_late(late, "no answer in time", now)
+                self._switch.late(now, self._standstills.overdue)
+            case Mending(halt_deadline=at):
+                for standby in proofs.give_up(self.roster, self._orders, now):
+                    self._ladder.newcomer_failed(standby)
+                self._late_in_mending(late, now, halt_over=now >= at)
             case Waiting(deadline=at) as waiting if now >= at:
                 self._mender.overdue(waiting, now)
             case Restarting(deadline=at) if now >= at and self.roster.present():
@@ -233,6 +249,17 @@ class Membership:
             case _:
                 pass
 
+    def _late_in_mending(self, late: list[WorkerRecord], now: Instant, *, halt_over: bool) -> None:
+        """Who was never ready acts no more, and who hangs instead of halting; who is only slow is waited for."""
+        hung = self._standstills.overdue(now) if halt_over else []
+        if halt_over:
+            self._ladder.state = Mending(now + self.facts.halt_patience / 4)
+        if late or hung:
+            self._ladder.fence_late([*late, *hung], "no answer in time", now)
+            self._standstills.fenced(hung)
+        elif halt_over:
+            self._standstills.waiting_for(now)
+
     # --- progress ----------------------------------------------------------------------------------------------
 
     def _advance(self, now: Instant) -> None:
@@ -240,6 +267,8 @@ class Membership:
         roster = self.roster
         match self.state:
             case Building(verdict_at=None) if roster.all_at(Stage.READY):
+                self._say_where_it_resumes(now)
+                self._workers.auditor.started(now)
                 self._ladder.form(self.generation, now)
             case Building(verdict_at=None) if roster.all_at(Stage.GONE):
                 self._ladder.end(OK, "", now)  # Any code but 0 has been judged by `_exited_building`.
@@ -253,6 +282,7 @@ class Membership:
                 self._switch.advance(now)
             case Forming() if roster.all_at(Stage.MEMBER, Stage.FINISHED):
                 self._ladder.formed(now)
+                standbys.renew(roster, self._orders, now)
                 self._nodes.formed()
             case Training(deadline=at) if roster.all_at(Stage.FINISHED):
                 if self._checkpoints.finished(self.step, now):

@@ -52,12 +52,12 @@ class Mender:
             return
         ladder.short_since = None
         if isinstance(ladder.state, Waiting):
-            ladder.state = Mending(now + self._facts.halt_deadline)
+            ladder.state = Mending(now + self._facts.halt_patience)
         if drop:
             if not self._stand(drop):
                 return
             self._do_without(drop, asked=going > 0, now=now)
-        if roster.all_at(Stage.HALTED, Stage.READY):
+        if roster.all_at(Stage.HALTED, Stage.READY) and not roster.away and not roster.unproven:
             ladder.form(Generation(ladder.generation + 1), now)
 
     def resize(
@@ -125,6 +125,11 @@ class Mender:
         newest = covering.newest(_living(worker) for worker in workers)[1]
         left = {w.holding for w in workers if w.rank in newest and w.rank not in without}
         return left == {worker.holding for worker in workers}
+
+    def held_without(self, without: Set[Rank]) -> bool:
+        """Whether living workers of other ranks have each part of the state, of some step."""
+        workers = [worker for worker in self._roster.seated() if worker.living and worker.state_at >= 0]
+        return {w.holding for w in workers if w.rank not in without} == {worker.holding for worker in workers}
 
     def dispensable(self, ranks: Sequence[Rank]) -> list[Rank]:
         """Those of the ranks that can leave at once, so that somebody has each part of the state."""

@@ -20,6 +20,7 @@ from regrow.core.messages import (
     Role,
     SpawnWorker,
     StartScript,
+    Warmth,
     WorldChange,
 )
 from regrow.membership.covering import Source, Start
@@ -35,7 +36,10 @@ class EndJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class AnswerScale(msgspec.Struct, frozen=True, tag=True):
-    """What becomes of a `ScaleRequested`, among the commands that answer it. `reason`: why not, or what happens now."""
+    """What becomes of a `ScaleRequested` or a `FaultRequested`, among the commands that answer it.
+
+    `reason`: why not, or what happens now.
+    """
 
     accepted: bool
     reason: str
@@ -81,6 +85,7 @@ class Orders:
     ) -> None:
         """A new worker for a rank, or a standby. `grown`: a candidate, for a world of so many ranks."""
         worker = self._roster.add_worker(seat, role, now, candidate=grown is not None)
+        worker.built_world = self._roster.world if grown is None else grown
         self._out.append(
             SpawnWorker(
                 node=seat.node,
@@ -94,6 +99,7 @@ class Orders:
                 restarts=restarts,
                 resume=resume,
                 faults=self._plan.of(seat.rank) if role is Role.RANK else [],
+                warmth=Warmth.IMPORTS if self._roster.nodes[seat.node].early else None,
             )
         )
         self.write(
@@ -105,12 +111,14 @@ class Orders:
     def standby_seat(self, node: NodeRecord) -> Seat:
         """The rank that a standby builds under.
 
-        Where every rank has the same state that is the last one, so that what a script does on rank 0 alone is not done
-        twice. Where they have not, the node's ranks in turn, beginning with the last: each can replace but one.
+        Where every rank has the same state and groups that is the last one, so that what a script does on rank 0 alone
+        is not done twice; on a node with but one rank that one, so that all that the script asks is right. Where they
+        have not, the node's ranks in turn, beginning with the last: each can replace but one.
         """
         last = Rank(self._roster.world - 1)
         own = sorted(worker.rank for worker in node.seats.values() if worker.rank is not None)
-        if not self._roster.sharded or not own:
+        alike = not (self._roster.sharded or self._roster.grouped)
+        if (alike and (len(own) != 1 or own[0] == 0 or node.slots > 1)) or not own:
             return Seat(node.node, last, last % self._facts.nproc)
         taken = [standby.built_for for standby in node.standbys.values()]
         rank = min(reversed(own), key=taken.count)
@@ -121,6 +129,7 @@ class Orders:
     ) -> None:
         """An `imports` standby builds for its rank."""
         worker.script_ordered, worker.built_for = True, rank
+        worker.built_slot, worker.built_world = worker.local_rank, world
         self._roster.move(worker, Stage.STARTING, now)
         self._out.append(StartScript(worker.worker, rank, worker.local_rank, generation, world))
 
@@ -147,9 +156,12 @@ class Orders:
         members = [self._roster.member(worker, rank) for rank, worker in seated]
         holders = sorted(start.holders)
         # A newcomer has run none of them, so all begin with the first again; who is past them has them in mind.
-        inside = int(not start.rewind and any(w.inside and w.state_at == start.step for _, w in seated))
+        # Who is ready speaks of where it will be when it has rolled forward.
+        inside = int(not start.rewind and any(w.inside and w.state_at + w.ready == start.step for _, w in seated))
+        whole_body = any(worker.whole_body for _, worker in seated)
         self.stores = stores = [node.store for node in self._roster.member_nodes()]
         for rank, worker in seated:
+            worker.entered = generation if worker.entered is None else worker.entered
             self._roster.move(worker, Stage.JOINING, now)
             self._out.append(
                 FormGeneration(
@@ -166,6 +178,7 @@ class Orders:
                     inside=inside,
                     rewind=start.rewind,
                     change=change,
+                    whole_body=whole_body,
                 )
             )
         # Steps of those who were there before are committed by it, or run again.

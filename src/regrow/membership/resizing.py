@@ -333,7 +333,7 @@ class Resizing:
 
         So are those on nodes that are given back.
         """
-        roster, place = self._roster, self._ladder.place
+        roster, take = self._roster, self._ladder.can_take
         spare = [
             worker
             for rank, worker in sorted(roster.candidates.items())
@@ -341,7 +341,7 @@ class Resizing:
         ]
         missing = [rank for rank in need if rank not in roster.candidates]
         for worker in spare:
-            fits = (rank for rank in missing if not roster.sharded or place(rank) == place(worker.built_for))
+            fits = (rank for rank in missing if take(worker, rank, worker.local_rank, max(need) + 1))
             rank = next(fits, None) if roster.nodes[worker.node].usable else None
             if rank is not None:
                 missing.remove(rank)
@@ -353,7 +353,7 @@ class Resizing:
 
     def _spawn(self, ranks: Sequence[Rank], world: int, now: Instant) -> None:
         for seat in scaling.new_seats(ranks, self._facts.unit, self._free()):
-            standby = self._standby(seat)
+            standby = self._standby(seat, world)
             if standby is None:
                 self._ladder.spawn_candidate(seat, world, now)
                 continue
@@ -361,7 +361,7 @@ class Resizing:
             if standby.stage is Stage.IDLE:
                 self._orders.start_script(standby, seat.rank, self._ladder.generation, now, world=world)
 
-    def _standby(self, seat: Seat) -> WorkerRecord | None:
+    def _standby(self, seat: Seat, world: int) -> WorkerRecord | None:
         """A standby of that node that could have the seat."""
         standbys = self._roster.nodes[seat.node].standbys.values()
         fitting = [
@@ -369,7 +369,7 @@ class Resizing:
             for each in standbys
             if (each.stage is Stage.IDLE or (each.stage is Stage.READY and self._mender.alike(each, seat.rank)))
             and not (each.fixed and seat.rank >= self._ladder.world)
-            and self._ladder.can_take(each, seat.rank)
+            and self._ladder.can_take(each, seat.rank, seat.local_rank, world)
         ]
         return min(fitting, key=lambda each: _WARM.index(each.stage), default=None)
 

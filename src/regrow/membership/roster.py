@@ -70,10 +70,24 @@ class WorkerRecord:
     """Its script gives ranks different parts of the state."""
     built_for: Rank | None = None
     """The rank under which its script ran: in a sharded world it can take no other."""
+    built_slot: int = 0
+    """The slot on its node for which its script ran."""
+    built_world: int = 0
+    """The world in which its script ran."""
+    early: dict[str, str] = field(default_factory=dict)
+    """What its script has asked of its place before its loop, by `core.early_reads.Place`, and where."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """Digests of what it has built, until all are compared."""
+    entered: Generation | None = None
+    """The first generation in which it had a rank."""
     ready: bool = False
     """Halted with all that the update of `state_at` needs."""
     inside: int = 0
     """Halted in, or before, this restartable function after its last step; 0: it is past all of them."""
+    whole_body: bool = False
+    """Its script's bodies cannot be parted from their updates."""
+    torn_at: StepNo | None = None
+    """It was halted in the middle of this step's update, which it could not end."""
     verified: StepNo = NO_STATE
     """When it was halted: the step of its copy of a state upon which all replicas had agreed."""
     pid: int = 0
@@ -82,12 +96,12 @@ class WorkerRecord:
     """An `imports` standby that was told to run the script."""
     faulted_in: Generation | None = None
     """The generation in which it reported an error of its own: it reports one at most."""
-    suspect: bool = False
-    """It was seen to hang while it was asked to halt, which a thread that does not hang may answer for it."""
     microbatches: int = 0
     """Into how many its script divides a step; 0: into none."""
     fixed: str = ""
     """Why the world can have no other size, as its script says; empty: it can."""
+    between: bool = False
+    """Its script has restartable functions that may run between its steps."""
     committed: StepNo | None = None
     exit_code: int | None = None
 
@@ -129,6 +143,8 @@ class NodeRecord:
     """The node that keeps copies of its ranks' state."""
     corruptions: int = 0
     """How often the state of a rank on it was found to be wrong."""
+    early: bool = False
+    """The script asks for its place before its loop, so standbys here wait before the script."""
     failed_standbys: int = 0
     failed_candidates: int = 0
     """How many candidates in a row have died on it before they were built."""
@@ -172,8 +188,22 @@ class Roster:
         """By the rank each of them will have."""
         self.sharded = False
         """Whether ranks hold different parts of the state."""
+        self.grouped = False
+        """Whether the script has made groups of its own, in which ranks may have different parts."""
+        self.early = ""
+        """Why standbys of some nodes wait before the script, whatever warmth was asked for; empty: they do not."""
+        self.imports: list[str] = []
+        """The installed modules that the script imports, in order, which may be imported ahead of it."""
+        self.learnt = False
+        self.unfit = 0
+        self.environment: list[str] = []
+        """The environment variables that the script changes."""
         self.short: set[NodeId] = set()
         """Nodes that may have fewer standbys than they should."""
+        self.away: set[WorkerId] = set()
+        """Halted ones whose state is known to stand, while their script is still on its way to where it waits."""
+        self.unproven: dict[WorkerId, Instant] = {}
+        """Newcomers that have not yet answered whether they are alive, and until when they have time; oldest first."""
         self._order: list[NodeRecord] = []
         self._numbered: dict[NodeId, int] = {}
         self._seated: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
@@ -203,7 +233,7 @@ class Roster:
         number = self._numbered.get(seat.node, 0)
         self._numbered[seat.node] = number + 1
         worker = WorkerRecord(WorkerId(f"{seat.node}.w{number}"), seat.node, role, None, seat.local_rank, since=now)
-        worker.built_for = seat.rank
+        worker.built_for, worker.built_slot = seat.rank, seat.local_rank
         self.workers[worker.worker] = worker
         self._enter(worker)
         if candidate:
@@ -215,6 +245,8 @@ class Roster:
     def move(self, worker: WorkerRecord, stage: Stage, now: Instant) -> None:
         """Bring a worker to another stage."""
         self._leave(worker)
+        self.away.discard(worker.worker)
+        self.unproven.pop(worker.worker, None)
         worker.stage, worker.since = stage, now
         self._enter(worker)
 

@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -40,6 +40,10 @@ INTERNAL_ERROR = 70
 HELLO_DEADLINE = 10.0
 _CLOSE_DEADLINE = 1.0
 _SHORTEST_WAIT = 0.001
+_PAUSE = 1.0
+"""A deadline that is noticed so much later has passed while this process was paused."""
+_CATCH_UP = 5.0
+"""What others had said by then is heard within that."""
 
 Watcher = Callable[[Record | NodeProgress], None]
 """Told of every record, and of the newest commits of each node, as they come."""
@@ -79,6 +83,7 @@ class Coordinator:
         nodes: those that the job starts on; the machine is told of them in this order, whichever comes first. Others
             may come later, as far as the job's facts allow. Without it: whoever comes, in that order.
         lease: seconds after which an agent that answers nothing counts as lost.
+        near: nodes whose agents are children of this process: it sees their end, and a pause of theirs is none.
         clock: gives the machine its time.
     """
 
@@ -92,6 +97,7 @@ class Coordinator:
         port: int = 0,
         nodes: Sequence[NodeId] | None = None,
         lease: Seconds = 10.0,
+        near: Collection[NodeId] = (),
         clock: Clock | None = None,
     ) -> None:
         self.watchers: list[Watcher] = []
@@ -106,7 +112,7 @@ class Coordinator:
         self._record = record
         self._host, self._port = host, port
         self._admission = Admission(machine.facts, nodes)
-        self._lease = lease
+        self._lease, self._near = lease, frozenset(near)
         self._clock = clock or MonotonicClock()
         self._codec: FrameCodec[AgentFact] = FrameCodec(AgentFact)
         self._links: dict[NodeId, AgentLink] = {}
@@ -257,15 +263,23 @@ class Coordinator:
         deadline = self._machine.next_deadline()
         if deadline is not None and self._end is None:
             wait = max(_SHORTEST_WAIT, deadline - self._clock.now())
-            self._timer = asyncio.get_running_loop().call_later(wait, self.submit, TimeAdvanced())
+            self._timer = asyncio.get_running_loop().call_later(wait, self._time_passed, self._clock.now() + wait)
+
+    def _time_passed(self, due: Instant) -> None:
+        """It is `due`, or later: then this process was paused itself, and first hears what was said meanwhile."""
+        late = self._clock.now() - due
+        if late < _PAUSE:
+            self.submit(TimeAdvanced())
+            return
+        again = self._clock.now() + min(late, _CATCH_UP)
+        self._timer = asyncio.get_running_loop().call_later(min(late, _CATCH_UP), self._time_passed, again)
 
     # --- agents ------------------------------------------------------------------------------------------------
 
     async def _serve_agent(self, request: web.Request) -> web.StreamResponse:
         # A ping every two thirds of the lease and half of that for the answer: lost after one lease.
-        socket = web.WebSocketResponse(
-            heartbeat=self._lease * 2 / 3, max_msg_size=MAX_FRAME_BYTES, timeout=_CLOSE_DEADLINE
-        )
+        beat = None if request.query.get("node") in self._near else self._lease * 2 / 3
+        socket = web.WebSocketResponse(heartbeat=beat, max_msg_size=MAX_FRAME_BYTES, timeout=_CLOSE_DEADLINE)
         await socket.prepare(request)
         joined = await self._hello(socket)
         if joined is None or joined.node != request.query.get("node"):

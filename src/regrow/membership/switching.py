@@ -6,6 +6,7 @@ that step runs again, and nothing is lost. A change that nobody hurries waits fo
 between two steps for longer than a step takes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -123,14 +124,17 @@ class Switch:
         else:
             self._at_once(f"step {event.step} had begun when its halt arrived", now)
 
-    def late(self, now: Instant) -> None:
-        """Time has passed: who does not stop as planned is halted at once; who does not answer that acts no more."""
+    def late(self, now: Instant, overdue: Callable[[Instant], list[WorkerRecord]]) -> None:
+        """Time has passed: who does not stop as planned is halted at once; who hangs (`overdue`) then acts no more."""
         state = self._ladder.state
         if not isinstance(state, Switching) or now < state.deadline:
             return
         silent = list(self._roster.seated(Stage.HALTING))
         if state.at is None and silent:
-            self._ladder.fence_late(silent, "no answer in time", now)
+            if hung := overdue(now):
+                self._ladder.fence_late(hung, "no answer in time", now)
+            else:
+                self._ladder.state = replace(state, deadline=now + self._facts.halt_patience / 4)
         elif state.at is not None and self._may_wait(now):
             # Nobody is kept from a step: who stands already would wait for the others there, whatever happens.
             longer = max(state.deadline - self._begun_at, 0.0)
@@ -152,7 +156,7 @@ class Switch:
             return
         ladder.incidents.halted(now)
         self._plan = None
-        ladder.state = Mending(now + self._facts.halt_deadline)
+        ladder.state = Mending(now + self._facts.halt_patience)
         if not state.over and self._possible(plan) and self._carry_out(plan, now) and plan.kind != "preempt":
             self.changed_at = now
 

@@ -1,24 +1,28 @@
 """What is said by workers, and of them: where they stand, what they have done, what ails them, how they end."""
 
 from regrow.core import events as record
-from regrow.core.ids import Instant, Rank, Seconds, StepNo
+from regrow.core.ids import NO_STATE, Instant, Rank, StepNo
 from regrow.core.messages import (
     FaultFired,
     FaultKind,
     HaltMissed,
+    ModulesImported,
+    WorkerAlive,
     WorkerCommitted,
     WorkerExited,
     WorkerFailed,
     WorkerFaulted,
     WorkerFinished,
     WorkerHalted,
-    WorkerHung,
+    WorkerNoted,
     WorkerReady,
     WorkerResumed,
     WorkerStarted,
 )
-from regrow.core.replica_messages import CorruptionNamed, ReplicaFact, ReplicasDiffer
+from regrow.core.replica_messages import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
 from regrow.membership import diagnosis as say
+from regrow.membership import standbys
+from regrow.membership.auditing import Auditor
 from regrow.membership.corruption import Corruption
 from regrow.membership.ladder import SCRIPT_ERROR, Ladder
 from regrow.membership.resizing import Resizing
@@ -27,9 +31,26 @@ from regrow.membership.states import RUNNING, Building, Forming, Releasing
 from regrow.membership.switching import Switch
 
 _GenerationFact = (
-    WorkerFaulted | WorkerHalted | HaltMissed | WorkerResumed | WorkerCommitted | WorkerFinished | ReplicaFact
+    WorkerFaulted
+    | WorkerHalted
+    | HaltMissed
+    | WorkerResumed
+    | WorkerCommitted
+    | WorkerFinished
+    | ReplicaFact
+    | StateSampled
 )
-WorkerNews = WorkerStarted | WorkerReady | WorkerFailed | WorkerExited | WorkerHung | FaultFired | _GenerationFact
+WorkerNews = (
+    WorkerStarted
+    | WorkerReady
+    | ModulesImported
+    | WorkerNoted
+    | WorkerFailed
+    | WorkerExited
+    | WorkerAlive
+    | FaultFired
+    | _GenerationFact
+)
 
 
 class Workers:
@@ -44,16 +65,21 @@ class Workers:
     def __init__(self, ladder: Ladder, resizing: Resizing, switch: Switch) -> None:
         self._ladder, self._resizing, self._switch = ladder, resizing, switch
         self._corruption = Corruption(ladder)
+        self.auditor = Auditor(ladder)
         self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
         self._errors, self._plan = ladder.errors, ladder.plan
-        self._joined_at: Instant = float("-inf")
-        """When a worker came to stand in its generation last."""
+        self._short_in: int | None = None
+        """After how many restarts a rank was ended since memory had run out, where that was the last to happen."""
+        self._noted: set[str] = set()
+        """What has been said once."""
 
     def tell(self, event: WorkerNews, now: Instant) -> None:
         """Take in one fact about a worker."""
         worker = self._roster.workers.get(event.worker)
         if worker is None:
             return
+        if not isinstance(event, WorkerStarted):
+            self._roster.unproven.pop(worker.worker, None)
         match event:
             case FaultFired():
                 # Even of a worker that is gone: its end may be known before what it said last.
@@ -76,8 +102,12 @@ class Workers:
                     self._ladder.end(SCRIPT_ERROR, text, now)
             case WorkerReady():
                 self._worker_ready(worker, event, now)
-            case WorkerHung():
-                self._worker_hung(worker, event, now)
+            case ModulesImported():
+                standbys.imported(self._roster, self._orders, worker, event, now)
+            case WorkerNoted():
+                self._worker_noted(worker, event, now)
+            case WorkerAlive():
+                pass
             case _ if event.generation == self._ladder.generation:
                 self._generation_fact(worker, event, now)
 
@@ -86,10 +116,17 @@ class Workers:
             case WorkerHalted() if worker.stage is Stage.HALTING or self._switch.expects(worker):
                 worker.state_at, worker.ready, worker.inside = event.state_at, event.ready, event.inside
                 worker.verified = event.verified
+                worker.whole_body = worker.whole_body or event.whole_body
+                worker.torn_at = event.step if event.state_at == NO_STATE and event.step != NO_STATE else None
                 planned = worker.stage is not Stage.HALTING
                 self._roster.move(worker, Stage.HALTED, now)
+                if not event.stands:
+                    self._roster.away.add(worker.worker)
                 if planned:
                     self._switch.halted(event, now)
+            case WorkerHalted() if worker.stage is Stage.HALTED and event.stands:
+                worker.inside, worker.verified = event.inside, event.verified
+                self._roster.away.discard(worker.worker)
             case HaltMissed():
                 self._switch.missed(event, now)
             case WorkerResumed() if worker.stage is Stage.JOINING:
@@ -104,16 +141,22 @@ class Workers:
                 self._served(worker, now)
             case WorkerFaulted():
                 self._worker_faulted(worker, event, now)
+            case StateSampled() if isinstance(self._ladder.state, RUNNING):
+                self.auditor.sampled(worker, event, now)
             case ReplicasDiffer() | CorruptionNamed() if isinstance(self._ladder.state, RUNNING):
                 self._corruption.tell(event, now)
             case _:
                 pass
 
+    def _worker_noted(self, worker: WorkerRecord, event: WorkerNoted, now: Instant) -> None:
+        if event.text not in self._noted:
+            self._noted.add(event.text)
+            self._orders.note(event.text, now, worker)
+
     def _joined(self, worker: WorkerRecord, now: Instant) -> None:
         if isinstance(self._ladder.state, Forming):
             worker.state_at = self._ladder.state.step
-        worker.suspect = worker.ready = False
-        worker.inside, self._joined_at = 0, now
+        worker.ready, worker.inside, worker.torn_at = False, 0, None
         self._roster.move(worker, Stage.MEMBER, now)
 
     def _worker_ready(self, worker: WorkerRecord, event: WorkerReady, now: Instant) -> None:
@@ -124,11 +167,16 @@ class Workers:
                 self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
             self._roster.move(worker, Stage.IDLE, now)
             self._ladder.start_if_seated(worker, now)
+            standbys.prepare(self._roster, self._orders, worker)
             return
+        standbys.learn(self._roster, event)
         worker.has_session = True
         worker.state_at, worker.endpoint, worker.layout = event.state_at, event.endpoint, event.layout
         worker.holding, worker.sharded, worker.ready = event.holding, event.sharded, False
-        worker.microbatches, worker.fixed = event.microbatches, event.fixed
+        self._roster.grouped = self._roster.grouped or event.sharded
+        worker.whole_body = event.whole_body
+        worker.microbatches, worker.fixed, worker.between = event.microbatches, event.fixed, event.between
+        worker.early, worker.parts = event.early, event.parts
         self._roster.move(worker, Stage.READY, now)
         self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
         if worker.candidate_for is not None:
@@ -153,40 +201,22 @@ class Workers:
         rank, error = _rank(worker), event.error
         if event.kind is FaultKind.BODY:
             worker.faulted_in = event.generation
-            if self._errors.again(event.step, rank, error):
+            told = self._errors.shared(event.step, event.generation, error)
+            self._ladder.losses.error(rank, event.step, error)
+            if self._errors.again(event.step, event.generation, error):
                 self._ladder.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
+                return
+            if told:
+                self._ladder.incidents.also([rank])
                 return
             struck = self._plan.when(worker.worker, now)
             self._ladder.mend("exception", [worker], f"{error.type}: {error.message}", now, struck)
         elif worker.stage in IN_GENERATION:
+            if event.kind is FaultKind.COLLECTIVE and self._errors.unexplained(event.step, event.generation, error):
+                self._ladder.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
+                return
             what = "collective" if event.kind is FaultKind.COLLECTIVE else "hydration"
             self._ladder.mend(what, [], f"{what} failed on rank {rank}: {error.message}", now, now)
-
-    def _worker_hung(self, worker: WorkerRecord, event: WorkerHung, now: Instant) -> None:
-        if worker.stage in (Stage.HALTING, Stage.HALTED):
-            worker.suspect = True
-            return
-        # Who hangs in a body of an older generation does not come to this one either.
-        stuck = worker.stage is Stage.JOINING and event.generation < self._ladder.generation
-        if not stuck and (event.generation != self._ladder.generation or worker.stage not in IN_GENERATION):
-            return
-        left = [w for w in self._roster.seated(Stage.FINISHED) if w.state_at <= event.step]
-        if left:
-            self._ladder.end(SCRIPT_ERROR, say.left_alone(_rank(left[0]), left[0].state_at, event.step), now)
-            return
-        if worker.stage is Stage.MEMBER and not event.stopped and self._others_come(event.bound, now):
-            return
-        self._orders.fence(worker, f"no progress for {event.seconds:.1f} s", now, dump=True)
-        self._ladder.mend("hang", [worker], event.detail, now, self._plan.when(worker.worker, now - event.seconds))
-
-    def _others_come(self, bound: Seconds, now: Instant) -> bool:
-        """Whether newcomers are on their way, or have only just come, so that who waits for them is not to blame.
-
-        A standstill is reported again after each further bound, and the wait for newcomers has a deadline.
-        """
-        if self._roster.count(Stage.JOINING):
-            return True
-        return self._ladder.incidents.open is not None and now - self._joined_at < bound
 
     def _worker_exited(self, worker: WorkerRecord, event: WorkerExited, now: Instant) -> None:
         was, worker.exit_code = worker.stage, event.code
@@ -195,7 +225,7 @@ class Workers:
         self._roster.move(worker, Stage.GONE, now)
         for forgotten in self._roster.forget_dead():
             self._errors.forget(forgotten)
-        why = say.exit_text(event.code)
+        why = say.exit_text(event.code, memory=event.memory)
         self._orders.write(
             record.WorkerGone(at=now, worker=worker.worker, rank=worker.rank, code=event.code, reason=why)
         )
@@ -207,7 +237,7 @@ class Workers:
         elif not worker.seated:
             self._ladder.standby_failed(worker, now)
         elif isinstance(self._ladder.state, Building):
-            self._exited_building(worker, event.code, now)
+            self._exited_building(worker, event, why, now)
         elif isinstance(self._ladder.state, Releasing):
             if event.code != 0:
                 self._ladder.end(
@@ -216,11 +246,19 @@ class Workers:
         elif isinstance(self._ladder.state, RUNNING):
             self._lost(worker, event, now)
 
-    def _exited_building(self, worker: WorkerRecord, code: int, now: Instant) -> None:
+    def _exited_building(self, worker: WorkerRecord, event: WorkerExited, why: str, now: Instant) -> None:
+        code, memory = event.code, event.memory
         if code == 0 and not worker.has_session:
             return
         if code < 0:
-            self._ladder.restart(f"rank {worker.rank} {say.exit_text(code)}", now, worker)
+            again = self._short_in is not None and self._short_in < self._ladder.restarts
+            self._short_in = self._ladder.restarts if memory else None
+            if again and self._short_in is not None:
+                self._ladder.end(
+                    SCRIPT_ERROR, f"rank {worker.rank} {why}, for the second time before its first step", now
+                )
+                return
+            self._ladder.restart(f"rank {worker.rank} {why}", now, worker)
         else:
             self._ladder.await_verdict(now)
 
@@ -229,18 +267,20 @@ class Workers:
         told = self._errors.of(worker.worker)
         if told is not None:
             error, step = told
-            if self._errors.again(step, None, error):
+            if not say.cut_off(error) and self._errors.ended_again(step, error):
                 self._ladder.end(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
                 return
-            cause = f"{error.type}: {error.message}"
-            self._ladder.told = f"rank {rank} failed by {cause}"
+            cause = say.cut_off(error) or f"{error.type}: {error.message}"
+            self._ladder.losses.told = f"rank {rank} failed by {cause}"
         else:
-            cause = say.exit_text(event.code)
+            cause = say.exit_text(event.code, memory=event.memory)
         self._ladder.mend("exit", [worker], f"rank {rank} {cause}", now, self._plan.when(worker.worker, event.at))
 
     def _served(self, worker: WorkerRecord, now: Instant) -> None:
         """A rank has gone on; the last one closes the incident."""
         self._orders.write(*self._ladder.incidents.served(_rank(worker), self._ladder.generation, now))
+        if self._ladder.incidents.open is None and (told := self._ladder.losses.passed()):
+            self._orders.note(told, now, worker)
 
 
 def _rank(worker: WorkerRecord) -> Rank:

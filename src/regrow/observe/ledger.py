@@ -16,6 +16,7 @@ from regrow.core.events import (
     JobStarted,
     Record,
     ReplicaCorrupted,
+    ReplicasDiverged,
     StepCommitted,
 )
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
@@ -41,6 +42,7 @@ class Ledger:
         self.open_incidents: dict[int, IncidentOpened] = {}
         self.injected: list[FaultInjected] = []
         self.corruptions: list[ReplicaCorrupted] = []
+        self.divergences: list[ReplicasDiverged] = []
         self.commits: dict[StepNo, dict[Rank, StepCommitted]] = {}
         """Step to rank to the commit that counts: the last one that the rank computed itself."""
         self.history: dict[tuple[StepNo, Rank], list[StepCommitted]] = {}
@@ -69,6 +71,8 @@ class Ledger:
                 self.injected.append(record)
             case ReplicaCorrupted():
                 self.corruptions.append(record)
+            case ReplicasDiverged():
+                self.divergences.append(record)
             case _:
                 pass
 

@@ -41,10 +41,10 @@ class EventWriter:
         os.close(self._descriptor)
         self._descriptor = -1
 
-    def write(self, record: Record) -> None:
-        """Append one record; never raises for what the disk does."""
+    def write(self, record: Record, at: float | None = None) -> None:
+        """Append one record, of the wall clock's `at` (now); never raises for what the disk does."""
         fields: dict[str, object] = msgspec.to_builtins(record)
-        fields["time"] = time.time()
+        fields["time"] = time.time() if at is None else at
         try:
             self._append(_ENCODER.encode(fields) + b"\n")
         except OSError as error:

@@ -10,6 +10,7 @@ from regrow.core.events import (
     Noted,
     Record,
     ReplicaCorrupted,
+    ReplicasDiverged,
     WorkerGone,
 )
 from regrow.core.ids import Rank, Seconds
@@ -38,6 +39,8 @@ def tell(record: Record) -> str | None:
                 f"the state of rank {record.rank} was wrong before step {record.step}{where}: worker {record.worker}, "
                 f"{count} on {record.node} so far"
             )
+        case ReplicasDiverged():
+            return record.text
         case WorkerGone() if record.code != 0:
             place = f" (rank {record.rank})" if record.rank is not None else ""
             return f"worker {record.worker}{place} is gone: {record.reason or f'exit code {record.code}'}"

@@ -131,6 +131,9 @@ class Laws:
                     together.add(command.worker)
                 case FenceWorker():
                     self._fenced.add(command.worker)
+                    if command.dump_stacks and (target := self._workers.get(command.worker)) is not None:
+                        slow = target.slow_until > now and not target.hung and not target.stalled
+                        require(not slow, f"{command.worker} is only slow, and is not ended for it")
                 case HaltGeneration():
                     require(self._tables.get(command.worker) == command.generation, "who is halted was in it")
                 case ReleaseWorker():

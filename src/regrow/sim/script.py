@@ -4,6 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
+from regrow.core.board import Phase
 from regrow.core.ids import Rank, Seconds, StepNo
 
 
@@ -26,6 +27,20 @@ class Doing(StrEnum):
     AFTER = "after"
     DEAD = "dead"
 
+
+PHASES = {
+    Doing.BUILDING: Phase.BUILDING,
+    Doing.IDLE: Phase.WAITING,
+    Doing.READY: Phase.WAITING,
+    Doing.FINISHED: Phase.WAITING,
+    Doing.FORMING: Phase.RECOVERING,
+    Doing.HYDRATING: Phase.RECOVERING,
+    Doing.WAITING: Phase.RECOVERING,
+    Doing.HALTED: Phase.RECOVERING,
+    Doing.UPDATING: Phase.UPDATING,
+    Doing.AFTER: Phase.OUTSIDE,
+}
+"""What its board shows; in a step where none is given."""
 
 IN_STEP = frozenset({Doing.COMPUTING, Doing.REDUCING, Doing.VOTING, Doing.UPDATING})
 

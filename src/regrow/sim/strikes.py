@@ -15,7 +15,8 @@ class Strike(msgspec.Struct, frozen=True):
     """Something goes wrong: the `nth` time that the target does `doing`, or at an instant after the start."""
 
     how: str
-    """`kill`, `hang`, `exit`, `raise`; or in a step only: `body`, an exception, and `stall`, of the training thread.
+    """`kill`, `hang`, `exit`, `raise`; or in a step only: `body`, an exception, `stall`, of the training thread, and
+    `slow`: it computes for long.
 
     To the target's whole node: `node`, it is gone at once; `freeze`, its agent stops, its workers live on for a while.
     """
@@ -25,6 +26,8 @@ class Strike(msgspec.Struct, frozen=True):
     nth: int = 1
     after: Seconds = 0.0
     """From the start where `doing` is None, else from the moment at which it was entered."""
+    lasts: Seconds = 200.0
+    """For how long a `slow` one computes."""
     back: Seconds | None = 2.0
     """When a lost node is there again, from the moment at which it is known to be lost; None: never."""
 
@@ -75,6 +78,10 @@ def striking(world: Struck, strike: Strike, number: int, worker: SimWorker | Non
                 target.end(3)
             case "hang":
                 target.hang()
+            case "slow" if target.doing in IN_STEP:
+                target.slow_down(strike.lasts)
+            case "slow":
+                pass
             case "stall" if target.doing in IN_STEP:
                 target.stall()
             case "stall":

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from regrow.core.board import Phase
 from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo, WorkerId
 from regrow.core.messages import (
     ArmFault,
@@ -13,11 +14,13 @@ from regrow.core.messages import (
     FormGeneration,
     HaltGeneration,
     HaltMissed,
+    ProveAlive,
     ReleaseWorker,
     Role,
     SpawnWorker,
     StartScript,
     Warmth,
+    WorkerAlive,
     WorkerCommitted,
     WorkerFailed,
     WorkerFaulted,
@@ -27,9 +30,13 @@ from regrow.core.messages import (
     WorkerReady,
     WorkerResumed,
 )
+from regrow.core.sights import WorkerSight
 from regrow.sim.collectives import Group
-from regrow.sim.script import IN_STEP, Doing
+from regrow.sim.script import IN_STEP, PHASES, Doing
 from regrow.sim.surroundings import Surroundings
+
+_CALLS = {Doing.REDUCING: 1, Doing.VOTING: 2, Doing.UPDATING: 2}
+_WATCHED = IN_STEP | {Doing.HALTING, Doing.FORMING, Doing.HYDRATING}
 
 
 class SimWorker:
@@ -53,6 +60,9 @@ class SimWorker:
         """It has all that the update of `state` needs, and all have voted that they have, or will have."""
         self.hung = False
         self.stalled = False
+        self.slow_until: Instant = float("-inf")
+        """Until then it computes, and does nothing else."""
+        self._since: Instant = around.now()
         self.group: Group | None = None
         self._warmth = warmth
         self._around = around
@@ -100,7 +110,10 @@ class SimWorker:
                 if order.generation > self._halted_in and self.doing is not Doing.UPDATING:
                     self._halted_in = order.generation
                     self._leave_group(reset=False)
-                    self._around.say(self, WorkerHalted(self.worker, order.generation, self.state, self.ready))
+                    halted = WorkerHalted(self.worker, order.generation, self.state, self.ready, stands=False)
+                    self._around.say(self, halted)
+            case ProveAlive():
+                self._around.say(self, WorkerAlive(self.worker))
             case _ if self.stalled:
                 pass
             case StartScript() if self.doing is Doing.IDLE:
@@ -142,6 +155,31 @@ class SimWorker:
             self.stalled = True
             self._around.hung(self)
 
+    def slow_down(self, lasts: Seconds) -> None:
+        """It computes for so much longer, whatever it is told."""
+        if self.alive:
+            self.slow_until = self._around.now() + lasts
+
+    @property
+    def watched(self) -> bool:
+        """Whether its standing still may mean something."""
+        return self.hung or self.stalled or (self.doing in _WATCHED)
+
+    def sight(self, now: Instant) -> WorkerSight:
+        """What its agent sees of it."""
+        stuck = self.hung or self.stalled
+        return WorkerSight(
+            worker=self.worker,
+            generation=self.generation,
+            step=self.state,
+            calls=_CALLS.get(self.doing, 0),
+            phase=PHASES.get(self.doing, Phase.COMPUTING),
+            seconds=now - self._since,
+            waits=self.doing in (Doing.REDUCING, Doing.VOTING) and not stuck,
+            stopped=self.hung,
+            busy=now < self.slow_until and not stuck,
+        )
+
     def raise_in_body(self, error: ErrorReport) -> None:
         """The step's own code raises; anywhere else the script fails."""
         if not self.alive or self.hung or self.stalled:
@@ -158,8 +196,13 @@ class SimWorker:
         ticket = self._ticket
 
         def act() -> None:
-            if ticket == self._ticket and self.alive and not self.hung and not self.stalled:
-                getattr(self, what)(*arguments)
+            slow = self.slow_until - self._around.now()
+            if ticket != self._ticket or not self.alive or self.hung or self.stalled:
+                return
+            if slow > 0:
+                self._around.after(slow, act)
+                return
+            getattr(self, what)(*arguments)
 
         self._around.after(delay, act)
 
@@ -352,7 +395,7 @@ class SimWorker:
     # --- small things ------------------------------------------------------------------------------------------
 
     def _enter(self, doing: Doing) -> None:
-        self.doing = doing
+        self.doing, self._since = doing, self._around.now()
         self._ticket += 1
         self._around.entered(self, doing)
 

@@ -20,6 +20,7 @@ from regrow.core.messages import (
     NodeJoined,
     NodeLost,
     NodeProgress,
+    NodeSeen,
     NodeStopped,
     ScaleRequested,
     SpawnWorker,
@@ -28,25 +29,27 @@ from regrow.core.messages import (
     WorkerCommitted,
     WorkerExited,
     WorkerFact,
-    WorkerHung,
     WorkerResumed,
     WorkerStaged,
     WorkerStarted,
 )
+from regrow.core.sights import StacksTaken, WorkerSight
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.orders import AnswerScale
 from regrow.membership.states import Gathering
 from regrow.sim.collectives import Group
 from regrow.sim.laws import LawBroken, Laws, require
 from regrow.sim.network import Network, Timeline, Weather
-from regrow.sim.script import IN_STEP, Doing, Script
+from regrow.sim.script import Doing, Script
 from regrow.sim.strikes import Strike, Wish, striking
 from regrow.sim.workers import SimWorker
 
-HANG_BOUND = 30.0
 LEASE = 10.0
+_LOOK_S = 10.0
 
-_FOR_THE_AGENT = WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
+_FOR_THE_AGENT = (
+    StacksTaken | WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
+)
 
 
 class World:
@@ -94,6 +97,7 @@ class World:
         self._strikes = list(strikes)
         self._unsent: dict[NodeId, dict[WorkerId, WorkerCommitted]] = {}
         self._alarm: Instant | None = None
+        self._watching = False
         self._lives: dict[NodeId, int] = {}
         """How many agents each node has lost; whoever belongs to one of those is heard no more."""
         self._connected: set[NodeId] = set()
@@ -280,7 +284,7 @@ class World:
     def _spawn(self, order: SpawnWorker) -> None:
         if order.worker in self.workers:
             return
-        worker = SimWorker(order, self._facts.warmth, self)
+        worker = SimWorker(order, order.warmth or self._facts.warmth, self)
         self.workers[order.worker] = worker
         self._born[order.worker] = self._lives[order.node]
         self.say_of_agent(order.node, WorkerStarted(order.worker, 1000 + len(self.workers)))
@@ -302,21 +306,27 @@ class World:
         self._network.send(("from", node), self._telling(fact))
 
     def hung(self, worker: SimWorker) -> None:
-        """The agent finds out when its bound has passed, if the worker is in a step or is stopped as it receives state.
-
-        Else deadlines must.
-        """
+        """The agents see it, as any worker that stands still; the coordinator judges."""
         self.bad_moments.add("hang")
-        if worker.doing in IN_STEP or (worker.hung and worker.doing in (Doing.FORMING, Doing.HYDRATING)):
-            self.after(HANG_BOUND, lambda: self._report_hang(worker, worker.ticket, HANG_BOUND))
+        self._watch()
 
-    def _report_hang(self, worker: SimWorker, ticket: int, bound: Seconds) -> None:
-        if not worker.alive or worker.ticket != ticket or not self._heard(worker):
-            return
-        detail, stopped = f"rank {worker.rank} makes no progress", worker.hung
-        fact = WorkerHung(worker.worker, worker.generation, worker.state, bound, bound, detail, stopped)
-        self.say_of_agent(worker.spawn.node, fact)
-        self.after(bound, lambda: self._report_hang(worker, ticket, bound))
+    def _watch(self) -> None:
+        if not self._watching:
+            self._watching = True
+            self.after(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """All agents tell what they see, as long as somebody stands still."""
+        now, self._watching = self._timeline.now, False
+        seen: dict[NodeId, list[WorkerSight]] = {}
+        for worker in self.workers.values():
+            if worker.alive and worker.spawn.node in self._connected and self._heard(worker):
+                seen.setdefault(worker.spawn.node, []).append(worker.sight(now))
+        if any(sight.seconds >= _LOOK_S for sights in seen.values() for sight in sights):
+            for node, sights in seen.items():
+                self.say_of_agent(node, NodeSeen(node, sights, 0.5))
+        if any(worker.alive and worker.watched for worker in self.workers.values()):
+            self._watch()
 
     def progressed(self, worker: SimWorker, commit: WorkerCommitted) -> None:
         """A commit: the agent tells of it within a second."""
@@ -387,9 +397,8 @@ class World:
 
     def entered(self, worker: SimWorker, doing: Doing) -> None:
         """Strikes that wait for this moment, and the agent's eye on who waits for ever in a collective."""
-        if doing in (Doing.REDUCING, Doing.VOTING):
-            ticket, bound = worker.ticket, HANG_BOUND * 1.5
-            self.after(bound, lambda: self._report_hang(worker, ticket, bound))
+        if worker.watched:
+            self._watch()
         place = worker.rank if worker.seated else None
         nth = self._counts[place, doing] = self._counts.get((place, doing), 0) + 1
         for number, strike in enumerate(self._strikes):

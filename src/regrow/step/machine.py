@@ -102,6 +102,8 @@ class Transaction:
 
     def __init__(self) -> None:
         self.state: State = Empty()
+        self._sharded = False
+        """Whether no other worker could give this one the state after a step: then every step is voted for."""
         self.halted: Generation | None = None
         """The generation that was given up and not yet replaced."""
         self._stop_before: StepNo | None = None
@@ -189,12 +191,15 @@ class Transaction:
                 return False
 
     def commit(self) -> Committed | Aborted:
-        """The body has ended without an error."""
+        """The body has ended without an error; one that changes nothing has come through `ready` and `update` too.
+
+        In a replicated world it need not have.
+        """
         match self.state:
             case Updating(step=step):
                 self.state = Idle(StepNo(step + 1))
                 return Committed(step)
-            case Computing(step=step) if self.halted is None:
+            case Computing(step=step) if self.halted is None and not self._sharded:
                 self.state = Idle(StepNo(step + 1))
                 return Committed(step)
             case _:
@@ -235,9 +240,13 @@ class Transaction:
         """The own state is now `state@step`."""
         self.state = Stopped(self.step, step)
 
-    def resume(self, step: StepNo) -> Resumed | Adopted:
-        """A new generation stands and this worker has `state@step`."""
-        was = self.state
+    def resume(self, step: StepNo, *, sharded: bool = False) -> Resumed | Adopted:
+        """A new generation stands and this worker has `state@step`.
+
+        Args:
+            sharded: its ranks have different parts of the state.
+        """
+        was, self._sharded = self.state, sharded
         self.state, self.halted = Idle(step), None
         self._stop_before, self._passed = None, NO_STATE
         if isinstance(was, Stopped) and was.step == step - 1 and was.step >= 0:

@@ -10,12 +10,35 @@ import torch
 from regrow.comm.groups import Groups
 from regrow.core.config import TorchrunEnv
 from regrow.core.data_messages import BatchRecord, OrderSpec
+from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.core.messages import WorldChange
 from regrow.data.loader import Caching
 from regrow.train.protect import ProtectedState
 
 FORM_S: Seconds = 60.0
+
+
+class LoneBody:
+    """What a body would be asked that could be given up."""
+
+    complete = False
+
+    def watch(self, objects: Iterable[object]) -> None:
+        """Nothing is given up."""
+
+    def stepped(self, optimizer: object) -> None:
+        """Nothing is given up."""
+
+    def enter(self) -> None:
+        """Nothing is interrupted."""
+
+    def left(self) -> None:
+        """Nothing is interrupted."""
+
+    def conclude(self) -> bool:
+        """No error comes after a step."""
+        return False
 
 
 class Alone:
@@ -27,11 +50,14 @@ class Alone:
     halted = False
     generation = 0
     inside = 0
+    trial_steps = 0
     unit = 1
 
     def __init__(self, rank: int, local_rank: int, world: int) -> None:
         self.rank, self.local_rank, self.world = rank, local_rank, world
         self.step = StepNo(0)
+        self.body = LoneBody()
+        self.early = EarlyReads()
 
     @classmethod
     def open(cls) -> "Alone":
@@ -55,6 +81,9 @@ class Alone:
     def rehearsed(self) -> bool:
         """Never rehearses."""
         return True
+
+    def note_of_script(self, text: str) -> None:
+        """Nobody to tell."""
 
     def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
         """The world never changes."""
@@ -85,6 +114,10 @@ class Alone:
         """The batch of a step, by `get`."""
         return get()
 
+    def fetching(self, loader: object) -> AbstractContextManager[None]:
+        """A loader may do what it likes."""
+        return nullcontext()
+
     def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
         """Nobody to show it to."""
 
@@ -109,10 +142,10 @@ class Alone:
         """There are no others."""
         return self.step, 0
 
-    def before_update(self, last_collective: Callable[[], None]) -> None:
+    def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
         """Nobody reads the state."""
 
-    def commit(self) -> bool:
+    def commit(self, last_collective: Callable[[], None]) -> bool:
         """The body has ended well."""
         self.step = StepNo(self.step + 1)
         return True

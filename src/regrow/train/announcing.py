@@ -13,7 +13,10 @@ from regrow.train.batches import Batches
 from regrow.train.member import Member
 from regrow.train.step import Step
 
-_log = logging.getLogger("regrow")
+_log = logging.getLogger("regrow.steps")
+if _log.level == logging.NOTSET:
+    # Every rank has a line for every step: where a script configures logging, these are not what it asked to see.
+    _log.setLevel(logging.WARNING)
 
 
 class _Unsent(NamedTuple):

@@ -1,6 +1,7 @@
 """What the steps of a session read: batches at this rank's place, and the record of each."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from regrow.core.data_messages import BatchRecord, OrderSpec
@@ -18,12 +19,23 @@ class Batches:
         loader: gives a batch for a step, or what deals the micro-batches of one.
         seed: the session's.
         place: which share of the global batch is read here, of how many; asked anew each time.
+        fetching: entered while the loader fetches a batch.
+        reseed: seeds the generators of the script's own, from what all others are seeded from.
     """
 
-    def __init__(self, loader: StepLoader | Dealer, *, seed: int, place: Callable[[], Share]) -> None:
+    def __init__(
+        self,
+        loader: StepLoader | Dealer,
+        *,
+        seed: int,
+        place: Callable[[], Share],
+        reseed: Callable[[int, int, int], None],
+        fetching: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._loader = loader
         self._seed = seed
-        self._place = place
+        self._place, self._reseed = place, reseed
+        self._fetching = fetching
         self._last: StepNo | None = None
 
     @property
@@ -39,7 +51,8 @@ class Batches:
     def batch(self, step: StepNo) -> Any:
         """The batch of `step`; what the data set raises passes through. Leaves the random generators in any state."""
         self._last = None
-        batch = self._loader.batch(step, *self._place())
+        with self._fetching():
+            batch = self._loader.batch(step, *self._place())
         self._last = step
         return batch
 
@@ -53,7 +66,9 @@ class Batches:
 
     def seed_body(self, step: StepNo) -> None:
         """Seed all random generators for the body of `step`."""
-        seed_everything(self._seed, step, self._place()[0])
+        share = self._place()[0]
+        seed_everything(self._seed, step, share)
+        self._reseed(self._seed, step, share)
 
     def seek(self, step: StepNo) -> None:
         """Make ready for `step`."""

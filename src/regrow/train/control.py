@@ -3,7 +3,10 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
 
 from regrow.agent.link import AgentGone, WorkerLink
 from regrow.core.copies import SnapshotStored, TakeSnapshot
@@ -15,10 +18,15 @@ from regrow.core.messages import (
     FormGeneration,
     HaltGeneration,
     HaltMissed,
+    ProveAlive,
     ReleaseWorker,
+    StacksTaken,
+    TakeStacks,
+    WorkerAlive,
     WorkerHalted,
 )
 from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Stopped, Transaction, Updating
+from regrow.train.stacks import stacks
 
 LOST_AGENT = 1
 
@@ -57,11 +65,19 @@ class Control:
         self.resized = False
         """Whether the present generation has another size than the one before."""
         self._snapshot_at: StepNo | None = None
+        self.whole_body = False
+        """Whether bodies are given up with their updates, on all ranks: some rank has seen that they must be."""
+        self.all_whole = False
+        """Whether all ranks of this generation do so."""
         self.inside = 0
         """Which restartable function after its last step this worker is in or may run next, from 1; 0: none."""
         self.first_inside = 0
         """What `inside` is when a step has been committed."""
         self._untold: Generation | None = None
+        self._standing = False
+        """Whether the script waits for the coordinator's word."""
+        self._stood: Generation | None = None
+        """The newest generation of which was said that the script waits for the one after it."""
 
     def start(self) -> None:
         """Take orders from now on."""
@@ -93,6 +109,10 @@ class Control:
                         self._arm(order.fault)
                     case SnapshotStored():
                         self._stored(order)
+                    case ProveAlive():
+                        self.link.send(WorkerAlive(order.worker))
+                    case TakeStacks():
+                        self.link.send(StacksTaken(order.worker, stacks(order.reason)))
                     case _:
                         pass
         except AgentGone:
@@ -122,7 +142,29 @@ class Control:
         self.link.send(HaltMissed(self.link.env.worker, generation, step, begun))
 
     def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
-        self.link.send(WorkerHalted(self.link.env.worker, generation, state_at, ready, self.inside, self.verified))
+        stands = self._standing
+        if stands:
+            self._stood = generation
+        name, inside = self.link.env.worker, self.inside
+        if ready:
+            inside = self.first_inside  # where it will be when it has rolled forward
+        halted = WorkerHalted(name, generation, state_at, ready, inside, self.verified, stands=stands)
+        if self.whole_body or state_at == NO_STATE:
+            halted = msgspec.structs.replace(halted, whole_body=self.whole_body, step=self.step)
+        self.link.send(halted)
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Within this the script waits for the coordinator: who is halted says so, since nobody goes on before."""
+        with self._changed:
+            self._standing = True
+            halted, state_at = self._transaction.halted, self._transaction.state_at
+            if halted is not None and state_at is not None and halted != self._stood:
+                self._send_halted(halted, state_at, self._transaction.is_ready)
+            try:
+                yield
+            finally:
+                self._standing = False
 
     # --- the training thread -----------------------------------------------------------------------------------
 
@@ -183,7 +225,7 @@ class Control:
         True: the update has begun. The membership stays to be taken by `await_form`. Raises `DeadlineExceeded`.
         """
         until = time.monotonic() + self._patience
-        with self._changed:
+        with self._at_rest():
             while True:
                 if not self._changed.wait_for(lambda: self._form is not None, max(0.0, until - time.monotonic())):
                     raise DeadlineExceeded(
@@ -243,15 +285,22 @@ class Control:
             self._transaction.replaced(step)
         self._tell()
 
-    def resume(self, generation: Generation, step: StepNo) -> Resumed | Adopted | None:
-        """The new generation stands; None when it was given up meanwhile."""
+    def resume(
+        self, generation: Generation, step: StepNo, *, sharded: bool = False, inside: bool = True
+    ) -> Resumed | Adopted | None:
+        """The new generation stands; None when it was given up meanwhile.
+
+        Args:
+            sharded: its ranks have different parts of the state, and vote.
+            inside: restartable functions after the last step are still to be run.
+        """
         with self._changed:
             if self.is_over(generation):
                 return None
             before = self._transaction.step
-            outcome = self._transaction.resume(step)
+            outcome = self._transaction.resume(step, sharded=sharded)
             if isinstance(outcome, Adopted):
-                self.inside = self.first_inside
+                self.inside = self.first_inside if inside else 0
             elif step != before:
                 self.inside = 0
             return outcome
@@ -279,7 +328,7 @@ class Control:
 
     def peek_form(self) -> FormGeneration:
         """The next membership, which stays to be taken by `await_form`. Raises `DeadlineExceeded`."""
-        with self._changed:
+        with self._at_rest():
             self._changed.wait_for(lambda: self._form is not None, self._patience)
             if self._form is None:
                 raise DeadlineExceeded(f"no membership within {self._patience:.0f} s", hint="see the coordinator's log")
@@ -290,13 +339,14 @@ class Control:
 
         Raises `DeadlineExceeded`.
         """
-        with self._changed:
+        with self._at_rest():
             self._changed.wait_for(
                 lambda: self._form is not None or self.released is not None or self._snapshot_wanted, self._patience
             )
             form, self._form = self._form, None
             if form is not None:
                 self.generation = form.generation
+                self.whole_body, self.all_whole = self.whole_body or form.whole_body, form.whole_body
             elif self.released is None and not self._snapshot_wanted:
                 raise DeadlineExceeded(
                     f"no verdict on generation {self.generation} within {self._patience:.0f} s",

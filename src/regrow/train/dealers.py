@@ -47,7 +47,9 @@ def dealer(
             )
         gradients = TreeSummed(state, modules, count=count, shard_size=unit)
     even = _talks_in_forward(modules)
-    return Dealer(loader, seed=seed, count=count, unit=unit, gradients=gradients, even=even, recorded=recorded)
+    made = Dealer(loader, seed=seed, count=count, unit=unit, gradients=gradients, even=even, recorded=recorded)
+    made.reseed = state.reseed
+    return made
 
 
 def _talks_in_forward(modules: Modules) -> str | None:

@@ -67,8 +67,10 @@ class FaultInjector:
             self._groups.after_collective = lambda name: self.strike(FaultStage.BETWEEN, step)
 
     def _in_backward(self, step: StepNo) -> Any:
-        middle = self._parameters()[len(self._parameters()) // 2]
-        if is_distributed(middle):
+        # A frozen parameter has no gradient to hook.
+        trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
+        middle = trained[len(trained) // 2] if trained else None
+        if middle is None or is_distributed(middle):
             # The forward runs on what was gathered, so nothing flows back to the shard itself.
             return register_module_full_backward_pre_hook(lambda *_: self.strike(FaultStage.BACKWARD, step))
         return middle.register_hook(lambda grad: self.strike(FaultStage.BACKWARD, step))  # type: ignore[no-untyped-call]
@@ -86,6 +88,8 @@ class FaultInjector:
     def _strikes(self, spec: FaultSpec, stage: FaultStage) -> bool:
         if stage in (FaultStage.FORM, FaultStage.HYDRATE, FaultStage.ROLL):
             # A recovery belongs to no exact step: the first one at the step or after it.
+            return spec.stage is stage and (spec.step is None or self._step >= spec.step)
+        if stage is FaultStage.BETWEEN:
             return spec.stage is stage and (spec.step is None or self._step >= spec.step)
         at_once = spec.stage is FaultStage.NOW and stage is FaultStage.FORWARD
         return (spec.stage is stage or at_once) and spec.step in (None, self._step)

@@ -23,13 +23,18 @@ class FrozenState:
         self._inventory: Inventory | None = None
         self._table: dict[str, torch.Tensor] = {}
 
-    def freeze(self, step: StepNo) -> None:
-        """From the training thread, while nothing runs: what is read from now on is `state@step`."""
+    def freeze(self, step: StepNo, *, whole_body: bool = False) -> None:
+        """From the training thread, while nothing runs: what is read from now on is `state@step`.
+
+        Args:
+            step: where the state stands.
+            whole_body: the next body changes parameters before newcomers are known to be done, so these are copied too.
+        """
         state = self._state
         state.state_at = step
         inventory = state.inventory(step)
         table = {entry.name: state.tensor(entry.name) for entry in inventory.entries}
-        lasting = state.lasting()
+        lasting = set() if whole_body else state.lasting()
         with torch.no_grad():
             table = {name: t if name in lasting else t.detach().clone() for name, t in table.items()}
         with self._lock:

@@ -17,6 +17,8 @@ class ForwardInterrupt:
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
         self._handle: Any = None
+        self.struck = False
+        """Whether it has raised since it was cleared."""
 
     def set(self) -> None:
         """Interrupt from now on; from any thread."""
@@ -26,6 +28,7 @@ class ForwardInterrupt:
 
     def clear(self) -> None:
         """Let modules run again."""
+        self.struck = False
         with self._lock:
             if self._handle is not None:
                 self._handle.remove()
@@ -33,4 +36,5 @@ class ForwardInterrupt:
 
     def _check(self, *_: object) -> None:
         if threading.get_ident() == self._thread and self._wanted():
+            self.struck = True
             raise GenerationHalted("this step will run again")

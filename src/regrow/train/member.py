@@ -8,33 +8,35 @@ from typing import Any
 import torch
 import xxhash
 
+from regrow.agent.imports import changed, installed
 from regrow.agent.link import WorkerLink
 from regrow.comm import meshes
+from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
 from regrow.core.board import Phase
 from regrow.core.data_messages import BatchRecord, OrderDeclared, OrderSpec
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import (
-    FaultKind,
     FaultStage,
     Role,
     WorkerCommitted,
+    WorkerNoted,
     WorkerReady,
     WorkerStaged,
     WorldChange,
 )
 from regrow.data.loader import Caching
-from regrow.step.machine import Committed
+from regrow.train.accelerator import accelerator_of
+from regrow.train.body import Body
 from regrow.train.control import Control
 from regrow.train.copies import Copies
 from regrow.train.faults import FaultInjector
-from regrow.train.interrupt import ForwardInterrupt
 from regrow.train.protect import ProtectedState
 from regrow.train.reading import Reading
 from regrow.train.recovery import Recovery, site_of
 from regrow.train.updating import UpdateGate
-from regrow.train.verdicts import Verdicts, tell_fault
+from regrow.train.verdicts import Verdicts
 from regrow.train.workplace import Workplace
 
 FORM_S: Seconds = 60.0
@@ -49,10 +51,11 @@ class Member:
 
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self._groups = link, groups
+        self.early = link.early
+        self.trial_steps = link.env.trial_steps
         self._state: ProtectedState | None = None
         self._recovery: Recovery | None = None
         self._verdicts: Verdicts | None = None
-        self._rehearsing = self._updated = self._begun = False
         self._last_collective = ""
         self._newcomers = False
         """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
@@ -64,10 +67,10 @@ class Member:
             stored=lambda answer: self._copies.stored(answer),
         )
         self._copies = Copies(link, every=link.env.buddy_every, halted=lambda: self.control.halted)
-        self._interrupt = ForwardInterrupt(lambda: self.control.interruptible)
         self._faults = FaultInjector(link, groups, lambda: self._state.parameters() if self._state else [])
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
-        self.reading = Reading(link, self.control, lambda: self._rehearsing)
+        self.body = Body(link, self.control, groups, self._faults, self._gate)
+        self.reading = Reading(link, self.control, lambda: self.body.rehearsing)
 
     @classmethod
     def open(cls, link: WorkerLink) -> "Member":
@@ -83,13 +86,15 @@ class Member:
         link.excused = lambda: member.control.halted or groups.refused or groups.broke()
         link.advice = member._advice
         member.control.start()
+        groups.on_asked = link.early.note if link.early.watching else None
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
         groups.on_collective = member._collective
+        FLIGHT.show = link.board.show_flight
         return member
 
     def _collective(self, name: str) -> None:
         self._last_collective = name
-        if self._newcomers and not self._begun:
+        if self._newcomers and not self.body.begun:
             # They are at the next step already; whatever they call there would be taken for the answer to this.
             raise UsageError(
                 f"{name} was called outside a step, and a fault has just brought in ranks that do not call it",
@@ -98,9 +103,10 @@ class Member:
         self._link.board.call()
 
     def _advice(self) -> str:
-        if self._begun or self._state is None or not self._last_collective:
+        name = self._groups.refused_call if self._groups.refused else self._last_collective
+        if self.body.begun or self._state is None or not name:
             return ""
-        return f"{self._last_collective} was called outside a step: mark the function that does @regrow.restartable"
+        return f"{name} was called outside a step: mark the function that does @regrow.restartable"
 
     # --- who this is -------------------------------------------------------------------------------------------
 
@@ -149,12 +155,14 @@ class Member:
     @contextmanager
     def echo(self) -> Iterator[None]:
         """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
-        self._rehearsing = True
-        try:
-            with self._groups.echo():
-                yield
-        finally:
-            self._rehearsing = False
+        self._hear_no_more()
+        with self.body.rehearsal(), self._groups.echo():
+            yield
+
+    def _hear_no_more(self) -> None:
+        """The script has come to its loop."""
+        self.early.stop()
+        self._groups.on_asked = None
 
     def local(self) -> AbstractContextManager[None]:
         """Within this, collectives are answered locally."""
@@ -162,7 +170,11 @@ class Member:
 
     def rehearsed(self) -> bool:
         """Whether the rehearsed body updated protected state through an optimizer."""
-        return self._updated
+        return self.body.updated
+
+    def note_of_script(self, text: str) -> None:
+        """Tell people something about the script, once, whichever ranks say it."""
+        self._link.send(WorkerNoted(self._link.env.worker, text))
 
     def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
         """These groups have the ranks of all replicas, those lie inside one, however many there are."""
@@ -186,6 +198,10 @@ class Member:
             fixed: why the world of this script can have no other size; empty: it can.
         """
         self._state = state
+        self._hear_no_more()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self.early.bind(f"CUDA device {torch.cuda.current_device()}")
+        self._gate.accelerator = accelerator_of(state.parameters())
         workplace = Workplace(self._link, self.control, self._groups, self._faults, self._copies)
         self._recovery, durable = workplace.furnish(state, buffered, form_s=FORM_S)
         self._verdicts = Verdicts(self._link, self.control, self._recovery, state, self._copies, durable)
@@ -202,9 +218,15 @@ class Member:
                 xxhash.xxh3_64_hexdigest(f"{holding}|{buckets}".encode()),
                 built_s=time.monotonic() - self._born,
                 holding=holding,
+                whole_body=self.body.whole_body,
                 sharded=self._groups.count > 1 or state.distributed(),
                 microbatches=microbatches,
                 fixed=fixed or self._groups.fixed(),
+                between=self.control.first_inside > 0,
+                early=self.early.found,
+                parts=self._recovery.first_look() if env.role is Role.RANK else {},
+                imported=installed(self._link.modules) if self.rank == 0 else [],
+                environment=changed(self._link.environment) if self.rank == 0 else [],
             )
         )
 
@@ -218,7 +240,11 @@ class Member:
         Args:
             last: no step follows.
         """
-        comparison = self._recovery.comparison if self._recovery is not None else None
+        if self._recovery is None:
+            return True
+        if self._recovery.sampler is not None and not self.control.halted:
+            self._recovery.sampler.tick(self.control.step, last=last)
+        comparison = self._recovery.comparison
         return comparison is None or comparison.compare(self.control.step, last=last)
 
     def cache(self, until: int) -> Caching | None:
@@ -235,6 +261,10 @@ class Member:
         self._faults.strike(FaultStage.DATA, number)
         return get()
 
+    def fetching(self, loader: object) -> AbstractContextManager[None]:
+        """Within this, the script's loader fetches a batch, and may call no collectives."""
+        return self.body.fetching.of(loader)
+
     def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
         """Put what was read for a step where the agent finds it should this worker die in it."""
         if read is not None:
@@ -242,35 +272,30 @@ class Member:
 
     def pass_boundary(self) -> bool:
         """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
+        self._faults.strike(FaultStage.AFTER, StepNo(self.control.step - 1))
         return self.control.pass_boundary()
 
     def begin(self, number: StepNo) -> bool:
         """A body starts; False when the generation is over."""
-        self._interrupt.clear()
-        if not self.control.begin():
-            return False
-        self._begun = True
-        self._faults.enter(number)
-        self._link.board.enter(Phase.COMPUTING)
-        return True
+        return self.body.begin_step(number, self._state)
 
     def enter_region(self, number: int, *, training: bool) -> bool:
         """The `number`th restartable function since the last step starts; False when the generation is over."""
-        self._interrupt.clear()
-        if not self.control.begin():
+        if not self.body.begin(self._state if training else None):
             return False
-        self.control.inside, self._begun = number, True
+        self.control.inside, self.body.entered = number, True
         if training:
             self._faults.enter(self.control.step)
         else:
             self._faults.enter_between(self.control.step)
-        self._link.board.enter(Phase.COMPUTING, step=self.control.step, generation=self.control.generation)
+        phase = Phase.COMPUTING if training else Phase.REGION
+        self._link.board.enter(phase, step=self.control.step, generation=self.control.generation)
         return True
 
     def leave_region(self, following: int) -> None:
         """A restartable function has ended well; `following` may be run next."""
         self._faults.leave()
-        self.control.inside, self._begun = following, False
+        self.control.inside, self.body.begun, self.body.entered = following, False, False
         self.control.rest()
         self._link.board.enter(Phase.OUTSIDE)
 
@@ -292,49 +317,23 @@ class Member:
         """The restartable function that all run again before they go on; 0: none."""
         return self._recovery.inside if self._recovery is not None else 0
 
-    def before_update(self, last_collective: Callable[[], None]) -> None:
-        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
+    def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
+        """As `Body.before_update`."""
+        self.body.before_update(last_collective, self._recovery, closure=closure)
 
-        Args:
-            last_collective: what all ranks still have to exchange before they update.
-        """
-        if self._rehearsing:
-            self._updated = True
-            return
-        if not self._begun or self._recovery is None or self.control.updating:
-            return
-        self._gate.enter(last_collective, self._recovery)
-
-    def commit(self) -> bool:
-        """The body has ended well; False when it must run again all the same."""
-        self._faults.leave()
-        self._faults.strike(FaultStage.COMMIT, self.control.step)
-        self._link.board.enter(Phase.OUTSIDE)
-        done = isinstance(self.control.commit(), Committed)
-        if done:
-            self._begun = False
-        return done
+    def commit(self, last_collective: Callable[[], None]) -> bool:
+        """As `Body.commit`."""
+        return self.body.commit(last_collective, self._recovery)
 
     def abort(self, error: Exception, state: ProtectedState) -> bool:
         """The attempt failed: put back what it changed, and say so if nobody knows yet."""
-        self._faults.leave()
-        self._link.board.enter(Phase.RECOVERING)
-        news, step = not self.control.halted, self.control.step
-        symptom = isinstance(error, GenerationHalted) or self._groups.broke()
-        if self._begun and not self.control.updating:
-            state.rollback()
-        self._begun = False
-        self.control.fail()
-        if news:
-            kind = FaultKind.COLLECTIVE if symptom else FaultKind.BODY
-            tell_fault(self._link, self.control.generation, step, kind, error)
+        self.body.abort(error, state)
         return True
 
     def abandon(self) -> None:
         """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
-        self._faults.leave()
-        self._begun, self.control.inside = False, 0
-        self.control.fail()
+        self.control.inside = 0
+        self.body.abandon()
 
     def rejoin(self) -> StepNo | None:
         """As `Verdicts.rejoin`."""
@@ -399,7 +398,7 @@ class Member:
     def _stop(self) -> None:
         """The generation is over: end all that the training thread may be blocked in. From the control thread."""
         self._groups.halt()
-        self._interrupt.set()
+        self.body.interrupt.set()
         self._copies.wake()
         self.reading.stop()
         if self._recovery is not None:

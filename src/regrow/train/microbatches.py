@@ -1,7 +1,7 @@
 """The micro-batches of a step, dealt out to replicas; the gradient comes out as that of the whole global batch."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -259,6 +259,8 @@ class Dealer:
     ) -> None:
         self.unit, self.gradients = unit, gradients
         self.current: MicroBatches | None = None
+        self.reseed: Callable[[int, int, int], None] | None = None
+        """Seeds the generators of the script's own, for a micro-batch."""
         self._counts = Counts(count)
         self._script_loader = loader
         self._seed, self._even = seed, even
@@ -356,6 +358,8 @@ class Dealer:
     def seed(self, step: int, share: int) -> None:
         """Seed all random generators for a micro-batch."""
         seed_everything(self._seed, step, share)
+        if self.reseed is not None:
+            self.reseed(self._seed, step, share)
 
     def check_complete(self) -> None:
         """An update begins. Raises `UsageError` where the gradient is not that of the whole batch."""

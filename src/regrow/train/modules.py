@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from regrow.comm import ddp, fsdp, pipeline
+from regrow.comm.ddp_hooks import HookStates
 from regrow.core.errors import UsageError
 
 
@@ -20,13 +21,35 @@ class Modules:
     """
 
     def __init__(self, objects: Sequence[object] = (), *, recovers: bool = False) -> None:
-        self._replicas: list[DistributedDataParallel] = ddp.replicas(objects)
+        self._objects, self._recovers = objects, recovers
+        self._replicas: list[DistributedDataParallel] = []
         self._sharded: list[FSDPModule] = fsdp.roots(objects)
         self._plain = [
             item for item in objects if isinstance(item, nn.Module) and not isinstance(item, DistributedDataParallel)
         ]
-        self._buffered = ddp.take_over_buffers(self._replicas) if recovers else []
+        self._buffered: list[DistributedDataParallel] = []
         self._unsettled: list[DistributedDataParallel] = []
+        self._hooks = HookStates((), ())
+        self._take(ddp.replicas(objects))
+
+    def _take(self, replicas: list[DistributedDataParallel]) -> None:
+        self._replicas += replicas
+        if self._recovers:
+            ddp.refuse_what_cannot_run_again(replicas)
+            self._buffered += ddp.take_over_buffers(replicas)
+
+    def complete(self) -> None:
+        """The loop begins: find the DDP modules that were made around protected parameters since, or elsewhere.
+
+        Raises `UsageError` for one whose step cannot be run again.
+        """
+        self._take(ddp.made_elsewhere(self._objects, self._replicas))
+        if self._recovers:
+            self._hooks = HookStates(self._replicas, self._objects)
+
+    def check_hooks(self) -> None:
+        """After the rehearsal. Raises `UsageError` for communication hooks whose state is not protected."""
+        self._hooks.refuse_changed()
 
     @property
     def replicated(self) -> list[DistributedDataParallel]:

@@ -7,6 +7,7 @@ buffers, `optim.<parameter fqn>.<key>` for optimizer state.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -59,6 +60,9 @@ class Roster(NamedTuple):
     optimized: dict[str, dict[str, torch.Tensor]]
     """For each optimizer: the short name of each of its parameters."""
     objects: dict[str, Stateful]
+    modules: dict[str, nn.Module]
+    """As they were given, so with the wrappers around them."""
+    generators: dict[str, torch.Generator | np.random.Generator]
 
 
 class _ExtraState:
@@ -96,20 +100,25 @@ def roster(objects: Sequence[object], named: Mapping[str, object], part: str = "
         StateError: two tensors would have the same name.
     """
     modules: dict[str, nn.Module] = {}
+    generators: dict[str, torch.Generator | np.random.Generator] = {}
+    wrapped: dict[str, nn.Module] = {}
     optimizers: dict[str, torch.optim.Optimizer] = {}
     stateful: dict[str, Stateful] = {}
     taken: set[str] = set()
     seen: set[int] = set()
     for name, thing in [(None, thing) for thing in objects] + [(name, thing) for name, thing in named.items()]:
-        thing = unwrapped(thing) if isinstance(thing, nn.Module) else thing
+        given, thing = thing, unwrapped(thing) if isinstance(thing, nn.Module) else thing
         if id(thing) in seen:
             continue
         seen.add(id(thing))
+        _refuse_parted(thing)
         chosen = _name(name, thing, taken)
         taken.add(chosen)
         chosen = f"{part}.{chosen}" if part else chosen
-        if isinstance(thing, nn.Module):
-            modules[chosen] = thing
+        if isinstance(thing, nn.Module) and isinstance(given, nn.Module):
+            modules[chosen], wrapped[chosen] = thing, given
+        elif isinstance(thing, torch.Generator | np.random.Generator):
+            generators[chosen] = thing
         elif isinstance(thing, torch.optim.Optimizer):
             optimizers[chosen] = thing
         elif isinstance(thing, Stateful):
@@ -117,9 +126,18 @@ def roster(objects: Sequence[object], named: Mapping[str, object], part: str = "
         else:
             raise UsageError(
                 f"protect() was given a {type(thing).__name__}, which has no state_dict() and load_state_dict()",
-                hint="protect modules, optimizers, schedulers and objects with these two methods",
+                hint="protect modules, optimizers, schedulers, random generators and objects with these two methods",
             )
-    return _gather(modules, optimizers, stateful)
+    return _gather(modules, optimizers, stateful)._replace(modules=wrapped, generators=generators)
+
+
+def _refuse_parted(thing: object) -> None:
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(thing).__mro__):
+        raise UsageError(
+            "a ZeroRedundancyOptimizer (ZeRO-1) keeps a part of the optimizer's state on each rank, of which no other "
+            "rank has a copy",
+            hint="use the plain optimizer, or shard by FSDP2 (fully_shard)",
+        )
 
 
 def _name(name: str | None, thing: object, taken: set[str]) -> str:
@@ -134,6 +152,8 @@ def _name(name: str | None, thing: object, taken: set[str]) -> str:
         stem = "optim"
     elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
         stem = "scheduler"
+    elif isinstance(thing, np.random.Generator):
+        stem = "random"
     return next(free for free in _numbered(stem) if free not in taken)
 
 
@@ -165,7 +185,7 @@ def _gather(
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
         raise StateError(f"two tensors are called {twice}", hint="name the modules: protect(first=..., second=...)")
-    return Roster(parameters, buffers, optimizers, optimized, objects)
+    return Roster(parameters, buffers, optimizers, optimized, objects, {}, {})
 
 
 def _clean(fqn: str) -> str:

@@ -17,6 +17,7 @@ from regrow.data.dataloader import on_made
 from regrow.data.seeding import seed_everything
 from regrow.step.policy import Policy
 from regrow.train.alone import FORM_S, Alone
+from regrow.train.loop import StepLoop
 from regrow.train.policy import Scaled
 from regrow.train.session import Session
 
@@ -36,12 +37,22 @@ class Producing(Alone):
         return cls(env.rank, env.local_rank, env.world)
 
 
+class ProducerLoop(StepLoop):
+    """A loop that never begins."""
+
+    def start(self, what: str) -> NoReturn:
+        """End the process: the loader that it is for should have been made before."""
+        leave(f"the script came to {what}")
+
+
 class ProducerSession(Session):
     """A session that trains nothing: the script only runs until its loader is made.
 
     Args:
         env: of this process.
     """
+
+    _loop_kind = ProducerLoop
 
     def __init__(self, env: WorkerEnv, *, seed: int) -> None:
         super().__init__(Producing.at(env), seed=seed)
@@ -57,9 +68,6 @@ class ProducerSession(Session):
     def digest(self) -> str:
         """There is no state."""
         return ""
-
-    def _start(self, what: str) -> NoReturn:
-        leave(f"the script came to {what}")
 
 
 def await_loader(link: WorkerLink) -> None:

@@ -6,14 +6,22 @@ from dataclasses import dataclass
 import msgspec
 import torch
 import xxhash
+from torch import nn
 
 from regrow.core.errors import StateError
 from regrow.core.ids import NO_STATE, StepNo
-from regrow.hydration.codec import decode, dtype_of, encode
+from regrow.data.seeding import derive
+from regrow.hydration.codec import decode, encode
 from regrow.hydration.inventory import Inventory, TensorEntry
-from regrow.hydration.shards import box_of, empty_like, local
-from regrow.train.naming import Roster, roster
-from regrow.train.rollback import Undo, load, put_settings, settings
+from regrow.hydration.shards import box_of, local
+from regrow.train.audit import Habits, Look, Part, changed
+from regrow.train.between import Between
+from regrow.train.looking import Looker
+from regrow.train.modes import Modes
+from regrow.train.moment import Moment, Scope, put_object, settings
+from regrow.train.naming import Roster, roster, unwrapped
+from regrow.train.receiving import owner_of, put_optimizer, shape_of, sizes, target
+from regrow.train.rollback import Undo
 
 
 class _Python(msgspec.Struct, frozen=True):
@@ -24,10 +32,12 @@ class _Python(msgspec.Struct, frozen=True):
     settings: dict[str, bytes]
     state: dict[str, bytes]
     objects: dict[str, bytes]
+    modes: bytes = b""
+    """Not in what is compared: each rank may evaluate by itself between two steps."""
 
 
 class Captured(msgspec.Struct):
-    """A full copy of protected state in memory, on the devices it lives on."""
+    """A full copy of protected state, in the processor's memory: a device may have no room for it twice."""
 
     inventory: Inventory
     values: dict[str, torch.Tensor]
@@ -43,6 +53,7 @@ class _Arrival:
     settings: dict[str, object]
     state: dict[str, object]
     objects: dict[str, object]
+    modes: object
 
 
 class ProtectedState:
@@ -60,7 +71,14 @@ class ProtectedState:
 
     def __init__(self, objects: Sequence[object], named: Mapping[str, object] | None = None, *, part: str = "") -> None:
         self._roster: Roster = roster(objects, named or {}, part)
-        self._undo = Undo(self._roster)
+        self.modes = Modes(self._roster.modules, self._roster.parameters)
+        self.looker = Looker(self._roster)
+        self.habits = Habits()
+        self._moments: list[Moment] = []
+        self._looked: Look | None = None
+        self._updating = True
+        self._undo = Undo(self._roster, self.moment())
+        self.between = Between(self)
         self._table: dict[str, torch.Tensor] = {}
         self._arrival: _Arrival | None = None
         self.state_at: StepNo = NO_STATE
@@ -70,6 +88,10 @@ class ProtectedState:
         """Take our hooks off the optimizers."""
         self._undo.close()
 
+    def nbytes(self) -> int:
+        """Bytes in all tensors."""
+        return self._survey(self.state_at)[0].nbytes
+
     def parameters(self) -> list[torch.Tensor]:
         """Every protected parameter once, in order of definition."""
         return list(self._roster.parameters.values())
@@ -78,6 +100,12 @@ class ProtectedState:
         """Let no parameter have a gradient."""
         for parameter in self.parameters():
             parameter.grad = None
+
+    @property
+    def modules(self) -> set[nn.Module]:
+        """The protected modules, with and without the wrappers around them."""
+        outer = self._roster.modules.values()
+        return {*outer, *map(unwrapped, outer)}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The protected optimizers."""
@@ -106,24 +134,69 @@ class ProtectedState:
 
     # --- one step ---
 
-    def begin(self) -> None:
-        """Remember the start of a step: see `rollback.py` for what is saved."""
-        self._undo.begin()
+    def begin(self, *, closely: bool = False, whole: bool = False) -> None:
+        """Remember the start of a step, and what bodies are known to change before their update.
+
+        Args:
+            closely: learn what they change by digests.
+            whole: remember everything, so that the body can be undone past its updates.
+        """
+        known = self.looker.scope_of(self.habits.of(Part.EARLY))
+        self._undo.begin(self.everything() if whole else known)
+        self._looked = self.looker.look(closely=True) if closely else None
+        self._updating = False
+
+    def begin_region(self, entry: Moment, scope: Scope) -> None:
+        """Remember the start of a restartable function, in a moment of its own."""
+        self._undo.begin(scope, start=entry)
+
+    def updates(self) -> list[str]:
+        """An update of a body is about to begin: learn what has changed before the first one; returns what is new."""
+        if self._updating:
+            return []
+        self._updating = True
+        early = self._undo.early()
+        if self._looked is not None:
+            early += changed(self._looked, self.looker.look(closely=True))
+        return self.habits.learn(Part.EARLY, early)
+
+    def reseed(self, *parts: int) -> None:
+        """Seed the protected random generators for a step."""
+        for name, generator in self._roster.generators.items():
+            bits = derive(*parts, int.from_bytes(name.encode(), "little"))
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(bits & 0xFFFF_FFFF_FFFF_FFFF)
+            else:
+                generator.bit_generator.state = type(generator.bit_generator)(bits).state
 
     def parameters_changed(self) -> bool:
         """Whether an update has begun since `begin`."""
         return self._undo.parameters_changed()
 
-    def rollback(self) -> None:
-        """Go back to `begin`, provided no update has begun."""
-        self._undo.rollback()
+    def rollback(self) -> list[str]:
+        """Go back to `begin`, provided no update has begun; what has changed though nobody knew that it would."""
+        return self._undo.rollback()
+
+    def moment(self) -> Moment:
+        """Memory for another moment to go back to; forgotten when the state is replaced."""
+        made = Moment(self._roster, self.modes)
+        self._moments.append(made)
+        return made
+
+    def dismiss(self, moment: Moment) -> None:
+        """A moment is not needed any more."""
+        self._moments.remove(moment)
+
+    def everything(self, *, host: bool = False) -> Scope:
+        """The scope in which all is copied."""
+        return Scope.everything(self._roster, host=host)
 
     # --- a full copy ---
 
     def capture(self) -> Captured:
         """A full copy of everything, gradients too."""
         inventory, table = self._survey(self.state_at)
-        values = {name: local(tensor).detach().clone() for name, tensor in table.items()}
+        values = {name: local(tensor).detach().to("cpu", copy=True) for name, tensor in table.items()}
         gradients = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters()]
         return Captured(inventory, values, gradients)
 
@@ -179,11 +252,14 @@ class ProtectedState:
         """Finds the parameter or buffer of a name, or the parameter whose optimizer state a tensor of that name is."""
         owners = {f"{name}.{s}": p for name, short in self._roster.optimized.items() for s, p in short.items()}
         owners |= self._roster.parameters | self._buffers()
-        return lambda name: _owner(name, owners)
+        return lambda name: owner_of(name, owners)
 
     def lasting(self) -> set[str]:
-        """Of the last `inventory`, the names of what only an update changes: parameters and optimizer state."""
-        ids = {id(parameter) for parameter in self.parameters()}
+        """Of the last `inventory`, the names of what only an update changes, as far as is known."""
+        written = self.habits.all | self.looker.likely().parameters
+        if self.between.serves_commits:  # whose functions may put other weights in their place at once
+            written |= self.looker.large().parameters
+        ids = {id(parameter) for name, parameter in self._roster.parameters.items() if name not in written}
         for optimizer in self.optimizers():
             for values in optimizer.state.values():
                 ids.update(id(value) for value in values.values() if isinstance(value, torch.Tensor))
@@ -209,6 +285,7 @@ class ProtectedState:
             objects={
                 name: packed(self._roster.objects[name].state_dict(), name) for name in sorted(self._roster.objects)
             },
+            modes=b"" if canonical else encode(self.modes.told(), path="modes"),
         )
         entries = [TensorEntry.of(name, table[name]) for name in sorted(table)]
         return Inventory(step, entries, msgspec.msgpack.encode(python)), table
@@ -254,7 +331,7 @@ class ProtectedState:
 
         def resolve(name: str) -> torch.Tensor:
             if name not in targets:
-                targets[name] = _target(name, offered, present, _owner(name, owners), self.parameters())
+                targets[name] = target(name, offered, present, owner_of(name, owners), self.parameters())
             return targets[name]
 
         self._check_names(python)
@@ -264,6 +341,7 @@ class ProtectedState:
             {name: decode(data, resolve=resolve) for name, data in python.settings.items()},
             {name: decode(data, resolve=resolve) for name, data in python.state.items()},
             {name: decode(data, resolve=resolve) for name, data in python.objects.items()},
+            decode(python.modes) if python.modes else None,
         )
         if unknown := sorted(offered.keys() - targets.keys()):
             raise StateError(f"{unknown[0]} is in the state that was offered, but not in this worker's script")
@@ -280,7 +358,7 @@ class ProtectedState:
             there, here = offered[name], TensorEntry.of(name, present[name])
             if (there.dtype, there.shape, there.box) != (here.dtype, here.shape, here.box):
                 raise StateError(
-                    f"{name} is {_shape(here)} here and {_shape(there)} in the state",
+                    f"{name} is {shape_of(here)} here and {shape_of(there)} in the state",
                     hint="the script must build the same model on every worker",
                 )
         return {name: present[name] for name in names}
@@ -289,7 +367,7 @@ class ProtectedState:
         here = {name: self._groups(name) for name in self._roster.optimizers}
         if python.groups != here:
             raise StateError(
-                f"the optimizers' parameter groups differ: {_sizes(here)} here, {_sizes(python.groups)} in the state",
+                f"the optimizers' parameter groups differ: {sizes(here)} here, {sizes(python.groups)} in the state",
                 hint="build the optimizers the same way on every worker, before protect()",
             )
         if python.objects.keys() != self._roster.objects.keys():
@@ -305,79 +383,11 @@ class ProtectedState:
         arrival, self._arrival = self._arrival, None
         with torch.no_grad():
             for name, optimizer in self._roster.optimizers.items():
-                _put_optimizer(optimizer, self._roster.optimized[name], arrival.settings[name], arrival.state[name])
+                put_optimizer(optimizer, self._roster.optimized[name], arrival.settings[name], arrival.state[name])
             for name, thing in self._roster.objects.items():
-                load(name, thing, arrival.objects[name])
-        self._undo.forget()
+                put_object(name, thing, arrival.objects[name], in_place=False)
+        if isinstance(arrival.modes, dict):
+            self.modes.hear(arrival.modes)
+        for moment in self._moments:
+            moment.forget()
         self.state_at = arrival.step
-
-
-def _owner(name: str, owners: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """The parameter whose optimizer state a tensor is: `optim.<fqn>.<key>`, or deeper."""
-    while name:
-        if name in owners:
-            return owners[name]
-        name = name[: max(name.rfind("."), name.rfind("["), 0)]
-    return None
-
-
-def _target(
-    name: str,
-    offered: dict[str, TensorEntry],
-    present: dict[str, torch.Tensor],
-    owner: torch.Tensor | None,
-    parameters: list[torch.Tensor],
-) -> torch.Tensor:
-    """Where to receive a tensor that belongs to no module: the present one if it fits, else a new one."""
-    if name not in offered:
-        raise StateError(f"{name} is referred to by the state that was offered, but not in it")
-    entry = offered[name]
-    dtype = dtype_of(entry.dtype)
-    here = present.get(name)
-    if owner is not None and here is not None and _fits(entry, here):
-        return here.detach()
-    nearby = [parameter.device for parameter in ([owner] if owner is not None else parameters)]
-    # Optimizers keep some of their state (AdamW's step) in the processor's memory, wherever the parameter is.
-    device = next((device for device in nearby if device.type == entry.device_type), torch.device(entry.device_type))
-    if owner is not None and tuple(owner.shape) == (entry.whole or entry.shape):
-        return empty_like(owner, dtype=dtype, device=device)
-    if entry.box is not None:
-        raise StateError(
-            f"{name} is a piece of a tensor of shape {list(entry.whole or ())}, which this worker has not made",
-            hint="let the first step create all optimizer state",
-        )
-    return torch.empty(entry.shape, dtype=dtype, device=device)
-
-
-def _fits(entry: TensorEntry, here: torch.Tensor) -> bool:
-    mine = TensorEntry.of(entry.name, here)
-    return (mine.dtype, mine.shape, mine.device_type, mine.box) == (
-        entry.dtype,
-        entry.shape,
-        entry.device_type,
-        entry.box,
-    )
-
-
-def _shape(entry: TensorEntry) -> str:
-    where = "" if entry.box is None else f" at {[start for start, _ in entry.box]} of {list(entry.whole or ())}"
-    return f"{entry.dtype}{list(entry.shape)}{where}"
-
-
-def _put_optimizer(
-    optimizer: torch.optim.Optimizer, short: dict[str, torch.Tensor], saved_settings: object, state: object
-) -> None:
-    if not isinstance(saved_settings, list) or not isinstance(state, dict):
-        raise StateError("the optimizer state that was received is none")
-    for group, saved in zip(optimizer.param_groups, saved_settings, strict=True):
-        put_settings(group, saved)
-    for name, parameter in short.items():
-        if name in state:
-            optimizer.state[parameter].clear()
-            optimizer.state[parameter].update(state[name])
-        else:
-            optimizer.state.pop(parameter, None)
-
-
-def _sizes(groups: dict[str, list[list[str]]]) -> str:
-    return ", ".join(f"{name} {[len(group) for group in each]}" for name, each in groups.items()) or "none"

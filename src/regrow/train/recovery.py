@@ -1,5 +1,6 @@
 """What a worker does to stand in a new generation: groups, state, the step to go on with."""
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from regrow.core.config import WorkerEnv, publish_rank
 from regrow.core.copies import CopySource
 from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
-from regrow.core.messages import FaultStage, FormGeneration, WorkerResumed
+from regrow.core.messages import FaultStage, FormGeneration, Role, WorkerResumed
 from regrow.hydration.client import Hydration, HydrationReport
 from regrow.hydration.inventory import StateSink
 from regrow.hydration.restore import Restoration
@@ -24,6 +25,7 @@ from regrow.train.copies import Copies
 from regrow.train.faults import FaultInjector
 from regrow.train.frozen import FrozenState
 from regrow.train.protect import ProtectedState
+from regrow.train.sampling import Sampler
 from regrow.train.staged import StagedState
 
 HYDRATE_S: Seconds = 600.0
@@ -52,6 +54,7 @@ class Recovery:
     copies: Copies
     form_s: Seconds
     comparison: Comparison | None = None
+    sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,6 +63,14 @@ class Recovery:
         """The restartable function that all run again before they go on; 0: none."""
         self.sharded = False
         """Whether ranks of this generation hold different parts of the state."""
+        self._stood = self.link.env.role is not Role.RANK
+
+    def first_look(self) -> dict[str, int]:
+        """Digests of what this worker has built, for the coordinator to compare; empty where it has no replica."""
+        if self.sampler is None or self.link.env.world == 1:
+            return {}
+        found = self.sampler.look(None)
+        return {} if found is None else found[0] | found[1]
 
     def stop(self) -> None:
         """End a reception of state that is under way; from any thread."""
@@ -84,6 +95,9 @@ class Recovery:
             self.comparison.stand(form)
             if holder and form.rewind:
                 self.comparison.go_back(form)
+        if self.sampler is not None:
+            self.sampler.stand(form, again=self._stood)
+        self._stood = True
         if holder and self.control.torn:
             raise StateError(f"rank {form.rank} should have state@{form.step}, but its own was torn")
         if holder:
@@ -95,7 +109,7 @@ class Recovery:
         if self.comparison is not None and not holder:
             self.comparison.received()
         self.copies.rewind(form.step)
-        outcome = self.control.resume(form.generation, form.step)
+        outcome = self.control.resume(form.generation, form.step, sharded=self.sharded, inside=form.inside > 0)
         if outcome is None:
             raise GenerationHalted(f"generation {form.generation} was given up before it began")
         self.link.send(
@@ -113,7 +127,10 @@ class Recovery:
         if len(form.holders) == len(form.members):
             return
         # At once: nothing that this worker does before its next update changes what the newcomers read.
-        self.frozen.freeze(form.step)
+        # Newcomers that come to functions between two steps run all that stands there.
+        between = self.state.between.as_committed(form.step) if form.inside else contextlib.nullcontext()
+        with between:
+            self.frozen.freeze(form.step, whole_body=form.whole_body)
         self.server.offer(form.generation, form.step)
 
     def withdraw(self, deadline: Instant) -> None:
@@ -127,6 +144,7 @@ class Recovery:
         if (env.rank, env.local_rank, env.world) != (form.rank, form.local_rank, world):
             self.link.take_place(placed(env, rank=form.rank, local_rank=form.local_rank, world=world))
             publish_rank(form.rank, form.local_rank, world)
+            self.link.early.seat(form.rank)
 
     def _form_groups(self, form: FormGeneration) -> Seconds:
         if self.groups.serves(form.generation):

@@ -1,17 +1,22 @@
 """Functions that run again after a fault: collectives between steps, and trainings that have a loop of their own."""
 
+import contextlib
 import functools
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation
 from regrow.data.seeding import seed_everything
+from regrow.train.watching import RegionWatch
 
 if TYPE_CHECKING:
-    from regrow.train.session import Session
+    from regrow.train.loop import StepLoop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,7 +28,7 @@ _declared = False
 """Whether the script has functions that may run between its steps."""
 
 
-class _Rehearsed(Exception):
+class Rehearsed(BaseException):
     """The training's function has come to its first update: the rehearsal is over."""
 
 
@@ -31,34 +36,36 @@ class Regions:
     """The restartable functions of one worker: those that it has called since its last step, in order.
 
     Args:
-        session: whose; its restartable functions are this worker's from now on.
+        loop: whose; the restartable functions are this worker's from now on.
     """
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, loop: "StepLoop") -> None:
         global _current
         _current = self
-        self._session = session
-        self._calls: list[Call] = []
+        self._loop = loop
+        self._calls: list[tuple[str, Call]] = []
+        self._watch: RegionWatch | None = None
         self._at = 0
         self._due = 0
-        self._training = self._rehearsing = False
+        self._training = self._rehearsing = self._rehearsed = False
+        self._seed: tuple[int, int, int] | None = None
         self._begun_at = 0.0
 
     # --- between steps -----------------------------------------------------------------------------------------
 
     def between(self, name: str, call: Call) -> Any:
         """Run a function that may stand between two steps."""
-        session = self._session
-        if self._at or not session._between_steps:
+        loop = self._loop
+        if self._at or not loop.between_steps:
             return call()
-        if session._runs_again:
-            with session._member.local():  # the others may not be here; all come here when the step has happened
+        if loop.runs_again:
+            with loop.member.local():  # the others may not be here; all come here when the step has happened
                 return call()
-        self._calls.append(call)
+        self._calls.append((name, call))
         number = len(self._calls)
         if number >= self._due:
             return self._run(number)
-        with session._member.local():  # the others are past it; what it computes here is not the others' result
+        with loop.member.local():  # the others are past it; what it computes here is not the others' result
             return call()
 
     def _run(self, number: int) -> Any:
@@ -70,42 +77,57 @@ class Regions:
         return result
 
     def _attempt(self, number: int) -> Any:
-        session, call = self._session, self._calls[number - 1]
-        stands = session._member.step
+        loop, (name, call) = self._loop, self._calls[number - 1]
+        stands = loop.member.step
         while True:
-            if not self._training and session._member.step != stands:
+            if not self._training and loop.member.step != stands:
                 # All went back to an older state, and will come here again; the others are not here now.
-                with session._member.local():
+                with loop.member.local():
                     return call()
-            if session._recover_if_halted():
+            if loop.recover_if_halted():
                 continue
             if self._training:
                 # A newcomer has none, and a call that was given up may have left some.
-                session._protected().drop_gradients()
-            if not self._enter(number):
+                loop.standing.protected().drop_gradients()
+            if not self._enter(number, name):
                 continue
             try:
-                result = call()
+                with contextlib.nullcontext() if self._training else self._watched.watch(name):
+                    result = call()
             except Exception as error:
-                if not session._failed(error):
+                if not loop.failed(error):
                     raise
                 continue
             except BaseException:
-                session._member.abandon()
+                loop.member.abandon()
                 raise
-            session._member.leave_region(0 if self._training else number + 1)
-            if self._training and session._member.halted:
+            loop.member.leave_region(0 if self._training else number + 1)
+            if self._training and loop.member.halted:
                 continue  # others may still need this worker in it
             return result
 
-    def _enter(self, number: int) -> bool:
-        session = self._session
-        session._settle()
-        session._protected().begin()
-        if not session._member.enter_region(number, training=self._training):
+    @property
+    def _watched(self) -> RegionWatch:
+        if self._watch is None:
+            self._watch = RegionWatch(self._loop.standing.protected())
+        return self._watch
+
+    def _enter(self, number: int, name: str) -> bool:
+        loop = self._loop
+        loop.settle()
+        if self._training:
+            loop.standing.protected().begin()
+        else:
+            state, scope = loop.standing.protected(), self._watched.scope(name)
+            state.between.extend(scope)
+            state.begin_region(self._watched.entry(number), scope)
+        if not loop.member.enter_region(number, training=self._training):
             return False
-        step, (share, _) = session._member.step, session._place()
-        seed_everything(session.seed + (0 if self._training else _STREAM * number), step, share)
+        step, (share, _) = loop.member.step, loop.standing.place()
+        seed = loop.seed + (0 if self._training else _STREAM * number)
+        self._seed = (seed, step, share) if self._training else None
+        seed_everything(seed, step, share)
+        loop.standing.protected().reseed(seed, step, share)
         self._begun_at = time.monotonic()
         return True
 
@@ -113,6 +135,12 @@ class Regions:
         """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
         self._calls.clear()
         self._due = 0
+        if self._watch is not None:
+            self._watch.forget()
+
+    def skip(self) -> None:
+        """The state is that of all after these functions: what the script still calls of them, it calls alone."""
+        self._due = sys.maxsize
 
     def declared(self) -> int:
         """The first function that may be run after a step: 1, or 0 where the script has none."""
@@ -120,12 +148,16 @@ class Regions:
 
     def passed(self) -> None:
         """What stands after a step has been run; the next one begins."""
-        self._session._member.place_after_step(0)
+        self._loop.member.place_after_step(0)
 
     def recovered(self, first: int) -> None:
         """Others may still run the function numbered `first`: all run again from there that this one has left."""
-        if first:
-            for number in range(first, self._at or len(self._calls) + 1):
+        last = self._at or len(self._calls) + 1
+        if not first or first >= last:
+            return
+        with self._loop.standing.protected().between.leaves_no_trace():
+            for number in range(first, last):
+                self._watched.enter_again(number)
                 self._run(number)
 
     def expect(self, first: int) -> None:
@@ -135,53 +167,68 @@ class Regions:
         """
         self._calls.clear()
         self._due = first or sys.maxsize
-        self._session._member.place_after_step(first)
+        self._loop.member.place_after_step(first)
 
     # --- in the place of steps ---------------------------------------------------------------------------------
 
     def train(self, name: str, call: Call) -> Any:
         """Run a function that is the whole training."""
-        session = self._session
-        if not session._member.rehearses:
-            return call()
-        session._start(f"the training {name}()")
+        loop = self._loop
+        loop.start(f"the training {name}()")
         self._training = True
-        self._rehearse(call)
-        session._arrive()
-        session._recover()
-        self._calls.append(call)
+        register_module_forward_pre_hook(self._seed_at_forward)
+        if not loop.member.rehearses:
+            self._calls.append((name, call))
+            return self._run(1)
+        self._rehearse(name, call)
+        loop.arrive()
+        loop.recover()
+        self._calls.append((name, call))
         result = self._run(1)
-        session._finish()
+        loop.finish()
         return result
 
-    def _rehearse(self, call: Call) -> None:
+    def _rehearse(self, name: str, call: Call) -> None:
         """Run the function against echo groups up to its first update, and undo it."""
-        session = self._session
-        self._rehearsing = True
+        self._rehearsing, self._rehearsed = True, False
         try:
-            with session._rehearsing():
+            with self._loop.rehearsing():
                 call()
-        except _Rehearsed:
-            pass  # as far as a rehearsal goes
         finally:
             self._rehearsing = False
+        if not self._rehearsed:
+            raise UsageError(
+                f"the training {name}() has ended without a step of a protected optimizer",
+                hint="protect the model and the optimizer that it trains with, before it",
+            )
 
-    def before_update(self) -> None:
-        """A protected optimizer is about to step."""
-        if self._rehearsing:
-            raise _Rehearsed
+    def _seed_at_forward(self, module: nn.Module, _: object) -> None:
+        """What a trainer draws before its first forward differs where it is called again: seed there once more."""
+        if self._seed is not None and module in self._loop.standing.protected().modules:
+            parts, self._seed = self._seed, None
+            seed_everything(*parts)
+            self._loop.standing.protected().reseed(*parts)
+
+    def before_update(self, *, closure: bool = False) -> None:
+        """A protected optimizer is about to step; by a closure that computes its gradients, or not."""
+        if self._rehearsing and not closure:
+            self._rehearsed = True
+            raise Rehearsed
 
     def after_update(self) -> None:
         """A protected optimizer has made its step: in a training of its own that is a step of the job."""
-        if not self._training or self._rehearsing or not self._at:
+        if self._rehearsing:
+            self._rehearsed = True
+            raise Rehearsed
+        if not self._training or not self._at:
             return
-        member = self._session._member
+        member = self._loop.member
         number, generation = member.step, Generation(member.generation)
-        if not member.commit():
+        if not member.commit(self._loop.modules.share_buffers):
             raise GenerationHalted(f"step {number} was given up")
         now = time.monotonic()
         member.announce(number, generation, now, now - self._begun_at, {}, adopted=False)
-        if member.halted or not member.pass_boundary() or not self._enter(self._at):
+        if member.halted or not member.pass_boundary() or not self._enter(self._at, ""):
             raise GenerationHalted(f"the training goes on from step {member.step} in a new generation")
 
 

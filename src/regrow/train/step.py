@@ -1,7 +1,7 @@
 """One step as the script sees it."""
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -9,8 +9,25 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
 from regrow.train.microbatches import MicroBatches
 
-if TYPE_CHECKING:
-    from regrow.train.session import Session
+
+class StepOwner(Protocol):
+    """What runs a step, as far as the step knows it."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank now."""
+
+    def enter(self, step: "Step") -> None:
+        """The script comes into the body."""
+
+    def before_update(self) -> None:
+        """Protected state is about to change."""
+
+    def leave(self, step: "Step", error: BaseException | None) -> bool:
+        """The body has ended; whether its exception is absorbed."""
+
+    def log(self, step: "Step") -> None:
+        """Numbers were added to those of the step."""
 
 
 class Step:
@@ -27,7 +44,7 @@ class Step:
 
     def __init__(
         self,
-        session: "Session",
+        owner: StepOwner,
         number: StepNo,
         batch: Any,
         *,
@@ -39,14 +56,14 @@ class Step:
         self.replay = replay
         """A step that the others have committed, run for what stands after its body: they are in it."""
         self.attempt = attempt
-        self.rank = session.rank
+        self.rank = owner.rank
         """This worker's in it; in a world of another size it may have another."""
         self.rehearsal = rehearsal
         self.committed = False
         self.entered = False
         self.inside = False
         self.staged: dict[str, torch.Tensor | float] = {}
-        self._session = session
+        self._owner = owner
         self._batch = batch
 
     def __enter__(self) -> Any:
@@ -55,6 +72,7 @@ class Step:
                 f"step {self.number} was entered twice", hint="write `with step as batch:` once in the loop"
             )
         self.entered = self.inside = True
+        self._owner.enter(self)
         if isinstance(self._batch, MicroBatches):
             self._batch.enter(self)
         return self._batch
@@ -65,7 +83,7 @@ class Step:
         if isinstance(self._batch, MicroBatches):
             self._batch.leave()
         self._batch, self.inside = None, False
-        return self._session._leave(self, error)
+        return self._owner.leave(self, error)
 
     @property
     def microbatches(self) -> MicroBatches:
@@ -87,7 +105,7 @@ class Step:
         Optimizers that were protected declare this themselves; call it before changing parameters by hand.
         Raises `GenerationHalted` (absorbed by the `with`) when the step must run again.
         """
-        self._session._before_update()
+        self._owner.before_update()
 
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Log numbers of this step: only committed steps reach the log, each once.
@@ -102,7 +120,7 @@ class Step:
         if self.rehearsal or not (self.inside or self.committed):
             return
         self.staged.update({name: _detached(name, value) for name, value in metrics.items()})
-        self._session._log(self)
+        self._owner.log(self)
 
     def numbers(self) -> dict[str, float]:
         """What was logged so far, as floats."""

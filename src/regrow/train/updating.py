@@ -9,6 +9,7 @@ from regrow.core.board import Phase
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import FaultKind, FaultStage
+from regrow.train.accelerator import Accelerator, Processor
 from regrow.train.control import Control
 from regrow.train.copies import Copies
 from regrow.train.faults import FaultInjector
@@ -34,13 +35,24 @@ class UpdateGate:
     ) -> None:
         self._link, self._control, self._groups = link, control, groups
         self._faults, self._copies = faults, copies
+        self.accelerator: Accelerator = Processor()
+        """What has the gradients."""
 
-    def enter(self, last_collective: Callable[[], None], recovery: Recovery) -> None:
+    def enter(
+        self,
+        last_collective: Callable[[], None],
+        recovery: Recovery,
+        *,
+        interrupted: bool = False,
+        whole_body: bool = False,
+    ) -> None:
         """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
 
         Args:
             last_collective: what all ranks still have to exchange before they update.
             recovery: knows who reads this worker's state.
+            interrupted: the body was cut off in a forward, though it may have gone on.
+            whole_body: the body is over, and can still be undone: no rank keeps it before all have come so far.
         """
         step = self._control.step
         self._groups.draining = True
@@ -48,9 +60,12 @@ class UpdateGate:
             last_collective()
         finally:
             self._groups.draining = False
-        if self._control.halted and (self._groups.refused or self._groups.broke()):
+        self.accelerator.wait()
+        # The body may have caught what a collective raised: what it has is not what the others have.
+        cut_off = interrupted or self._groups.refused or self._groups.broke()
+        if cut_off or (self.accelerator.enqueues and self._control.halted):
             raise GenerationHalted(f"step {step} was given up before its gradients were there")
-        if recovery.sharded:
+        if recovery.sharded or whole_body:
             self._agree(step)
         self._faults.strike(FaultStage.UPDATE, step)
         recovery.withdraw(time.monotonic() + WITHDRAW_S)
@@ -59,7 +74,7 @@ class UpdateGate:
         self._link.board.enter(Phase.UPDATING)
 
     def _agree(self, step: StepNo) -> None:
-        """In a sharded world: begin the update when all ranks can, or when the verdict says that it has happened.
+        """Begin the update when all ranks can, or when the verdict says that it has happened.
 
         Raises `GenerationHalted` when the step must run again.
         """

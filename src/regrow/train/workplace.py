@@ -19,6 +19,7 @@ from regrow.train.faults import FaultInjector
 from regrow.train.frozen import FrozenState
 from regrow.train.protect import ProtectedState
 from regrow.train.recovery import Recovery
+from regrow.train.sampling import Sampler
 
 
 @dataclass
@@ -53,7 +54,9 @@ class Workplace:
         )
         server.open()
         atexit.register(server.close)
-        comparison = None
+        comparison = sampler = None
+        if env.audit and not env.digest_every:
+            sampler = Sampler(self.link, self.control, state, own=lambda: state.buffers_of_no(buffered))
         if env.digest_every:
             comparison = Comparison(
                 self.link,
@@ -75,6 +78,7 @@ class Workplace:
             self.copies,
             form_s=form_s,
             comparison=comparison,
+            sampler=sampler,
         )
         durable = None
         if env.checkpoint_dir is not None:

@@ -1,0 +1,46 @@
+"""How often the kernel has ended a process here because memory ran out."""
+
+from pathlib import Path
+
+_GROUPS = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+_MACHINE = Path("/proc/vmstat")
+
+
+def memory_kills() -> int:
+    """`oom_kill` of this process's control group (version 2) where it has one, else of the whole machine."""
+    for path in (*_events(), _MACHINE):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        for line in text.splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill" and number.strip().isdigit():
+                return int(number)
+    return 0
+
+
+def _events() -> list[Path]:
+    try:
+        lines = _GROUPS.read_text().splitlines()
+    except OSError:
+        return []
+    return [_MOUNT / line[3:].lstrip("/") / "memory.events" for line in lines if line.startswith("0::")]
+
+
+class MemoryKills:
+    """Tells whether a process that was killed was killed for memory: whether the count has grown since the last."""
+
+    def __init__(self) -> None:
+        self._known = memory_kills()
+
+    def explains(self, code: int) -> bool:
+        """Whether an end by this code was one of those not yet told of."""
+        if code != -9:
+            return False
+        known, self._known = self._known, max(self._known, memory_kills())
+        if self._known > known:
+            self._known = known + 1  # each explains one end
+            return True
+        return False

@@ -1,0 +1,61 @@
+"""Which collectives of this process are under way, for who watches it from outside: one that waits is not to blame."""
+
+import itertools
+import threading
+from collections.abc import Callable
+
+UNKNOWN = -1
+
+
+class Flights:
+    """Counts what was begun and is not done. From any thread.
+
+    `show`: told how many there are, and which is the oldest.
+    """
+
+    def __init__(self) -> None:
+        self.show: Callable[[int, str], None] | None = None
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._open: dict[int, str] = {}
+        self._name = threading.local()
+        self._blind = False
+
+    def name(self, name: str) -> None:
+        """What the calling thread begins next is called so."""
+        self._name.text = name
+
+    def begin(self) -> int:
+        """A collective was submitted; returns its number for `end`."""
+        name = getattr(self._name, "text", "")
+        with self._lock:
+            number = next(self._numbers)
+            self._open[number] = name
+            if len(self._open) == 1:
+                self._tell()
+        return number
+
+    def end(self, number: int) -> None:
+        """It is done, or has failed."""
+        with self._lock:
+            oldest = next(iter(self._open), None) == number
+            self._open.pop(number, None)
+            if oldest:
+                self._tell()
+
+    def lose_sight(self) -> None:
+        """Some collectives run where their end is not seen (on a GPU)."""
+        if not self._blind:
+            with self._lock:
+                self._blind = True
+                self._tell()
+
+    def _tell(self) -> None:
+        if self.show is not None:
+            count = len(self._open)
+            oldest = next(iter(self._open.values()), "")
+            self.show(UNKNOWN if self._blind and count == 0 else count, oldest)
+
+
+FLIGHT = Flights()
+"""Of this process: it has one agent that watches it."""

@@ -1,0 +1,192 @@
+"""What a rank calls, as it stands before what it sends: ranks that call different things learn it from each other.
+
+A header has 20 bytes. Without it, bytes of one call would be taken for those of another, and summed up.
+"""
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from regrow.comm import reductions
+from regrow.core.errors import CollectiveMisuse
+
+Header = bytes | bytearray | memoryview
+Tensors = dict[int, torch.Tensor]
+
+_FORMAT = struct.Struct("!BBBxIIQ")
+BYTES = _FORMAT.size
+
+
+class Operation(enum.IntEnum):
+    """What is called; the names are torch's."""
+
+    all_reduce = 1
+    reduce = 2
+    reduce_scatter = 3
+    all_gather = 4
+    gather = 5
+    scatter = 6
+    all_to_all = 7
+    broadcast = 8
+    barrier = 9
+    tree_reduce = 10
+    send = 11
+
+
+_DTYPES: tuple[torch.dtype, ...] = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.bool,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)
+"""Their places are what is sent; another dtype is sent as 255, and compared by its bytes alone."""
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_UNKNOWN = 255
+_ROOTED = {Operation.reduce, Operation.gather, Operation.scatter, Operation.broadcast}
+_REDUCING = {Operation.all_reduce, Operation.reduce, Operation.reduce_scatter, Operation.tree_reduce}
+
+
+class Call(NamedTuple):
+    """One call of one rank.
+
+    Attributes:
+        number: how many of its calls on this group came before, in this generation.
+        dtype: of its tensors.
+        reduction: torch's number of the reduction; 0 where nothing is reduced.
+        detail: the root's rank in the group, the tag of a send, the micro-batches of a tree.
+        whole: bytes of the tensor, where all ranks' are of one size; None: it depends on the peer.
+    """
+
+    operation: Operation
+    number: int
+    dtype: torch.dtype
+    reduction: int = 0
+    detail: int = 0
+    whole: int | None = None
+
+    def pack(self, count: int) -> bytes:
+        """The header before `count` bytes for one peer."""
+        return _FORMAT.pack(
+            self.operation,
+            _CODES.get(self.dtype, _UNKNOWN),
+            self.reduction,
+            self.detail & 0xFFFFFFFF,
+            self.number & 0xFFFFFFFF,
+            count if self.whole is None else self.whole,
+        )
+
+    def check(self, header: bytes, count: int, mine: int, peer: int, ranks: Sequence[int]) -> None:
+        """Whether a peer calls the same, where `count` bytes are awaited from it.
+
+        The dtype counts where numbers are added up. Elsewhere bytes are copied, and another view of them is no mistake.
+
+        Args:
+            mine: this rank's number in the group.
+            peer: who sent the header.
+            ranks: of the group, in the world; empty: they are not known.
+
+        Raises:
+            CollectiveMisuse: it does not; both calls are named.
+        """
+        expected = self.pack(count)
+        if header == expected:
+            return
+        if self.operation not in _REDUCING and header[:1] + header[2:] == expected[:1] + expected[2:]:
+            return
+        here, there = _world_rank(mine, ranks), _world_rank(peer, ranks)
+        of = f"the group of ranks {list(ranks)}" if ranks else "the group"
+        if self.operation is Operation.send:
+            raise CollectiveMisuse(
+                _other_message(header, there, self.detail, count), hint="receive in the order of the sends"
+            )
+        ours, theirs = describe(expected), describe(header)
+        raise CollectiveMisuse(
+            f"ranks of {of} call different things: rank {here} calls {ours}, rank {there} calls {theirs}",
+            hint="every rank of a group must call the same collectives in the same order, with tensors that fit",
+        )
+
+
+class Told:
+    """The headers of one call: those for each peer, and what those of each peer must be.
+
+    Args:
+        out: what is sent, by peer.
+        into: what is awaited, by peer.
+        rank: this worker's in the group.
+        ranks: of the group, in the world; empty: they are not known.
+    """
+
+    size = BYTES
+    __slots__ = ("_call", "_into", "_out", "_rank", "_ranks", "_same")
+
+    def __init__(self, call: Call, out: Tensors, into: Tensors, rank: int, ranks: Sequence[int]) -> None:
+        self._call, self._out, self._into = call, out, into
+        self._rank, self._ranks = rank, ranks
+        self._same = None if call.whole is None else call.pack(0)
+
+    def before(self, peer: int) -> bytes:
+        """What a peer is told before its bytes."""
+        return self._same or self._call.pack(self._out[peer].nbytes)
+
+    def check(self, peer: int, header: Header) -> None:
+        """Raises `CollectiveMisuse` where a peer calls something else."""
+        if self._same is None or header != self._same:
+            count = self._into[peer].nbytes if self._same is None else 0
+            self._call.check(bytes(header), count, self._rank, peer, self._ranks)
+
+
+def _world_rank(rank: int, ranks: Sequence[int]) -> int:
+    return ranks[rank] if ranks else rank
+
+
+def _other_message(header: bytes, sender: int, tag: int, count: int) -> str:
+    _, code, _, other, _, size = _FORMAT.unpack(header)
+    dtype = f" of {_name(code)}" if code < len(_DTYPES) else ""
+    return f"rank {sender} sent {size} bytes{dtype} with tag {other}; {count} with tag {tag} were awaited"
+
+
+def describe(header: bytes) -> str:
+    """A header for people, such as "all_reduce (SUM) of 2 float32, its 7th call"."""
+    operation, code, reduction, detail, number, size = _FORMAT.unpack(header)
+    known = operation in set(Operation)
+    name = Operation(operation).name if known else f"operation {operation}"
+    text = name
+    if known and Operation(operation) in _REDUCING and operation != Operation.tree_reduce:
+        text += f" ({reductions.name(reduction)})"
+    if operation != Operation.barrier:
+        text += f" of {_amount(code, size)}"
+    if known and Operation(operation) in _ROOTED:
+        text += f" with its rank {detail} as the root"
+    return f"{text}, its {_ordinal(number + 1)} call"
+
+
+def _name(code: int) -> str:
+    return str(_DTYPES[code]).removeprefix("torch.")
+
+
+def _amount(code: int, size: int) -> str:
+    if code >= len(_DTYPES):
+        return f"{size} bytes"
+    return f"{size // _DTYPES[code].itemsize} {_name(code)}"
+
+
+def _ordinal(number: int) -> str:
+    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{last}"

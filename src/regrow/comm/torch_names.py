@@ -1,0 +1,62 @@
+"""The names of torch that regrow uses and torch does not promise to keep. They were seen in torch 2.13 and 2.15.
+
+Asked for when a worker's groups are made, so that a torch without one of them is named before the training, and not by
+an `AttributeError` in the middle of a recovery.
+"""
+
+import functools
+import importlib
+
+import torch
+
+from regrow.core.errors import UsageError
+
+_C10D = "torch.distributed.distributed_c10d"
+_DDP = "torch.nn.parallel.DistributedDataParallel"
+_FSDP = "torch.distributed.fsdp._fully_shard"
+
+NAMES = (
+    "torch._C._distributed_c10d.ProcessGroup._register_backend",
+    "torch._C._distributed_c10d.ProcessGroup._set_default_backend",
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+    "torch._C._dynamo.eval_frame._FrameExecStrategy",
+    "torch._C._dynamo.eval_frame._FrameAction",
+    f"{_C10D}._coalescing_manager",
+    f"{_C10D}._set_pg_timeout",
+    f"{_C10D}._world.pg_coalesce_state",
+    f"{_C10D}._world.pg_group_ranks",
+    f"{_DDP}._get_ddp_logging_data",
+    f"{_DDP}._sync_buffers",
+    "torch._C._distributed_c10d.Reducer._check_reducer_finalized",
+    "torch._C._distributed_c10d.Reducer._rebuild_buckets",
+    "torch._C._distributed_c10d.Reducer._reset_state",
+    "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
+    f"{_FSDP}._fsdp_param_group.FSDPParamGroup",
+)
+"""Dotted paths, each from a module that can be imported. What FSDP has on instances alone cannot be asked for here."""
+
+
+def missing(names: tuple[str, ...] = NAMES) -> list[str]:
+    """Those that this torch does not have."""
+    return [name for name in names if not _has(name)]
+
+
+def _has(name: str) -> bool:
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        return functools.reduce(lambda at, part: getattr(at, part, None), parts[count:], found) is not None
+    return False
+
+
+def check() -> None:
+    """Raise `UsageError` where this torch lacks a name, which is not one of the versions that regrow was run with."""
+    lacking = missing()
+    if lacking:
+        raise UsageError(
+            f"torch {torch.__version__} has no {', '.join(lacking)}, which regrow uses",
+            hint="install a version that regrow was run with: docs/torch-versions.md",
+        )

@@ -1,0 +1,48 @@
+"""What may block on a disk is done in a thread of its own, so that no event loop waits for it."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from regrow.core.ids import Seconds
+
+
+class Background:
+    """Does things one after another, in a thread. `with` it; leaving waits for what is left, but not for ever.
+
+    Args:
+        name: of the thread.
+        within: how long leaving waits.
+    """
+
+    def __init__(self, name: str, *, within: Seconds = 5.0) -> None:
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._within = within
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> "Background":
+        """Start the thread."""
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Do what is left."""
+        self.close()
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Do it after all before it. It must not raise."""
+        self._todo.put(action)
+
+    def close(self) -> bool:
+        """Whether all was done in time."""
+        self._todo.put(None)
+        self._thread.join(self._within)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (action := self._todo.get()) is not None:
+            action()

@@ -1,0 +1,59 @@
+"""The one seam to what a device still has to do: a step is not ready while its gradients are only on their way.
+
+On a processor an operation is done when its call returns. On an accelerator it is only enqueued: a collective's
+`wait()` lets the stream wait, not the program, and after an abort the kernels behind it run on partial sums.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+
+class Accelerator(Protocol):
+    """What computes the gradients."""
+
+    enqueues: bool
+    """Whether work may still be under way when its call has returned, so that an abort may have cut it off unseen."""
+
+    def wait(self) -> None:
+        """Return when all that was enqueued for the gradients is done. Raises `RuntimeError` where it has failed."""
+        ...
+
+
+class Processor:
+    """Nothing is ever under way."""
+
+    enqueues = False
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class Cuda:
+    """CUDA devices, each with the stream that the script computes on.
+
+    Args:
+        devices: those that have protected tensors.
+    """
+
+    enqueues = True
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._devices = list(devices)
+
+    def wait(self) -> None:
+        """An event on each device's current stream has come: all work before it is done."""
+        events = []
+        for device in self._devices:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(device))
+            events.append(event)
+        for event in events:
+            event.synchronize()
+
+
+def accelerator_of(tensors: Iterable[torch.Tensor]) -> Accelerator:
+    """What computes on these tensors."""
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor.is_cuda})
+    return Cuda(torch.device(device) for device in devices) if devices else Processor()

@@ -1,0 +1,38 @@
+"""Collectives that a loader makes while it fetches a batch: no newcomer could take part, so they are refused."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from regrow.core.errors import UsageError
+
+
+class Fetching:
+    """Knows whether the training thread is in the script's loader."""
+
+    def __init__(self) -> None:
+        self._loader = ""
+        self._thread = 0
+
+    @contextmanager
+    def of(self, loader: object) -> Iterator[None]:
+        """Within this, the loader fetches a batch."""
+        kind = loader if hasattr(loader, "__qualname__") else type(loader)
+        self._loader, self._thread = (
+            f"{kind.__module__}.{kind.__qualname__}".removeprefix("__main__."),
+            threading.get_ident(),
+        )
+        try:
+            yield
+        finally:
+            self._loader = ""
+
+    def called(self, name: str, size: int) -> None:
+        """A collective of `size` ranks is called. Raises `UsageError` where the loader does that."""
+        if self._loader and size > 1 and threading.get_ident() == self._thread:
+            raise UsageError(
+                f"{self._loader} calls {name} while it fetches a batch; a rank that is replaced fetches its batches "
+                "when the others do not, so it would get something else than they did",
+                hint="give session.steps the loader that it wraps (accelerate: loader.base_dataloader, or the one that "
+                "was given to prepare()), and exchange what ranks must agree on inside the step's body",
+            )

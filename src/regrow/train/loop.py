@@ -1,0 +1,398 @@
+"""Runs the steps of a script: each from its batch to its commit, again after a fault, and the end of them all."""
+
+import atexit
+import contextlib
+import time
+from collections.abc import Generator, Iterator
+
+from regrow.comm import meshes
+from regrow.core.errors import GenerationHalted, StateError, UsageError
+from regrow.core.ids import StepNo
+from regrow.core.vocabulary import STATE_METRIC
+from regrow.train import scalers
+from regrow.train.alone import Alone
+from regrow.train.announcing import Announcing
+from regrow.train.member import Member
+from regrow.train.modules import Modules
+from regrow.train.regions import Regions, Rehearsed
+from regrow.train.rehearsed import check_update
+from regrow.train.settling import Settling
+from regrow.train.standing import Standing
+from regrow.train.step import Step
+from regrow.train.verdicts import Dismissed
+
+STEPS = "steps()"
+_EXACT = 13
+"""So many hexadecimal digits a float holds exactly."""
+
+
+class StepLoop:
+    """The one loop of a worker.
+
+    Args:
+        member: how this process takes part in a job; `Alone` outside one.
+        seed: what the order of data and all random numbers of the steps derive from.
+        invariant: whether the result must not depend on the number of replicas.
+    """
+
+    def __init__(self, member: Member | Alone, *, seed: int, invariant: bool) -> None:
+        self.member, self.seed, self.invariant = member, seed, invariant
+        self.standing = Standing(member)
+        self.modules = Modules()
+        self.started = False
+        self._attempts: dict[StepNo, int] = {}
+        self._begun_at = 0.0
+        self._announcing = Announcing(member)
+        self._latest: Step | None = None
+        self._looping = self._left = False
+        self._echoing = contextlib.ExitStack()
+        self._owing = False
+        """Whether this worker has told of an error after its update, and so waits for the next membership."""
+        self._at_boundary = True
+        """Whether the script has done all that it does between two steps."""
+        self._settling = Settling(member.local)
+        self.regions = Regions(self)
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank now."""
+        return self.member.rank
+
+    def start(self, what: str) -> None:
+        """The one loop of a job begins. Raises `UsageError` where there was one, or nothing is protected."""
+        if self.started:
+            raise UsageError(f"{what} is a second loop", hint="a job has one loop; let `until` cover it all")
+        if self.invariant and what != STEPS:
+            raise UsageError(f"{what} has no micro-batches to be summed up", hint="leave invariant mode")
+        self.started = self.standing.protected() is not None
+        self.modules.complete()
+
+    def arrive(self) -> None:
+        """Built and warm: stand before the first step, or where the others are."""
+        modules, dealer = self.modules, self.standing.dealer
+        modules.check_hooks()
+        unit, world = self.member.unit, self.member.world
+        across = [*modules.spanning, *meshes.follows(unit=unit, world=world)]
+        self.member.let_follow(across, meshes.inside(unit=unit, world=world))
+        self.member.arrive(
+            self.standing.protected(),
+            modules.buckets(),
+            modules.buffered,
+            microbatches=dealer.most if dealer is not None else 0,
+            fixed=self.standing.fixed() if self.standing.batches is not None else "the script has no session.steps",
+        )
+
+    def run(self, until: int) -> Iterator[Step]:
+        """The steps that are still to be run, up to number `until - 1`."""
+        batches, member = self.standing.data(), self.member
+        if member.rehearses and until > 0:
+            yield from self.rehearse()
+        member.expect_after_steps(self.regions.declared())
+        self.standing.protected().between.serves_commits = self.regions.declared() > 0
+        self.arrive()
+        try:
+            self._looping = True
+            if not (yield from self.replay()):
+                self.recover()
+            while member.step < until or not self.ends():
+                self._latest = self.prepare() if member.step < until else None
+                if self._latest is not None:
+                    self._at_boundary = False
+                    yield self._latest
+                    self._end_between()
+                    if not self._latest.entered:
+                        raise UsageError(
+                            "the body of the loop did not enter its step", hint="write `with step as batch:`"
+                        )
+        except GeneratorExit:
+            # The script left the loop early. It may be unwinding an error, so the others are waited for at its exit.
+            self._looping = False
+            self._end_between()
+            if not self._left:
+                atexit.register(self.finish)
+            raise
+        finally:
+            batches.close()
+
+    def replay(self) -> Generator[Step, None, bool]:
+        """A newcomer, while the others are in a function between two steps: come there too, past a step they have done.
+
+        Its body runs against echo groups; what it computes is overwritten when it ends. False: nothing of that.
+        """
+        if self.member.holds_initial_state:
+            return False
+        number, inside = self.member.await_position()
+        if not inside or not number:
+            return False
+        before = StepNo(number - 1)
+        self._echoing.enter_context(self.member.echo())
+        batch = self.standing.data().batch(before)
+        self._latest = Step(self, before, batch, rehearsal=True, replay=True)
+        self._at_boundary = False
+        yield self._latest
+        self._end_between()
+        if self._latest.rehearsal:
+            raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
+        return True
+
+    def prepare(self) -> Step | None:
+        """Everything that must be right when a body starts; None when the generation is over."""
+        self._announcing.send()
+        member, state, batches = self.member, self.standing.protected(), self.standing.data()
+        if self.recover_if_halted():
+            return None
+        self.regions.passed()
+        if not member.pass_boundary():
+            self.recover()
+            return None
+        number = member.step
+        self.settle()
+        if not self.agrees():
+            return None
+        member.checkpoint()
+        try:
+            batch = member.fetch(number, lambda: batches.batch(number))
+        except Exception as error:
+            if not self.failed(error):
+                raise
+            return None
+        member.show_read(number, batches.record(number))
+        state.begin()
+        if not member.begin(number):
+            return None
+        attempt = self._attempts.get(number, 0)
+        self._attempts = {number: attempt + 1}
+        self._begun_at = time.monotonic()
+        step = Step(self, number, batch, attempt=attempt)
+        if member.trial_steps:
+            step.staged[STATE_METRIC] = float(int(state.digest()[:_EXACT], 16))
+        return step
+
+    def _end_between(self) -> None:
+        """The script has done all that it does after a step."""
+        self._at_boundary = True
+        if not self._left:
+            self.standing.protected().between.ends()
+
+    def settle(self) -> None:
+        """Before a forward: lay out buckets anew where a backward was cut off, without the others."""
+        self._settling.settle(self.modules)
+
+    def rehearse(self) -> Iterator[Step]:
+        """Run the body once against echo groups, and undo it: what a first step costs is paid before it counts."""
+        with self.rehearsing():
+            first = StepNo(0)
+            batch = self.standing.data().batch(first)
+            step = Step(self, first, batch, rehearsal=True)
+            yield step
+            self.standing.protected().between.ends()
+            if not step.entered:
+                raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
+            check_update(self.member, self.standing.protected())
+        self.standing.data().seek(first)
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within this, collectives are answered locally; afterwards the state is as it was."""
+        member, state = self.member, self.standing.protected()
+        kept = state.capture() if member.holds_initial_state else None
+        attributes = state.modes.attributes()
+        state.begin(closely=True)
+        with member.echo():
+            try:
+                yield
+            except Rehearsed:
+                pass  # as far as this rehearsal goes
+            finally:
+                self.modules.settle(all_of_them=True)
+        state.modes.learn(attributes)
+        state.modes.undo(attributes)
+        if kept is not None:
+            state.restore(kept)
+        self.modules.overwritten()
+
+    # --- the end of a body -------------------------------------------------------------------------------------
+
+    def before_update(self, *, closure: bool = False) -> None:
+        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
+
+        Args:
+            closure: an optimizer is about to compute gradients itself.
+        """
+        if self.standing.dealer is not None:
+            self.standing.dealer.check_complete()
+        self.standing.protected().updates()
+        self.member.before_update(self.modules.share_buffers, closure=closure)
+        self.regions.before_update(closure=closure)
+
+    def after_update(self, optimizer: object) -> None:
+        """A protected optimizer has stepped."""
+        self.member.body.stepped(optimizer)
+        self.regions.after_update()
+
+    def enter(self, step: Step) -> None:
+        """The script comes into the body of a step."""
+        self.standing.data().seed_body(step.number)
+        self.member.body.enter()
+
+    def leave(self, step: Step, error: BaseException | None) -> bool:
+        """The body has ended; whether its exception is absorbed."""
+        self.member.body.left()
+        if step.replay:
+            self._echoing.close()
+            if error is None:
+                self.recover()
+                # Another fault may have struck meanwhile: the others may stand elsewhere by now.
+                step.rehearsal, step.committed = False, self.member.step == step.number + 1
+                self.regions.expect(self.member.inside if step.committed else 0)
+            return False
+        if step.rehearsal:
+            self.standing.protected().between.rehearsed()
+            return False
+        if error is None:
+            try:
+                if self.member.commit(self.modules.share_buffers):
+                    # A generation that is over is left only when all that the script does after the step is done.
+                    self._settled(step)
+                    return False
+                error = GenerationHalted(f"step {step.number} was given up")
+            except Exception as fault:  # noqa: BLE001  what ends the step is told as an error of its body is
+                error = fault
+        if not isinstance(error, Exception):
+            self.member.abandon()
+            return False
+        if self.member.body.complete:
+            # All that the step changes is changed: the error is one of what comes after it.
+            self.member.body.conclude()
+            self._settled(step)
+            self._owing = self.member.abort(error, self.standing.protected())
+            self.modules.reset(error)
+            self._settling.watch(self.modules)
+            return self._owing
+        return self.failed(error, step)
+
+    def _settled(self, step: Step) -> None:
+        """This worker has committed the step itself: what the script does next belongs to it."""
+        self.committed(step)
+        if self.member.rehearses:
+            self.standing.protected().between.committed(self.member.step)
+
+    def committed(self, step: Step, *, adopted: bool = False) -> None:
+        """The step has happened; `adopted`: on other ranks, with what this one had computed."""
+        step.committed = True
+        self.regions.committed()
+        self._announcing.committed(step, self._begun_at, self.standing.batches, adopted=adopted)
+
+    def failed(self, error: Exception, step: Step | None = None) -> bool:
+        """An attempt ended with an error: report it if it is news, put back what it changed, go on when told to.
+
+        False: outside a job, where there is nobody to tell; the error is the script's.
+        """
+        if not self.member.abort(error, self.standing.protected()):
+            return False
+        self.modules.reset(error)
+        self._settling.watch(self.modules)
+        self.recover(step)
+        return True
+
+    def recover_if_halted(self) -> bool:
+        """Whether the generation was over; then this worker stands in the next one."""
+        if not (self.member.halted or self._owing):
+            return False
+        self.recover()
+        return True
+
+    def recover(self, step: Step | None = None) -> None:
+        """Wait for the next membership and stand in it; `step` is what this worker was in.
+
+        Raises `Dismissed` where it has no part in it.
+        """
+        self._owing = False
+        try:
+            adopted = self.member.rejoin()
+        except Dismissed as leaving:
+            # What a loop or a body that it unwinds still does is nothing to the others.
+            self._left, self._looping = True, False
+            self._announcing.send()
+            self.standing.hooks.tell(leaving.change, self.member.step, leaving=True)
+            raise
+        if step is not None and adopted == step.number:
+            # The others had all of this worker's gradients: the step has happened, though not here.
+            self.committed(step, adopted=True)
+        self.modules.overwritten()
+        scalers.begin_anew(self.standing.objects)
+        self.standing.follow_world()
+        if self.standing.batches is not None:
+            self.standing.batches.seek(self.member.step)
+        self.standing.hooks.tell(self.member.take_change(), self.member.step)
+        self._place_after()
+        self.regions.recovered(self.member.inside)
+
+    def _place_after(self) -> None:
+        """In a new generation: whether what the script still does after its step is in the state already."""
+        if self._at_boundary or self._latest is None:
+            return
+        member, between = self.member, self.standing.protected().between
+        if member.inside and member.step == self._latest.number + 1:
+            between.resumed(member.step)
+            return
+        between.stands()
+        self.regions.skip()
+
+    # --- the log -----------------------------------------------------------------------------------------------
+
+    def log(self, step: Step) -> None:
+        """Numbers were added to those of the step."""
+        self._announcing.logged(step, self.standing.batches)
+
+    # --- small things ------------------------------------------------------------------------------------------
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the step whose body has just ended did not happen."""
+        return self._latest is not None and not self._latest.committed
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether steps are being run, and none of them now."""
+        return self._looping and not (self._latest is not None and self._latest.inside)
+
+    def agrees(self, *, last: bool = False) -> bool:
+        """Whether this rank's replicas have the same state, or were not asked; False: a new membership stands."""
+        self.regions.passed()
+        try:
+            if self.member.compare(last=last):
+                return True
+        except Exception as error:
+            if not self.failed(error):
+                raise
+            return False
+        self.recover()
+        return False
+
+    def ends(self) -> bool:
+        """The last step is done: wait for the others; False: a new membership stands, perhaps at an earlier step."""
+        self._looping = False
+        self._announcing.send()
+        ended = not self.recover_if_halted() and self.agrees(last=True)
+        if ended and not self.member.finish():
+            self.recover()
+            ended = False
+        self._looping = not ended
+        return ended
+
+    def finish(self) -> None:
+        """As `_ends`, for a script that has left the loop: no step can be run any more."""
+        self._looping, at = False, self.member.step
+        self._announcing.send()
+        self.recover_if_halted()
+        while not self.member.finish():
+            self.recover()
+            if self.standing.batches is None:
+                continue
+            self.agrees()  # newcomers do so before they come here
+            if self.member.step < at:
+                raise StateError(
+                    f"the state went back to step {self.member.step}, but the script left its loop after {at}",
+                    hint="let `until` end the loop",
+                )

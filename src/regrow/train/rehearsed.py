@@ -1,0 +1,22 @@
+"""What a rehearsed body must have done, or people should know that it has not."""
+
+from regrow.core.errors import UsageError
+from regrow.train.alone import Alone
+from regrow.train.member import Member
+from regrow.train.protect import ProtectedState
+
+
+def check_update(member: Member | Alone, state: ProtectedState) -> None:
+    """A body ends. Raises `UsageError` where it has changed parameters past all protected optimizers."""
+    if member.rehearsed():
+        return
+    if state.parameters_changed():
+        raise UsageError(
+            "the step's body changes protected parameters, but no protected optimizer did",
+            hint="protect the optimizer too, or call step.update() before the change",
+        )
+    if state.optimizers():
+        member.note_of_script(
+            "the rehearsed body made no update: no protected optimizer has stepped. Where gradients are "
+            "gathered over several steps, gather them inside one; where another optimizer steps, protect it"
+        )

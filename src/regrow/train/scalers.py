@@ -1,0 +1,13 @@
+"""What a `GradScaler` keeps outside its `state_dict`: how far each optimizer has come in a step that was given up."""
+
+from collections.abc import Iterable
+
+from torch.amp.grad_scaler import GradScaler
+
+
+def begin_anew(objects: Iterable[object]) -> None:
+    """Let the scalers among what is protected forget `unscale_` and `step` of a body that runs again."""
+    for thing in objects:
+        if isinstance(thing, GradScaler):
+            # Of torch's own, by the same name since 1.6: after `update()` it is empty too.
+            thing._per_optimizer_states.clear()

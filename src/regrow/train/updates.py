@@ -1,0 +1,157 @@
+"""Which protected optimizers have stepped in a step's body, and what has followed: is the update whole, is it one?
+
+A body is expected to compute first, with all its collectives, and to update then. The rehearsal shows whether it does;
+a real step can show it too.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+_COMPARED_BYTES = 4096
+"""Of larger tensors in objects' state it is only seen that their version has changed."""
+
+
+class Updates:
+    """What one worker's bodies do from their first update on."""
+
+    def __init__(self) -> None:
+        self._objects: list[object] = []
+        self._stepped: Counter[int] = Counter()
+        self._usual: Counter[int] = Counter()
+        self._begun = self._learning = False
+        self._mark: Mapping[str, object] = {}
+        self._late: set[str] = set()
+        self.torn_apart = ""
+        """What of the body cannot be parted from its update: a collective after it, or a closure; empty: nothing."""
+
+    def watch(self, objects: Iterable[object]) -> None:
+        """These are protected."""
+        self._objects = list(objects)
+
+    def begin(self, *, learning: bool = False) -> None:
+        """A body starts. `learning`: see what it usually does."""
+        self._stepped, self._begun, self._learning, self._mark = Counter(), False, learning, {}
+
+    def began(self, *, closure: bool) -> None:
+        """An optimizer is about to step, by a closure that computes its gradients or not."""
+        self._begun = True
+        if closure:
+            self.torn_apart = self.torn_apart or "optimizer.step(closure) computes gradients"
+
+    def stepped(self, optimizer: object) -> None:
+        """An optimizer has stepped."""
+        self._stepped[id(optimizer)] += 1
+        if self._learning:
+            self._mark = witness(self._objects)
+        elif self._late:
+            self._mark = witness(self._objects, self._late)
+
+    def called(self, name: str, size: int) -> None:
+        """A collective of `size` ranks was called."""
+        if self._begun and size > 1 and not self.torn_apart:
+            self.torn_apart = f"{name} is called"
+
+    def rest(self) -> None:
+        """What follows is no part of the body."""
+        self._begun = False
+
+    def ended(self) -> None:
+        """The body has ended well: so it is to be."""
+        self._begun = False
+        if self._stepped:
+            self._usual = self._stepped
+        if self._learning and self._mark:
+            self._late |= changed(self._mark, witness(self._objects))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that this body usually changes by and after its update is changed."""
+        if not self._stepped or self._stepped != self._usual:
+            return False
+        return changed(self._mark, witness(self._objects, self._late)) == self._late
+
+
+def witness(objects: Iterable[object], names: Iterable[str] | None = None) -> dict[str, object]:
+    """Something for each protected thing that an optimizer's step leaves alone, which is another when that changes.
+
+    Args:
+        objects: what is protected.
+        names: of the answer; None: all.
+    """
+    objects = list(objects)
+    wanted = None if names is None else set(names)
+    seen = _tensors(objects) if wanted is None else _named(objects, wanted)
+    for at, thing in enumerate(objects):
+        name = f"object {at}"
+        if isinstance(thing, nn.Module):
+            continue
+        if wanted is not None and name not in wanted:
+            continue
+        try:
+            if isinstance(thing, torch.optim.Optimizer):
+                settings = [{k: v for k, v in group.items() if k != "params"} for group in thing.param_groups]
+                seen[name] = _token(settings)
+            elif hasattr(thing, "state_dict"):
+                seen[name] = _token(thing.state_dict())
+        except Exception:  # noqa: BLE001  the script's own code, which is not made for this moment: it counts as changed
+            seen[name] = object()
+    return seen
+
+
+def _tensors(objects: list[object]) -> dict[str, object]:
+    """All parameters and buffers that no optimizer has."""
+    owned = {
+        id(parameter)
+        for thing in objects
+        if isinstance(thing, torch.optim.Optimizer)
+        for group in thing.param_groups
+        for parameter in group["params"]
+    }
+    return {
+        f"{kind} {at} {path}": (id(tensor), tensor._version)
+        for at, thing in enumerate(objects)
+        if isinstance(thing, nn.Module)
+        for kind, tensors in (("parameter", thing.named_parameters()), ("buffer", thing.named_buffers()))
+        for path, tensor in tensors
+        if id(tensor) not in owned
+    }
+
+
+def _named(objects: list[object], names: set[str]) -> dict[str, object]:
+    """Some of these, without a walk over all modules."""
+    seen: dict[str, object] = {}
+    for name in names:
+        kind, at, *rest = name.split(" ", 2)
+        thing = objects[int(at)]
+        if rest and isinstance(thing, nn.Module):
+            try:
+                tensor = thing.get_parameter(rest[0]) if kind == "parameter" else thing.get_buffer(rest[0])
+            except AttributeError:  # it has been replaced by something else since
+                seen[name] = object()
+            else:
+                seen[name] = (id(tensor), tensor._version)
+    return seen
+
+
+def changed(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    """The names of what is not what it was."""
+    return {name for name, token in after.items() if name in before and before[name] != token}
+
+
+def _token(value: object) -> object:
+    if isinstance(value, dict):
+        return tuple((repr(key), _token(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_token(item) for item in value)
+    if isinstance(value, torch.Tensor):
+        here = value.detach()
+        if value.nbytes > _COMPARED_BYTES or value.is_cuda:
+            return value._version
+        return here.reshape(-1).tolist() if type(here) is torch.Tensor else value._version
+    if isinstance(value, np.ndarray):
+        return value.tobytes() if value.nbytes <= _COMPARED_BYTES else value.shape
+    return repr(value)

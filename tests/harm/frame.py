@@ -1,0 +1,198 @@
+"""What all habits have in common: a tiny net, its data, and a session that is regrow's or plain torch's.
+
+A habit is a function of a `Trial`. It trains as its author would write it, and returns what it calls its result. The
+same function runs under `regrow run`, alone under `python`, and in a world of plain torch.distributed without regrow.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+import regrow
+from regrow.data.loader import StepLoader
+from regrow.data.seeding import seed_everything
+
+SEED = 7
+WIDTH = 8
+SAMPLES = 4
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class PlainStep:
+    """A step of a script that knows nothing of faults."""
+
+    number: int
+    batch: Any
+    rank: int
+    logs: list[tuple[int, str, float]]
+    committed: bool = False
+    rehearsal: bool = False
+
+    def __enter__(self) -> Any:
+        seed_everything(SEED, self.number, self.rank)
+        return self.batch
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.committed = error is None
+
+    def log(self, **metrics: Any) -> None:
+        """Keep numbers."""
+        self.logs.extend((self.number, name, float(value)) for name, value in metrics.items())
+
+    def update(self) -> None:
+        """Nothing to declare."""
+
+
+class PlainSession:
+    """torch.distributed without regrow, in the shape of a session: what a habit does here is what it does anywhere."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = self.rank
+        self.is_main = self.rank == 0
+        self.logs: list[tuple[int, str, float]] = []
+
+    def protect(self, *objects: Any, **named: Any) -> None:
+        """Nothing survives."""
+
+    def steps(self, loader: Any, *, until: int, start: int = 0) -> Iterator[PlainStep]:
+        """The loop that torch's tutorials have."""
+        batches = self._batches(loader)
+        for number in range(start, until):
+            yield PlainStep(number, next(batches), self.rank, self.logs)
+
+    def _batches(self, loader: Any) -> Iterator[Any]:
+        if callable(loader):
+            yield from map(loader, range(10_000))
+        if isinstance(loader, DataLoader):  # regrow's order of samples, since that is what is compared
+            source = StepLoader(loader, seed=SEED)
+            yield from (source.batch(number, self.rank, self.world_size) for number in range(10_000))
+        while True:
+            yield from loader
+
+
+class Struck:
+    """A step that ends its process once, just behind its body."""
+
+    def __init__(self, step: Any, strike: Callable[[str, Any], None]) -> None:
+        self._step, self._strike = step, strike
+
+    def __enter__(self) -> Any:
+        return self._step.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        absorbed = bool(self._step.__exit__(kind, error, trace))
+        self._strike("left", self._step)
+        return absorbed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+
+@dataclass
+class Trial:
+    """What a habit is given.
+
+    Attributes:
+        session: regrow's, or torch's in its shape.
+        folder: shared by all ranks of this run, for what the habit writes.
+        until: steps.
+        strikes: (place, rank, step) at which this process is to be killed, each once.
+    """
+
+    session: Any
+    folder: Path
+    until: int = 12
+    strikes: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def steps(self, loader: Any = None, *, until: int | None = None, **words: Any) -> Iterator[Any]:
+        """The session's steps, over the common data unless a loader is given."""
+        steps = self.session.steps(self.batch if loader is None else loader, until=until or self.until, **words)
+        return steps if not self.strikes else self._struck(steps)
+
+    def _struck(self, steps: Iterator[Any]) -> Iterator[Any]:
+        for step in steps:
+            yield Struck(step, self._strike)
+            self._strike("between", step)
+
+    def _strike(self, place: str, step: Any) -> None:
+        rank = self.session.rank
+        if step.rehearsal or (place, rank, step.number) not in self.strikes:
+            return
+        with suppress(FileExistsError):
+            (self.folder / f"struck-{place}-{rank}-{step.number}").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def batch(self, number: int) -> Batch:
+        """The common data: a function of the step and the rank."""
+        return batch(number * 97 + self.session.rank)
+
+
+def batch(seed: int, samples: int = SAMPLES) -> Batch:
+    """A few rows whose targets a small net can learn."""
+    inputs = torch.randn(samples, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return inputs, inputs.sum(1, keepdim=True).sin()
+
+
+def mlp(seed: int = 1, inputs: int = WIDTH, outputs: int = 1, *middle: nn.Module) -> nn.Sequential:
+    """The tiny net, the same on all ranks."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), *middle, nn.Linear(16, outputs))
+
+
+def ddp(module: nn.Module, **words: Any) -> DistributedDataParallel:
+    """Wrapped for data parallel training; small buckets, so that a step has several reductions."""
+    return DistributedDataParallel(module, **{"bucket_cap_mb": 0.0003, **words})
+
+
+def mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The common loss."""
+    return nn.functional.mse_loss(outputs, targets)
+
+
+def backward(loss: torch.Tensor) -> None:
+    """`loss.backward()`, which torch has no types for."""
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def play(habit: Callable[[Trial], Mapping[str, Any]], trial: Trial) -> None:
+    """Run a habit and leave its result, one file a rank."""
+    torch.manual_seed(0)
+    kept = flat(habit(trial))
+    logs = getattr(trial.session, "logs", [])
+    torch.save({"kept": kept, "logs": logs}, trial.folder / f"final.{trial.session.rank}.pt")
+
+
+def begin(folder: Path, *, until: int = 12, strikes: list[tuple[str, int, int]] | None = None) -> Trial:
+    """A trial in a job of regrow's, or alone."""
+    torch.set_num_threads(1)
+    return Trial(regrow.init(seed=SEED), folder, until, strikes or [])
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Every leaf of what a habit returns, under its path."""
+    if isinstance(value, torch.Generator):
+        return {name: value.get_state()}
+    if hasattr(value, "state_dict"):
+        return flat(value.state_dict(), name)
+    if isinstance(value, Mapping):
+        return {key: leaf for at, each in value.items() for key, leaf in flat(each, f"{name}/{at}").items()}
+    if isinstance(value, list | tuple):
+        return {key: leaf for at, each in enumerate(value) for key, leaf in flat(each, f"{name}/{at}").items()}
+    return {name: value.detach().clone() if isinstance(value, torch.Tensor) else value}

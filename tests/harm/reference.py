@@ -1,0 +1,98 @@
+"""Habits without regrow (torch.distributed over gloo), and alone: each in fresh processes, forked from this warm one.
+
+`python -m tests.harm.reference FOLDER WORLD` takes the names of habits on standard input, one a line, says each when
+it is done, and leaves three folders of it: `plain`, a world without regrow; `single`, the same with one rank; `alone`,
+the script as `python train.py` runs it.
+"""
+
+import atexit
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch._dynamo  # what torch imports at the first optimizer: once here instead of in each process
+import torch.distributed as dist
+from tests.harm.frame import PlainSession, Trial, begin, play
+from tests.harm.table import Habit, all_habits
+
+PATIENCE_S = 60.0
+
+
+def run_plain(habit: Habit, folder: Path, world: int, rank: int) -> None:
+    """One rank of a world without regrow."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
+    play(habit.run, Trial(PlainSession(), folder, habit.until))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_alone(habit: Habit, folder: Path, _: int) -> None:
+    """The script as `python train.py` runs it."""
+    play(habit.run, begin(folder, until=habit.until))
+
+
+def forked(folder: Path, work: Callable[[], None]) -> int:
+    """A process of its own; what it says goes to a file."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    log = os.open(folder / f"log.{os.getpid()}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        work()
+        atexit._run_exitfuncs()
+        code = 0
+    except BaseException:  # noqa: BLE001 - the process ends here, and its log says why
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def wait(pids: list[int], deadline: float) -> bool:
+    """Whether all ended well in time; who is late is killed."""
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids) and not any(codes.values()) and time.monotonic() < deadline:
+        for pid in pids:
+            if pid not in codes:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                codes |= {pid: status} if ended else {}
+        time.sleep(0.01)
+    for pid in pids:
+        if pid not in codes:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+    return list(codes.values()) == [0] * len(pids)
+
+
+def refer(habit: Habit, root: Path, world: int) -> None:
+    """Run a habit without regrow, and alone."""
+    for kind, ranks in (("plain", world), ("single", 1), ("alone", 1)):
+        folder = root / kind / habit.name
+        folder.mkdir(parents=True)
+        play_one = partial(run_alone, habit, folder) if kind == "alone" else partial(run_plain, habit, folder, ranks)
+        pids = [forked(folder, partial(play_one, rank)) for rank in range(ranks)]
+        if wait(pids, time.monotonic() + PATIENCE_S):
+            (folder / "ok").touch()
+
+
+def main() -> None:
+    """Run what standard input names, to its end."""
+    torch.set_num_threads(1)
+    habits = all_habits()
+    with open(0, "rb", buffering=0) as asked:  # a fork must not take a line along
+        for line in iter(asked.readline, b""):
+            refer(habits[line.decode().strip()], Path(sys.argv[1]), int(sys.argv[2]))
+            os.write(1, line)
+
+
+if __name__ == "__main__":
+    main()

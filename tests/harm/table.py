@@ -1,0 +1,119 @@
+"""The habits of the world's training scripts, and what regrow makes of each; `python -m tests.harm.table` prints it."""
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+HABITS: dict[str, "Habit"] = {}
+OPEN: dict[str, str] = {
+    "ema_unprotected": "what a body changes and nobody protected is not found",
+    "accumulation_across_steps": "gradients left by a step without an update are not noticed",
+    "generator_of_ones_own": "the rehearsal draws from generators that nobody protected",
+    "nested_epochs": "refused, but after the first epoch only",
+    "epochs_by_islice": "the rehearsal counts as a step of the slice, so the last step is left out",
+    "epochs_by_groupby": "its evaluation runs when the next step has begun, where no fault can be struck on demand",
+    "evaluation_not_marked": "refused with that sentence, but at the first fault only",
+    "early_stopping_unguarded": "a step that must run again ends the loop of its rank, and so the job",
+    "early_stopping_local": "a newcomer's own counters start anew; `regrow try` shows it",
+    "enumerated_steps": "a newcomer counts from 0; `regrow try` shows it",
+    "sliced_generator": "a fresh generator in a newcomer does not give what the others have read; cause not yet known",
+    "zipped_steps": "a newcomer's schedule starts anew; `regrow try` shows it",
+    "local_count": "a newcomer's own counters start anew; `regrow try` shows it",
+}
+"""What does not hold yet, and why."""
+Run = Callable[..., Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Habit:
+    """One way to write a training script.
+
+    Attributes:
+        name: of its function.
+        group: the module it is in, as a heading.
+        what: one line, for the table.
+        run: trains, and returns what its author calls the result.
+        refused: the sentence with which regrow refuses it before step 0; empty: it works.
+        instead: what to write instead, or what to know.
+        between: it has functions that run between steps, so faults strike in them too.
+        compared: whether its numbers are those of plain torch; not where torch itself would draw others.
+        faults: (rank, step, stage) of the faults that strike it.
+        until: steps.
+    """
+
+    name: str
+    group: str
+    what: str
+    run: Run
+    refused: str = ""
+    instead: str = ""
+    between: bool = False
+    compared: bool = True
+    alone: bool = True
+    faults: tuple[tuple[int, int, str], ...] = ((0, 2, "reduce"), (1, 4, "update"), (2, 6, "commit"), (1, 10, "update"))
+    until: int = 12
+
+
+def habit(what: str, **facts: Any) -> Callable[[Run], Run]:
+    """Enter a function into the table."""
+
+    def enter(run: Run) -> Run:
+        module = inspect.getmodule(run)
+        heading = (inspect.getdoc(module) or "").splitlines()[0].rstrip(".") if module else ""
+        HABITS[run.__name__] = Habit(run.__name__, heading, what, run, **facts)
+        return run
+
+    return enter
+
+
+def all_habits() -> dict[str, Habit]:
+    """Every habit, in the order of the table."""
+    from tests.harm import habits
+
+    for module in sorted(pkgutil.iter_modules(habits.__path__), key=lambda each: each.name):
+        importlib.import_module(f"tests.harm.habits.{module.name}")
+    return HABITS
+
+
+def document(habits: Mapping[str, Habit]) -> str:
+    """`docs/habits.md`."""
+    lines = [_HEAD]
+    for group in dict.fromkeys(habit.group for habit in habits.values()):
+        lines += [f"## {group}", "", "| habit | under regrow | instead, or to know |", "| --- | --- | --- |"]
+        for habit in habits.values():
+            if habit.group == group:
+                lines.append(f"| {_cell(habit.what)} | {_verdict(habit)} | {_cell(habit.instead)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+_HEAD = """# Habits of training scripts, and what regrow makes of them
+
+Made by `python -m tests.harm.table > docs/habits.md` from `tests/harm/habits`, where each habit is a small script.
+`tests/harm/test_harm.py` trains each of them without regrow, alone, undisturbed under regrow, and struck by kills in a
+step and between steps, by standby and by fork.
+
+- **works**: undisturbed it gives what plain torch gives, but for the order of summation; struck it gives the same bits.
+- **refused**: before step 0, by an error with these words.
+- **not yet**: it should be one of the two, and is not.
+"""
+
+
+def _verdict(habit: Habit) -> str:
+    if habit.name in OPEN:
+        return f"not yet: {_cell(OPEN[habit.name])}"
+    return f"refused: \u201c\u2026 {_cell(habit.refused)} \u2026\u201d" if habit.refused else "works"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    from tests.harm import table  # not this module, which runs as `__main__`: habits enter themselves there
+
+    sys.stdout.write(table.document(table.all_habits()))

@@ -1,0 +1,15 @@
+"""Where process tests run their jobs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.process.launching import Site, site
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Site]:
+    """A site of a test's own, on which nothing may be left."""
+    with site(tmp_path) as made:
+        yield made
+        made.assert_nothing_left()

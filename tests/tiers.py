@@ -1,0 +1,211 @@
+"""Which tests belong to the full matrix alone: their like is in `make test`, which proves each seam and stage once.
+
+A name without brackets stands for all cases of a test, `ALL` for all tests of a file. Durations: docs/tests.md.
+"""
+
+from collections.abc import Iterable
+
+ALL = ("",)
+
+FULL: dict[str, tuple[str, ...]] = {
+    "tests/unit/test_comm_meshes.py": (
+        "test_they_become_what_they_would_have_been_in_that_world[worlds0]",
+        "test_they_become_what_they_would_have_been_in_that_world[worlds3]",
+    ),
+    "tests/unit/test_microbatches.py": ("test_no_more_than_log2_gradients_are_kept_beside_the_present_one[32]",),
+    "tests/process/test_comm_parallel.py": (
+        "test_a_step_given_up_at_any_of_its_collectives_runs_again_with_the_same_bits[tp_dp --tp-fsdp]",
+        "test_a_step_given_up_at_any_of_its_collectives_runs_again_with_the_same_bits[hsdp --checkpoint-activations]",
+        "test_a_step_given_up_at_any_of_its_collectives_runs_again_with_the_same_bits[tp_dp --checkpoint-activations]",
+        "test_a_newcomer_that_was_built_alone_takes_a_lost_rank_in_all_its_groups[hsdp-1]",
+        "test_a_newcomer_that_was_built_alone_takes_a_lost_rank_in_all_its_groups[tp_dp-3]",
+        "test_a_newcomer_that_was_built_alone_takes_a_lost_rank_in_all_its_groups[pp_dp-0]",
+    ),
+    "tests/harm/test_harm.py": ("test_a_habit_of_the_world_is_trained_the_same_or_refused",),
+    "tests/process/test_try.py": (
+        "test_a_script_that_counts_for_itself_differs_and_is_told_what_to_write_instead",
+        "test_a_script_that_fails_by_itself_is_told_so_before_any_kill",
+    ),
+    "tests/process/test_kills.py": (
+        "test_every_stage_and_every_rank_killed_one_after_another[0]",
+        "test_two_ranks_killed_at_once_at_every_stage",
+        "test_killed_again_during_a_recovery[form]",
+        "test_a_standby_with_imports_alone_takes_over",
+    ),
+    "tests/process/test_parallel_kills.py": (
+        "test_any_rank_killed_at_every_stage[tp_dp]",
+        "test_any_rank_killed_at_every_stage[pp_dp]",
+        "test_killed_twice_in_a_row_and_during_a_recovery",
+        "test_survivors_roll_forward_a_step_that_another_has_committed[tp_dp]",
+        "test_survivors_roll_forward_a_step_that_another_has_committed[pp_dp]",
+        "test_each_rank_has_a_standby_of_its_own",
+        "test_clipping_recomputation_and_compiled_blocks",
+        "test_shards_without_a_replica_come_from_copies[fsdp2-4]",
+        "test_shards_without_a_replica_come_from_copies[tp_dp-1]",
+        "test_shards_without_a_replica_come_from_copies[tp_dp-4]",
+        "test_killed_again_while_going_back",
+    ),
+    "tests/process/test_corruption.py": (
+        "test_a_flip_in_an_optimizers_memory_is_found_too",
+        "test_a_flip_and_a_kill_together[before]",
+        "test_a_flip_and_a_kill_together[as they go back]",
+        "test_a_flip_and_a_kill_together[itself]",
+        "test_a_flip_and_a_kill_together[in the same step]",
+        "test_a_comparison_at_every_step_raises_no_false_alarm",
+        "test_kills_alone_raise_no_alarm",
+        "test_replicas_of_shards_are_compared[tp_dp]",
+        "test_replicas_of_shards_are_compared[pp_dp]",
+    ),
+    "tests/process/test_elastic.py": (
+        "test_replicas_of_two_shards_come_and_go_whole",
+        "test_the_default_mode_stays_within_float_tolerance_of_the_fixed_run",
+        "test_a_kill_in_the_middle_of_a_change_costs_nothing[grow: a candidate that builds]",
+        "test_a_kill_in_the_middle_of_a_change_costs_nothing[grow: a survivor while candidates build]",
+        "test_a_kill_in_the_middle_of_a_change_costs_nothing[grow: a survivor that forms]",
+        "test_a_kill_in_the_middle_of_a_change_costs_nothing[grow: a newcomer that forms]",
+        "test_a_kill_in_the_middle_of_a_change_costs_nothing[grow: a holder during hydration]",
+        "test_a_kill_in_the_middle_of_a_change_costs_nothing[grow: the only survivor but one, and a newcomer]",
+        "test_a_kill_in_the_middle_of_a_change_costs_nothing[shrink: a survivor before its first step]",
+        "test_a_kill_in_the_middle_of_a_change_costs_nothing[shrink: one that was to leave]",
+        "test_who_must_leave_in_the_middle_of_a_step_hears_of_it_once_and_ends_quietly",
+        "test_sizes_that_cannot_be_are_refused_and_the_job_goes_on[5-more than the maximum of 4]",
+        "test_more_replicas_than_micro_batches_are_refused",
+        "test_the_small_gpt_is_the_same_in_a_world_that_changes_and_in_fixed_ones",
+    ),
+    "tests/process/test_elastic_data.py": ("test_shares_of_a_global_batch_follow_the_world[not cached]",),
+    "tests/process/test_elastic_example.py": ALL,
+    "tests/process/test_elastic_launch.py": (
+        "test_an_agent_of_an_elastic_job_that_is_told_to_end_gives_its_node_back",
+        "test_sizes_that_cannot_be_are_refused_and_the_job_goes_on",
+        "test_a_node_that_joined_and_is_killed_is_not_waited_for",
+        "test_a_job_is_made_larger_and_smaller_by_a_command",
+        "test_a_drained_node_of_this_machine_leaves_and_its_launcher_starts_no_other",
+        "test_an_agent_that_ends_after_its_notice_before_its_ranks_have_left_is_not_started_again",
+        "test_the_first_node_can_be_drained_and_its_launcher_goes_on_as_the_coordinators_host",
+    ),
+    "tests/process/test_elastic_policy.py": (
+        "test_a_group_of_the_scripts_own_follows_the_world_also_through_a_single_replica",
+        "test_a_group_that_cannot_follow_fixes_the_world",
+    ),
+    "tests/process/test_elastic_soak.py": ALL,
+    "tests/process/test_elastic_together.py": (
+        "test_standbys_become_ranks_of_a_larger_world_and_still_replace_lost_ones[imports]",
+        "test_checkpoints_copies_and_comparisons_go_on_through_changes",
+    ),
+    "tests/process/test_elastic_waiting.py": (
+        "test_below_the_minimum_for_too_long_the_state_is_saved_and_the_job_can_be_run_again",
+        "test_a_lost_node_is_done_without_and_the_next_one_is_grown_onto",
+    ),
+    "tests/process/test_leaks.py": ALL,
+    "tests/process/test_microbatches.py": (
+        "test_any_world_trains_on_the_same_batches[ddp-1-8]",
+        "test_any_world_trains_on_the_same_batches[ddp-2-8]",
+        "test_any_world_trains_on_the_same_batches[ddp-4-8]",
+        "test_any_world_trains_on_the_same_batches[hsdp-6-4]",
+        "test_any_world_trains_on_the_same_batches[fsdp2-2-4]",
+        "test_the_gradient_is_that_of_the_mean_over_all_samples[plain-1]",
+        "test_the_gradient_is_that_of_the_mean_over_all_samples[ddp-2]",
+        "test_a_body_that_does_not_go_through_all_of_them_is_told[leaves-was left without micro.backward]",
+        "test_a_body_that_does_not_go_through_all_of_them_is_told[plain-backward-was left without micro.backward]",
+    ),
+    "tests/process/test_invariant.py": (
+        "test_another_launcher_without_recovery_gives_the_same",
+        "test_every_loss_and_the_final_state_are_the_same_in_any_world[1]",
+        "test_every_loss_and_the_final_state_are_the_same_in_any_world[2]",
+        "test_every_loss_and_the_final_state_are_the_same_in_any_world[4]",
+        "test_the_default_mode_is_equal_only_nearly",
+        "test_kills_in_a_sharded_world_change_no_bit",
+    ),
+    "tests/process/test_nodes.py": (
+        "test_an_agent_that_goes_on_after_its_lease_finds_itself_shut_out",
+        "test_a_killed_agent_costs_no_step[0-node0-lost0]",
+        "test_a_killed_agent_costs_no_step[1-node0-lost0]",
+        "test_a_killed_agent_costs_no_step[1-node1-lost1]",
+        "test_one_node_after_the_other",
+        "test_a_node_lost_while_another_is_mended",
+        "test_a_node_that_does_not_come_back_ends_the_job_at_its_deadline",
+        "test_a_node_whose_agents_do_not_stay_ends_the_job",
+    ),
+    "tests/process/test_shard_nodes.py": (
+        "test_a_lost_shard_with_a_durable_checkpoint_starts_again_from_it",
+        "test_a_lost_node_costs_a_few_steps_and_no_disk[nodes1]",
+        "test_a_lost_node_costs_a_few_steps_and_no_disk[nodes2]",
+    ),
+    "tests/process/test_data_kills.py": (
+        "test_workers_killed_at_every_stage_read_no_sample_again[0]",
+        "test_the_producer_killed_twice_while_it_makes_a_batch[1]",
+        "test_producer_and_workers_killed",
+        "test_a_producer_that_is_stopped_is_not_waited_for_for_long",
+    ),
+    "tests/process/test_data_producer.py": (
+        "test_every_sample_is_read_once_and_training_is_the_same_as_without_a_cache[0-cached]",
+        "test_every_sample_is_read_once_and_training_is_the_same_as_without_a_cache[2-cached]",
+        "test_damaged_entries_are_made_anew[truncate]",
+        "test_an_error_of_the_data_set_ends_the_job_with_its_own_traceback[1]",
+    ),
+    "tests/process/test_data_nodes.py": (
+        "test_a_replaced_node_reads_no_sample_again_that_another_has_kept[node0-64MiB]",
+        "test_a_replaced_node_reads_no_sample_again_that_another_has_kept[node1-0]",
+    ),
+    "tests/process/test_data_verify.py": (
+        "test_every_sample_was_read_once_by_ranks_that_died_at_every_stage[torch's]",
+        "test_every_sample_was_read_once_by_ranks_that_died_at_every_stage[nothing logged]",
+        "test_a_loader_of_its_own_order_is_held_to_shares_and_digests",
+        "test_the_lines_of_an_agent_that_was_killed_are_missed_and_not_called_wrong",
+        "test_worlds_of_4_3_4_and_2_with_kills_have_read_what_the_undisturbed_run_has",
+    ),
+    "tests/process/test_data_cleanup.py": (
+        "test_nothing_of_the_cache_outlives_the_job[Ctrl-C-1]",
+        "test_nothing_of_the_cache_outlives_the_job[Ctrl-C twice-2]",
+        "test_nothing_of_the_cache_outlives_the_job[SIGTERM-1]",
+        "test_nothing_of_the_cache_outlives_the_job[launcher killed-2]",
+        "test_jobs_with_the_same_root_leave_each_other_alone[agent]",
+        "test_workers_are_told_the_budget[flags1-0]",
+    ),
+    "tests/process/test_data_pack.py": (
+        "test_it_waits_for_the_workers_of_a_packer_that_was_killed",
+        "test_killed_at_any_moment_it_goes_on[packer-a shard has its name]",
+        "test_killed_at_any_moment_it_goes_on[packer-a shard is done]",
+        "test_killed_at_any_moment_it_goes_on[packer and workers-a shard is begun]",
+        "test_killed_at_any_moment_it_goes_on[packer and workers-a shard has its name]",
+    ),
+    "tests/process/test_durable_run.py": (
+        "test_the_last_state_is_on_disk_before_the_job_ends_and_the_newest_k_stay",
+        "test_a_fault_that_leaves_a_replica_reads_nothing_from_disk",
+        "test_a_sharded_world_resumes_from_its_parts[pp_dp]",
+    ),
+    "tests/process/test_restartable.py": ("test_an_evaluation_between_steps_goes_through_the_death_of_any_rank[0]",),
+    "tests/process/test_rootless_runs.py": (
+        "test_an_unmodified_script_runs_with_no_store_server_in_any_process[plain_fsdp2.py]",
+        "test_worlds_made_anew_and_restarts_find_no_keys_of_earlier_ones",
+    ),
+    "tests/process/test_run_interrupted.py": (
+        "test_a_signal_ends_the_job_and_asks_to_be_run_again[1-the terminal was closed]",
+        "test_ctrl_c_on_any_node_ends_the_job_on_all",
+    ),
+    "tests/process/test_vault.py": ("test_fifty_rounds_of_dying_leave_no_descriptor_thread_or_memory",),
+}
+
+
+def is_full(test: str) -> bool:
+    """Whether a test, by its id in pytest, belongs to the full matrix alone."""
+    file, _, name = test.partition("::")
+    return any(_names(entry, name) for entry in FULL.get(file, ()))
+
+
+def stale(tests: Iterable[str]) -> list[str]:
+    """Entries of the table that name none of these tests, of the files that these tests are in."""
+    names: dict[str, list[str]] = {}
+    for test in tests:
+        file, _, name = test.partition("::")
+        names.setdefault(file, []).append(name)
+    return [
+        f"{file}::{entry}"
+        for file, entries in FULL.items()
+        for entry in entries
+        if file in names and not any(_names(entry, name) for name in names[file])
+    ]
+
+
+def _names(entry: str, name: str) -> bool:
+    return not entry or name == entry or name.startswith(f"{entry}[")

@@ -1,0 +1,38 @@
+"""Faults on demand, as a worker suffers them in its own process."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from regrow.core.ids import Rank, StepNo
+from regrow.core.messages import FaultHow, FaultSpec, FaultStage
+from regrow.train.faults import FaultInjector
+
+
+def injector(model: torch.nn.Module) -> FaultInjector:
+    link = SimpleNamespace(env=SimpleNamespace(worker="w"), send=lambda fact: None)
+    made = FaultInjector(cast(Any, link), cast(Any, SimpleNamespace()), lambda: list(model.parameters()))
+    made.arm(FaultSpec("f", Rank(0), FaultHow.EXCEPTION, FaultStage.BACKWARD))
+    return made
+
+
+@pytest.mark.parametrize("frozen", [[], [0, 1], [1, 2], [2, 3]])
+def test_a_fault_in_backward_strikes_whichever_parameters_are_frozen(frozen: list[int]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    for at in frozen:
+        list(model.parameters())[at].requires_grad_(False)
+    faults = injector(model)
+    faults.enter(StepNo(3))
+    with pytest.raises(RuntimeError, match="fault on demand"):
+        model(torch.ones(1, 2)).sum().backward()
+    faults.leave()
+
+
+def test_a_body_with_nothing_that_trains_can_be_asked_to_fail() -> None:
+    model = torch.nn.Linear(2, 1).requires_grad_(False)
+    faults = injector(model)
+    faults.enter(StepNo(3))
+    model(torch.ones(1, 2))
+    faults.leave()

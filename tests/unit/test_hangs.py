@@ -1,0 +1,162 @@
+"""Who hangs and who is only slow: the table of situations."""
+
+from typing import Any
+
+import pytest
+from tests.unit.membership_job import Job
+
+from regrow.core.board import Phase
+from regrow.core.events import IncidentOpened, Noted
+from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
+from regrow.core.messages import FenceWorker, NodeSeen, TakeStacks
+from regrow.core.sights import WorkerSight
+from regrow.membership.hangs import Bounds, Look, judge, told
+
+WAITS: dict[str, Any] = {"calls": 3, "waits": True, "awaits": "allreduce on world"}
+OUTSIDE: dict[str, Any] = {"phase": Phase.OUTSIDE}
+
+
+def look(rank: int, /, seconds: float = 100.0, *, finished: bool = False, moves: bool = False, **what: Any) -> Look:
+    fields: dict[str, Any] = {"calls": 2, "phase": Phase.COMPUTING, **what}
+    step = StepNo(fields.pop("step", 7))
+    name = WorkerId(f"w{rank}")
+    sight = None if moves else WorkerSight(name, Generation(1), step, seconds=seconds, **fields)
+    return Look(Rank(rank), name, sight, finished)
+
+
+def hung(*looks: Look, bounds: Bounds | None = None) -> list[int]:
+    return [each.rank for each in judge(looks, bounds or Bounds(90.0)).hung]
+
+
+SITUATIONS: list[tuple[str, list[Look], list[int]]] = [
+    ("one is blocked in its step, the others wait for it", [look(0, **WAITS), look(1), look(2, **WAITS)], [1]),
+    ("its process is stopped, the others wait", [look(0, **WAITS), look(1, stopped=True)], [1]),
+    ("stopped while it receives state", [look(0, **WAITS), look(1, stopped=True, phase=Phase.RECOVERING)], [1]),
+    ("stopped between two steps", [look(0, **WAITS), look(1, stopped=True, **OUTSIDE)], [1]),
+    ("stopped, for less than the bound", [look(0, **WAITS), look(1, 60.0, stopped=True)], []),
+    ("the processes of all are stopped", [look(0, stopped=True), look(1, stopped=True)], []),
+    ("all stand in one body", [look(0), look(1), look(2)], []),
+    ("the first step of a world of one", [look(0, 800.0)], []),
+    ("one evaluates, and all others wait inside the step", [look(0, **OUTSIDE), look(1, **WAITS)], []),
+    ("it evaluates for half an hour, and computes nothing", [look(0, 1801.0, **OUTSIDE), look(1, **WAITS)], [0]),
+    ("a restartable function", [look(0, 900.0, phase=Phase.REGION), look(1, 900.0, **WAITS)], []),
+    ("one computes", [look(0, busy=True), look(1, **WAITS)], []),
+    ("one computes for a quarter of an hour", [look(0, 901.0, busy=True), look(1, 901.0, **WAITS)], [0]),
+    ("a loader that skips to its step", [look(0, 300.0, phase=Phase.DATA), look(1, 300.0, **WAITS)], []),
+    ("a loader that hangs", [look(0, 361.0, phase=Phase.DATA), look(1, 361.0, **WAITS)], [0]),
+    ("the one for whom they wait goes on", [look(0, moves=True), look(1, **WAITS)], []),
+    ("one is blocked, and maybe waits for one who evaluates", [look(0), look(1, **OUTSIDE), look(2, **WAITS)], []),
+    ("the last of a slow body: the others wait for a moment only", [look(0, 5.0, **WAITS), look(1, 120.0)], []),
+    ("the last to be woken: the others go on for a moment only", [look(0, 5.0), look(1, 120.0, stopped=True)], []),
+    ("two are blocked", [look(0), look(1), look(2, **WAITS)], [0, 1]),
+    ("all wait for one another", [look(0, **WAITS), look(1, **WAITS)], []),
+    (
+        "one waits in a collective of its own making",
+        [look(0, 400.0, **WAITS), look(1, 400.0, calls=3, waits=True, awaits="recv on world"), look(2, 400.0, **WAITS)],
+        [1],
+    ),
+    ("on GPUs: the one with the fewest collectives", [look(0, waits=None, calls=3), look(1, waits=None)], [1]),
+    ("on GPUs: a step behind", [look(0, waits=None, step=8, calls=0), look(1, waits=None, calls=9)], [1]),
+    ("on GPUs: all at the same place", [look(0, waits=None), look(1, waits=None)], []),
+    ("one is at its update while the others wait before it", [look(0, phase=Phase.UPDATING), look(1, **WAITS)], [0]),
+    ("all wait for the verdict", [look(0, phase=Phase.WAITING), look(1, phase=Phase.WAITING)], []),
+    ("nobody does anything for half an hour", [look(0, 1801.0), look(1, 1801.0)], [0, 1]),
+    ("nobody does anything else than compute", [look(0, 1801.0, busy=True), look(1, 1801.0, busy=True)], []),
+]
+
+
+@pytest.mark.parametrize(("looks", "culprits"), [case[1:] for case in SITUATIONS], ids=[case[0] for case in SITUATIONS])
+def test_who_hangs(looks: list[Look], culprits: list[int]) -> None:
+    assert hung(*looks) == culprits
+
+
+@pytest.mark.parametrize(
+    ("looks", "culprits"),
+    [
+        ([look(0, 3.0, **WAITS), look(1, 3.0)], [1]),
+        ([look(0, 3.0, **WAITS), look(1, 3.0, busy=True)], [1]),
+        ([look(0, 3.0, **WAITS), look(1, 3.0, phase=Phase.DATA)], [1]),
+        ([look(0, 3.0, **WAITS), look(1, 3.0, **OUTSIDE)], []),
+        ([look(0, 3.0), look(1, 3.0)], [0, 1]),
+    ],
+    ids=["blocked", "computing", "reading", "between two steps", "all at the same place"],
+)
+def test_a_bound_that_the_user_ordered_holds_for_all_that_happens_in_a_step(
+    looks: list[Look], culprits: list[int]
+) -> None:
+    assert hung(*looks, bounds=Bounds(2.0, ordered=True)) == culprits
+
+
+def test_the_bound_follows_the_longest_step_and_what_was_in_vain() -> None:
+    assert Bounds.of(None, 90.0, longest=1.0) == Bounds(90.0)
+    assert Bounds.of(None, 90.0, longest=20.0) == Bounds(200.0)
+    assert Bounds.of(None, 90.0, longest=20.0, patience=2.0) == Bounds(400.0)
+    assert Bounds.of(5.0, 90.0, longest=20.0, patience=2.0) == Bounds(5.0, ordered=True)
+
+
+def test_a_rank_that_stands_still_is_told_with_all_that_is_seen_of_it() -> None:
+    text = told(look(3, 91.26, blocked="futex_wait_queue"))
+    assert text == (
+        "rank 3: no progress for 91.3 s in computing of step 7, after 2 collectives, not using the processor in "
+        "futex_wait_queue"
+    )
+
+
+# --- what the coordinator makes of it -------------------------------------------------------------------------------
+
+
+def test_one_look_is_not_enough_to_end_a_worker() -> None:
+    job = Job(2).trained(4)
+    job.now += 500.0
+    sights = [job.sight(0, 5), job.sight(1, 5, waits=True)]
+    job.tell(NodeSeen(NodeId("n0"), sights))
+    assert not job.all(FenceWorker)
+    culprit = job.of(0)
+    job.tell(NodeSeen(NodeId("n0"), sights), after=2.0)
+    assert [fence.worker for fence in job.all(FenceWorker)] == [culprit]
+
+
+def test_two_agents_see_what_neither_sees_alone() -> None:
+    job = Job(2, nodes=2).trained(4)
+    job.now += 500.0
+    for _ in range(3):
+        job.tell(NodeSeen(NodeId("n0"), [job.sight(0, 5, phase=Phase.OUTSIDE)]), after=2.0)
+        job.tell(NodeSeen(NodeId("n1"), [job.sight(1, 6, waits=True)]), after=0.5)
+    assert not job.all(FenceWorker), "rank 1 waits in the step for rank 0, which evaluates"
+
+
+def test_the_only_one_with_a_part_of_the_state_is_not_ended_on_suspicion() -> None:
+    job = Job(2).trained(4)
+    for rank in job.ranks:
+        job.machine.roster.workers[job.of(rank)].holding = f"part {rank}"
+    job.now += 500.0
+    for seconds in (100.0, 900.0):
+        job.seen(job.sight(0, 5, seconds=seconds), job.sight(1, 5, waits=True, seconds=seconds))
+        assert not job.all(FenceWorker)
+    assert [note.text for note in job.all(Noted) if "rank 0: no progress" in note.text], "which is said"
+    assert job.of(0) in {order.worker for order in job.all(TakeStacks)}
+
+
+def test_who_was_replaced_in_vain_gets_more_time_the_next_time() -> None:
+    job = Job(2).trained(4)
+    for bound in (90.0, 180.0, 360.0):
+        fences = len(job.all(FenceWorker))
+        job.now += 5000.0
+        job.seen(job.sight(0, 5, seconds=bound - 1.0), job.sight(1, 5, waits=True))
+        assert len(job.all(FenceWorker)) == fences, f"within {bound} s"
+        job.seen(job.sight(0, 5, seconds=bound + 1.0), job.sight(1, 5, waits=True))
+        assert len(job.all(FenceWorker)) == fences + 1
+        job.halted(1, 5)
+        job.ready(job.of(0))
+        job.joined()
+    assert [opened.kind for opened in job.all(IncidentOpened)] == ["hang"]
+
+
+def test_a_standstill_of_all_is_said_every_minute_and_nobody_is_ended() -> None:
+    job = Job(3).trained(4)
+    for minute in range(1, 6):
+        job.now += 60.0
+        job.seen(*[job.sight(rank, 5, seconds=60.0 * minute + 5.0) for rank in job.ranks])
+    notes = [note.text for note in job.all(Noted) if "all ranks stand at the same place" in note.text]
+    assert 4 <= len(notes) <= 5
+    assert not job.all(FenceWorker)

@@ -1,0 +1,105 @@
+"""Whose error it is, in which order people hear of it, and what it costs."""
+
+import msgspec
+import pytest
+from tests.unit.membership_job import OOM, Job
+
+from regrow.core.events import JobEnded, Noted
+from regrow.core.ids import NO_STATE, Rank, StepNo
+from regrow.core.messages import ErrorReport, FaultKind, FormGeneration, WorkerHalted, WorkerNoted
+
+RESET = ErrorReport("RuntimeError", "connection reset", "Traceback: train.py, line 9", "line 9")
+
+
+def again(job: Job, step: int) -> None:
+    """All halt before the step, and stand in the next generation."""
+    for rank in job.ranks:
+        job.halted(rank, step)
+    job.joined()
+
+
+def tear(job: Job, rank: int, step: int) -> None:
+    job.tell(WorkerHalted(job.of(rank), job.machine.generation, NO_STATE, step=StepNo(step)))
+
+
+def test_the_same_error_on_all_ranks_is_one_fault_and_ends_the_job_the_second_time() -> None:
+    job = Job(3, max_faults=1).trained(0)
+    for rank in job.ranks:
+        job.faulted(rank, step=1)
+    again(job, 1)
+    assert not job.all(JobEnded)
+    job.faulted(2, step=1)
+    assert (job.end.code, "the same error twice" in job.end.diagnosis) == (1, True)
+
+
+def test_an_error_with_another_message_each_time_ends_the_job_the_third_time() -> None:
+    job = Job(2).trained(0)
+    for attempt in range(3):
+        assert not job.all(JobEnded)
+        job.faulted(1, step=1, error=msgspec.structs.replace(OOM, message=f"after {attempt} s"))
+        if attempt < 2:
+            again(job, 1)
+    assert job.end.code == 1
+
+
+def test_a_symptom_that_comes_three_times_without_a_cause_is_the_scripts_error() -> None:
+    job = Job(2).trained(0)
+    for attempt in range(3):
+        assert not job.all(JobEnded)
+        job.faulted(1, step=1, error=RESET, kind=FaultKind.COLLECTIVE)
+        if attempt < 2:
+            again(job, 1)
+    assert job.end.code == 1
+    assert RESET.traceback in job.end.diagnosis
+
+
+def test_a_symptom_with_a_cause_does_not_count() -> None:
+    job = Job(3).trained(0)
+    for _ in range(4):
+        job.faulted(1, step=1, error=RESET, kind=FaultKind.COLLECTIVE)
+        job.exited(job.of(2))
+        job.ready(job.of(2))
+        job.halted(0, 1)
+        job.halted(1, 1)
+        job.joined()
+    assert not job.all(JobEnded)
+
+
+def test_a_torn_state_is_told_by_the_scripts_error_where_no_process_was_lost() -> None:
+    job = Job(2).trained(0)
+    job.faulted(1, step=1)
+    tear(job, 0, 1)
+    tear(job, 1, 1)
+    assert job.end.code == 1
+    assert job.end.diagnosis.startswith(f"rank 1 failed at step 1:\n{OOM.traceback}")
+    assert "ranks 0 and 1 were in the middle of the update of step 1" in job.end.diagnosis
+    assert "lost" not in job.end.diagnosis
+
+
+def test_a_lost_process_is_named_with_those_that_it_left_torn() -> None:
+    job = Job(3).trained(0)
+    job.exited(job.of(1))
+    job.ready(job.of(1))
+    tear(job, 0, 1)
+    tear(job, 2, 1)
+    assert job.end.code == 1
+    assert "the last copy of the training state (at step 1) was lost" in job.end.diagnosis
+    assert "ranks 0 and 2 were in the middle of the update of step 1" in job.end.diagnosis
+
+
+@pytest.mark.parametrize("seen_by", [0, 1])
+def test_all_ranks_give_bodies_up_as_a_whole_as_soon_as_one_has_seen_that_they_must(seen_by: int) -> None:
+    job = Job(2).trained(0)
+    assert not any(order.whole_body for order in job.all(FormGeneration))
+    job.faulted(1, step=1)
+    for rank in job.ranks:
+        job.tell(WorkerHalted(job.of(rank), job.machine.generation, StepNo(1), whole_body=rank == seen_by))
+    forms = [order for order in job.all(FormGeneration) if order.generation == 2]
+    assert [(order.rank, order.whole_body) for order in forms] == [(Rank(0), True), (Rank(1), True)]
+
+
+def test_what_workers_have_seen_is_said_once() -> None:
+    job = Job(2).trained(0)
+    for rank in job.ranks:
+        job.tell(WorkerNoted(job.of(rank), "a closure"))
+    assert [line.text for line in job.all(Noted)] == ["a closure"]

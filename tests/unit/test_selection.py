@@ -1,0 +1,28 @@
+"""How a run without the time for all tests chooses among them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import place
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_has_not_begun_in_time_is_left_out_and_counted() -> None:
+    words = ["-q", "-p", "no:cacheprovider", "--until", "0", "tests/unit/test_dealing.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 tests were run, " in done.stdout and " passed" not in done.stdout
+
+
+def test_the_order_of_files_follows_from_the_seed_and_keeps_a_file_together() -> None:
+    tests = [f"tests/test_{name}.py::test_{number}" for name in "abcdef" for number in range(3)]
+    orders = [sorted(tests, key=lambda test, seed=seed: place(seed, test)) for seed in ("1", "1", "2", "3", "4")]  # type: ignore[misc]
+    assert orders[0] == orders[1]
+    assert len({tuple(order) for order in orders}) > 2
+    for order in orders:
+        files = [test.split("::")[0] for test in order]
+        assert len(list(dict.fromkeys(files))) == sum(a != b for a, b in zip(files, [None, *files], strict=False))
