@@ -143,10 +143,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_damaged_entries_are_made_anew[truncate]",
         "test_an_error_of_the_data_set_ends_the_job_with_its_own_traceback[1]",
     ),
-    "tests/process/test_data_nodes.py": (
-        "test_a_replaced_node_reads_no_sample_again_that_another_has_kept[node0-64MiB]",
-        "test_a_replaced_node_reads_no_sample_again_that_another_has_kept[node1-0]",
-    ),
+    "tests/process/test_data_nodes.py": ("test_a_replaced_node_fills_its_cache_again_by_itself[node0]",),
     "tests/process/test_data_verify.py": (
         "test_every_sample_was_read_once_by_ranks_that_died_at_every_stage[torch's]",
         "test_every_sample_was_read_once_by_ranks_that_died_at_every_stage[nothing logged]",

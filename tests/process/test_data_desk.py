@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 from tests.process.agent_harness import NODE, PATIENCE_S, Bench, agent, exited
 
 from regrow.agent.data_folder import DataFolder
-from regrow.core.data_messages import PEERS_FILE, DataNoted, PlaceData, producer_given_up
+from regrow.core.data_messages import DataNoted, producer_given_up
 from regrow.core.messages import FenceWorker, WorkerExited, WorkerStarted
 
 WORKER = """
@@ -227,15 +226,3 @@ async def test_the_end_does_not_wait_for_a_producer_that_does_not_listen(tmp_pat
         assert await bench.stop(grace=0.0) == 0
         assert await bench.nothing_left() == []
         assert list((tmp_path / "root").iterdir()) == [], "the cache is gone when the agent is"
-
-
-async def test_peers_are_written_where_producers_look(tmp_path: Path) -> None:
-    async with desk(tmp_path, data_mirror=1234, job={"nodes": 2}, local=True) as bench:
-        (cache,) = (tmp_path / "root").iterdir()
-        await bench.coordinator.order(PlaceData(NODE, "unix:/mirror", ["unix:/mirror", "unix:/other"]))
-        async with asyncio.timeout(PATIENCE_S):
-            while not (cache / PEERS_FILE).exists():
-                await asyncio.sleep(0.01)
-        listed = msgspec.json.decode((cache / PEERS_FILE).read_bytes())
-        assert listed == {"mirror": "unix:/mirror", "mirror_bytes": 1234, "peers": ["unix:/mirror", "unix:/other"]}
-        assert await bench.stop() == 0

@@ -1,6 +1,5 @@
 """A machine whose agents and workers a test plays by hand, fact by fact."""
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from regrow.core.board import Phase
@@ -41,7 +40,6 @@ class Job:
         faults: list[FaultSpec] | None = None,
         nodes: int = 1,
         slots: int | None = None,
-        doors: Sequence[str] = (),
         resume: bool = False,
         **changes: Any,
     ) -> None:
@@ -60,8 +58,7 @@ class Job:
         self.machine = Membership(JobFacts(**{**fields, **changes}), faults or [], resume)
         self.said: list[Command] = []
         for index in range(nodes):
-            door = doors[index] if doors else ""
-            self.tell(NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}", data=door))
+            self.tell(NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}"))
 
     # --- facts
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from regrow.data.cache import layout
-from regrow.data.cache.entry import Damaged, Encoded, Key, NotCacheable, digest_of, encode, open_entry, received, write
+from regrow.data.cache.entry import Damaged, Encoded, Key, NotCacheable, digest_of, encode, open_entry, write
 from regrow.data.cache.layout import key_of, name_of, writer_of
 
 IDENTITY = bytes(range(16))
@@ -91,8 +91,6 @@ def test_an_entry_cut_at_any_length_is_removed(tmp_path: Path) -> None:
         with pytest.raises(Damaged, match=re.escape(str(path))):
             open_entry(tmp_path, KEY, IDENTITY)
         assert not path.exists()
-        with pytest.raises(Damaged):
-            received(whole[:length], KEY, IDENTITY)
     path.write_bytes(whole + b"\0")
     with pytest.raises(Damaged):
         open_entry(tmp_path, KEY, IDENTITY)
@@ -150,19 +148,6 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / name_of(KEY)).symlink_to(tmp_path / "real" / name_of(KEY))
     with pytest.raises(OSError):
         open_entry(tmp_path, KEY, IDENTITY)
-
-
-def test_a_whole_entry_from_another_node_is_written_as_it_is(tmp_path: Path) -> None:
-    write(tmp_path / "theirs", entry_of({"x": torch.arange(4)}))
-    raw = (tmp_path / "theirs" / name_of(KEY)).read_bytes()
-    mine = received(raw, KEY, IDENTITY)
-    write(tmp_path / "ours", mine)
-    assert (tmp_path / "ours" / name_of(KEY)).read_bytes() == raw
-    assert opened(tmp_path / "ours").digest == mine.digest
-    with pytest.raises(Damaged):
-        received(raw, KEY, OTHER)
-    with pytest.raises(Damaged):
-        received(raw, Key(6, 1, 4), IDENTITY)
 
 
 # --- reading copies nothing -----------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_bytes_of_other_identities_are_told_apart(tmp_path: Path, folder: CacheF
     other = CacheFolder(tmp_path, OTHER, 1 << 20)
     written = other.put(entry_of(0, identity=OTHER))
     (tmp_path / "owner").touch()
-    (tmp_path / "mirror").mkdir()
+    (tmp_path / "other").mkdir()
     assert folder.other_bytes() == written
     assert folder.find(Key(0, 0, 1)) is not None and folder.counters.damaged == 0
 

@@ -58,7 +58,7 @@ def test_one_of_two_who_hold_it_is_enough(tmp_path: Path) -> None:
 def test_both_may_remove_it(tmp_path: Path) -> None:
     made = DataFolder.make(tmp_path, "me")
     shared = DataFolder.share(made.path)
-    (made.path / "mirror" / "n0").mkdir(parents=True)
+    (made.path / "entries" / "n0").mkdir(parents=True)
     shared.remove()
     made.remove()
     made.remove()
@@ -189,14 +189,14 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         size(text)
 
 
-def plan(folder: str = "", nbytes: str = "", mirror: str = "64MiB", home: Path | None = Path("/h")) -> CachePlan:
-    return cache_plan(folder, nbytes, mirror, home=home)
+def plan(folder: str = "", nbytes: str = "", home: Path | None = Path("/h")) -> CachePlan:
+    return cache_plan(folder, nbytes, home=home)
 
 
 def test_the_cache_is_at_home_unless_the_flags_say() -> None:
-    assert plan() == CachePlan(Path("/h"), None, 64 << 20)
-    assert plan("/data", "2GiB", "0") == CachePlan(Path("/data"), 2 * GIB, 0)
-    assert plan("off", "2GiB") == CachePlan(None, None, 0)
+    assert plan() == CachePlan(Path("/h"))
+    assert plan("/data", "2GiB") == CachePlan(Path("/data"), 2 * GIB)
+    assert plan("off", "2GiB") == CachePlan()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,6 @@ def test_the_cache_is_at_home_unless_the_flags_say() -> None:
     [
         ({"nbytes": "lots"}, "--data-cache-bytes: 'lots' is not a size"),
         ({"nbytes": "1k"}, "--data-cache-bytes 1k is too little"),
-        ({"mirror": "some"}, "--data-mirror: 'some' is not a size"),
     ],
 )
 def test_wrong_flags_are_named(flags: dict[str, Any], said: str) -> None:
@@ -232,7 +231,7 @@ def test_where_there_is_no_place_it_is_said_once(
 
         root.mkdir()
         monkeypatch.setattr(DataFolder, "make", refuse)
-    home = CacheHome(CachePlan(root, None, 0), 2, Speaker())
+    home = CacheHome(CachePlan(root), 2, Speaker())
     home.open()
     for _ in range(2):
         assert home.furnish(CONFIG) == (CONFIG, None)

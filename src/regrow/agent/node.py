@@ -32,7 +32,6 @@ from regrow.core.background import Background
 from regrow.core.checkpoint_messages import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotStored
-from regrow.core.data_messages import PlaceData
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import (
@@ -133,6 +132,7 @@ class Agent:
         self._zygote.start()
         try:
             async with self._store, self._uplink:
+                self._data.open()
                 self._uplink.send(
                     NodeJoined(
                         node=self._config.node,
@@ -142,7 +142,6 @@ class Agent:
                         pid=os.getpid(),
                         vault=self._vault.open(),
                         domain=self._config.domain,
-                        data=await self._data.open(),
                         stay=self._config.stay,
                     )
                 )
@@ -216,9 +215,6 @@ class Agent:
                 return
             case PlaceCopies():
                 self._vault.place(order)
-                return
-            case PlaceData():
-                self._data.place(order)
                 return
             case ReportCopies():
                 self._uplink.send(self._vault.report(order))

@@ -130,8 +130,6 @@ class AgentConfig(msgspec.Struct, frozen=True):
     """Private folder (0700) for the data cache of this agent, removed at its end; empty: no cache."""
     data_budget: int = 0
     """Bytes that the cache may hold."""
-    data_mirror: int = 0
-    """Bytes that another node keeps of what comes next; 0: none."""
     slots: int = 0
     """Ranks that this node has room for; 0: `facts.nproc`."""
     drain_grace: Seconds = 30.0

@@ -58,23 +58,6 @@ class ProducerSeat(msgspec.Struct, frozen=True):
     loader: int
 
 
-class PeerList(msgspec.Struct, frozen=True):
-    """What the agent writes into `peers.json` in the cache's folder, for the producers of its node.
-
-    `mirror`: the door of the agent that keeps a copy of what this node needs next, `mirror_bytes` of it at most; empty:
-    nobody does. `peers`: all doors where entries may be found, the mirror's first.
-    """
-
-    mirror: str = ""
-    mirror_bytes: int = 0
-    peers: list[str] = []
-
-
-PEERS_FILE = "peers.json"
-REHEARSED = 0
-"""A worker that takes a lost one's place reads this step's batch first, for its rehearsal, wherever the others are."""
-
-
 def producer_socket(socket_dir: str, loader: int) -> str:
     """Where the producer of a loader listens, once it serves."""
     return f"{socket_dir}/data-{loader}"
@@ -124,14 +107,3 @@ class DataNoted(msgspec.Struct, frozen=True, tag=True):
 
     node: NodeId
     text: str
-
-
-# --- the coordinator to an agent ---------------------------------------------------------------------------------
-
-
-class PlaceData(msgspec.Struct, frozen=True, tag=True):
-    """Where other nodes' caches are asked. `mirror`: which of them keeps a copy of what comes next; may be empty."""
-
-    node: NodeId
-    mirror: str
-    peers: list[str]

@@ -13,7 +13,6 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
     """An agent registered. `slots`: how many ranks it can hold; `store`: where its keys can be read and written.
 
     `vault`: where copies of state can be left and fetched. `domain`: what fails with this node (a rack's name).
-    `data`: where entries of its data cache can be fetched and left; empty: it has none.
     `stay`: how long the node is expected to be there; None: nothing is known of an end.
     """
 
@@ -24,7 +23,6 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
     pid: int = 0
     vault: str = ""
     domain: str = ""
-    data: str = ""
     stay: Seconds | None = None
 
 

@@ -25,7 +25,7 @@ from regrow.core.copies import (
     SnapshotTaken,
     TakeSnapshot,
 )
-from regrow.core.data_messages import DataNoted, OrderDeclared, PlaceData, ProducerServed, ProducerWanted
+from regrow.core.data_messages import DataNoted, OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.facts import (
     FaultFired,
     FaultRequested,
@@ -221,7 +221,6 @@ NodeOrder = (
     | WriteCheckpoint
     | FinishCheckpoint
     | AbandonCheckpoint
-    | PlaceData
 )
 """What the coordinator orders an agent for itself: these name its node."""
 

@@ -20,34 +20,28 @@ _OFF = "off"
 class CachePlan(msgspec.Struct, frozen=True):
     """What the flags say of the data cache. `root`: where its folders are made; None: there is none.
 
-    `nbytes`: what each may hold; None: `default_budget`. `mirror`: bytes that another node keeps of what comes next.
+    `nbytes`: what each may hold; None: `default_budget`.
     """
 
     root: Path | None = None
     nbytes: int | None = None
-    mirror: int = 0
 
 
-def cache_plan(folder: str, nbytes: str, mirror: str, *, home: Path | None) -> CachePlan:
-    """From `--data-cache`, `--data-cache-bytes` and `--data-mirror`. `home`: where it is unless they say.
+def cache_plan(folder: str, nbytes: str, *, home: Path | None) -> CachePlan:
+    """From `--data-cache` and `--data-cache-bytes`. `home`: where it is unless they say.
 
     Raises:
         UsageError: names the flag and what to write instead.
     """
-    budget = _bytes("--data-cache-bytes", nbytes) if nbytes else None
+    try:
+        budget = size(nbytes) if nbytes else None
+    except UsageError as error:
+        raise UsageError(f"--data-cache-bytes: {error.cause}", hint=error.hint) from None
     if budget is not None and budget < LEAST:
         raise UsageError(f"--data-cache-bytes {nbytes} is too little", hint="give 1MiB or more, or --data-cache off")
-    mirrored = _bytes("--data-mirror", mirror)
     if folder == _OFF:
         return CachePlan()
-    return CachePlan(Path(folder).expanduser().absolute() if folder else home, budget, mirrored)
-
-
-def _bytes(flag: str, text: str) -> int:
-    try:
-        return size(text)
-    except UsageError as error:
-        raise UsageError(f"{flag}: {error.cause}", hint=error.hint) from None
+    return CachePlan(Path(folder).expanduser().absolute() if folder else home, budget)
 
 
 def default_budget(free: int, agents: int) -> int:
@@ -100,10 +94,7 @@ class CacheHome:
         except OSError as error:
             self._without(f"no folder can be made in {self._root}: {error.strerror or error}")
             return config, None
-        told = msgspec.structs.replace(
-            config, data_dir=str(made.path), data_budget=self._budget, data_mirror=self._plan.mirror
-        )
-        return told, made
+        return msgspec.structs.replace(config, data_dir=str(made.path), data_budget=self._budget), made
 
     def clear(self, folder: DataFolder | None) -> None:
         """The agent has ended, and so have its workers."""

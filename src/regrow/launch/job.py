@@ -74,7 +74,6 @@ class RunFlags(msgspec.Struct, frozen=True):
     trial_steps: int = 0
     data_cache: str = ""
     data_cache_bytes: str = ""
-    data_mirror: str = "64MiB"
     node_timeout: str = "10min"
     replicas: str = ""
     replica_ranks: int = 1
@@ -240,7 +239,7 @@ def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec]
         preload=flags.preload,
         forward_output=not quiet_output,
         checkpoint_dir=_absolute(flags.checkpoint_dir),
-        cache=cache_plan(flags.data_cache, flags.data_cache_bytes, flags.data_mirror, home=around.data_home),
+        cache=cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home),
         grace=some_time("--shutdown-timeout", flags.grace),
         faults=list(faults),
         resume=flags.resume,

@@ -34,7 +34,6 @@ class AgentFlags(msgspec.Struct, frozen=True):
     local_addr: str = ""
     data_cache: str = ""
     data_cache_bytes: str = ""
-    data_mirror: str = "64MiB"
     grace: str = "30s"
     quiet: bool = False
 
@@ -55,7 +54,7 @@ def make_join_plan(flags: AgentFlags, around: Surroundings, chdir: Callable[[str
     stay = some_time("--stay", flags.stay) if flags.stay else None
     grace = some_time("--grace", flags.grace)
     domains = [check_label(flags.domain)] if flags.domain else []
-    cache = cache_plan(flags.data_cache, flags.data_cache_bytes, flags.data_mirror, home=around.data_home)
+    cache = cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home)
     offer = CoordinatorClient(address_of(*endpoint), token).join(JoinRequest(NodeId(flags.name)))
     if Path(offer.folder).is_dir():
         chdir(offer.folder)

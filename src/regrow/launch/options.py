@@ -55,7 +55,6 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option("--no-audit", is_flag=True, help="Do not look for replicas that differ."),
     click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
     click.option("--data-cache-bytes", default="", metavar="SIZE", help="A node's.  [4GiB, a quarter of what is free]"),
-    click.option("--data-mirror", default="64MiB", metavar="SIZE", help="Another node keeps that of them.  [64MiB]"),
     click.option(
         "--hang-timeout", default="", metavar="TIME", help="Most time without progress in a step.  [by evidence]"
     ),
@@ -85,7 +84,6 @@ _AGENT: Final[tuple[Decorator, ...]] = (
     click.option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one."),
     click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
     click.option("--data-cache-bytes", default="", metavar="SIZE", help="How much.  [4GiB, a quarter of what is free]"),
-    click.option("--data-mirror", default="64MiB", metavar="SIZE", help="Another node keeps that of them.  [64MiB]"),
     click.option("--grace", default="30s", metavar="TIME", help="To leave this node after a signal.  [30s]"),
     click.option("--token-file", default="", metavar="FILE", help="The job's secret; or REGROW_TOKEN."),
     click.option("--quiet", is_flag=True, help="Say only what went wrong."),

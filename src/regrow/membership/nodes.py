@@ -12,7 +12,6 @@ from regrow.core.copies import CopiesHeld
 from regrow.core.ids import Generation, Instant, NodeId
 from regrow.core.messages import NodeJoined, NodeLost, NodeStopped
 from regrow.membership import diagnosis as say
-from regrow.membership.data_places import DataPlaces
 from regrow.membership.ladder import RUN_AGAIN, Ladder
 from regrow.membership.placement import Place, buddies
 from regrow.membership.resizing import Resizing
@@ -36,7 +35,6 @@ class Nodes:
         self._placed: list[tuple[NodeId, str]] = []
         """The nodes between which copies are exchanged, and where each of them takes them."""
         self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
-        self._data = DataPlaces(ladder.roster)
 
     def joined(self, event: NodeJoined, now: Instant) -> None:
         """An agent registered: a node of a job that gathers, a lost one that is back, or one more."""
@@ -50,8 +48,6 @@ class Nodes:
         else:
             return
         complete = len(self._roster.living_nodes()) >= self._facts.nodes
-        if complete or not gathering:
-            self._place_data()
         if complete and gathering:
             self._place_copies(self._roster.living_nodes())
             self._ladder.build(Generation(1), now)
@@ -84,9 +80,6 @@ class Nodes:
     def _away(self, node: NodeRecord, now: Instant) -> list[WorkerRecord]:
         node.away_since = now
         self._ladder.copies.forget(node.node)
-        self._data.lost(node.node)
-        if not isinstance(self._ladder.state, Gathering):
-            self._place_data()
         self._resizing.changed()
         return self._bury(node, now)
 
@@ -119,7 +112,6 @@ class Nodes:
 
     def _back(self, node: NodeRecord, event: NodeJoined, now: Instant) -> None:
         node.host, node.store, node.vault, node.domain = event.host, event.store, event.vault, event.domain
-        node.data = event.data
         node.slots, node.away_since, node.failed_standbys, node.failed_candidates = event.slots, None, 0, 0
         node.leave_by, node.stopped, node.unpaid = None, False, False
         self._roster.short.add(node.node)
@@ -135,7 +127,3 @@ class Nodes:
         self._placed = places
         for node, buddy in buddies([Place(each.node, each.domain) for each in nodes]).items():
             self._orders.place_copies(node, buddy)
-
-    def _place_data(self) -> None:
-        for order in self._data.news():
-            self._orders.add(order)

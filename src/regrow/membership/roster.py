@@ -128,8 +128,6 @@ class NodeRecord:
     domain: str = ""
     slots: int = 1
     """How many ranks it can hold."""
-    data: str = ""
-    """Where entries of its data cache are found; empty: nowhere."""
     away_since: Instant | None = None
     """When it was lost; None: it is here."""
     leave_by: Instant | None = None
@@ -214,14 +212,7 @@ class Roster:
     def add_node(self, joined: NodeJoined) -> NodeRecord:
         """A node takes the next index in the order of nodes."""
         node = NodeRecord(
-            joined.node,
-            len(self.nodes),
-            joined.host,
-            joined.store,
-            joined.vault,
-            joined.domain,
-            joined.slots,
-            joined.data,
+            joined.node, len(self.nodes), joined.host, joined.store, joined.vault, joined.domain, joined.slots
         )
         self.nodes[joined.node] = node
         self._order.append(node)

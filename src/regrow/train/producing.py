@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 from regrow.agent.link import AgentGone, WorkerLink
@@ -11,7 +10,6 @@ from regrow.core.config import WorkerEnv
 from regrow.core.data_messages import ProducerServed, producer_socket
 from regrow.data.cache.forking import open_descriptors, shared_positions
 from regrow.data.cache.making import Making
-from regrow.data.cache.peers import Peers
 from regrow.data.cache.producer import Producer
 from regrow.data.dataloader import on_made
 from regrow.data.seeding import seed_everything
@@ -81,8 +79,7 @@ def await_loader(link: WorkerLink) -> None:
 
     def take_over(loader: object, number: int) -> None:
         if number == seat.loader:
-            peers = Peers(Path(data.folder), env.token, env.node) if env.nodes > 1 else None
-            making = Making(loader, data, alone=shared_positions(before), peers=peers)
+            making = Making(loader, data, alone=shared_positions(before))
             Producer(making, producer_socket(env.socket_dir, number), served=lambda: _tell_served(link)).run()
 
     on_made(take_over)

@@ -12,8 +12,7 @@ never gets its bytes.
 * `identity` says whose batches these are, and in words what differs; `walking` and `evenly` digest code and values.
 * `client` is the worker's side: `ahead` looks for the next entry, `reach` is the way to the producer.
 * `producer` serves workers over `messages`; `making` decides with `shelf` what its `lane`s make; `forking` says whether
-  a data set can be read in several processes; `peers`, `doors` and `offers` take entries from other nodes, and leave
-  them what they need next.
+  a data set can be read in several processes.
 
 Nothing here is unpickled. A half-written or bit-flipped entry is noticed, removed and made again, never served.
 """

@@ -10,7 +10,6 @@ from regrow.data.cache.layout import (
     Mapped,
     digest_of_parts,
     map_entry,
-    received,
     sealed,
     write,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "digest_of",
     "encode",
     "open_entry",
-    "received",
     "write",
 ]
 

@@ -280,12 +280,6 @@ def map_entry(folder: Path, key: Key, identity: bytes) -> Mapped | None:
         os.close(descriptor)
 
 
-def received(data: bytes, key: Key, identity: bytes) -> Encoded:
-    """An entry as another node sent it, to be written as it is. Raises `Damaged` where it is not whole or another's."""
-    head = check(data, key, identity, where="what was received")
-    return Encoded(key, [data], head.nbytes, head.digest, head.samples)
-
-
 def check(data: bytes | mmap.mmap, key: Key, identity: bytes, *, where: str) -> Head:
     """The header of a whole entry. Raises `Damaged` where it is none, or not that of this key and identity."""
     size = len(data)

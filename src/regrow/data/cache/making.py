@@ -15,7 +15,6 @@ from regrow.data.cache.identity import Identity, described, difference
 from regrow.data.cache.lane import Drafting, Lane, Made, Missed
 from regrow.data.cache.layout import Draft, Key
 from regrow.data.cache.messages import Hello
-from regrow.data.cache.peers import Peers
 from regrow.data.cache.shelf import Shelf
 from regrow.data.loader import CachedLoader, cached_loader
 
@@ -25,9 +24,6 @@ _PLAN = 256
 """Entries that are planned at a time: a plan looks at all that is ahead."""
 _PLAN_S: Seconds = 0.05
 """So long nothing is planned anew where there was nothing to make, unless somebody waits."""
-
-_WARM_S: Seconds = 60.0
-"""A producer takes from other nodes what they have for so long; by then it is ahead of them, or has what they have."""
 _CHECK_S: Seconds = 1.0
 """How often it is looked whether loader workers live that give nothing."""
 _LARGER = 1.5
@@ -61,23 +57,18 @@ class Making:
         loader: what the script made.
         seat: the cache.
         alone: what keeps the data set from being read by several processes, unless its author asked for that.
-        peers: the caches of other nodes; None: there are none.
     """
 
-    def __init__(self, loader: object, seat: CacheSeat, *, alone: list[str], peers: Peers | None = None) -> None:
+    def __init__(self, loader: object, seat: CacheSeat, *, alone: list[str]) -> None:
         self._script_loader = loader
         self._seat = seat
         self._alone = alone
-        self._peers = peers
-        self._warm_until: Instant = time.monotonic() + _WARM_S
         self._loader: CachedLoader | None = None
         self._identity = Identity(b"", {})
         self._shelf: Shelf | None = None
         self._until = 0
         self._served: dict[Place, _Served] = {}
         self._wants: set[Key] = set()
-        self._taken: list[Key] = []
-        """Entries that have come from other nodes, and nobody has been told."""
         self._stale = True
         """Whether something has changed since the last plan."""
         self._planned_at: Instant = 0.0
@@ -135,8 +126,6 @@ class Making:
                 served.left = now
         self._wants = set(wants)
         self._stale = True
-        if self._peers is not None and positions:
-            self._peers.passed(self._identity.value, min(key.step for key in positions))
 
     def try_again(self, key: Key) -> None:
         """Somebody wants what may have failed before."""
@@ -205,14 +194,11 @@ class Making:
         for served in self._served.values():
             served.lane.close()
         self._served.clear()
-        if self._peers is not None:
-            self._peers.close()
 
     def _make(self) -> list[Key]:
         self._leave()
         news = self._plan()
-        news += self._fill() + self._taken
-        self._taken = []
+        news += self._fill()
         ready = [place for place, served in self._served.items() if served.lane.ready]
         side_by_side = [place for place in ready if self._served[place].lane.workers]
         # One batch at most that is made in this process: somebody may have something to say.
@@ -282,24 +268,15 @@ class Making:
         return list(in_vain)
 
     def _next_of(self, place: Place, planned: deque[int]) -> int | None:
-        """The next step of a share to begin: one that neither a worker nor another node has made."""
+        """The next step of a share to begin: one that no worker has made."""
         while self._shelf is not None and planned:
             key = Key(planned.popleft(), *place)
             if self._shelf.has(key):
                 self._shelf.folder.refresh()
                 self._stale = True
-            elif self._peers is not None and time.monotonic() < self._warm_until and self._took(self._peers, key):
-                self._taken.append(key)
             else:
                 return key.step
         return None
-
-    def _took(self, peers: Peers, key: Key) -> bool:
-        if self._shelf is None or not peers.take(self._identity.value, key, self._shelf.folder.path):
-            return False
-        self._shelf.folder.refresh_at_times()
-        self._stale = True
-        return True
 
     def _take(self, place: Place) -> list[Key]:
         began = time.monotonic()
@@ -325,12 +302,8 @@ class Making:
             for served in self._served.values():
                 served.planned.clear()  # they were thought to be smaller
             self._planned_at = 0.0
-        readers = self._readers()
-        self._shelf.put(entry, readers, until=self._until)
+        self._shelf.put(entry, self._readers(), until=self._until)
         self._stale = True
-        if self._peers is not None:
-            keep_from = min((reader.step for reader in readers), default=0)
-            self._peers.offer(self._identity.value, key, self._shelf.folder.path_of(key), keep_from)
 
     def _missed(self, place: Place, missed: list[Missed]) -> list[Key]:
         served = self._served[place]
