@@ -95,6 +95,7 @@ def test_another_launcher_without_recovery_gives_the_same(here: Site, alone: Out
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
+    assert not out.with_suffix(".groups").exists(), "its threads would outlive the interpreter"
     finals = [json.loads(out.with_suffix(f".{rank}.json").read_text()) for rank in range(3)]
     assert {final["digest"] for final in finals} == state(alone)
     assert [{final["losses"][step] for final in finals} for step in range(STEPS)] == curve(alone)

@@ -4,6 +4,7 @@ What is written at the end: the state's digest, and all parameters and committed
 """
 
 import argparse
+import atexit
 import json
 import os
 import signal
@@ -123,11 +124,18 @@ def counted() -> Counter[str]:
     return calls
 
 
+def note_groups(out: Path | None) -> None:
+    """Leave a file `.groups` if this process ends with process groups."""
+    if out is not None and torch.distributed.is_initialized():
+        out.with_suffix(".groups").touch()
+
+
 def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.double:
         torch.set_default_dtype(torch.float64)
+    atexit.register(note_groups, args.out)
     session = regrow.init(seed=11, invariant=args.invariant)
     model = wrapped(Net(0.0 if args.no_dropout else 0.2, args.norm), args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -246,15 +246,17 @@ def send_together(operations: list[dist.P2POp]) -> list[Work] | None:
 
 
 class EchoScope:
-    """Lets all groups answer locally, whatever happens to their transports meanwhile."""
+    """Lets all groups answer locally, whatever happens to their transports meanwhile. Scopes may lie in one another."""
 
     def __init__(self, groups: list[RegrowGroup]) -> None:
         self._groups = groups
+        self._outer: dict[RegrowGroup, EchoTransport | None] = {}
 
     def __enter__(self) -> None:
+        self._outer = {group: group.echo for group in self._groups}
         for group in self._groups:
             group.echo = EchoTransport(group.rank(), group.size())
 
     def __exit__(self, *_: object) -> None:
         for group in self._groups:
-            group.echo = None
+            group.echo = self._outer.get(group)

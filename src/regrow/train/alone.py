@@ -1,6 +1,7 @@
 """What `Session` asks, answered for a script that nobody supervises: nothing is ever given up or run again."""
 
 import atexit
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -63,11 +64,11 @@ class Alone:
     def open(cls) -> "Alone":
         """A world of one; or torchrun's world, without recovery."""
         env = TorchrunEnv.read()
+        atexit.register(_leave_torch)
         if env is not None and env.world > 1:
             torch.distributed.init_process_group("cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo")
             return cls(env.rank, env.local_rank, env.world)
         Groups().install(rank=0, world=1, formation=None, form_s=FORM_S)
-        atexit.register(_leave_torch)
         return cls(0, 0, 1)
 
     def echo(self) -> AbstractContextManager[None]:
@@ -196,5 +197,9 @@ class Alone:
 
 
 def _leave_torch() -> None:
-    if torch.distributed.is_initialized():
+    """Join torch's threads while there is an interpreter: one that needs it later ends the process with SIGABRT.
+
+    After an error the others may be waiting in a collective, and so would this process: then it just ends.
+    """
+    if torch.distributed.is_initialized() and getattr(sys, "last_value", None) is None:
         torch.distributed.destroy_process_group()

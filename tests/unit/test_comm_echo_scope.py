@@ -1,0 +1,30 @@
+"""Scopes in which collectives are answered locally."""
+
+from typing import cast
+
+from regrow.comm.echo import EchoTransport
+from regrow.comm.group import EchoScope, RegrowGroup
+
+
+class Group:
+    """What a scope asks of a group."""
+
+    echo: EchoTransport | None = None
+
+    def rank(self) -> int:
+        return 1
+
+    def size(self) -> int:
+        return 3
+
+
+def test_a_scope_that_ends_leaves_the_one_around_it_in_force() -> None:
+    """Where DDP lays out its buckets anew in a function that is itself answered locally."""
+    group = Group()
+    groups = cast(list[RegrowGroup], [group])
+    with EchoScope(groups):
+        outer = group.echo
+        with EchoScope(groups):
+            assert group.echo is not None
+        assert group.echo is outer is not None
+    assert group.echo is None
