@@ -48,7 +48,7 @@ test-rest: venv
 	$(PYTEST) -m "full and not soak" --no-loadscope-reorder --order $(ORDER) --until $(UNTIL)
 
 # Groups, and kills in DDP and HSDP, under another torch: make test-torch OTHER=/path/to/python; see docs/torch-versions.md.
-TORCH_TESTS := tests/unit/test_comm_torch_names.py tests/process/test_comm_misuse.py tests/process/test_comm_collectives.py \
+TORCH_TESTS := tests/unit/test_comm_expected_names.py tests/process/test_comm_misuse.py tests/process/test_comm_collectives.py \
 	tests/process/test_kills.py tests/process/test_parallel_kills.py
 test-torch:
 	PYTHONPATH=src $(OTHER) -m pytest -q $(TORCH_TESTS) -m "not soak and not full" \

@@ -31,7 +31,7 @@ from contest import Job, JobStuck
 from rich.console import Console
 from rich.table import Table
 
-from regrow.core.events import AnyRecord, CopyStreamed
+from regrow.core.records import AnyRecord, CopyStreamed
 
 HERE = Path(__file__).resolve().parent
 WORLD, NODES = 4, 2

@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from torch._C._distributed_c10d import FileStore
 
-from regrow.comm.mesh import Mesh, Site
-from regrow.comm.private import AllreduceOptions, PrefixStore
+from regrow.comm.socket_mesh import Site, SocketMesh
+from regrow.comm.torch_private.internals import AllreduceOptions, PrefixStore
 from regrow.comm.transport import MeshTransport
 
 WORLD = 4
@@ -99,7 +99,7 @@ def _rank(rank: int, folder: str, rounds: int) -> Times:
     torch.manual_seed(rank)
     keys = FileStore(f"{folder}/keys", -1)
     gloo: Any = dist.ProcessGroupGloo(PrefixStore("gloo", keys), rank, WORLD, timedelta(seconds=FORM_S))
-    mesh = MeshTransport(Mesh(PrefixStore("mesh", keys), "all", rank, WORLD, Site(folder, "127.0.0.1", "token")))
+    mesh = MeshTransport(SocketMesh(PrefixStore("mesh", keys), "all", rank, WORLD, Site(folder, "127.0.0.1", "token")))
     mesh.form(FORM_S)
     options = AllreduceOptions()
 

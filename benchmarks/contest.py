@@ -17,8 +17,8 @@ from typing import Self
 
 import psutil
 
-from regrow.core.events import StepCommitted
 from regrow.core.ids import Generation, Rank, Seconds, StepNo
+from regrow.core.records import StepCommitted
 from regrow.observe.ledger import Ledger, time_lost
 from regrow.observe.scene import Scene
 from regrow.observe.tail import RecordTail

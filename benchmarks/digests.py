@@ -33,9 +33,9 @@ from rich.console import Console
 from rich.table import Table
 
 from regrow.core.ids import StepNo
-from regrow.train.fingerprints import fingerprint
-from regrow.train.protect import ProtectedState
-from regrow.train.verified import VerifiedCopy
+from regrow.train.state.fingerprints import fingerprint
+from regrow.train.state.protected import ProtectedState
+from regrow.train.state.verified import VerifiedCopy
 
 HERE = Path(__file__).resolve().parent
 WORLD = 2

@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import regrow
-from regrow.train.invariant import TreeSummed
+from regrow.train.gradients.tree_summed import TreeSummed
 from regrow.train.step import Step
 
 SLEEP_S = 0.04

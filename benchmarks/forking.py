@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regrow.agent.store import StoreServer
+from regrow.agent.store.server import StoreServer
 from regrow.core.config import AgentConfig, Script
 from regrow.core.ids import Generation, JobId, NodeId, Seconds
-from regrow.core.messages import JobFacts, Warmth
+from regrow.core.job import JobSpec
+from regrow.core.messages import Warmth
 
 PER_NODE = 8
 DEADLINE_S = 120.0
@@ -112,7 +113,7 @@ def agent(node: int, nodes: int, folder: str) -> Callable[[Parent], None]:
         loop = asyncio.get_running_loop()
         place = Path(folder) / str(node)
         place.mkdir()
-        facts = JobFacts(JobId("j"), PER_NODE, nodes, 0, Warmth.BUILT, 1, 1.0, None, False)
+        facts = JobSpec(JobId("j"), PER_NODE, nodes, 0, Warmth.BUILT, 1, 1.0, None, False)
         script = Script("s", [])
         config = AgentConfig(
             facts, NodeId(str(node)), node, "", TOKEN, script, folder, folder, socket_dir=str(place), local=True

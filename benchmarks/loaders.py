@@ -17,8 +17,8 @@ from forking import Failed, Parent
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, RandomSampler, Sampler
 from torch.utils.data import DataLoader as TorchLoader
 
-from regrow.core.data_messages import CacheSeat, producer_socket
 from regrow.core.ids import Seconds, WorkerId
+from regrow.core.messages.data import CacheSeat, producer_socket
 from regrow.data.cache.client import NodeCache
 from regrow.data.cache.making import Making
 from regrow.data.cache.producer import Producer

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
+from regrow.core.job import JobSpec
 from regrow.core.messages import (
     Fact,
-    JobFacts,
     NodeJoined,
     NodeProgress,
     Warmth,
@@ -30,7 +30,7 @@ class Drive:
     """Feeds a machine as the server does, its next deadline asked after every fact, and counts."""
 
     def __init__(self, nodes: int, nproc: int) -> None:
-        facts = JobFacts(JobId("bench"), nproc, nodes, 1, Warmth.BUILT, 100, 3600.0, None, False)
+        facts = JobSpec(JobId("bench"), nproc, nodes, 1, Warmth.BUILT, 100, 3600.0, None, False)
         self.machine = Membership(facts)
         self.now: Instant = 0.0
         self.facts = 0

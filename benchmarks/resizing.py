@@ -19,11 +19,11 @@ from typing import IO
 import psutil
 from contest import START_DEADLINE, STOP_DEADLINE, Job, JobStuck
 
-from regrow.core.events import IncidentClosed, StepCommitted
 from regrow.core.ids import Generation, Rank, Seconds, StepNo
+from regrow.core.records import IncidentClosed, StepCommitted
 from regrow.launch.folder import read_entry
 from regrow.launch.remote import CoordinatorClient
-from regrow.membership.front_desk import ScaleWish
+from regrow.membership.server.http_api import ScaleWish
 from regrow.observe.ledger import Ledger
 
 HERE = Path(__file__).resolve().parent

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from forking import PER_NODE, Failed
 from torch._C._distributed_c10d import TCPStore
 
-from regrow.agent.keeper import Keeper
+from regrow.agent.store.node import StoreNode
 from regrow.core.ids import Generation, Seconds
-from regrow.core.store_messages import (
+from regrow.core.messages.store import (
     StoreAdd,
     StoreGet,
     StoreMessage,
@@ -50,7 +50,7 @@ class Net:
         self._codec: FrameCodec[StoreReply] = FrameCodec(StoreReply)
         self._requests, self._bytes = Counter[str](), Counter[str]()
         self._links: set[tuple[str, str]] = set()
-        self._keepers = {store: Keeper(store, _Wires(self, store), alone=False) for store in self.stores}
+        self._keepers = {store: StoreNode(store, _Wires(self, store), alone=False) for store in self.stores}
         for keeper in self._keepers.values():
             keeper.learn(Generation(1), self.stores, world)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 ALL = ("",)
 
 FULL: dict[str, tuple[str, ...]] = {
-    "tests/unit/test_comm_meshes.py": (
+    "tests/unit/test_comm_device_mesh.py": (
         "test_they_become_what_they_would_have_been_in_that_world[worlds0]",
         "test_they_become_what_they_would_have_been_in_that_world[worlds3]",
     ),
@@ -180,7 +180,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_signal_ends_the_job_and_asks_to_be_run_again[1-the terminal was closed]",
         "test_ctrl_c_on_any_node_ends_the_job_on_all",
     ),
-    "tests/process/test_vault.py": ("test_fifty_rounds_of_dying_leave_no_descriptor_thread_or_memory",),
+    "tests/process/test_state_copies.py": ("test_fifty_rounds_of_dying_leave_no_descriptor_thread_or_memory",),
 }
 
 

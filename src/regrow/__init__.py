@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from regrow.core.errors import RegrowError
     from regrow.data.dataloader import DataLoader, cached
     from regrow.step.policy import Policy
-    from regrow.train.joining import init
-    from regrow.train.regions import restartable
+    from regrow.train.init import init
+    from regrow.train.restartable import restartable
+    from regrow.train.scale_events import ScaleEvent
     from regrow.train.session import Session
     from regrow.train.step import Step
-    from regrow.train.worlds import ScaleEvent
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,13 +34,13 @@ __all__ = [
 _HOMES = {
     "DataLoader": "regrow.data.dataloader",
     "cached": "regrow.data.dataloader",
-    "init": "regrow.train.joining",
+    "init": "regrow.train.init",
     "Session": "regrow.train.session",
     "Step": "regrow.train.step",
-    "ScaleEvent": "regrow.train.worlds",
+    "ScaleEvent": "regrow.train.scale_events",
     "Policy": "regrow.step.policy",
     "RegrowError": "regrow.core.errors",
-    "restartable": "regrow.train.regions",
+    "restartable": "regrow.train.restartable",
 }
 
 

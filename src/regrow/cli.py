@@ -19,7 +19,7 @@ from regrow.launch import options, torchrun
 
 if TYPE_CHECKING:
     from regrow.launch.folder import JobEntry
-    from regrow.launch.job import Surroundings
+    from regrow.launch.job import HostEnvironment
     from regrow.launch.remote import CoordinatorClient
     from regrow.membership.orders import AnswerScale
 
@@ -102,7 +102,7 @@ def run(context: click.Context, /, **words: Any) -> int:
     Takes torchrun's flags, with - or _. Everything after SCRIPT belongs to the script.
     """
     from regrow.launch.job import RunFlags, make_plan, world_of
-    from regrow.launch.joining import join
+    from regrow.launch.join_node import join
     from regrow.launch.local import run as run_local
     from regrow.launch.plan import load_faults
     from regrow.launch.script import check_script
@@ -125,18 +125,18 @@ def agent(job: str | None, join: str | None, token_file: str, **words: Any) -> i
 
     SIGTERM, SIGUSR1 or Ctrl-C gives it back within --grace; a second one ends it at once.
     """
-    from regrow.launch.joining import join as run_node
-    from regrow.launch.latecomer import AgentFlags, make_join_plan
+    from regrow.launch.join_node import join as run_node
+    from regrow.launch.late_node import AgentFlags, make_join_plan
 
     if join is None or (job and join):
         raise UsageError("regrow agent needs to know which job", hint="give --join HOST:PORT, or --join and a job here")
     return run_node(make_join_plan(AgentFlags(join=join or job or "", **words), _surroundings(token_file)))
 
 
-def _surroundings(token_file: str) -> "Surroundings":
-    from regrow.launch.job import Surroundings
+def _surroundings(token_file: str) -> "HostEnvironment":
+    from regrow.launch.job import HostEnvironment
 
-    return Surroundings(
+    return HostEnvironment(
         cpus=os.cpu_count() or 1,
         gpus=_count_gpus(),
         stamp=f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}",
@@ -314,7 +314,7 @@ def jobs() -> None:
 def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | None, reason: str) -> int:
     """Ask JOB to have another number of replicas. Exit code 1: it refuses, says why, and goes on as it is."""
     from regrow.launch.checks import some_time
-    from regrow.membership.front_desk import ScaleWish
+    from regrow.membership.server.http_api import ScaleWish
 
     if (replicas is None) == (ranks is None):
         raise UsageError("how large shall the job be?", hint="give either --replicas N or --ranks N")
@@ -331,7 +331,7 @@ def drain(names: tuple[str, ...], grace: str, reason: str) -> int:
     """Give NODE of JOB back: its ranks leave it at the next boundary, then its agent ends, and the job goes on."""
     from regrow.core.ids import NodeId
     from regrow.launch.checks import some_time
-    from regrow.membership.front_desk import DrainWish
+    from regrow.membership.server.http_api import DrainWish
 
     if len(names) > 2:
         raise UsageError(f"drain takes one job and one node, not {' '.join(names)}")

@@ -21,12 +21,11 @@ from tests.process.launching import warm
 from tests.process.warm import WarmProcess
 
 from regrow.core.config import AgentConfig, Script
-from regrow.core.events import StepCommitted
 from regrow.core.ids import Generation, JobId, NodeId, Rank, WorkerId
+from regrow.core.job import JobSpec
 from regrow.core.messages import (
     AgentFact,
     FaultSpec,
-    JobFacts,
     NodeJoined,
     NodeProgress,
     NodeStopped,
@@ -37,7 +36,8 @@ from regrow.core.messages import (
     WorkerExited,
     WorkerStarted,
 )
-from regrow.core.store_messages import StoreHello, StoreReply
+from regrow.core.messages.store import StoreHello, StoreReply
+from regrow.core.records import StepCommitted
 from regrow.core.wire import BlockingChannel, FrameCodec
 
 NODE = NodeId("n0")
@@ -210,7 +210,7 @@ class Bench:
         return (self.folder / "stderr").read_text(errors="replace")
 
 
-def facts(**changes: Any) -> JobFacts:
+def facts(**changes: Any) -> JobSpec:
     fields: dict[str, Any] = {
         "job": JobId("job-1"),
         "nproc": 2,
@@ -222,7 +222,7 @@ def facts(**changes: Any) -> JobFacts:
         "max_restarts": 3,
         "durable": False,
     }
-    return JobFacts(**(fields | changes))
+    return JobSpec(**(fields | changes))
 
 
 def write_script(folder: Path, source: str, name: str = "script.py") -> Path:

@@ -9,7 +9,12 @@ import torch
 import torch.distributed as dist
 from tests.process.comm_world import Call
 
-from regrow.comm.private import AllgatherOptions, AllreduceOptions, BroadcastOptions, ReduceScatterOptions
+from regrow.comm.torch_private.internals import (
+    AllgatherOptions,
+    AllreduceOptions,
+    BroadcastOptions,
+    ReduceScatterOptions,
+)
 
 Case = Callable[[Call, int, int], list[torch.Tensor]]
 Op = dist.ReduceOp

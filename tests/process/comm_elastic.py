@@ -19,15 +19,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import mse_loss
 from torch.optim import AdamW
 
-from regrow.comm import fsdp, meshes
-from regrow.comm.groups import Formation, Groups
+from regrow.comm.process_groups import Formation, Groups
+from regrow.comm.torch_private import device_mesh, fsdp
 from regrow.core.ids import Generation
 from regrow.data.seeding import seed_everything
 from regrow.train.dealers import dealer
+from regrow.train.gradients.wrappers import Modules
 from regrow.train.microbatches import Dealer, MicroBatches
-from regrow.train.modules import Modules
-from regrow.train.protect import ProtectedState
 from regrow.train.sharing import share_of
+from regrow.train.state.protected import ProtectedState
 
 UNIT, MICROBATCHES, BATCH = 2, 6, 12
 
@@ -91,7 +91,7 @@ class Rank:
         self.groups = Groups()
         self.groups.unit = UNIT
         formation = None if alone else self.formation(seat.rank, seat.size, generation)
-        meshes.watch()
+        device_mesh.watch()
         self.groups.install(rank=seat.rank, world=seat.size, formation=formation, form_s=DEADLINE)
         seed_everything(1)
         self.model, self.data = WAYS[way](self.world)
@@ -102,8 +102,10 @@ class Rank:
         if invariant:
             state = ProtectedState((self.model, self.optimizer), {})
             self.dealer = dealer(share, state, self.modules, seed=1, count=MICROBATCHES, invariant=True)
-        self.said = meshes.refusal(self.protected, unit=UNIT, world=self.world)
-        self.groups.let_follow(meshes.follows(unit=UNIT, world=self.world), meshes.inside(unit=UNIT, world=self.world))
+        self.said = device_mesh.refusal(self.protected, unit=UNIT, world=self.world)
+        self.groups.let_follow(
+            device_mesh.follows(unit=UNIT, world=self.world), device_mesh.inside(unit=UNIT, world=self.world)
+        )
         before = [item.clone() for item in self.state()]
         with self.groups.echo():
             self.train(0, rehearsal=True)
@@ -117,7 +119,7 @@ class Rank:
         self.groups.halt()
         assert fsdp.reset_unfinished(self.modules.sharded)
         self.groups.form(self.formation(rank, world, generation), lambda: False)
-        meshes.resize(self.protected, unit=UNIT, before=self.world, world=world, rank=rank)
+        device_mesh.resize(self.protected, unit=UNIT, before=self.world, world=world, rank=rank)
         self.rank, self.world = rank, world
         fsdp.reshard(self.modules.sharded)
 

@@ -15,8 +15,8 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from regrow.comm import collectives
 from regrow.comm.echo import EchoTransport
-from regrow.comm.groups import Formation, Groups
-from regrow.comm.private import AllreduceOptions
+from regrow.comm.process_groups import Formation, Groups
+from regrow.comm.torch_private.internals import AllreduceOptions
 from regrow.core.errors import CollectiveMisuse
 from regrow.core.ids import Generation
 

@@ -17,19 +17,19 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from tests.unit.test_agent_contract import config
+from tests.unit.test_agent_environment import config
 from torch._C._distributed_c10d import FileStore
 
-from regrow.agent.store import StoreServer
-from regrow.comm.mesh import Mesh, Site
-from regrow.comm.private import PrefixStore, Store
+from regrow.agent.store.server import StoreServer
+from regrow.comm.socket_mesh import Site, SocketMesh
+from regrow.comm.torch_private.internals import PrefixStore, Store
 from regrow.comm.transport import MeshTransport
 
 DEADLINE = 120.0
 _SERVER = multiprocessing.get_context("forkserver")
 # What scripts import, once instead of in each process: seconds each.
 _SERVER.set_forkserver_preload(
-    ["regrow.comm.groups", "torch._dynamo", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"]
+    ["regrow.comm.process_groups", "torch._dynamo", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"]
 )
 
 
@@ -56,8 +56,8 @@ class Seat:
         keys = FileStore(f"{self.folder}/keys", -1)
         return PrefixStore(name, keys)
 
-    def mesh(self, name: str) -> Mesh:
-        return Mesh(self.store(name), f"mesh/{name}", self.rank, self.size, self.site)
+    def mesh(self, name: str) -> SocketMesh:
+        return SocketMesh(self.store(name), f"mesh/{name}", self.rank, self.size, self.site)
 
     def transport(self, name: str) -> MeshTransport:
         transport = MeshTransport(self.mesh(name))

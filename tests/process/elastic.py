@@ -14,12 +14,12 @@ import psutil
 from tests.process.launching import PATIENCE, Running, Site, site
 from tests.process.training import SCRIPTS, redone
 
-from regrow.core.events import IncidentClosed, Record, WorldChanged
 from regrow.core.ids import NodeId
+from regrow.core.records import IncidentClosed, Record, WorldChanged
 from regrow.launch.folder import find_job
 from regrow.launch.remote import CoordinatorClient
-from regrow.membership.front_desk import DrainWish, ScaleWish
 from regrow.membership.orders import AnswerScale
+from regrow.membership.server.http_api import DrainWish, ScaleWish
 from regrow.membership.view import JobView, WorkerView
 from regrow.observe.ledger import Ledger, read_records
 

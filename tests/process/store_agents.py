@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tests.unit.test_agent_contract import config
+from tests.unit.test_agent_environment import config
 
-from regrow.agent.store import StoreServer
+from regrow.agent.store.server import StoreServer
 from regrow.comm.store import AgentStore
 from regrow.core.ids import Generation
 

@@ -228,7 +228,7 @@ async def test_a_module_that_cannot_be_preloaded_is_named(tmp_path: Path) -> Non
 async def test_a_standby_with_imports_waits_for_its_rank_before_it_runs_the_script(tmp_path: Path) -> None:
     source = """
     import os
-    from regrow.agent.link import WorkerLink
+    from regrow.agent.workers.link import WorkerLink
     from regrow.core.config import WorkerEnv
     env = WorkerEnv.read()
     assert env == WorkerLink.current().env

@@ -18,7 +18,6 @@ import pytest
 import pytest_asyncio
 from tests.process.agent_harness import NODE, TOKEN, Bench, agent, exited, fault
 
-from regrow.core.board import Phase
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.messages import (
     ArmFault,
@@ -38,7 +37,8 @@ from regrow.core.messages import (
     WorkerReady,
     WorkerStarted,
 )
-from regrow.core.sights import WorkerSight
+from regrow.core.messages.sights import WorkerSight
+from regrow.core.phase import Phase
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _ranks = itertools.count(10)
@@ -52,8 +52,8 @@ exec(compile(open(path).read(), path, "exec"), globals())
 
 LINK = """
 import os, signal, sys, time
-from regrow.agent.link import WorkerLink
-from regrow.core.board import Phase
+from regrow.agent.workers.link import WorkerLink
+from regrow.core.phase import Phase
 from regrow.core.messages import *
 link = WorkerLink.current()
 me = link.env.worker
@@ -386,7 +386,7 @@ async def test_a_subprocess_of_a_worker_has_no_link(bench: Bench) -> None:
         LINK
         + f"""
 import subprocess
-code = "from regrow.agent.link import WorkerLink; print('link', WorkerLink.current(), flush=True)"
+code = "from regrow.agent.workers.link import WorkerLink; print('link', WorkerLink.current(), flush=True)"
 subprocess.run([{sys.executable!r}, "-c", code], check=True)
 if os.fork() == 0:
     print("fork", WorkerLink.current(), flush=True)

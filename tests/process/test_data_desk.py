@@ -13,14 +13,14 @@ import pytest
 from tests.process.agent_harness import NODE, PATIENCE_S, Bench, agent, exited
 
 from regrow.agent.data_folder import DataFolder
-from regrow.core.data_messages import DataNoted, producer_given_up
 from regrow.core.messages import FenceWorker, WorkerExited, WorkerStarted
+from regrow.core.messages.data import DataNoted, producer_given_up
 
 WORKER = """
     import os, sys, time
     from pathlib import Path
-    from regrow.agent.link import WorkerLink
-    from regrow.core.data_messages import ProducerServed, ProducerWanted
+    from regrow.agent.workers.link import WorkerLink
+    from regrow.core.messages.data import ProducerServed, ProducerWanted
     link = WorkerLink.current()
     env = link.env
     folder = Path(__file__).parent

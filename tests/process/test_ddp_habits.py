@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from regrow.comm.groups import Groups
+from regrow.comm.process_groups import Groups
 from regrow.core.errors import UsageError
-from regrow.train.modules import Modules
+from regrow.train.gradients.wrappers import Modules
 
 STEPS = 10
 FAULTS = [Fault(1, 3, "reduce"), Fault(2, 5, "forward"), Fault(0, 7, "update")]

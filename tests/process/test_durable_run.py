@@ -46,7 +46,7 @@ def test_a_resumed_job_ends_like_one_that_was_never_stopped(here: Site) -> None:
     with here.start("run", "--job", "first", "--nproc-per-node", "2", *flags(here), *script) as first:
         first.wait_for("beside the training")
         lines = [b" ".join(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")) for pid in here.processes()]
-        writers = [line for line in lines if b"regrow.agent.writer" in line]
+        writers = [line for line in lines if b"regrow.agent.checkpoints.writer" in line]
         assert writers and not any(b"durable" in line for line in writers), "a URL may carry credentials"
         first.signal(signal.SIGTERM)
         assert first.wait() == 75

@@ -22,7 +22,7 @@ from regrow.hydration.client import Hydration, receive
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.messages import AskState, receiver_side
 from regrow.hydration.server import HydrationServer
-from regrow.train.protect import ProtectedState
+from regrow.train.state.protected import ProtectedState
 
 TOKEN = "secret"
 

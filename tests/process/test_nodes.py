@@ -11,7 +11,7 @@ import pytest
 from tests.process.launching import Running, Site, site
 from tests.process.training import SCRIPTS, Outcome, redone, train
 
-from regrow.core.events import Noted
+from regrow.core.records import Noted
 from regrow.observe.ledger import Ledger, read_records
 
 WORLD, STEPS = 4, 90

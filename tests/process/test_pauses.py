@@ -9,7 +9,7 @@ import pytest
 from tests.process.launching import Running, Site
 from tests.process.training import SCRIPTS, Fault
 
-from regrow.core.events import WorkerForked
+from regrow.core.records import WorkerForked
 from regrow.observe.ledger import Ledger, read_records
 
 LEASE = 10.0

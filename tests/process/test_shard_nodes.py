@@ -12,7 +12,7 @@ from tests.process.disk_watch import watched
 from tests.process.launching import PATIENCE, Running, Site, site
 from tests.process.training import SCRIPTS, Outcome, train
 
-from regrow.core.events import Noted
+from regrow.core.records import Noted
 from regrow.observe.ledger import Ledger, read_records
 
 WORLD, STEPS, EVERY = 4, 40, 4

@@ -13,7 +13,7 @@ from tests.process.comm_world import DEADLINE, Seat, play
 from tests.process.store_agents import TOKEN, Agents, agents
 from torch.distributed.device_mesh import init_device_mesh
 
-from regrow.agent.routing import home
+from regrow.agent.store.routing import home
 from regrow.comm.store import AgentStore
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation

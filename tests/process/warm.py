@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-_ZYGOTE = "regrow.agent.zygote"
+_ZYGOTE = "regrow.agent.workers.zygote"
 _AGENT = "regrow.agent"
 _PACKET = 1 << 20
 _PAD = "REGROW_TEST_PAD"
@@ -298,7 +298,7 @@ def _seed_zygote() -> None:
             os.dup2(null.fileno(), 0)
         _become(request["env"])
         _leave(_ZYGOTE, [str(control)])
-    client = importlib.import_module("regrow.agent.zygote_client")
+    client = importlib.import_module("regrow.agent.workers.zygote_client")
     client.subprocess = _Instead(subprocess, Popen=_popen_seed([planted]))  # type: ignore[attr-defined]
 
 

@@ -7,22 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.schedules.test_membership_schedules import IN_STEP, MOMENTS, fair, foul, job, schedules, seeds, soak, strikes
 
-from regrow.core.events import IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
 from regrow.core.ids import StepNo
-from regrow.core.messages import FenceWorker, FormGeneration, JobFacts, ScaleRequested, SpawnWorker, Warmth
+from regrow.core.job import JobSpec
+from regrow.core.messages import FenceWorker, FormGeneration, ScaleRequested, SpawnWorker, Warmth
+from regrow.core.records import IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
 from regrow.membership.scaling import Limits
-from regrow.sim.laws import PLANNED
-from regrow.sim.network import Weather
-from regrow.sim.script import Script
-from regrow.sim.strikes import Strike, Wish
+from regrow.sim.faults import SimFault, Wish
+from regrow.sim.invariants import PLANNED
+from regrow.sim.network import NetworkConditions
+from regrow.sim.script import SimScript
 from regrow.sim.world import World
 
 UNTIL = StepNo(40)
-CALM = Weather()
+CALM = NetworkConditions()
 
 
 @st.composite
-def elastic_jobs(draw: st.DrawFn, /, **changes: Any) -> JobFacts:
+def elastic_jobs(draw: st.DrawFn, /, **changes: Any) -> JobSpec:
     unit = draw(st.sampled_from([1, 1, 2]))
     nodes = draw(st.integers(1, 3))
     nproc = unit * draw(st.integers(1, 2 if nodes == 1 else 1))
@@ -83,10 +84,10 @@ anything = (
 )
 
 
-def script(facts: JobFacts, seed: int) -> Script:
+def script(facts: JobSpec, seed: int) -> SimScript:
     """State that every rank has, or that is divided over each replica, or over all ranks: then the world is fixed."""
     parts = (0, facts.unit if facts.unit > 1 else facts.world)[seed % 2]
-    return Script(until=UNTIL, build=1.0, after=0.3, parts=parts)
+    return SimScript(until=UNTIL, build=1.0, after=0.3, parts=parts)
 
 
 def finished(world: World) -> bool:
@@ -95,7 +96,7 @@ def finished(world: World) -> bool:
     return {worker.rank for worker in members} >= set(range(world.laws.world)) and world.laws.world > 0
 
 
-def run_calm(facts: JobFacts, asked: list[Wish], room: int, seed: int) -> None:
+def run_calm(facts: JobSpec, asked: list[Wish], room: int, seed: int) -> None:
     """Nothing goes wrong: no process of the job ends but those that leave it, and no step is run twice."""
     world = World(facts, script=script(facts, seed), weather=CALM, wishes=asked, slots=room, seed=seed)
     end = world.run()
@@ -118,7 +119,7 @@ def run_calm(facts: JobFacts, asked: list[Wish], room: int, seed: int) -> None:
 
 
 def run_troubled(
-    facts: JobFacts, weather: Weather, asked: list[Wish], plan: list[Strike], room: int, seed: int
+    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
     """A durable checkpoint, a budget without end, nodes that come back: nothing ends the job but its last step."""
     world = World(facts, script=script(facts, seed), weather=weather, strikes=plan, wishes=asked, slots=room, seed=seed)
@@ -131,7 +132,9 @@ def run_troubled(
     assert finished(world)
 
 
-def run_any(facts: JobFacts, weather: Weather, asked: list[Wish], plan: list[Strike], room: int, seed: int) -> None:
+def run_any(
+    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+) -> None:
     world = World(facts, script=script(facts, seed), weather=weather, strikes=plan, wishes=asked, slots=room, seed=seed)
     end = world.run()
     assert end.code in (0, 1, 75)
@@ -141,7 +144,7 @@ def run_any(facts: JobFacts, weather: Weather, asked: list[Wish], plan: list[Str
 @schedules(300)
 @given(*calm)
 def test_the_world_changes_and_nobody_who_stays_is_disturbed(
-    facts: JobFacts, asked: list[Wish], room: int, seed: int
+    facts: JobSpec, asked: list[Wish], room: int, seed: int
 ) -> None:
     run_calm(facts, asked, room, seed)
 
@@ -149,7 +152,7 @@ def test_the_world_changes_and_nobody_who_stays_is_disturbed(
 @schedules(500)
 @given(*troubled)
 def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
-    facts: JobFacts, weather: Weather, asked: list[Wish], plan: list[Strike], room: int, seed: int
+    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
     run_troubled(facts, weather, asked, plan, room, seed)
 
@@ -157,7 +160,7 @@ def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
 @schedules(400)
 @given(*anything)
 def test_whatever_goes_wrong_with_a_changing_world_the_job_ends_once_and_says_why(
-    facts: JobFacts, weather: Weather, asked: list[Wish], plan: list[Strike], room: int, seed: int
+    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
     run_any(facts, weather, asked, plan, room, seed)
 
@@ -165,7 +168,7 @@ def test_whatever_goes_wrong_with_a_changing_world_the_job_ends_once_and_says_wh
 def test_up_and_down_in_one_run() -> None:
     asked = [Wish("scale", at, replicas=size) for at, size in ((4.0, 2), (8.0, 4), (12.0, 3), (16.0, 2), (20.0, 4))]
     facts = job(1, min_replicas=1, max_replicas=4)
-    world = World(facts, script=Script(until=StepNo(80), build=1.0), wishes=asked, slots=4, seed=1)
+    world = World(facts, script=SimScript(until=StepNo(80), build=1.0), wishes=asked, slots=4, seed=1)
     assert world.run().code == 0
     changes = [line for _, line in world.log if isinstance(line, WorldChanged)]
     assert [(line.before, line.after) for line in changes] == [(1, 2), (2, 4), (4, 3), (3, 2), (2, 4)]

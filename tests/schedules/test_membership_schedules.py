@@ -8,12 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regrow.core.events import FaultInjected
 from regrow.core.ids import JobId, Rank, StepNo
-from regrow.core.messages import FaultHow, FaultSpec, JobFacts, Warmth
-from regrow.sim.network import Weather
-from regrow.sim.script import Doing, Script
-from regrow.sim.strikes import Strike
+from regrow.core.job import JobSpec
+from regrow.core.messages import FaultHow, FaultSpec, Warmth
+from regrow.core.records import FaultInjected
+from regrow.sim.faults import SimFault
+from regrow.sim.network import NetworkConditions
+from regrow.sim.script import Doing, SimScript
 from regrow.sim.world import World
 
 UNTIL = StepNo(6)
@@ -35,7 +36,7 @@ def soak() -> int:
     return int(os.environ.get("REGROW_SOAK_EXAMPLES", "3000"))
 
 
-def job(world: int, **changes: Any) -> JobFacts:
+def job(world: int, **changes: Any) -> JobSpec:
     fields: dict[str, Any] = {
         "job": JobId("sim"),
         "nproc": world,
@@ -48,11 +49,11 @@ def job(world: int, **changes: Any) -> JobFacts:
         "durable": False,
         "build_deadline": 300.0,
     }
-    return JobFacts(**{**fields, **changes})
+    return JobSpec(**{**fields, **changes})
 
 
 @st.composite
-def jobs(draw: st.DrawFn, /, **changes: Any) -> JobFacts:
+def jobs(draw: st.DrawFn, /, **changes: Any) -> JobSpec:
     drawn = {
         "nodes": draw(st.integers(1, 2)),
         "standbys": draw(st.integers(0, 2)),
@@ -66,10 +67,10 @@ def jobs(draw: st.DrawFn, /, **changes: Any) -> JobFacts:
 
 def strikes(
     how: list[str], moments: list[Doing | None], back: list[float | None] | None = None
-) -> st.SearchStrategy[list[Strike]]:
+) -> st.SearchStrategy[list[SimFault]]:
     back = back or [0.0, 1.0, 20.0]
     one = st.builds(
-        Strike,
+        SimFault,
         how=st.sampled_from(how),
         rank=st.sampled_from([None, *map(Rank, range(4))]),
         doing=st.sampled_from(moments),
@@ -79,7 +80,7 @@ def strikes(
     )
     several = st.builds(
         lambda strike, ranks: [
-            Strike(strike.how, Rank(rank), doing=None, after=4.0 * strike.nth + strike.after, back=strike.back)
+            SimFault(strike.how, Rank(rank), doing=None, after=4.0 * strike.nth + strike.after, back=strike.back)
             for rank in ranks
         ],
         one,
@@ -91,7 +92,7 @@ def strikes(
 
 
 fair = st.builds(
-    Weather,
+    NetworkConditions,
     delay=st.sampled_from([0.0, 0.002, 0.1]),
     slow=st.sampled_from([0.0, 0.05]),
     slow_by=st.just(3.0),
@@ -100,7 +101,7 @@ fair = st.builds(
     overtaking_exit=st.sampled_from([0.0, 0.5]),
 )
 foul = st.builds(
-    Weather,
+    NetworkConditions,
     delay=st.sampled_from([0.002, 0.1]),
     slow=st.sampled_from([0.0, 0.1]),
     slow_by=st.sampled_from([5.0, 40.0, 200.0]),
@@ -112,9 +113,9 @@ foul = st.builds(
 seeds = st.integers(0, 2**31)
 
 
-def run_survivable(facts: JobFacts, weather: Weather, plan: list[Strike], seed: int) -> None:
+def run_survivable(facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
     """No script error, a durable checkpoint, a budget without end: nothing may end this job but its last step."""
-    world = World(facts, script=Script(until=UNTIL), weather=weather, strikes=plan, seed=seed)
+    world = World(facts, script=SimScript(until=UNTIL), weather=weather, strikes=plan, seed=seed)
     end = world.run()
     if world.bad_moments & {"kill finished", "kill after", "hang finished", "hang after", "lost releasing"}:
         assert end.code in (0, 1, 75), "what the script does after its last step is not run again"
@@ -124,11 +125,11 @@ def run_survivable(facts: JobFacts, weather: Weather, plan: list[Strike], seed: 
     assert {worker.rank for worker in seated} == set(range(facts.world))
 
 
-def run_any(facts: JobFacts, script: Script, weather: Weather, plan: list[Strike], seed: int) -> None:
+def run_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
     run_world(facts, script, weather, plan, seed)
 
 
-def run_world(facts: JobFacts, script: Script, weather: Weather, plan: list[Strike], seed: int) -> World:
+def run_world(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> World:
     world = World(facts, script=script, weather=weather, strikes=plan, seed=seed)
     end = world.run()
     assert end.code in (0, 1, 75)
@@ -150,7 +151,7 @@ survivable = (
 anything = (
     st.one_of(jobs(max_faults=100), jobs(max_faults=3)),
     st.builds(
-        Script,
+        SimScript,
         until=st.just(UNTIL),
         bug=st.sampled_from([None, None, None, (Rank(1), StepNo(2))]),
         leaves=st.sampled_from([None, None, None, (Rank(0), StepNo(3))]),
@@ -161,7 +162,7 @@ anything = (
 )
 plain = (
     jobs(max_faults=100),
-    st.builds(Script, until=st.just(UNTIL), with_session=st.just(False)),
+    st.builds(SimScript, until=st.just(UNTIL), with_session=st.just(False)),
     foul,
     strikes(["kill", "exit"], [Doing.BUILDING, Doing.AFTER, None]),
     seeds,
@@ -171,7 +172,7 @@ plain = (
 @schedules(800)
 @given(*survivable)
 def test_kills_and_hangs_at_any_moment_do_not_keep_the_job_from_its_last_step(
-    facts: JobFacts, weather: Weather, plan: list[Strike], seed: int
+    facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
     run_survivable(facts, weather, plan, seed)
 
@@ -179,7 +180,7 @@ def test_kills_and_hangs_at_any_moment_do_not_keep_the_job_from_its_last_step(
 @schedules(800)
 @given(*anything)
 def test_whatever_goes_wrong_the_job_ends_once_and_says_why(
-    facts: JobFacts, script: Script, weather: Weather, plan: list[Strike], seed: int
+    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
     run_any(facts, script, weather, plan, seed)
 
@@ -187,7 +188,7 @@ def test_whatever_goes_wrong_the_job_ends_once_and_says_why(
 @schedules(300)
 @given(*plain)
 def test_a_script_without_a_session_is_restarted_as_a_whole_or_fails_with_a_diagnosis(
-    facts: JobFacts, script: Script, weather: Weather, plan: list[Strike], seed: int
+    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
     world = run_world(facts, script, weather, plan, seed)
     assert not world.laws.opened, "steps, and so incidents, are unknown of such a script"
@@ -200,7 +201,7 @@ def test_every_planned_fault_strikes_exactly_once(places: list[tuple[int, int]],
         FaultSpec(f"f{number}", Rank(rank), FaultHow.SIGKILL, step=StepNo(step))
         for number, (rank, step) in enumerate(places)
     ]
-    world = World(job(4, standbys=standbys, durable=True), script=Script(until=UNTIL), faults=plan, seed=seed)
+    world = World(job(4, standbys=standbys, durable=True), script=SimScript(until=UNTIL), faults=plan, seed=seed)
     assert world.run().code == 0
     struck = [line.fault for _, line in world.log if isinstance(line, FaultInjected)]
     assert sorted(struck) == sorted(spec.fault for spec in plan)
@@ -214,7 +215,7 @@ losing_nodes = (
 )
 losing_nodes_for_good = (
     st.one_of(jobs(max_faults=100), jobs(max_faults=3)),
-    st.builds(Script, until=st.just(UNTIL), with_session=st.sampled_from([True, True, False])),
+    st.builds(SimScript, until=st.just(UNTIL), with_session=st.sampled_from([True, True, False])),
     foul,
     strikes(["node", "freeze", "kill", "exit"], [*MOMENTS, *IN_STEP, None], [None, 1.0, 20.0, 500.0, 700.0]),
     seeds,
@@ -224,7 +225,7 @@ losing_nodes_for_good = (
 @schedules(600)
 @given(*losing_nodes)
 def test_nodes_that_are_lost_and_come_back_do_not_keep_the_job_from_its_last_step(
-    facts: JobFacts, weather: Weather, plan: list[Strike], seed: int
+    facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
     run_survivable(facts, weather, plan, seed)
 
@@ -232,7 +233,7 @@ def test_nodes_that_are_lost_and_come_back_do_not_keep_the_job_from_its_last_ste
 @schedules(600)
 @given(*losing_nodes_for_good)
 def test_whatever_becomes_of_nodes_the_job_ends_once_and_says_why(
-    facts: JobFacts, script: Script, weather: Weather, plan: list[Strike], seed: int
+    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
     run_any(facts, script, weather, plan, seed)
 

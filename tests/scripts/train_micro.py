@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import regrow
-from regrow.comm.group import RegrowGroup
+from regrow.comm.process_group import RegrowGroup
 from regrow.hydration.shards import is_distributed
 
 WIDTH, BATCH = 40, 4

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from regrow.core.ids import Rank, StepNo
-from regrow.hydration import durable_source
-from regrow.hydration.durable_layout import KEEP
-from regrow.hydration.durable_place import Place, place
-from regrow.hydration.durable_reader import load
-from regrow.hydration.durable_source import SegmentSource
-from regrow.hydration.durable_writer import finish, write_parts
+from regrow.hydration.copies.segment import Segment
+from regrow.hydration.durable import snapshot
+from regrow.hydration.durable.layout import KEEP
+from regrow.hydration.durable.reader import load
+from regrow.hydration.durable.snapshot import SegmentSource
+from regrow.hydration.durable.storage import CheckpointStorage, place
+from regrow.hydration.durable.writer import finish, write_parts
 from regrow.hydration.inventory import Inventory, TensorEntry
-from regrow.hydration.segment import Segment
 from regrow.hydration.shards import Box
-from regrow.train.protect import ProtectedState
+from regrow.train.state.protected import ProtectedState
 
 
 class Training:
@@ -47,11 +47,11 @@ class Training:
 
     def snapshot(self, rank: int = 0, holding: str = "all") -> Segment:
         segment = Segment.create()
-        durable_source.take(segment, self.state, self.state.state_at, Rank(rank), holding)
+        snapshot.take(segment, self.state, self.state.state_at, Rank(rank), holding)
         return segment
 
 
-def save(at: Place, segments: Sequence[Segment], step: int, *, attempt: int = 0, keep: int = KEEP) -> str:
+def save(at: CheckpointStorage, segments: Sequence[Segment], step: int, *, attempt: int = 0, keep: int = KEEP) -> str:
     """One checkpoint, all parts by one writer; its name."""
     sources = [source(segment, step) for segment in segments]
     write_parts(at, StepNo(step), attempt, sources)
@@ -102,7 +102,7 @@ class Pieces:
 
     def snapshot(self) -> Segment:
         segment = Segment.create()
-        durable_source.take(segment, self, self.step, self.rank, self.holding)
+        snapshot.take(segment, self, self.step, self.rank, self.holding)
         return segment
 
     def piece(self, entry: TensorEntry) -> TensorEntry:

@@ -2,15 +2,14 @@
 
 from typing import Any, TypeVar
 
-from regrow.core.board import Phase
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
+from regrow.core.job import JobSpec
 from regrow.core.messages import (
     ErrorReport,
     Fact,
     FaultKind,
     FaultSpec,
     FormGeneration,
-    JobFacts,
     NodeJoined,
     NodeSeen,
     TimeAdvanced,
@@ -23,7 +22,8 @@ from regrow.core.messages import (
     WorkerReady,
     WorkerResumed,
 )
-from regrow.core.sights import WorkerSight
+from regrow.core.messages.sights import WorkerSight
+from regrow.core.phase import Phase
 from regrow.membership.machine import Command, EndJob, Membership
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Job:
             "durable": False,
         }
         self.now: Instant = 100.0
-        self.machine = Membership(JobFacts(**{**fields, **changes}), faults or [], resume)
+        self.machine = Membership(JobSpec(**{**fields, **changes}), faults or [], resume)
         self.said: list[Command] = []
         for index in range(nodes):
             self.tell(NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}"))

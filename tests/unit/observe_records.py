@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from regrow.core.events import (
+from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.records import (
     FaultInjected,
     GenerationFormed,
     IncidentClosed,
@@ -16,7 +17,6 @@ from regrow.core.events import (
     WorkerGone,
     WorkerSpawned,
 )
-from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
 
 NODE = NodeId("node0")
 

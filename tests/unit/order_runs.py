@@ -5,8 +5,9 @@ from collections.abc import Callable
 import msgspec
 import xxhash
 
-from regrow.core.data_messages import BatchRecord, OrderSpec, SourceSpec
-from regrow.core.events import (
+from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
+from regrow.core.messages.data import BatchRecord, OrderSpec, SourceSpec
+from regrow.core.records import (
     NODE_LOST,
     GenerationFormed,
     JobEnded,
@@ -16,10 +17,9 @@ from regrow.core.events import (
     WorkerGone,
     WorkerSpawned,
 )
-from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.data.order import keys_of, samples_digest
-from regrow.observe.reads import Run
-from regrow.step.dealing import Counts, deal
+from regrow.observe.reads import RunRecords
+from regrow.step.dealing import MicroBatchCounts, deal
 
 GLOBAL = OrderSpec(
     "ordered", seed=3, sources=[SourceSpec("corpus", 100)], global_batch=24, shuffle=True, remainder="wrap"
@@ -69,7 +69,7 @@ class FakeRun:
 
     def commit(self, rank: int, *, adopted: bool = False) -> None:
         share, shares = self._share(rank, self.world)
-        count = Counts(self._microbatches).of(self.world) if self._microbatches else 0
+        count = MicroBatchCounts(self._microbatches).of(self.world) if self._microbatches else 0
         parts = range(*deal(count, self.world, rank)) if count else ()
         self._now += 0.1
         self.records.append(
@@ -133,12 +133,12 @@ class FakeRun:
     def node_of(self, rank: int) -> NodeId:
         return NodeId(f"node{rank * self._nodes // self.world}")
 
-    def end(self, code: int = 0) -> Run:
+    def end(self, code: int = 0) -> RunRecords:
         self.records.append(JobEnded(self._now, code, ""))
         return self.made()
 
-    def made(self, *, live: bool = False) -> Run:
-        return Run(self.name, list(self.records), live=live)
+    def made(self, *, live: bool = False) -> RunRecords:
+        return RunRecords(self.name, list(self.records), live=live)
 
     def _spawn(self, rank: int) -> WorkerId:
         worker, self._made = WorkerId(f"{self.name}.w{self._made}"), self._made + 1
@@ -148,10 +148,10 @@ class FakeRun:
         return worker
 
 
-def changed(run: Run, change: Callable[[StepCommitted], StepCommitted | None]) -> Run:
+def changed(run: RunRecords, change: Callable[[StepCommitted], StepCommitted | None]) -> RunRecords:
     """A run some of whose commits say something else, or are not there (None)."""
     records = [change(record) if isinstance(record, StepCommitted) else record for record in run.records]
-    return Run(run.name, [record for record in records if record is not None], run.torn, run.live)
+    return RunRecords(run.name, [record for record in records if record is not None], run.torn, run.live)
 
 
 def with_data(commit: StepCommitted, **data: object) -> StepCommitted:

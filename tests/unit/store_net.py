@@ -4,10 +4,10 @@ import asyncio
 import random
 from collections import Counter
 
-from regrow.agent.keeper import Keeper
-from regrow.agent.peers import PeerLost
+from regrow.agent.store.node import StoreNode
+from regrow.agent.store.peers import StoreNodeLost
 from regrow.core.ids import Generation, Seconds
-from regrow.core.store_messages import StoreMessage, StoreReply, StoreRequest
+from regrow.core.messages.store import StoreMessage, StoreReply, StoreRequest
 
 
 class Net:
@@ -21,7 +21,9 @@ class Net:
         self._chance = None if seed is None else random.Random(seed)
         self.asked: Counter[str] = Counter()
         self.dead: set[str] = set()
-        self.keepers = {f"a{node}": Keeper(f"a{node}", _Peers(self, f"a{node}"), alone=False) for node in range(nodes)}
+        self.keepers = {
+            f"a{node}": StoreNode(f"a{node}", _Peers(self, f"a{node}"), alone=False) for node in range(nodes)
+        }
         self.stores = list(self.keepers)
         for keeper in self.keepers.values():
             keeper.learn(Generation(1), self.stores, world or nodes)
@@ -34,12 +36,12 @@ class Net:
         """From one agent to another and back."""
         await self._travel()
         if agent in self.dead or sender in self.dead:
-            raise PeerLost(f"{agent} has ended")
+            raise StoreNodeLost(f"{agent} has ended")
         self.asked[agent] += 1
         reply = await asyncio.wait_for(self.keepers[agent].carry_out(request, sender), within)  # type: ignore[arg-type]
         await self._travel()
         if agent in self.dead:
-            raise PeerLost(f"{agent} has ended")
+            raise StoreNodeLost(f"{agent} has ended")
         return reply
 
     async def _travel(self) -> None:

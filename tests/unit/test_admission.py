@@ -5,12 +5,13 @@ import pytest
 from regrow.core.config import Script
 from regrow.core.errors import UsageError
 from regrow.core.ids import JobId, NodeId
-from regrow.core.messages import JobFacts, Warmth
+from regrow.core.job import JobSpec
+from regrow.core.messages import Warmth
 from regrow.membership.admission import Admission, JoinOffer, JoinRequest
 
 
-def facts(nodes: int, most: int = 0) -> JobFacts:
-    return JobFacts(JobId("j"), 1, nodes, 0, Warmth.BUILT, 1, 60.0, None, False, most_nodes=most)
+def facts(nodes: int, most: int = 0) -> JobSpec:
+    return JobSpec(JobId("j"), 1, nodes, 0, Warmth.BUILT, 1, 60.0, None, False, most_nodes=most)
 
 
 def named(*names: str) -> list[NodeId]:

@@ -2,7 +2,7 @@ import asyncio
 import socket
 import struct
 
-from regrow.agent.channel import WorkerChannel
+from regrow.agent.workers.channel import WorkerChannel
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, StepNo, WorkerId
 from regrow.core.messages import HaltGeneration, WorkerFact, WorkerHalted, WorkerOrder

@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
-from regrow.agent.routing import RADIX, home, is_direct, next_hop, parent
-from regrow.core.store_messages import placed
+from regrow.agent.store.routing import RADIX, home, is_direct, next_hop, parent
+from regrow.core.messages.store import placed
 
 SIZES = (1, 2, 3, 7, 8, 9, 63, 64, 65, 100, 512)
 

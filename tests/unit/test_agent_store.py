@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.test_agent_contract import config
+from tests.unit.test_agent_environment import config
 
-from regrow.agent.keys import KeyTable
-from regrow.agent.store import StoreServer
+from regrow.agent.store.keys import KeyTable
+from regrow.agent.store.server import StoreServer
 from regrow.core.ids import Generation
-from regrow.core.store_messages import (
+from regrow.core.messages.store import (
     NO_COUNTER,
     StoreAdd,
     StoreCheck,

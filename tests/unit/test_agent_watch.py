@@ -2,11 +2,12 @@ from typing import Any
 
 import pytest
 
-from regrow.agent.evidence import Evidence
-from regrow.agent.watch import Board, Watcher
-from regrow.core.board import Flight, Phase, Reading
+from regrow.agent.workers.evidence import Evidence
+from regrow.agent.workers.watch import BoardView, Watcher
+from regrow.core.board import BoardReading, Flight
 from regrow.core.ids import NodeId, WorkerId
-from regrow.core.sights import NodeSeen, WorkerSight
+from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.phase import Phase
 
 A, B = WorkerId("a"), WorkerId("b")
 
@@ -36,8 +37,10 @@ class Bench:
         return next(sight for sight in self.until(seconds)[-1].sights if sight.worker == worker)
 
 
-def board(beats: int = 1, *, step: int = 7, calls: int = 2, phase: Phase = Phase.COMPUTING, **flight: Any) -> Board:
-    return Board(Reading(beats, step, calls, 1, phase), Flight(flight.get("number", 0), flight.get("oldest", "")))
+def board(beats: int = 1, *, step: int = 7, calls: int = 2, phase: Phase = Phase.COMPUTING, **flight: Any) -> BoardView:
+    return BoardView(
+        BoardReading(beats, step, calls, 1, phase), Flight(flight.get("number", 0), flight.get("oldest", ""))
+    )
 
 
 def test_nothing_is_told_of_workers_that_go_on() -> None:

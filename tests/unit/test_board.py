@@ -3,9 +3,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from regrow.core.board import BatchShown, Board, Phase
-from regrow.core.data_messages import BatchRecord
+from regrow.core.board import BatchShown, Board
 from regrow.core.ids import Generation, StepNo
+from regrow.core.messages.data import BatchRecord
+from regrow.core.phase import Phase
 
 RECORD = BatchRecord(2, 4, "0123456789abcdef", "fedcba9876543210")
 PLACE = (Generation(3), StepNo(17))

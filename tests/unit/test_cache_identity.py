@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from regrow.core.data_messages import OrderSpec, SourceSpec
+from regrow.core.messages.data import OrderSpec, SourceSpec
 from regrow.data.cache import evenly, walking
 from regrow.data.cache.identity import Identity, describe, difference, identity_of
 
@@ -65,7 +65,7 @@ def collate(items):
 """
 PRINT = """
 import json
-from regrow.core.data_messages import OrderSpec
+from regrow.core.messages.data import OrderSpec
 from regrow.data.cache.identity import describe
 print(json.dumps(describe(Data(), collate, OrderSpec("ordered", 7), 0).parts))
 """

@@ -12,7 +12,7 @@ import pytest
 from regrow import cli
 from regrow.core.config import jobs_home
 from regrow.core.ids import JobId
-from regrow.launch import folder, joining, local
+from regrow.launch import folder, join_node, local
 from regrow.launch.job import JobPlan
 
 
@@ -34,7 +34,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[JobPlan]]:
         return 0
 
     monkeypatch.setattr(local, "run", keep)
-    monkeypatch.setattr(joining, "join", keep)
+    monkeypatch.setattr(join_node, "join", keep)
     yield plans
 
 

@@ -3,7 +3,7 @@
 from typing import cast
 
 from regrow.comm.echo import EchoTransport
-from regrow.comm.group import EchoScope, RegrowGroup
+from regrow.comm.process_group import EchoScope, RegrowGroup
 
 
 class Group:

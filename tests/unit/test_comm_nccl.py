@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from regrow.comm import nccl, private
-from regrow.comm.group import Owner, RegrowGroup, send_together
+from regrow.comm import nccl
 from regrow.comm.nccl import Communicator, NcclTransport
-from regrow.comm.private import HashStore
+from regrow.comm.process_group import Owner, RegrowGroup, send_together
+from regrow.comm.torch_private import internals
+from regrow.comm.torch_private.internals import HashStore
 from regrow.comm.transport import MeshTransport
 
 CUDA = torch.device("cuda", 0)
@@ -156,7 +157,7 @@ def test_a_batch_of_sends_and_receives_is_one_call_to_nccl(group: RegrowGroup) -
 def test_torch_asks_our_groups_for_time_outs_and_batches(monkeypatch: pytest.MonkeyPatch, group: RegrowGroup) -> None:
     for module, name in ((c10d, "_set_pg_timeout"), (c10d, "batch_isend_irecv"), (dist, "batch_isend_irecv")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    private.serve_by(RegrowGroup, set_timeout=RegrowGroup.set_timeout, send_together=send_together)
+    internals.serve_by(RegrowGroup, set_timeout=RegrowGroup.set_timeout, send_together=send_together)
     c10d._set_pg_timeout(timedelta(seconds=8), group)
     sent: Any = dist.batch_isend_irecv([operation(group, dist.isend, CUDA)])
     assert sent == ["work"]

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import regrow
-from regrow.core.data_messages import CacheSeat
 from regrow.core.ids import WorkerId
+from regrow.core.messages.data import CacheSeat
 from regrow.data.cache import reach
 from regrow.data.cache.client import CachedSource, NodeCache
 from regrow.data.cache.layout import Encoded

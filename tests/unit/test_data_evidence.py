@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import regrow
-from regrow.core.data_messages import BatchRecord
 from regrow.core.errors import DataError, UsageError
+from regrow.core.messages.data import BatchRecord
 from regrow.data.loader import StepLoader
 from regrow.data.mixed import Mixture
 from regrow.data.order import keys_of, samples_digest

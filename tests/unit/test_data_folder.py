@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_agent_contract import config
+from tests.unit.test_agent_environment import config
 
 from regrow.agent import data_folder
 from regrow.agent.data_folder import DataFolder, sweep
 from regrow.core.config import size
 from regrow.core.errors import UsageError
 from regrow.launch.cache import CacheHome, CachePlan, cache_plan, default_budget
-from regrow.launch.console import Speaker
+from regrow.launch.console import Console
 
 GIB = 1 << 30
 CONFIG = config(job_dir="/jobs/j")
@@ -231,17 +231,17 @@ def test_where_there_is_no_place_it_is_said_once(
 
         root.mkdir()
         monkeypatch.setattr(DataFolder, "make", refuse)
-    home = CacheHome(CachePlan(root), 2, Speaker())
+    home = CacheHome(CachePlan(root), 2, Console())
     home.open()
     for _ in range(2):
-        assert home.furnish(CONFIG) == (CONFIG, None)
+        assert home.assemble(CONFIG) == (CONFIG, None)
     told = capsys.readouterr().err
     assert told.count("the job runs without a data cache") == 1
     assert str(root) in told
 
 
 def test_without_a_cache_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    home = CacheHome(CachePlan(), 1, Speaker())
+    home = CacheHome(CachePlan(), 1, Console())
     home.open()
-    assert home.furnish(CONFIG) == (CONFIG, None)
+    assert home.assemble(CONFIG) == (CONFIG, None)
     assert capsys.readouterr().err == ""

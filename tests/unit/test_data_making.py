@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 import regrow
-from regrow.core.data_messages import CacheSeat
 from regrow.core.ids import WorkerId
+from regrow.core.messages.data import CacheSeat
 from regrow.data.cache import folder as cache_folder
 from regrow.data.cache import layout, making
 from regrow.data.cache.entry import open_entry

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, WeightedRandomSampler, get_worker_info
 
 import regrow
-from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.errors import UsageError
+from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.cache.entry import digest_of
 from regrow.data.micro import MicroLoader, batch_size_of, samples_in
 from regrow.data.order import GlobalOrder, keys_of, samples_digest

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regrow.core.data_messages import OrderSpec, SourceSpec
 from regrow.core.errors import UsageError
+from regrow.core.messages.data import OrderSpec, SourceSpec
 from regrow.data.mixture import MixtureOrder, Weighting
 from regrow.data.order import keys_of, order_of, samples_digest, steps_per_epoch
 

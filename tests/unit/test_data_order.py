@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regrow.core.data_messages import OrderSpec, SourceSpec
 from regrow.core.errors import UsageError
+from regrow.core.messages.data import OrderSpec, SourceSpec
 from regrow.data.order import (
     Address,
     GlobalOrder,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from regrow.core.data_messages import producer_given_up, producer_socket
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import WorkerId
+from regrow.core.messages.data import producer_given_up, producer_socket
 from regrow.data.cache import reach
 from regrow.data.cache.layout import Key
 from regrow.data.cache.messages import (

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow.core.errors import UsageError
-from regrow.step.dealing import Counter, Counts, Span, deal, fold, is_node, partial_nodes, refusal, total
+from regrow.step.dealing import (
+    Counter,
+    MicroBatchCounts,
+    MicroBatchRange,
+    deal,
+    fold,
+    is_node,
+    partial_nodes,
+    refusal,
+    total,
+)
 
 Tree = str | tuple["Tree", "Tree"]
 
@@ -23,7 +33,7 @@ def tree(count: int) -> Tree:
     for index in range(count):
         counter.push(index, str(index))
     ((span, whole),) = counter.nodes
-    assert span == Span(0, count)
+    assert span == MicroBatchRange(0, count)
     return whole
 
 
@@ -67,7 +77,7 @@ def test_three_micro_batches_are_too_few_for_four_replicas() -> None:
 def test_the_number_of_micro_batches_is_that_of_the_next_smaller_size(
     counts: int | dict[int, int], by_replicas: dict[int, int], most: int
 ) -> None:
-    found = Counts(counts)
+    found = MicroBatchCounts(counts)
     assert {replicas: found.of(replicas) for replicas in by_replicas} == by_replicas
     assert found.most == most
     assert all(refusal(found.of(replicas), replicas) is None for replicas in range(1, most + 1))
@@ -86,7 +96,7 @@ def test_the_number_of_micro_batches_is_that_of_the_next_smaller_size(
 )
 def test_a_table_with_too_few_micro_batches_for_a_size_is_refused(counts: int | dict[int, int], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        Counts(counts)
+        MicroBatchCounts(counts)
 
 
 @given(worlds())
@@ -116,7 +126,7 @@ def test_the_tree_is_that_of_a_binary_counter_with_leftovers_from_the_smallest_u
 @given(worlds())
 def test_whoever_computes_them_the_micro_batches_are_summed_in_the_same_tree(world: tuple[int, int]) -> None:
     count, replicas = world
-    found: dict[Span, Tree] = {}
+    found: dict[MicroBatchRange, Tree] = {}
     for replica in range(replicas):
         share = deal(count, replicas, replica)
         counter: Counter[Tree] = Counter(count, pair)
@@ -144,15 +154,15 @@ def test_a_share_needs_no_more_values_than_it_says(world: tuple[int, int]) -> No
 
 
 def test_nodes_are_known() -> None:
-    assert is_node(8, Span(4, 6))
-    assert is_node(7, Span(4, 7))
-    assert not is_node(8, Span(1, 3))
-    assert not is_node(8, Span(5, 5))
+    assert is_node(8, MicroBatchRange(4, 6))
+    assert is_node(7, MicroBatchRange(4, 7))
+    assert not is_node(8, MicroBatchRange(1, 3))
+    assert not is_node(8, MicroBatchRange(5, 5))
 
 
 def test_a_hole_is_an_error() -> None:
     with pytest.raises(KeyError):
-        fold(4, {Span(0, 2): 1, Span(3, 4): 1}, int.__add__)
+        fold(4, {MicroBatchRange(0, 2): 1, MicroBatchRange(3, 4): 1}, int.__add__)
 
 
 def test_the_sum_follows_the_tree_and_not_the_order() -> None:
@@ -166,4 +176,4 @@ def test_a_counter_can_start_anew() -> None:
     counter.push(0, 1)
     counter.clear()
     counter.push(0, 5)
-    assert counter.nodes == [(Span(0, 1), 5)]
+    assert counter.nodes == [(MicroBatchRange(0, 1), 5)]

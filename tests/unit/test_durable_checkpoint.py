@@ -10,16 +10,16 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-import regrow.hydration.durable_layout as layout
+import regrow.hydration.durable.layout as layout
 from regrow.core.errors import CheckpointError, StateError
 from regrow.core.ids import Rank, StepNo
-from regrow.hydration.durable_layout import Manifest
-from regrow.hydration.durable_place import place
-from regrow.hydration.durable_reader import latest, load, manifest_of
-from regrow.hydration.durable_source import TornSnapshot
-from regrow.hydration.durable_writer import write_parts
+from regrow.hydration.durable.layout import Manifest
+from regrow.hydration.durable.reader import latest, load, manifest_of
+from regrow.hydration.durable.snapshot import TornSnapshot
+from regrow.hydration.durable.storage import place
+from regrow.hydration.durable.writer import write_parts
 from regrow.hydration.inventory import TensorEntry
-from regrow.train.protect import ProtectedState
+from regrow.train.state.protected import ProtectedState
 
 
 def test_a_new_worker_resumes_bitwise_from_disk(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from torch.multiprocessing.spawn import spawn
 
 from regrow.core.errors import CheckpointError, StateError
 from regrow.core.ids import Rank, StepNo
-from regrow.hydration.durable_place import place
-from regrow.hydration.durable_reader import load, manifest_of
-from regrow.hydration.durable_writer import finish, write_parts
+from regrow.hydration.durable.reader import load, manifest_of
+from regrow.hydration.durable.storage import place
+from regrow.hydration.durable.writer import finish, write_parts
 from regrow.hydration.shards import Box
 
 

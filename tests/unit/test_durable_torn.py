@@ -15,10 +15,10 @@ from tests.unit.checkpoint_cases import Pieces, Training, loaded, save, saved, s
 from tests.unit.test_durable_sharded import by_rows, tensors
 
 from regrow.core.ids import Rank, StepNo
-from regrow.hydration.durable_layout import MANIFEST
-from regrow.hydration.durable_place import LocalPlace, place
-from regrow.hydration.durable_reader import complete, latest
-from regrow.hydration.durable_writer import abandon, finish, write_parts
+from regrow.hydration.durable.layout import MANIFEST
+from regrow.hydration.durable.reader import complete, latest
+from regrow.hydration.durable.storage import FolderStorage, place
+from regrow.hydration.durable.writer import abandon, finish, write_parts
 
 CHANGES = ("begin", "publish", "write", "delete", "remove")
 
@@ -154,12 +154,12 @@ def test_the_manifest_comes_last_and_then_the_name(tmp_path: Path, monkeypatch: 
     at = place(str(tmp_path))
     write_parts(at, StepNo(3), 0, [source(Training().trained().snapshot(), 3)])
     seen: list[tuple[str, list[str]]] = []
-    real = LocalPlace.publish
+    real = FolderStorage.publish
 
-    def publish(self: LocalPlace, folder: str, step: StepNo) -> str:
+    def publish(self: FolderStorage, folder: str, step: StepNo) -> str:
         seen.append((folder, sorted(os.listdir(tmp_path / folder))))
         return real(self, folder, step)
 
-    monkeypatch.setattr(LocalPlace, "publish", publish)
+    monkeypatch.setattr(FolderStorage, "publish", publish)
     finish(at, StepNo(3), 0, [Rank(0)], 2)
     assert seen == [(".unfinished-3-0", [".metadata", "__0_0.distcp", MANIFEST])]

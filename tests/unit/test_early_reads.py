@@ -9,13 +9,13 @@ import pytest
 from tests.unit.elastic_job import elastic, grown
 from tests.unit.membership_job import Job
 
-from regrow.core.early_reads import EarlyReads, Place
-from regrow.core.events import Noted
+from regrow.core.early_reads import EarlyReads, PlaceInWorld
 from regrow.core.ids import NO_STATE, NodeId
 from regrow.core.messages import FenceWorker, Role, SpawnWorker, Warmth, WorkerReady
+from regrow.core.records import Noted
 from regrow.membership.roster import Stage
 
-RANK = {Place.RANK: "RANK at train.py:7"}
+RANK = {PlaceInWorld.RANK: "RANK at train.py:7"}
 
 # --- noting reads ---------------------------------------------------------------------------------------------------
 
@@ -34,9 +34,9 @@ def early(monkeypatch: pytest.MonkeyPatch) -> Iterator[EarlyReads]:
 @pytest.mark.parametrize(
     ("asks", "what"),
     [
-        (lambda: os.environ["RANK"], Place.RANK),
-        (lambda: os.environ.get("LOCAL_RANK", "0"), Place.LOCAL_RANK),
-        (lambda: os.getenv("WORLD_SIZE"), Place.WORLD),
+        (lambda: os.environ["RANK"], PlaceInWorld.RANK),
+        (lambda: os.environ.get("LOCAL_RANK", "0"), PlaceInWorld.LOCAL_RANK),
+        (lambda: os.getenv("WORLD_SIZE"), PlaceInWorld.WORLD),
         (lambda: os.environ["HOME"], None),
         (lambda: "RANK" in os.environ, None),
         (lambda: os.environ.copy(), None),
@@ -44,12 +44,12 @@ def early(monkeypatch: pytest.MonkeyPatch) -> Iterator[EarlyReads]:
         (lambda: {**os.environ, "MORE": "1"}, None),
         (lambda: os.environ | {"MORE": "1"}, None),
         (lambda: [value for _, value in os.environ.items()], None),
-        (lambda: [os.environ[name] for name in ("HOME", "RANK")], Place.RANK),
-        (lambda: [os.environ[name] for name in list(os.environ.keys()) if name == "RANK"], Place.RANK),
+        (lambda: [os.environ[name] for name in ("HOME", "RANK")], PlaceInWorld.RANK),
+        (lambda: [os.environ[name] for name in list(os.environ.keys()) if name == "RANK"], PlaceInWorld.RANK),
     ],
 )
 def test_reads_of_the_environment_are_noted_with_the_line_of_the_script(
-    early: EarlyReads, asks: FunctionType, what: Place | None
+    early: EarlyReads, asks: FunctionType, what: PlaceInWorld | None
 ) -> None:
     asks()
     assert list(early.found) == ([] if what is None else [what])
@@ -59,7 +59,7 @@ def test_reads_of_the_environment_are_noted_with_the_line_of_the_script(
 def ask_within(early: EarlyReads, *modules: str) -> None:
     """Ask for the rank, from the first of the modules, which the second has called, and so on."""
     body = "early.note(what, 'get_rank()')"
-    known: dict[str, Any] = {"early": early, "what": Place.RANK}
+    known: dict[str, Any] = {"early": early, "what": PlaceInWorld.RANK}
     for module in modules:
         made = {"__name__": module, **known}
         exec(f"def ask(): {body}", made)
@@ -92,13 +92,13 @@ def test_what_is_asked_in_the_loop_does_not_count(early: EarlyReads) -> None:
 
 def test_a_device_that_is_in_use_binds_its_worker_to_the_place_on_the_node(early: EarlyReads) -> None:
     early.bind("CUDA device 1")
-    assert early.found == {Place.LOCAL_RANK: "CUDA device 1 is in use"}
+    assert early.found == {PlaceInWorld.LOCAL_RANK: "CUDA device 1 is in use"}
 
 
 def test_a_sampler_of_torchs_that_asked_for_its_rank_follows_when_the_worker_is_seated(
     early: EarlyReads,
 ) -> None:
-    made: dict[str, Any] = {"__name__": "torch.utils.data.distributed", "early": early, "what": Place.RANK}
+    made: dict[str, Any] = {"__name__": "torch.utils.data.distributed", "early": early, "what": PlaceInWorld.RANK}
     exec(
         "class Sampler:\n    def __init__(self):\n        early.note(what, 'get_rank()')\n        self.rank = 1",
         made,
@@ -137,7 +137,7 @@ def test_a_standby_whose_script_asks_early_is_ended_once_and_others_wait_before_
     assert len(job.all(Noted)) == 1
 
 
-@pytest.mark.parametrize("early", [{}, {Place.WORLD: "WORLD_SIZE at train.py:7"}])
+@pytest.mark.parametrize("early", [{}, {PlaceInWorld.WORLD: "WORLD_SIZE at train.py:7"}])
 def test_a_standby_that_was_told_nothing_wrong_is_used_as_it_is(early: dict[str, str]) -> None:
     job = trained(3)
     job.ready(job.standby(), early=early)
@@ -159,7 +159,7 @@ def test_a_standby_that_is_seated_while_it_builds_is_replaced_when_it_was_told_a
 
 
 def test_the_place_on_a_node_counts_where_it_has_several() -> None:
-    bound = {Place.LOCAL_RANK: "CUDA device 1 is in use"}
+    bound = {PlaceInWorld.LOCAL_RANK: "CUDA device 1 is in use"}
     several, single = trained(2), trained(2, nodes=2)
     several.ready(several.standby(), early=bound)
     assert warmth(several) is Warmth.IMPORTS and len(several.all(FenceWorker)) == 1
@@ -172,14 +172,14 @@ def test_the_place_on_a_node_counts_where_it_has_several() -> None:
 def test_a_standby_that_was_told_the_size_of_a_world_makes_room_when_that_has_changed(asks: bool) -> None:
     job = elastic(standbys=1)
     first = job.standby()
-    job.ready(first, early={Place.WORLD: "WORLD_SIZE at train.py:7"} if asks else {})
+    job.ready(first, early={PlaceInWorld.WORLD: "WORLD_SIZE at train.py:7"} if asks else {})
     grown(job, 3)
     if not asks:
         assert first in job.machine.roster.places.values()
         return
     assert first in {each.worker for each in job.all(FenceWorker)}
     assert job.standby() != first and warmth(job) is None
-    job.ready(job.standby(), early={Place.WORLD: "WORLD_SIZE at train.py:7"})
+    job.ready(job.standby(), early={PlaceInWorld.WORLD: "WORLD_SIZE at train.py:7"})
     assert len(job.all(FenceWorker)) == 1 and not job.all(Noted)
 
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from tests.unit.membership_job import Job
 
-from regrow.core.board import Phase
-from regrow.core.events import IncidentOpened, Noted
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import FenceWorker, NodeSeen, TakeStacks
-from regrow.core.sights import WorkerSight
-from regrow.membership.hangs import Bounds, Look, judge, told
+from regrow.core.messages.sights import WorkerSight
+from regrow.core.phase import Phase
+from regrow.core.records import IncidentOpened, Noted
+from regrow.membership.recovery.hangs import Bounds, Look, judge, told
 
 WAITS: dict[str, Any] = {"calls": 3, "waits": True, "awaits": "allreduce on world"}
 OUTSIDE: dict[str, Any] = {"phase": Phase.OUTSIDE}

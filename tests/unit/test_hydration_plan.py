@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow.hydration.inventory import TensorEntry
-from regrow.hydration.plan import Span, chunked, deal, whole
+from regrow.hydration.plan import ByteSpan, chunked, deal, whole
 
 sizes = st.lists(st.integers(0, 5000), max_size=30)
 
@@ -34,7 +34,7 @@ def test_every_byte_goes_to_exactly_one_holder_in_equal_contiguous_parts(lengths
 
 def test_without_holders_there_is_no_plan() -> None:
     with pytest.raises(ValueError, match="nobody"):
-        deal([Span("a", 0, 1)], [])
+        deal([ByteSpan("a", 0, 1)], [])
 
 
 @given(sizes, st.sampled_from([64, 1000, 1 << 20]))
@@ -51,4 +51,4 @@ def test_thousands_of_tiny_tensors_share_a_few_chunks() -> None:
 
 
 def test_tensors_without_elements_are_not_asked_for() -> None:
-    assert whole(entries([0, 3, 0])) == [Span("t1", 0, 3)]
+    assert whole(entries([0, 3, 0])) == [ByteSpan("t1", 0, 3)]

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from tests.unit.membership_job import Job
 
-from regrow.agent.imports import changed, thread_names
-from regrow.core.events import Noted
+from regrow.agent.workers.imports import changed, thread_names
 from regrow.core.ids import NO_STATE
 from regrow.core.messages import FenceWorker, ImportModules, ModulesImported, Warmth, WorkerReady
+from regrow.core.records import Noted
 
 AHEAD = """
 import os, sys
 before = frozenset(sys.modules)
-from regrow.agent.imports import import_ahead, installed
+from regrow.agent.workers.imports import import_ahead, installed
 sys.path.insert(0, {folder!r})
 print(import_ahead({names!r}, ["WISH"]))
 print([name for name in installed(before) if name.startswith("made_")])

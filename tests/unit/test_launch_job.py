@@ -7,15 +7,15 @@ import pytest
 
 from regrow.core.errors import UsageError
 from regrow.core.messages import Warmth
-from regrow.launch.job import JobPlan, RunFlags, Surroundings, make_plan
+from regrow.launch.job import HostEnvironment, JobPlan, RunFlags, make_plan
 
 
-def around(**changes: Any) -> Surroundings:
+def around(**changes: Any) -> HostEnvironment:
     values: dict[str, Any] = {"cpus": 6, "gpus": 0, "stamp": "s", "jobs_home": Path("/j"), "socket_home": Path("/r")}
-    return Surroundings(**values | changes)
+    return HostEnvironment(**values | changes)
 
 
-def plan(surroundings: Surroundings | None = None, **flags: Any) -> JobPlan:
+def plan(surroundings: HostEnvironment | None = None, **flags: Any) -> JobPlan:
     return make_plan(RunFlags(**{"script": "train.py"} | flags), surroundings or around())
 
 

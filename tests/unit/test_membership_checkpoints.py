@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from tests.unit.membership_job import Job
 
-from regrow.core.checkpoint_messages import (
+from regrow.core.ids import StepNo
+from regrow.core.messages import ReleaseWorker, TimeAdvanced, WorkerReady
+from regrow.core.messages.checkpoints import (
     AbandonCheckpoint,
     CheckpointFailed,
     CheckpointWritten,
@@ -14,10 +16,8 @@ from regrow.core.checkpoint_messages import (
     SnapshotHeld,
     WriteCheckpoint,
 )
-from regrow.core.copies import TakeSnapshot
-from regrow.core.events import CheckpointSaved, Noted
-from regrow.core.ids import StepNo
-from regrow.core.messages import ReleaseWorker, TimeAdvanced, WorkerReady
+from regrow.core.messages.copies import TakeSnapshot
+from regrow.core.records import CheckpointSaved, Noted
 
 EVERY = 60.0
 

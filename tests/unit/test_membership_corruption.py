@@ -2,21 +2,21 @@
 
 from tests.unit.membership_job import Job
 
-from regrow.core.events import IncidentClosed, IncidentOpened, ReplicaCorrupted
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
 from regrow.core.messages import FormGeneration, HaltGeneration, WorkerHalted
-from regrow.core.replica_messages import CorruptionNamed, ReplicasDiffer
+from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer
+from regrow.core.records import IncidentClosed, IncidentOpened, ReplicaCorrupted
 from regrow.launch.listing import status_lines
-from regrow.membership.corruption import MOST_TIMES
-from regrow.membership.covering import Standing, Start, go_back
-from regrow.membership.ladder import RUN_AGAIN, SCRIPT_ERROR
+from regrow.membership.recovery.corruption import MOST_TIMES
+from regrow.membership.recovery.ladder import RUN_AGAIN, SCRIPT_ERROR
+from regrow.membership.recovery_point import Start, SurvivorState, go_back
 from regrow.membership.states import Ended
 
 NODE = NodeId("a")
 
 
-def standing(rank: int, at: int, verified: int, holding: str = "all") -> Standing:
-    return Standing(Rank(rank), holding, StepNo(at), NODE, verified=StepNo(verified))
+def standing(rank: int, at: int, verified: int, holding: str = "all") -> SurvivorState:
+    return SurvivorState(Rank(rank), holding, StepNo(at), NODE, verified=StepNo(verified))
 
 
 def rewound(step: int, *ranks: int) -> Start:

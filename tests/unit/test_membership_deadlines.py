@@ -8,8 +8,6 @@ import msgspec
 import pytest
 from tests.unit.membership_job import Job, form
 
-from regrow.core.board import Phase
-from regrow.core.events import GenerationFormed, IncidentClosed, IncidentOpened, Noted
 from regrow.core.ids import Generation, NodeId, StepNo
 from regrow.core.messages import (
     ErrorReport,
@@ -24,6 +22,8 @@ from regrow.core.messages import (
     WorkerHalted,
     WorkerStarted,
 )
+from regrow.core.phase import Phase
+from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, Noted
 from regrow.membership.machine import Command
 from regrow.membership.states import Mending
 

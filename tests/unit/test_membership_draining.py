@@ -14,15 +14,6 @@ from tests.unit.elastic_job import (
 )
 from tests.unit.membership_job import form
 
-from regrow.core.checkpoint_messages import (
-    CheckpointWritten,
-    FinishCheckpoint,
-    PartsWritten,
-    SnapshotHeld,
-    WriteCheckpoint,
-)
-from regrow.core.copies import TakeSnapshot
-from regrow.core.events import GrowthWeighed, IncidentClosed, IncidentOpened, Noted
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
 from regrow.core.messages import (
     FenceWorker,
@@ -35,6 +26,15 @@ from regrow.core.messages import (
     WorkerHalted,
     WorkerResumed,
 )
+from regrow.core.messages.checkpoints import (
+    CheckpointWritten,
+    FinishCheckpoint,
+    PartsWritten,
+    SnapshotHeld,
+    WriteCheckpoint,
+)
+from regrow.core.messages.copies import TakeSnapshot
+from regrow.core.records import GrowthWeighed, IncidentClosed, IncidentOpened, Noted
 
 # --- nodes that are given back ----------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 import pytest
 from tests.unit.membership_job import OOM, Job, form, mend
 
-from regrow.core.events import FaultInjected, IncidentClosed, Noted
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages import (
     ArmFault,
@@ -21,6 +20,7 @@ from regrow.core.messages import (
     WorkerExited,
     WorkerFailed,
 )
+from regrow.core.records import FaultInjected, IncidentClosed, Noted
 from regrow.membership.machine import EndJob
 from regrow.membership.orders import AnswerScale
 

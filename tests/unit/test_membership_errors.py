@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from tests.unit.membership_job import OOM, Job
 
-from regrow.core.events import JobEnded, Noted
 from regrow.core.ids import NO_STATE, Rank, StepNo
 from regrow.core.messages import ErrorReport, FaultKind, FormGeneration, WorkerHalted, WorkerNoted
+from regrow.core.records import JobEnded, Noted
 
 RESET = ErrorReport("RuntimeError", "connection reset", "Traceback: train.py, line 9", "line 9")
 

@@ -4,7 +4,6 @@ import pytest
 from tests.unit.elastic_job import candidates, elastic, grown, phase, planned, scale, shrunk, stop
 from tests.unit.membership_job import Job, form
 
-from regrow.core.events import GrowthWeighed, IncidentClosed, IncidentOpened, ScaleRefused, WorldChanged
 from regrow.core.ids import NO_STATE, NodeId, StepNo
 from regrow.core.messages import (
     ErrorReport,
@@ -18,6 +17,7 @@ from regrow.core.messages import (
     WorkerFailed,
     WorkerReady,
 )
+from regrow.core.records import GrowthWeighed, IncidentClosed, IncidentOpened, ScaleRefused, WorldChanged
 from regrow.membership.machine import EndJob
 from regrow.membership.orders import AnswerScale
 

@@ -3,7 +3,6 @@
 import pytest
 from tests.unit.membership_job import OOM, Job, form
 
-from regrow.core.events import IncidentClosed, IncidentOpened, Noted, WorkerBuilt, WorkerForked
 from regrow.core.ids import NO_STATE, Rank
 from regrow.core.messages import (
     FaultKind,
@@ -19,6 +18,7 @@ from regrow.core.messages import (
     WorkerReady,
     WorkerStarted,
 )
+from regrow.core.records import IncidentClosed, IncidentOpened, Noted, WorkerBuilt, WorkerForked
 from regrow.membership.machine import EndJob
 
 # --- starting -------------------------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 from tests.unit.membership_job import Job, form
 
-from regrow.core.copies import PlaceCopies
-from regrow.core.events import IncidentClosed, IncidentOpened, Noted, WorkerGone
 from regrow.core.ids import NodeId, StepNo
 from regrow.core.messages import (
     FaultKind,
@@ -19,8 +17,10 @@ from regrow.core.messages import (
     TimeAdvanced,
     WorkerHalted,
 )
+from regrow.core.messages.copies import PlaceCopies
+from regrow.core.records import IncidentClosed, IncidentOpened, Noted, WorkerGone
 from regrow.membership.machine import EndJob
-from regrow.membership.placement import Place, buddies
+from regrow.membership.placement import NodeDomain, buddies
 
 
 def lose(job: Job, node: str) -> None:
@@ -243,7 +243,7 @@ def test_without_copies_nobody_is_told_a_buddy() -> None:
 
 @pytest.mark.parametrize("domains", ["aabb", "abab", "aabbcc", "abcabc", "aaabbb", "", "a_b_", "aabbbccc"])
 def test_buddies_are_in_another_domain_and_each_node_keeps_the_copies_of_one(domains: str) -> None:
-    places = [Place(NodeId(f"n{at}"), "" if each == "_" else each) for at, each in enumerate(domains)]
+    places = [NodeDomain(NodeId(f"n{at}"), "" if each == "_" else each) for at, each in enumerate(domains)]
     found = buddies(places)
     domain = {place.node: place.domain or place.node for place in places}
     assert sorted(str(buddy) for buddy in found.values()) == sorted(found)
@@ -251,9 +251,9 @@ def test_buddies_are_in_another_domain_and_each_node_keeps_the_copies_of_one(dom
 
 
 def test_with_no_other_domain_the_buddy_is_another_node_and_alone_there_is_none() -> None:
-    same = [Place(NodeId(f"n{at}"), "rack") for at in range(3)]
+    same = [NodeDomain(NodeId(f"n{at}"), "rack") for at in range(3)]
     assert all(buddy not in (None, node) for node, buddy in buddies(same).items())
-    assert buddies([Place(NodeId("n0"))]) == {NodeId("n0"): None}
-    ring = buddies([Place(NodeId(f"n{at}")) for at in range(12)])
+    assert buddies([NodeDomain(NodeId("n0"))]) == {NodeId("n0"): None}
+    ring = buddies([NodeDomain(NodeId(f"n{at}")) for at in range(12)])
     assert ring[NodeId("n2")] == "n3"
     assert ring[NodeId("n11")] == "n0"

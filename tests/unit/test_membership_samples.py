@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from tests.unit.membership_job import Job
 
-from regrow.core.events import ReplicasDiverged
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.messages import FenceWorker, HaltGeneration
-from regrow.core.replica_messages import StateSampled
+from regrow.core.messages.replicas import StateSampled
+from regrow.core.records import ReplicasDiverged
 from regrow.membership.samples import Samples, compare
-from regrow.train.pacing import Pace
+from regrow.train.worker.cost_interval import CostInterval
 
 
 def told(*looks: dict[str, int]) -> dict[Rank, dict[str, int]]:
@@ -120,7 +120,7 @@ def test_a_newcomer_that_has_not_the_survivors_state_is_replaced_once() -> None:
 @pytest.mark.parametrize("cost", [1e-5, 1e-3, 0.02])
 @pytest.mark.parametrize("step", [1e-3, 0.05, 1.0])
 def test_samples_cost_at_most_a_part_of_a_step(cost: float, step: float) -> None:
-    pace = Pace()
+    pace = CostInterval()
     pace.took(cost, step)
     assert pace.every & (pace.every - 1) == 0
     assert cost / (pace.every * step) <= 0.0025
@@ -128,7 +128,7 @@ def test_samples_cost_at_most_a_part_of_a_step(cost: float, step: float) -> None
 
 
 def test_many_ranks_tell_the_coordinator_less_often() -> None:
-    pace = Pace()
+    pace = CostInterval()
     pace.world = 100_000
     pace.took(1e-4, 0.5)
     assert pace.every * 0.5 >= 200

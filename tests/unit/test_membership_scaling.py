@@ -4,11 +4,11 @@ import pytest
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import WorkerCommitted
-from regrow.membership.pace import AHEAD_S, LEAST_AHEAD, Pace
+from regrow.membership.elastic.pace import AHEAD_S, LEAST_AHEAD, Pace
 from regrow.membership.roster import Seat
 from regrow.membership.scaling import (
     Limits,
-    Standing,
+    ReplicaCandidate,
     first_seats,
     leavers,
     new_seats,
@@ -59,11 +59,11 @@ def test_growing_pays_when_the_stay_brings_more_than_the_pause_takes() -> None:
 
 def test_broken_replicas_go_first_then_those_on_draining_nodes_then_those_behind_then_the_highest() -> None:
     everybody = [
-        Standing(0),
-        Standing(1, draining=True),
-        Standing(2, newest=False),
-        Standing(3, dead=True),
-        Standing(4),
+        ReplicaCandidate(0),
+        ReplicaCandidate(1, draining=True),
+        ReplicaCandidate(2, newest=False),
+        ReplicaCandidate(3, dead=True),
+        ReplicaCandidate(4),
     ]
     assert [sorted(leavers(everybody, count)) for count in range(5)] == [[], [3], [1, 3], [1, 2, 3], [1, 2, 3, 4]]
 

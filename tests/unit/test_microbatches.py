@@ -16,9 +16,9 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
 from regrow.data.order import order_of
 from regrow.train.dealers import dealer
+from regrow.train.gradients.wrappers import Modules
 from regrow.train.microbatches import Dealer, MicroBatches
-from regrow.train.modules import Modules
-from regrow.train.protect import ProtectedState
+from regrow.train.state.protected import ProtectedState
 from regrow.train.step import Step
 
 SIZES = (1, 3, 2, 5, 4)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from regrow.core.ids import StepNo
-from regrow.train.audit import Part
-from regrow.train.moment import Scope
-from regrow.train.protect import ProtectedState
+from regrow.train.state.audit import ScriptPart
+from regrow.train.state.moment import Scope
+from regrow.train.state.protected import ProtectedState
 
 
 class Thing:
@@ -45,7 +45,7 @@ def begun(*objects: Any, scope: Scope | None = None) -> ProtectedState:
     state = ProtectedState(objects)
     state.state_at = StepNo(0)
     if scope is not None:
-        state.habits.learn(Part.EARLY, scope.parameters | scope.objects)
+        state.habits.learn(ScriptPart.EARLY, scope.parameters | scope.objects)
     state.begin()
     return state
 

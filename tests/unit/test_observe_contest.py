@@ -6,8 +6,8 @@ import pytest
 from contest import Job, JobStuck, Kill, lost_seconds, redone_steps
 from tests.unit.observe_records import FakeJob, commit
 
-from regrow.core.events import JobStarted, StepCommitted
 from regrow.core.ids import Generation, JobId
+from regrow.core.records import JobStarted, StepCommitted
 from regrow.observe.ledger import Ledger
 
 

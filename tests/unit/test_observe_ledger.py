@@ -7,8 +7,8 @@ import pytest
 from tests.unit.observe_records import FakeJob, commit
 
 from regrow.core.errors import ProtocolError
-from regrow.core.events import GenerationFormed, JobStarted, Noted, StepCommitted
 from regrow.core.ids import Generation, JobId, StepNo
+from regrow.core.records import GenerationFormed, JobStarted, Noted, StepCommitted
 from regrow.observe.ledger import Ledger, last_committed, read_records, time_lost
 from regrow.observe.tail import RecordTail
 

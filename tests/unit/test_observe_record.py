@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regrow.core.events import JobEnded, Noted
+from regrow.core.records import JobEnded, Noted
 from regrow.observe.record import EventWriter
 
 

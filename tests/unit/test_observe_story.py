@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 from tests.unit.observe_records import FakeJob, commit
 
-from regrow.core.events import (
+from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
+from regrow.core.records import (
     IncidentOpened,
     JobEnded,
     JobStarted,
@@ -16,7 +17,6 @@ from regrow.core.events import (
     StepCommitted,
     WorkerGone,
 )
-from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.observe.curve import draw_curve
 from regrow.observe.ledger import Ledger
 from regrow.observe.live import LiveView, PlainView, follow, open_view

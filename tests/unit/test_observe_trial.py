@@ -7,9 +7,9 @@ from rich.console import Console
 from tests.unit.observe_records import FakeJob, commit
 
 from regrow.core.errors import UsageError
-from regrow.core.events import FaultInjected, JobEnded, Record, StepCommitted
 from regrow.core.ids import Rank, StepNo, WorkerId
-from regrow.core.vocabulary import STATE_METRIC, FaultStage
+from regrow.core.messages.vocabulary import STATE_METRIC, FaultStage
+from regrow.core.records import FaultInjected, JobEnded, Record, StepCommitted
 from regrow.launch.trial import again, plan_kills
 from regrow.observe.ledger import Ledger
 from regrow.observe.trial import (

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.order_runs import GLOBAL, FakeRun, changed, read, with_data
 
-from regrow.core.data_messages import BatchRecord, OrderSpec, SourceSpec
 from regrow.core.errors import UsageError
-from regrow.core.events import GenerationFormed, OrderStated, Record, StepCommitted
+from regrow.core.messages.data import BatchRecord, OrderSpec, SourceSpec
+from regrow.core.records import GenerationFormed, OrderStated, Record, StepCommitted
 from regrow.launch.verifying import verify
 from regrow.observe.order_proof import prove
 from regrow.observe.proof import Proof, Verdict, proof_lines, spans
-from regrow.observe.reads import Run
+from regrow.observe.reads import RunRecords
 from regrow.observe.sample_counts import SampleCounts
 from regrow.observe.tail import read_run
 
@@ -288,7 +288,7 @@ def test_an_order_that_changes_between_two_runs_is_found(change: dict[str, objec
     other = msgspec.structs.replace(GLOBAL, **change)
     second = FakeRun("b", order=GLOBAL if "kind" in change else other, start=8).run(9).end()
     if "kind" in change:
-        second = Run("b", [_declaring(record, other) for record in second.records])
+        second = RunRecords("b", [_declaring(record, other) for record in second.records])
     proof = prove([FakeRun("a").run(8).end(75), second])
     found = next(found for found in proof.findings if found.cause == "order changed")
     assert (found.step, found.run) == (8, "b")
@@ -315,7 +315,7 @@ def test_a_worker_with_another_order_than_the_others_is_found() -> None:
         msgspec.structs.replace(record, order=OTHER) if isinstance(record, OrderStated) and record.rank == 2 else record
         for record in run.records
     ]
-    assert "two orders in one step" in causes(prove([Run("job", records)]))
+    assert "two orders in one step" in causes(prove([RunRecords("job", records)]))
 
 
 def test_thousands_of_findings_are_counted_and_a_few_of_each_cause_are_told() -> None:
@@ -382,7 +382,7 @@ def test_a_whole_last_line_that_is_gone_is_wrong(tmp_path: Path) -> None:
     assert causes(prove([read_run(folder, "job")])) == {"share missing"}
 
 
-def _written(run: Run, folder: Path) -> Path:
+def _written(run: RunRecords, folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name, of_steps in (("events", False), ("steps.node0", True)):
         lines = [msgspec.json.encode(r) for r in run.records if isinstance(r, StepCommitted | OrderStated) is of_steps]
@@ -424,7 +424,7 @@ def test_jobs_that_are_missing_in_a_chain_are_missed(code: int) -> None:
 
 
 def test_a_loader_with_an_order_of_its_own_is_held_to_shares_and_digests() -> None:
-    def opaque(run: Run) -> Run:
+    def opaque(run: RunRecords) -> RunRecords:
         kept = changed(run, lambda commit: with_data(commit, samples=""))
         return replace(kept, records=[_declaring(record, OPAQUE) for record in kept.records])
 
@@ -452,23 +452,23 @@ def test_no_step_at_all_proves_nothing() -> None:
 
 def test_commits_without_the_events_of_their_job_are_not_enough() -> None:
     run = FakeRun().run(8).end()
-    proof = prove([Run("file", [r for r in run.records if isinstance(r, StepCommitted | OrderStated)])])
+    proof = prove([RunRecords("file", [r for r in run.records if isinstance(r, StepCommitted | OrderStated)])])
     assert (proof.verdict, proof.findings) == (Verdict.UNPROVEN, [])
     holed = [r for r in run.records if isinstance(r, StepCommitted | OrderStated) and getattr(r, "step", 0) != 3]
-    assert any("step 3: no rank has a record" in reason for reason in prove([Run("file", holed)]).reasons)
+    assert any("step 3: no rank has a record" in reason for reason in prove([RunRecords("file", holed)]).reasons)
 
 
 def test_a_generation_of_which_only_commits_tell_starts_with_the_first_of_them() -> None:
     run = FakeRun().run(10).form(6).run(6).end()
     records = [r for r in run.records if not (isinstance(r, GenerationFormed) and r.generation == 2)]
-    proof = prove([Run("job", records)])
+    proof = prove([RunRecords("job", records)])
     assert (proof.verdict, proof.steps, proof.agreed) == (Verdict.PROVEN, 12, 4)
 
 
 # --- against another run -----------------------------------------------------------------------------------------
 
 
-def chain_of_worlds() -> list[Run]:
+def chain_of_worlds() -> list[RunRecords]:
     return [FakeRun("a", world=4).run(10).end(75), FakeRun("b", world=3, start=8).run(12).end()]
 
 
@@ -569,9 +569,9 @@ happenings = st.lists(
 )
 
 
-def told(order: OrderSpec, world: int, history: list[tuple[str, object]]) -> list[Run]:
+def told(order: OrderSpec, world: int, history: list[tuple[str, object]]) -> list[RunRecords]:
     """The runs of a history; the last one ends well."""
-    runs: list[Run] = []
+    runs: list[RunRecords] = []
     run = FakeRun("0", world=world, order=order).run(2)
     for what, how in history:
         if what == "run" and isinstance(how, int):
@@ -598,7 +598,7 @@ def test_any_history_of_kills_returns_and_worlds_is_proven(
     assert proof.compared == proof.steps == _length(runs)
 
 
-def _length(runs: list[Run]) -> int:
+def _length(runs: list[RunRecords]) -> int:
     return len({commit.step for _, commit in _counted(runs)})
 
 
@@ -641,7 +641,7 @@ def test_in_any_history_one_thing_that_is_wrong_is_found(
     assert proof.verdict is Verdict.WRONG or (proof.verdict is Verdict.UNPROVEN and kind == "gone")
 
 
-def _counted(runs: list[Run]) -> list[tuple[int, StepCommitted]]:
+def _counted(runs: list[RunRecords]) -> list[tuple[int, StepCommitted]]:
     """The lines that count, each with the number of its run: worked out from the last backwards."""
     found: dict[tuple[int, int], tuple[int, StepCommitted]] = {}
     for number, run in enumerate(runs):

@@ -13,7 +13,8 @@ from tests.unit.observe_records import FakeJob, commit
 
 from regrow.cli import main
 from regrow.core.errors import UsageError
-from regrow.core.events import (
+from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
+from regrow.core.records import (
     GenerationFormed,
     IncidentClosed,
     IncidentOpened,
@@ -24,12 +25,11 @@ from regrow.core.events import (
     WorkerSpawned,
     WorldChanged,
 )
-from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.launch.plotting import plot
 from regrow.observe.plot_clocks import clock_shifts, on_one_clock
 from regrow.observe.plot_drawing import render
 from regrow.observe.plot_series import MOST_POINTS, MOST_WINDOWS, Axis, Kind, Picture, picture
-from regrow.observe.reads import Run
+from regrow.observe.reads import RunRecords
 from regrow.observe.tail import read_run
 
 
@@ -101,7 +101,7 @@ class ElasticJob:
         return sorted([*self.events, *self.commits], key=lambda record: record.at)
 
     def picture(self, axis: Axis = Axis.TIME, metric: str = "loss") -> Picture:
-        return picture(Run("job", self.records), axis=axis, metric=metric)
+        return picture(RunRecords("job", self.records), axis=axis, metric=metric)
 
     def write(self, folder: Path) -> Path:
         folder.mkdir()
@@ -146,7 +146,7 @@ def test_a_fault_that_leaves_the_size_alone_is_no_edge_of_the_world() -> None:
 
 def test_records_of_steps_alone_tell_the_world_by_who_committed() -> None:
     job = ElasticJob(1).run(2).incident("grow", 3).run(2)
-    shown = picture(Run("steps", job.commits))
+    shown = picture(RunRecords("steps", job.commits))
     assert shown.world.values == [1, 3]
     assert shown.world_unit == "ranks"
     assert shown.steps == 4
@@ -268,7 +268,7 @@ def test_an_incident_that_is_not_over_lasts_to_the_end_of_the_figure() -> None:
 def test_a_job_in_which_nothing_has_run_gives_an_empty_picture() -> None:
     for records in ([], [JobStarted(5.0, JobId("job"), 2, 1, 0, [])]):
         for axis in Axis:
-            shown = picture(Run("job", records), axis=axis)
+            shown = picture(RunRecords("job", records), axis=axis)
             assert (shown.steps, shown.world.values, shown.rate.values, shown.curve.x, shown.marks) == (
                 0,
                 [],
@@ -317,7 +317,7 @@ def test_records_of_machines_with_other_clocks_are_put_on_that_of_the_coordinato
     shifts = clock_shifts(folder)
     assert shifts == {"node1": pytest.approx(70_000.0)}
     run = read_run(folder, "job")
-    shown = picture(Run("job", on_one_clock(run.records, shifts)))
+    shown = picture(RunRecords("job", on_one_clock(run.records, shifts)))
     assert shown.rate.edges == pytest.approx(wanted.rate.edges)
     assert shown.rate.values == pytest.approx(wanted.rate.values)
     assert plot(tmp_path, str(folder), out=None, axis=Axis.TIME, metric="loss")
@@ -325,7 +325,7 @@ def test_records_of_machines_with_other_clocks_are_put_on_that_of_the_coordinato
 
 
 def test_the_story_of_a_real_kill_draws_as_one_fault() -> None:
-    shown = picture(Run("job", FakeJob().run(12, {5: 2})))
+    shown = picture(RunRecords("job", FakeJob().run(12, {5: 2})))
     assert [mark.kind for mark in shown.marks] == [Kind.FAULT]
     assert shown.steps == 12
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from resizing import changes_of, changes_told, extra_memory, rates_by_world, turns
 
-from regrow.core.events import IncidentClosed, StepCommitted
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
+from regrow.core.records import IncidentClosed, StepCommitted
 from regrow.observe.ledger import Ledger
 
 

@@ -8,9 +8,9 @@ import torch
 
 from regrow.core.ids import StepNo
 from regrow.core.messages import Member, WorkerNoted
-from regrow.core.replica_messages import StateSampled
-from regrow.train.protect import ProtectedState
-from regrow.train.sampling import Sampler, digests
+from regrow.core.messages.replicas import StateSampled
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.sampling import Sampler, digests
 
 
 class Notes:

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch.utils.data import default_collate
 
 import regrow.data
-from regrow.core.data_messages import OrderSpec, SourceSpec
+from regrow.core.messages.data import OrderSpec, SourceSpec
 from regrow.data.cache.identity import describe
 from regrow.data.packing.packer import PackWords, pack
 

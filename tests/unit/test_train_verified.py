@@ -8,10 +8,10 @@ from torch import nn
 
 from regrow.core.errors import StateError
 from regrow.core.ids import NO_STATE, StepNo
-from regrow.train.faults import flip_bit
-from regrow.train.fingerprints import BLOCK_BYTES, blocks, digest_blocks, distance, fingerprint, keep
-from regrow.train.protect import ProtectedState
-from regrow.train.verified import VerifiedCopy
+from regrow.train.state.fingerprints import BLOCK_BYTES, blocks, digest_blocks, distance, fingerprint, keep
+from regrow.train.state.protected import ProtectedState
+from regrow.train.state.verified import VerifiedCopy
+from regrow.train.worker.faults import flip_bit
 
 NOTHING: frozenset[str] = frozenset()
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import StepNo
-from regrow.train import scalers
-from regrow.train.updates import Updates
-from regrow.train.updating import UpdateGate
+from regrow.train.state import grad_scalers
+from regrow.train.worker.update_gate import UpdateGate
+from regrow.train.worker.updates import Updates
 
 
 class Training:
@@ -111,7 +111,7 @@ def test_a_scaler_forgets_the_step_that_was_given_up() -> None:
     for _ in range(2):  # unscaled, given up, and unscaled again
         scaler.scale(model(torch.ones(1, 2)).sum()).backward()
         scaler.unscale_(optimizer)
-        scalers.begin_anew([model, optimizer, scaler])
+        grad_scalers.begin_anew([model, optimizer, scaler])
     assert float(scaler.get_scale()) == 65536.0
 
 

@@ -6,5 +6,10 @@ and reaps it, whatever becomes of the zygote. A worker speaks only with its agen
 passes facts up to the coordinator and orders down, and keeps what must survive a worker: the store of rendezvous keys,
 the records of committed steps, the output files.
 
-It decides nothing about membership. It does decide, of the workers that it can see, which one hangs (`watch`).
+It decides nothing about membership; `node.py` is the agent, and ties these together:
+
+* `workers`: from the order to spawn a worker until it is reaped.
+* `store`: the job's key-value store, spread over the agents of all nodes.
+* `state_copies`: copies of workers' state in shared memory, and their way to the buddy node.
+* `checkpoints`: the process that writes durable checkpoints.
 """

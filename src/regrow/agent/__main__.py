@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from regrow.agent.node import Agent
-from regrow.agent.processes import adopt_orphans, call_process, die_with_parent, prefer_promptness
+from regrow.agent.workers.processes import adopt_orphans, call_process, die_with_parent, prefer_promptness
 from regrow.core.config import AgentConfig
 from regrow.core.errors import RegrowError
 from regrow.core.shown import Shown

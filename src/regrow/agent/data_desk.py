@@ -10,11 +10,11 @@ from pathlib import Path
 from regrow.agent.data_folder import DataFolder
 from regrow.agent.output import OutputPump
 from regrow.agent.producers import Producers
-from regrow.agent.requests import SpawnRequest
+from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.config import AgentConfig
-from regrow.core.data_messages import DataNoted, ProducerWanted
 from regrow.core.ids import Generation, WorkerId
 from regrow.core.messages import ErrorReport, SpawnWorker
+from regrow.core.messages.data import DataNoted, ProducerWanted
 
 _log = logging.getLogger("regrow.agent")
 

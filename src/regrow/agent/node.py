@@ -11,27 +11,25 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from regrow.agent.checkpoints import CheckpointDesk
-from regrow.agent.contract import Seats, one_thread_each, path_entry
+from regrow.agent.checkpoints.writer_client import WriterClient
+from regrow.agent.committed_steps import CommittedSteps, LastSeen, StepsFile
+from regrow.agent.coordinator_link import CoordinatorLink
 from regrow.agent.data_desk import DataDesk
-from regrow.agent.evidence import evidence
-from regrow.agent.fencing import end_children, kill_sessions, sweep_orphans
-from regrow.agent.hearing import Hearing
-from regrow.agent.ledger import LastSeen, Ledger, StepsFile
 from regrow.agent.memory_kills import MemoryKills
-from regrow.agent.notice import Ending, Notice
 from regrow.agent.output import OutputPump
-from regrow.agent.requests import SpawnRequest
-from regrow.agent.store import StoreServer
-from regrow.agent.uplink import Uplink
-from regrow.agent.vault import Vault
-from regrow.agent.watch import Board, Watcher
-from regrow.agent.workers import Worker
-from regrow.agent.zygote_client import ZygoteClient
+from regrow.agent.signals import Ending, NoticeSignals
+from regrow.agent.state_copies.store import CopyStore
+from regrow.agent.store.server import StoreServer
+from regrow.agent.worker_facts import WorkerFactRelay
+from regrow.agent.workers.environment import SpawnRequests, one_thread_each, path_entry
+from regrow.agent.workers.evidence import evidence
+from regrow.agent.workers.fencing import end_children, kill_sessions, sweep_orphans
+from regrow.agent.workers.watch import BoardView, Watcher
+from regrow.agent.workers.worker import Worker
+from regrow.agent.workers.zygote_client import ZygoteClient
+from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.background import Background
-from regrow.core.checkpoint_messages import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.config import AgentConfig, inherited_environment
-from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotStored
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import (
@@ -54,6 +52,8 @@ from regrow.core.messages import (
     WorkerFailed,
     WorkerStarted,
 )
+from regrow.core.messages.checkpoints import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
+from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotStored
 
 _WATCH_S: Seconds = 0.25
 _PROGRESS_S: Seconds = 0.2
@@ -74,23 +74,23 @@ class Agent:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         inherited = inherited_environment()
-        self._seats = Seats(config, inherited)
+        self._seats = SpawnRequests(config, inherited)
         self._workers: dict[WorkerId, Worker] = {}
         self._dead_leaders: set[int] = set()
         self._memory = MemoryKills()
         self._output = OutputPump(Path(config.log_dir), forward=config.forward_output)
         self._steps = StepsFile(Path(config.job_dir) / f"steps.{config.node}.jsonl")
         self._disk = Background("regrow-steps")
-        self._ledger = Ledger(self._steps)
+        self._ledger = CommittedSteps(self._steps)
         self._watcher = Watcher(config.node, config.facts.hang_bound, lambda: evidence(self._watched()))
         self._store = StoreServer(config)
-        self._uplink = Uplink(config)
-        self._vault = Vault(
+        self._uplink = CoordinatorLink(config)
+        self._vault = CopyStore(
             config,
             stored=lambda answer: self._from_thread(self._snapshot_stored, answer),
             streamed=lambda fact: self._from_thread(self._uplink.send, fact),
         )
-        self._desk = CheckpointDesk(config.node, config.checkpoint_dir, tell=self._uplink.send)
+        self._desk = WriterClient(config.node, config.checkpoint_dir, tell=self._uplink.send)
         self._zygote = ZygoteClient(
             self,
             preload=config.preload,
@@ -106,7 +106,7 @@ class Agent:
             tell=self._uplink.send,
             bury=self._bury_soon,
         )
-        self._hearing = Hearing(
+        self._hearing = WorkerFactRelay(
             self._uplink.send,
             node=config.node,
             ledger=self._ledger,
@@ -116,7 +116,7 @@ class Agent:
             output=self._output,
             step_took=self._watcher.step_took,
         )
-        self._notice = Notice(config, self._uplink.send, self._end)
+        self._notice = NoticeSignals(config, self._uplink.send, self._end)
         self._ending: asyncio.Future[Ending] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -337,7 +337,7 @@ class Agent:
         while True:
             await asyncio.sleep(_WATCH_S)
             alive = self._watched()
-            boards = {worker.id: Board(worker.board.read(), worker.board.read_flight()) for worker in alive}
+            boards = {worker.id: BoardView(worker.board.read(), worker.board.read_flight()) for worker in alive}
             for worker in alive:
                 worker.listen(self._worker_dying)
             if (seen := self._watcher.look(boards, time.monotonic(), interval=_WATCH_S)) is not None:

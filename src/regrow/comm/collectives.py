@@ -1,4 +1,4 @@
-"""The collectives of `torch.distributed` over a `Mesh`, for tensors in the processor's memory.
+"""The collectives of `torch.distributed` over a `SocketMesh`, for tensors in the processor's memory.
 
 Reductions are direct: every rank owns a part of the elements, receives that part from all others, adds in the order of
 ranks, and sends the sum back. Each element is summed by one rank in one order, so all ranks get the same bits, whatever
@@ -15,10 +15,10 @@ import torch
 from regrow.comm import reductions
 from regrow.comm.headers import BYTES as HEADER_BYTES
 from regrow.comm.headers import Call, Operation, Told
-from regrow.comm.mesh import POINT_TO_POINT, Mesh
 from regrow.comm.reductions import Combine
+from regrow.comm.socket_mesh import POINT_TO_POINT, SocketMesh
 from regrow.core.ids import Seconds
-from regrow.step.dealing import Span, fold, partial_nodes_of_all
+from regrow.step.dealing import MicroBatchRange, fold, partial_nodes_of_all
 
 PIECE_BYTES = 16 << 20
 """A large tensor is reduced in pieces of this size, which bounds the memory for what arrives."""
@@ -47,7 +47,7 @@ class Collectives:
         deadline: how long one collective may take, in seconds.
     """
 
-    def __init__(self, mesh: Mesh, deadline: Seconds) -> None:
+    def __init__(self, mesh: SocketMesh, deadline: Seconds) -> None:
         self._mesh = mesh
         self.deadline = deadline
         """How long one collective may take, in seconds."""
@@ -189,7 +189,7 @@ class Collectives:
     def _tree_reduce_piece(
         self,
         nodes: Sequence[torch.Tensor],
-        held: Sequence[Sequence[Span]],
+        held: Sequence[Sequence[MicroBatchRange]],
         count: int,
         scale: float,
         call: Call | None,

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from regrow.comm.asking import answer_special
-from regrow.comm.private import Work
+from regrow.comm.echo_objects import answer_special
+from regrow.comm.torch_private.internals import Work
 from regrow.comm.work import finished_work
 from regrow.core.errors import CollectiveMisuse
 from regrow.core.ids import Seconds

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from regrow.comm.flight import FLIGHT
-from regrow.comm.private import ProcessGroup, Store, Work, inner_group
+from regrow.comm.torch_private.internals import ProcessGroup, Store, Work, inner_group
 from regrow.comm.transport import RUN_S, MeshTransport
 from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from regrow.comm.private import Store, default_pg_timeout, rendezvous_handlers
 from regrow.comm.store import AgentStore, Connections
+from regrow.comm.torch_private.internals import Store, default_pg_timeout, rendezvous_handlers
 from regrow.core.config import WorkerEnv, meeting_place, rank_variable, rootless
 from regrow.core.errors import UsageError
 from regrow.core.messages import Role

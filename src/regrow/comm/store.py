@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 from torch.distributed import DistNetworkError, DistStoreError, QueueEmptyError
 
-from regrow.comm.private import Store
+from regrow.comm.torch_private.internals import Store
 from regrow.core.errors import GenerationHalted, ProtocolError
 from regrow.core.ids import Seconds
-from regrow.core.store_messages import (
+from regrow.core.messages.store import (
     NO_COUNTER,
     TIMEOUT,
     StoreAdd,

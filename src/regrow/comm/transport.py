@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
+from regrow.comm.collective_thread import CollectiveThread
 from regrow.comm.collectives import Collectives
-from regrow.comm.lane import Lane
-from regrow.comm.mesh import Mesh
-from regrow.comm.private import Work
+from regrow.comm.socket_mesh import SocketMesh
+from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, RegrowError
 from regrow.core.ids import Seconds
 
@@ -67,10 +67,10 @@ class MeshTransport:
         run_s: how long one collective may take, in seconds.
     """
 
-    def __init__(self, mesh: Mesh, run_s: Seconds = RUN_S) -> None:
+    def __init__(self, mesh: SocketMesh, run_s: Seconds = RUN_S) -> None:
         self._mesh = mesh
         self._collectives = Collectives(mesh, run_s)
-        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._lanes: dict[tuple[str, int], CollectiveThread] = {}
         self._lock = threading.Lock()
         self._failed = False
         self._misuse: CollectiveMisuse | None = None
@@ -127,11 +127,11 @@ class MeshTransport:
 
     # --- the methods of ProcessGroup ---------------------------------------------------------------------------
 
-    def _lane(self, kind: str, peer: int = -1) -> Lane:
+    def _lane(self, kind: str, peer: int = -1) -> CollectiveThread:
         with self._lock:
             key = (kind, peer)
             if key not in self._lanes:
-                self._lanes[key] = Lane(f"regrow-{kind}", self._note_failure)
+                self._lanes[key] = CollectiveThread(f"regrow-{kind}", self._note_failure)
             return self._lanes[key]
 
     def _note_failure(self, error: Exception) -> None:

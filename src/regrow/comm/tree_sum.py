@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from regrow.comm.group import RegrowGroup
-from regrow.comm.private import Work
+from regrow.comm.process_group import RegrowGroup
+from regrow.comm.torch_private.internals import Work
 from regrow.step.dealing import fold, partial_nodes_of_all
 
 Nodes = Sequence[torch.Tensor]

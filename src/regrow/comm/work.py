@@ -11,7 +11,7 @@ import torch
 from torch.futures import Future
 
 from regrow.comm.flight import FLIGHT
-from regrow.comm.private import Work
+from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, UsageError
 
 NO_TIMEOUT = timedelta(0)

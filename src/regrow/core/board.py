@@ -8,11 +8,11 @@ import mmap
 import os
 import struct
 import zlib
-from enum import IntEnum
 from typing import NamedTuple
 
-from regrow.core.data_messages import BatchRecord
 from regrow.core.ids import Generation, StepNo
+from regrow.core.messages.data import BatchRecord
+from regrow.core.phase import Phase
 
 _LAYOUT = struct.Struct("<QqQqI")
 _BATCH_LAYOUT = struct.Struct("<qqqq16s16s")
@@ -28,21 +28,7 @@ _FLIGHT_AT = 512
 BOARD_BYTES = mmap.PAGESIZE
 
 
-class Phase(IntEnum):
-    """What a worker is doing, as far as its agent needs to know."""
-
-    BUILDING = 0
-    OUTSIDE = 1
-    DATA = 2
-    COMPUTING = 3
-    UPDATING = 4
-    RECOVERING = 5
-    WAITING = 6
-    REGION = 7
-    """In a restartable function between two steps."""
-
-
-class Reading(NamedTuple):
+class BoardReading(NamedTuple):
     """One look at a board. `beats` grows with every sign of progress, `calls` with every collective of the step."""
 
     beats: int
@@ -110,10 +96,10 @@ class Board:
     def _write(self) -> None:
         _LAYOUT.pack_into(self._page, 0, self._beats, self._step, self._calls, self._generation, self._phase)
 
-    def read(self) -> Reading:
+    def read(self) -> BoardReading:
         """What the page shows now."""
         beats, step, calls, generation, phase = _LAYOUT.unpack_from(self._page, 0)
-        return Reading(beats, step, calls, generation, Phase(phase))
+        return BoardReading(beats, step, calls, generation, Phase(phase))
 
     def show_flight(self, count: int, oldest: str) -> None:
         """Show which collectives are under way; from any thread."""

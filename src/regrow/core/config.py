@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from regrow.core.data_messages import CacheSeat, ProducerSeat
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, JobId, NodeId, Rank, Seconds, WorkerId
-from regrow.core.messages import HANG_FLOOR, FaultSpec, JobFacts, Role, Warmth
+from regrow.core.job import HANG_FLOOR, JobSpec
+from regrow.core.messages import FaultSpec, Role, Warmth
+from regrow.core.messages.data import CacheSeat, ProducerSeat
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
 _UNITS = {None: 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -95,7 +96,7 @@ class Script(msgspec.Struct, frozen=True):
 class AgentConfig(msgspec.Struct, frozen=True):
     """All that an agent is told; it reads this as JSON from standard input, so that the token shows in no listing."""
 
-    facts: JobFacts
+    facts: JobSpec
     node: NodeId
     node_rank: int
     coordinator: str

@@ -13,7 +13,7 @@ from typing import Any
 from regrow.core.config import unwatch_environment, watch_environment
 
 
-class Place(StrEnum):
+class PlaceInWorld(StrEnum):
     """What there is to know of a worker's place."""
 
     RANK = "rank"
@@ -22,12 +22,12 @@ class Place(StrEnum):
 
 
 _VARIABLES = {
-    "RANK": Place.RANK,
-    "ROLE_RANK": Place.RANK,
-    "GROUP_RANK": Place.RANK,
-    "LOCAL_RANK": Place.LOCAL_RANK,
-    "WORLD_SIZE": Place.WORLD,
-    "ROLE_WORLD_SIZE": Place.WORLD,
+    "RANK": PlaceInWorld.RANK,
+    "ROLE_RANK": PlaceInWorld.RANK,
+    "GROUP_RANK": PlaceInWorld.RANK,
+    "LOCAL_RANK": PlaceInWorld.LOCAL_RANK,
+    "WORLD_SIZE": PlaceInWorld.WORLD,
+    "ROLE_WORLD_SIZE": PlaceInWorld.WORLD,
 }
 VARIABLES = frozenset(_VARIABLES)
 """The environment variables that say them."""
@@ -37,7 +37,7 @@ _DOORS = {
     "os": None,
     "regrow.core.config": None,
     "regrow.core.early_reads": None,
-    "regrow.comm.group": {"rank", "getRank", "size", "getSize"},
+    "regrow.comm.process_group": {"rank", "getRank", "size", "getSize"},
     "regrow.train.session": {"rank", "local_rank", "world_size", "is_main"},
     "torch.distributed.device_mesh": {"get_rank", "get_local_rank"},
     "torch.distributed.distributed_c10d": {"get_rank", "get_node_local_rank", "get_world_size", "_get_group_size"},
@@ -53,7 +53,7 @@ class EarlyReads:
     def __init__(self) -> None:
         self.watching = False
         self.found: dict[str, str] = {}
-        """By `Place`: where it was read first."""
+        """By `PlaceInWorld`: where it was read first."""
         self._samplers: list[weakref.ref[Any]] = []
 
     def watch(self) -> None:
@@ -67,7 +67,7 @@ class EarlyReads:
             self.watching = False
             unwatch_environment()
 
-    def note(self, what: Place, asked: str) -> None:
+    def note(self, what: PlaceInWorld, asked: str) -> None:
         """Somebody asks for `what`, by `asked`."""
         if not self.watching:
             return
@@ -77,12 +77,12 @@ class EarlyReads:
         module = str(reader.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in _OWN:
             self.found[what] = f"{asked} at {_where(reader)}"
-        elif module == _SAMPLERS and what is Place.RANK and (sampler := reader.f_locals.get("self")) is not None:
+        elif module == _SAMPLERS and what is PlaceInWorld.RANK and (sampler := reader.f_locals.get("self")) is not None:
             self._samplers.append(weakref.ref(sampler))
 
     def bind(self, device: str) -> None:
         """The script has taken a device into use, which it has chosen by its place on the node."""
-        self.found.setdefault(Place.LOCAL_RANK, f"{device} is in use")
+        self.found.setdefault(PlaceInWorld.LOCAL_RANK, f"{device} is in use")
 
     def seat(self, rank: int) -> None:
         """The worker has another rank than it was built under: torch's samplers that asked for it follow."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from regrow.core.data_messages import OrderSpec
+from regrow.core.messages.data import OrderSpec
 from regrow.data.kept import Giving
 
 Place = tuple[int, int, int]

@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchLoader
 
-from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.errors import UsageError
+from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.cache.entry import digest_of
 from regrow.data.dataloader import Cached, DataLoader
 from regrow.data.fetched import Fetched, Source

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.errors import UsageError
+from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.cache.entry import digest_of
 from regrow.data.dataloader import Cached
 from regrow.data.fetched import Fetched, Source

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from regrow.core.data_messages import OrderSpec
 from regrow.core.errors import UsageError
+from regrow.core.messages.data import OrderSpec
 from regrow.data.mixture import MixtureOrder, Weighting
 from regrow.data.shuffle import MAX_SIZE, shuffled
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchLoader
 
-from regrow.core.data_messages import OrderSpec, SourceSpec
 from regrow.core.errors import UsageError
+from regrow.core.messages.data import OrderSpec, SourceSpec
 from regrow.data.dataloader import DataLoader
 from regrow.data.mixed import Mixture
 from regrow.data.order import (

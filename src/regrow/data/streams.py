@@ -5,8 +5,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from regrow.core.data_messages import OrderSpec
 from regrow.core.errors import UsageError
+from regrow.core.messages.data import OrderSpec
 from regrow.data.fetched import Fetched
 from regrow.data.kept import Giving
 from regrow.data.mapstyle import end_workers

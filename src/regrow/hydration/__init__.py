@@ -8,7 +8,8 @@ The room knows nothing of models or optimizers. It moves named tensors and one b
 * `plan.py`: who sends which bytes (pure).
 * `memory.py`: the bytes of a tensor, in place where possible, staged where not.
 * `messages.py`, `server.py`, `client.py`: the conversation between a newcomer and all healthy holders at once.
-* `durable.py`: the same state on disk, in the format of `torch.distributed.checkpoint`; the last resort.
+* `copies`: a copy of one rank's state in shared memory, which outlives the worker.
+* `durable`: the same state on disk, in the format of `torch.distributed.checkpoint`; the last resort.
 
 Two promises hold everywhere: nothing that came over a network is unpickled, and no byte is taken for state before its
 xxh3 checksum matched.

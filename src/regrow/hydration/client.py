@@ -21,7 +21,7 @@ from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.hydration.inventory import Inventory, StateSink
 from regrow.hydration.memory import Incoming, Landing
 from regrow.hydration.messages import AskState, SendSpans, StateRefused, receiver_side
-from regrow.hydration.plan import CHUNK_BYTES, Chunk, Span, chunked, deal, whole
+from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, chunked, deal, whole
 from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum, hang_up, read_frame, receive_into
 
 _GRACE: Seconds = 1.0
@@ -59,7 +59,7 @@ class _Peer:
     endpoint: str
     sock: socket.socket
     inventory: Inventory | None = None
-    missing: list[Span] = field(default_factory=list)
+    missing: list[ByteSpan] = field(default_factory=list)
     """What it was asked for and did not bring."""
     failure: str = ""
     spoiled: bool = False
@@ -212,7 +212,7 @@ class Hydration:
 
     # --- moving the bytes ---
 
-    def _fill(self, incoming: Incoming, peers: list[_Peer], pending: list[Span]) -> None:
+    def _fill(self, incoming: Incoming, peers: list[_Peer], pending: list[ByteSpan]) -> None:
         """Rounds: deal what is missing to who is left, until nothing is missing."""
         spoiled_rounds = 0
         while pending:

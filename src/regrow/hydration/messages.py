@@ -13,7 +13,7 @@ import msgspec
 from regrow.core.ids import Generation, Seconds, StepNo
 from regrow.core.wire import FrameCodec
 from regrow.hydration.inventory import Inventory
-from regrow.hydration.plan import Span
+from regrow.hydration.plan import ByteSpan
 
 
 class AskState(msgspec.Struct, frozen=True, tag=True):
@@ -28,7 +28,7 @@ class AskState(msgspec.Struct, frozen=True, tag=True):
 class SendSpans(msgspec.Struct, frozen=True, tag=True):
     """Send these bytes, in chunks of at most `chunk` bytes."""
 
-    spans: list[Span]
+    spans: list[ByteSpan]
     chunk: int
 
 

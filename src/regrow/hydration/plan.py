@@ -23,7 +23,7 @@ class Sized(Protocol):
         ...
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Contiguous bytes of one tensor."""
 
     name: str
@@ -40,21 +40,21 @@ class ReadRange(NamedTuple):
     length: int
 
     @property
-    def span(self) -> Span:
+    def span(self) -> ByteSpan:
         """The bytes, whoever sends them."""
-        return Span(self.name, self.offset, self.length)
+        return ByteSpan(self.name, self.offset, self.length)
 
 
-Chunk = tuple[Span, ...]
+Chunk = tuple[ByteSpan, ...]
 """What one checksum covers."""
 
 
-def whole(entries: Iterable[Sized]) -> list[Span]:
+def whole(entries: Iterable[Sized]) -> list[ByteSpan]:
     """All bytes of all tensors, in order; tensors without elements have none."""
-    return [Span(entry.name, 0, entry.nbytes) for entry in entries if entry.nbytes]
+    return [ByteSpan(entry.name, 0, entry.nbytes) for entry in entries if entry.nbytes]
 
 
-def deal(spans: Sequence[Span], holders: Sequence[str]) -> list[ReadRange]:
+def deal(spans: Sequence[ByteSpan], holders: Sequence[str]) -> list[ReadRange]:
     """Every byte of `spans` to exactly one holder, each a contiguous part, equal to within one byte.
 
     Raises `ValueError` without holders.
@@ -77,21 +77,21 @@ def deal(spans: Sequence[Span], holders: Sequence[str]) -> list[ReadRange]:
     return ranges
 
 
-def chunked(spans: Iterable[Span], size: int = CHUNK_BYTES) -> list[Chunk]:
+def chunked(spans: Iterable[ByteSpan], size: int = CHUNK_BYTES) -> list[Chunk]:
     """The order in which spans travel: large ones cut into chunks of their own, then the small ones, many to a chunk.
 
     Both ends work this out for themselves from the same list.
     """
     large: list[Chunk] = []
-    small: list[Span] = []
+    small: list[ByteSpan] = []
     for span in spans:
         if span.length < min(SMALL_BYTES, size):
             small.append(span)
             continue
         end = span.offset + span.length
-        large += [(Span(span.name, at, min(size, end - at)),) for at in range(span.offset, end, size)]
+        large += [(ByteSpan(span.name, at, min(size, end - at)),) for at in range(span.offset, end, size)]
     shared: list[Chunk] = []
-    group: list[Span] = []
+    group: list[ByteSpan] = []
     room = size
     for span in small:
         if span.length > room:

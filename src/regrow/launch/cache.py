@@ -8,7 +8,7 @@ import msgspec
 from regrow.agent.data_folder import DataFolder, sweep
 from regrow.core.config import AgentConfig, size
 from regrow.core.errors import UsageError
-from regrow.launch.console import Speaker
+from regrow.launch.console import Console
 
 MOST = 4 << 30
 """Bytes of a cache unless the user says."""
@@ -58,7 +58,7 @@ class CacheHome:
         speaker: says it.
     """
 
-    def __init__(self, plan: CachePlan, agents: int, speaker: Speaker) -> None:
+    def __init__(self, plan: CachePlan, agents: int, speaker: Console) -> None:
         self._plan = plan
         self._agents = agents
         self._speaker = speaker
@@ -85,7 +85,7 @@ class CacheHome:
             return
         self._root = plan.root
 
-    def furnish(self, config: AgentConfig) -> tuple[AgentConfig, DataFolder | None]:
+    def assemble(self, config: AgentConfig) -> tuple[AgentConfig, DataFolder | None]:
         """What an agent is told, with a new folder for its cache. The caller removes it when the agent has ended."""
         if self._root is None:
             return config, None

@@ -7,7 +7,9 @@ import sys
 import threading
 from collections.abc import Callable
 
-from regrow.core.events import (
+from regrow.core.ids import Seconds
+from regrow.core.messages import NodeProgress
+from regrow.core.records import (
     CheckpointSaved,
     IncidentClosed,
     Noted,
@@ -16,8 +18,6 @@ from regrow.core.events import (
     ReplicasDiverged,
     ScaleRefused,
 )
-from regrow.core.ids import Seconds
-from regrow.core.messages import NodeProgress
 from regrow.core.shown import Shown
 from regrow.observe.story import tell
 
@@ -26,7 +26,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REASONS = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGHUP: "the terminal was closed"}
 
 
-class Speaker:
+class Console:
     """Says things to people on standard error, from any thread; never waits for a reader, and needs none.
 
     Args:

@@ -33,7 +33,7 @@ _LEAST_STEPS = 20
 
 
 @dataclass(frozen=True)
-class Run:
+class DemoRun:
     """What one run of the training left behind. `digest`: of its final state, None where it did not get there."""
 
     code: int
@@ -124,7 +124,7 @@ class _Demo:
         """Print a line."""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def run(self, folder: Path, kind: str, flags: Sequence[str]) -> Run:
+    def run(self, folder: Path, kind: str, flags: Sequence[str]) -> DemoRun:
         """One training run, shown while it runs."""
         job, out, log = f"{self._name}-{kind}", folder / f"{kind}.json", folder / f"{kind}.log"
         job_dir = jobs_home() / job
@@ -141,7 +141,7 @@ class _Demo:
         if code != 0:
             self.say(f"the {kind} run ended with code {code}; its records are in {job_dir}")
             self.say(log.read_text(encoding="utf-8", errors="replace"))
-        return Run(code, Ledger(read_records(job_dir)), _read_digest(out), time.monotonic() - start)
+        return DemoRun(code, Ledger(read_records(job_dir)), _read_digest(out), time.monotonic() - start)
 
     def _show(self, process: subprocess.Popen[bytes], job_dir: Path, kind: str, *, deadline: Seconds) -> None:
         def running() -> bool:

@@ -6,7 +6,7 @@ import re
 import msgspec
 
 from regrow.core.errors import UsageError
-from regrow.core.messages import JobFacts
+from regrow.core.job import JobSpec
 from regrow.launch.checks import in_range
 from regrow.membership.scaling import Limits
 
@@ -14,7 +14,7 @@ _SPAN = re.compile(r"(\d{1,6})(?::(\d{1,6}))?", re.ASCII)
 _NUMBERS = re.compile(r"\d{1,6}(,\d{1,6})*", re.ASCII)
 
 
-class Span(msgspec.Struct, frozen=True):
+class AllowedRange(msgspec.Struct, frozen=True):
     """From `least` to `most`, both allowed."""
 
     least: int
@@ -22,7 +22,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Elasticity(msgspec.Struct, frozen=True):
-    """What `JobFacts` has of it. `min_replicas`, `max_replicas`: None where the number never changes."""
+    """What `JobSpec` has of it. `min_replicas`, `max_replicas`: None where the number never changes."""
 
     unit: int
     min_replicas: int | None
@@ -31,17 +31,17 @@ class Elasticity(msgspec.Struct, frozen=True):
     most_nodes: int
 
 
-def span(flag: str, text: str, what: str) -> Span:
+def span(flag: str, text: str, what: str) -> AllowedRange:
     """Of `N`, which is `N:N`, or `MIN:MAX`. Raises `UsageError`."""
     match = _SPAN.fullmatch(text)
     least = int(match.group(1)) if match else 0
     most = int(match.group(2) or least) if match else 0
     if least < 1 or most < least:
         raise UsageError(f"{flag} {text!r} is no number of {what}", hint="give N, or MIN:MAX with 1 <= MIN <= MAX")
-    return Span(least, most)
+    return AllowedRange(least, most)
 
 
-def elasticity(nodes: Span, nproc: int, *, replicas: str, unit: int, sizes: str) -> Elasticity:
+def elasticity(nodes: AllowedRange, nproc: int, *, replicas: str, unit: int, sizes: str) -> Elasticity:
     """From `--nnodes`, `--nproc-per-node`, `--replicas`, `--replica-ranks` and `--replica-sizes`.
 
     Raises:
@@ -59,9 +59,9 @@ def elasticity(nodes: Span, nproc: int, *, replicas: str, unit: int, sizes: str)
     if replicas:
         limits = span("--replicas", replicas, "replicas")
     elif allowed:
-        limits = Span(allowed[0], allowed[-1])
+        limits = AllowedRange(allowed[0], allowed[-1])
     elif nodes.most > nodes.least:
-        limits = Span(nodes.least * nproc // unit, nodes.most * nproc // unit)
+        limits = AllowedRange(nodes.least * nproc // unit, nodes.most * nproc // unit)
     else:
         return Elasticity(unit, None, None, [], nodes.most)
     _check_start(world // unit, ranks, Limits(limits.least, limits.most, unit, tuple(allowed)))
@@ -85,13 +85,13 @@ def _sizes(text: str) -> list[int]:
     return numbers
 
 
-def default_slots(facts: JobFacts) -> int:
+def default_slots(facts: JobSpec) -> int:
     """For how many ranks a node has room unless it is said: for its part of the largest world."""
     most = Limits.of(facts).most * facts.unit
     return max(facts.nproc, math.ceil(most / facts.node_limit))
 
 
-def slots_of(facts: JobFacts, given: int | None, *, alone: bool) -> int:
+def slots_of(facts: JobSpec, given: int | None, *, alone: bool) -> int:
     """For how many ranks each node that is started here has room, by `--slots`.
 
     Args:

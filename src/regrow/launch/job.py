@@ -9,18 +9,19 @@ import msgspec
 from regrow.core.config import AgentConfig, Script
 from regrow.core.errors import UsageError
 from regrow.core.ids import JobId, NodeId, Seconds
-from regrow.core.messages import HANG_FLOOR, FaultSpec, JobFacts, Warmth
+from regrow.core.job import HANG_FLOOR, JobSpec
+from regrow.core.messages import FaultSpec, Warmth
 from regrow.launch.addresses import LOOPBACK, AddressFlags, is_loopback, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
 from regrow.launch.checks import in_range, some_time
-from regrow.launch.elastic import Span, elasticity, slots_of, span
+from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
 from regrow.membership.admission import JoinOffer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _REDIRECT_ALL = "3"
 
 
-class Surroundings(msgspec.Struct, frozen=True):
+class HostEnvironment(msgspec.Struct, frozen=True):
     """What the machine and the environment say, read by the command line and given in as values.
 
     `stamp` makes the names of unnamed jobs unique. `token`: the job's secret, needed by jobs of several nodes.
@@ -95,7 +96,7 @@ class RunFlags(msgspec.Struct, frozen=True):
 class JobPlan(msgspec.Struct, frozen=True):
     """All that starting one node of a job needs. `facts` of another node than 0 are replaced by node 0's."""
 
-    facts: JobFacts
+    facts: JobSpec
     script: Script
     jobs_home: Path
     socket_home: Path
@@ -144,7 +145,7 @@ class JobPlan(msgspec.Struct, frozen=True):
         """The nodes that this machine runs."""
         return list(range(self.facts.nodes)) if self.local and not self.name else [self.node_rank]
 
-    def offer(self, facts: JobFacts) -> JoinOffer:
+    def offer(self, facts: JobSpec) -> JoinOffer:
         """What nodes that come later are told, all but their names."""
         return JoinOffer(
             facts=facts,
@@ -158,7 +159,7 @@ class JobPlan(msgspec.Struct, frozen=True):
         )
 
     def agent_config(
-        self, facts: JobFacts, *, node_rank: int, coordinator: str, token: str, job_dir: Path, advertise: str
+        self, facts: JobSpec, *, node_rank: int, coordinator: str, token: str, job_dir: Path, advertise: str
     ) -> AgentConfig:
         """What a node's agent is told, once addresses and folders are known; all but its folders."""
         return AgentConfig(
@@ -190,12 +191,12 @@ def node_name(rank: int) -> NodeId:
     return NodeId(f"node{rank}")
 
 
-def job_nodes(facts: JobFacts) -> list[NodeId]:
+def job_nodes(facts: JobSpec) -> list[NodeId]:
     """All nodes of a job, in the order of their ranks."""
     return [node_name(rank) for rank in range(facts.nodes)]
 
 
-def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec] = ()) -> JobPlan:
+def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSpec] = ()) -> JobPlan:
     """Check the flags and work out the job. Reads no file and no environment.
 
     Raises:
@@ -248,12 +249,12 @@ def make_plan(flags: RunFlags, around: Surroundings, faults: Sequence[FaultSpec]
     )
 
 
-def world_of(flags: RunFlags, around: Surroundings) -> int:
+def world_of(flags: RunFlags, around: HostEnvironment) -> int:
     """Ranks in the largest world of the job that these flags describe; a fault plan is checked against it."""
     return _facts(flags, around)[0].most_world
 
 
-def _facts(flags: RunFlags, around: Surroundings) -> tuple[JobFacts, list[str]]:
+def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]:
     notes = [f"{flag} means nothing to regrow and is ignored" for flag in flags.without_meaning]
     nodes = span("--nnodes", flags.nnodes, "nodes") if flags.local_nodes is None else _local_nodes(flags)
     if flags.standalone and nodes.most > 1:
@@ -268,7 +269,7 @@ def _facts(flags: RunFlags, around: Surroundings) -> tuple[JobFacts, list[str]]:
     name = _job_name(flags)
     nproc = _nproc(flags.nproc_per_node, around)
     elastic = elasticity(nodes, nproc, replicas=flags.replicas, unit=flags.replica_ranks, sizes=flags.replica_sizes)
-    facts = JobFacts(
+    facts = JobSpec(
         job=JobId(name or f"{_default_name(flags)}-{around.stamp}"),
         nproc=nproc,
         nodes=nodes.least,
@@ -307,7 +308,7 @@ def _default_name(flags: RunFlags) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:40] or "job"
 
 
-def _nproc(text: str, around: Surroundings) -> int:
+def _nproc(text: str, around: HostEnvironment) -> int:
     match text:
         case "cpu":
             return around.cpus
@@ -324,7 +325,7 @@ def _nproc(text: str, around: Surroundings) -> int:
     return in_range("--nproc-per-node", int(text), 1, 4096)
 
 
-def _local_nodes(flags: RunFlags) -> Span:
+def _local_nodes(flags: RunFlags) -> AllowedRange:
     """As `--nnodes`, for nodes that are all on this machine."""
     for flag, given in (
         ("--nnodes", flags.nnodes != "1"),
@@ -337,7 +338,7 @@ def _local_nodes(flags: RunFlags) -> Span:
                 hint="leave one of them out",
             )
     nodes = in_range("--local-nodes", flags.local_nodes or 0, 1, 64)
-    return Span(nodes, nodes)
+    return AllowedRange(nodes, nodes)
 
 
 def check_label(label: str) -> str:

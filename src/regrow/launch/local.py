@@ -12,26 +12,27 @@ from pathlib import Path
 
 import msgspec
 
-from regrow.agent.fencing import end_children
-from regrow.agent.processes import adopt_orphans
+from regrow.agent.workers.fencing import end_children
+from regrow.agent.workers.processes import adopt_orphans
 from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
-from regrow.core.events import JobStarted
 from regrow.core.ids import JobId, NodeId, Seconds
-from regrow.core.messages import JobFacts, StopRequested
+from regrow.core.job import JobSpec
+from regrow.core.messages import StopRequested
+from regrow.core.records import JobStarted
 from regrow.launch import folder
 from regrow.launch.addresses import LOOPBACK
+from regrow.launch.agent_supervisor import AgentSupervisor, NodeAgents, Outlook
 from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
-from regrow.launch.console import Interruptions, Speaker
+from regrow.launch.console import Console, Interruptions
 from regrow.launch.job import JobPlan, job_nodes, node_name
-from regrow.launch.keeper import AgentKeeper, Household, Outlook
-from regrow.membership.ladder import OK, RUN_AGAIN
 from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
-from regrow.membership.server import Coordinator, Watcher
+from regrow.membership.recovery.ladder import OK, RUN_AGAIN
+from regrow.membership.server.coordinator import Coordinator, Watcher
 from regrow.membership.states import Gathering
 from regrow.observe.record import EventWriter
 
@@ -61,7 +62,7 @@ def run(
     Raises:
         UsageError: the job could not be started; nothing was.
     """
-    speaker = Speaker(quiet=plan.quiet)
+    speaker = Console(quiet=plan.quiet)
     adopt_orphans()
     try:
         return asyncio.run(_Launch(plan, watchers, agent_command, speaker).run())
@@ -70,7 +71,7 @@ def run(
         speaker.close()
 
 
-def report_left(speaker: Speaker) -> None:
+def report_left(speaker: Console) -> None:
     """End whatever this process has below it, and say what could not be ended."""
     if left := end_children(within=_KILL_DEADLINE):
         speaker.say(f"processes {', '.join(map(str, left))} cannot be ended (they wait inside the kernel)")
@@ -80,7 +81,7 @@ class _Launch:
     """One run of a job, from making its folder to its exit code."""
 
     def __init__(
-        self, plan: JobPlan, watchers: Sequence[Watcher], agent_command: Sequence[str], speaker: Speaker
+        self, plan: JobPlan, watchers: Sequence[Watcher], agent_command: Sequence[str], speaker: Console
     ) -> None:
         self._plan = plan
         self._watchers = watchers
@@ -158,9 +159,9 @@ class _Launch:
 
         caches = CacheHome(self._plan.cache, len(configs), self._speaker)
         caches.open()
-        household = Household(self._agent_command, self._plan.socket_home, self._speaker, caches)
-        keepers = {config.node: AgentKeeper(household, config, ask) for config in configs}
-        coordinator.mourners.append(lambda node: keepers[node].kill() if node in keepers else None)
+        household = NodeAgents(self._agent_command, self._plan.socket_home, self._speaker, caches)
+        keepers = {config.node: AgentSupervisor(household, config, ask) for config in configs}
+        coordinator.on_node_lost.append(lambda node: keepers[node].kill() if node in keepers else None)
         loop = asyncio.get_running_loop()
         gathering = loop.call_later(GATHER_DEADLINE, self._check_gathered, coordinator, machine)
         watches = [asyncio.create_task(self._watch_agent(coordinator, keeper)) for keeper in keepers.values()]
@@ -179,7 +180,7 @@ class _Launch:
             await asyncio.gather(*(keeper.end(within=0.0) for keeper in keepers.values()))
             await asyncio.wait(watches, timeout=VERDICT_DEADLINE)
 
-    async def _wind_down(self, coordinator: Coordinator, keepers: Sequence[AgentKeeper], end: EndJob) -> None:
+    async def _wind_down(self, coordinator: Coordinator, keepers: Sequence[AgentSupervisor], end: EndJob) -> None:
         reason = end.diagnosis.splitlines()[0] if end.diagnosis else "the job is done"
         late = await coordinator.stop_nodes(reason, grace=self._plan.grace)
         for node in late:
@@ -197,7 +198,7 @@ class _Launch:
             text = f"{', '.join(missing)} did not register within {GATHER_DEADLINE:g} s"
             coordinator.end(EndJob(RUN_AGAIN, text))
 
-    async def _watch_agent(self, coordinator: Coordinator, keeper: AgentKeeper) -> None:
+    async def _watch_agent(self, coordinator: Coordinator, keeper: AgentSupervisor) -> None:
         """A node whose agents end before their job does, having registered or not, ends the job."""
         left = await keeper.keep()
         if left.given_back:
@@ -212,7 +213,7 @@ class _Launch:
         except OSError as error:
             self._speaker.say(f"{job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")
 
-    def _say_start(self, facts: JobFacts, job_dir: Path) -> None:
+    def _say_start(self, facts: JobSpec, job_dir: Path) -> None:
         ranks = f"{facts.world} ranks" if facts.world > 1 else "1 rank"
         nodes = f" on {facts.nodes} nodes" if facts.nodes > 1 else ""
         each = " a node" if facts.nodes > 1 else ""
@@ -232,7 +233,7 @@ class _Launch:
                 self._speaker.say(f"please report this:\n{crash}")
 
 
-def _started(facts: JobFacts, command: list[str]) -> JobStarted:
+def _started(facts: JobSpec, command: list[str]) -> JobStarted:
     return JobStarted(
         at=MonotonicClock().now(),
         job=facts.job,

@@ -8,10 +8,11 @@ import msgspec
 
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Seconds
-from regrow.core.messages import FaultSpec, JobFacts
+from regrow.core.job import JobSpec
+from regrow.core.messages import FaultSpec
 from regrow.membership.admission import JoinOffer, JoinRequest
-from regrow.membership.front_desk import DrainWish, ScaleWish
 from regrow.membership.orders import AnswerScale
+from regrow.membership.server.http_api import DrainWish, ScaleWish
 from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -35,9 +36,9 @@ class CoordinatorClient:
         self._token = token
         self._timeout = timeout
 
-    def facts(self) -> JobFacts:
+    def facts(self) -> JobSpec:
         """What the job was started with."""
-        return self._get("/job", JobFacts)
+        return self._get("/job", JobSpec)
 
     def status(self) -> JobView:
         """What the job looks like now."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from regrow.core.config import Script, jobs_home
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, Seconds, StepNo
-from regrow.core.vocabulary import FaultStage
+from regrow.core.messages.vocabulary import FaultStage
 from regrow.launch.processes import end
 from regrow.launch.script import check_script
 from regrow.observe.ledger import Ledger, read_records
@@ -44,7 +44,7 @@ class TrialFlags:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialRun:
     """What one run left: exit code, account, its last words."""
 
     code: int
@@ -154,7 +154,7 @@ class _Trial:
         self._say(f"{equal} of {equal + len(failed) + untried} kills mended, bitwise equal{rest}")
         return 0 if equal and not failed and not untried else 1
 
-    def _start(self, what: str, steps: int, *more: str) -> Run:
+    def _start(self, what: str, steps: int, *more: str) -> TrialRun:
         """One run of the script to its end."""
         self._runs += 1
         job = f"{self._name}-{self._runs}"
@@ -178,7 +178,7 @@ class _Trial:
         took = time.monotonic() - began
         self._say(f"   {seconds(took)}, records in {jobs_home() / job}")
         said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return Run(code, Ledger(read_records(jobs_home() / job)), "\n".join(said[-_LAST_LINES:]), took)
+        return TrialRun(code, Ledger(read_records(jobs_home() / job)), "\n".join(said[-_LAST_LINES:]), took)
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from regrow.core.errors import UsageError
 from regrow.launch.folder import find_job, list_jobs, read_entry
 from regrow.observe.proof import Proof
-from regrow.observe.reads import Run
+from regrow.observe.reads import RunRecords
 from regrow.observe.tail import read_run, read_run_file
 
 
@@ -35,7 +35,7 @@ def locate(jobs_home: Path, job: str | None) -> Path:
     return jobs_home / find_job(jobs_home, job, running=False).job
 
 
-def find_run(jobs_home: Path, job: str | None) -> Run:
+def find_run(jobs_home: Path, job: str | None) -> RunRecords:
     """The records of a job by its name, of its folder, or in a file. Raises as `verify` does."""
     path = locate(jobs_home, job)
     if not path.is_dir():
@@ -45,7 +45,7 @@ def find_run(jobs_home: Path, job: str | None) -> Run:
     return _with_records(read_run(path, path.resolve().name, live=live), path)
 
 
-def _with_records(run: Run, path: Path) -> Run:
+def _with_records(run: RunRecords, path: Path) -> RunRecords:
     if not run.records:
         raise UsageError(f"there are no records in {path}", hint="name a job, its folder, or a file of its records")
     return run

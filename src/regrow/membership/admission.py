@@ -8,7 +8,7 @@ import msgspec
 from regrow.core.config import Script
 from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId, Seconds
-from regrow.core.messages import JobFacts
+from regrow.core.job import JobSpec
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NUMBERED = re.compile(r"node(\d{1,9})", re.ASCII)
@@ -23,7 +23,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
 class JoinOffer(msgspec.Struct, frozen=True):
     """What a node that comes later is told of the job. `node` and `node_rank`: what it is called from now on."""
 
-    facts: JobFacts
+    facts: JobSpec
     script: Script
     folder: str
     """In which the job was started; a script's path may be relative to it."""
@@ -46,7 +46,7 @@ class Admission:
         first: the nodes that the job starts on, in their order; None: whoever comes is let in as it comes.
     """
 
-    def __init__(self, facts: JobFacts, first: Sequence[NodeId] | None) -> None:
+    def __init__(self, facts: JobSpec, first: Sequence[NodeId] | None) -> None:
         self._facts = facts
         self._first = first
         self._introduced: set[NodeId] = set()

@@ -11,8 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from regrow.core import events as record
-from regrow.core.checkpoint_messages import (
+from regrow.core import records as record
+from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.job import JobSpec
+from regrow.core.messages.checkpoints import (
     AbandonCheckpoint,
     CheckpointFailed,
     CheckpointWritten,
@@ -21,9 +23,7 @@ from regrow.core.checkpoint_messages import (
     SnapshotHeld,
     WriteCheckpoint,
 )
-from regrow.core.copies import TakeSnapshot
-from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import JobFacts
+from regrow.core.messages.copies import TakeSnapshot
 from regrow.membership.orders import Orders
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 
@@ -39,7 +39,7 @@ CheckpointFact = SnapshotHeld | PartsWritten | CheckpointWritten | CheckpointFai
 
 
 @dataclass(frozen=True)
-class Idle:
+class NoCheckpoint:
     """None is under way."""
 
 
@@ -75,7 +75,7 @@ class Finishing:
     node: NodeId
 
 
-State = Idle | Snapshotting | Writing | Finishing
+State = NoCheckpoint | Snapshotting | Writing | Finishing
 
 
 class Checkpoints:
@@ -87,9 +87,9 @@ class Checkpoints:
         orders: takes what is to be done.
     """
 
-    def __init__(self, facts: JobFacts, roster: Roster, orders: Orders) -> None:
+    def __init__(self, facts: JobSpec, roster: Roster, orders: Orders) -> None:
         self._facts, self._roster, self._orders = facts, roster, orders
-        self._state: State = Idle()
+        self._state: State = NoCheckpoint()
         self._attempt = 0
         self._next_at: Instant | None = None
         self._ahead = 2
@@ -105,7 +105,7 @@ class Checkpoints:
 
     def next_deadline(self) -> Instant | None:
         """When the time must be looked at."""
-        if not isinstance(self._state, Idle):
+        if not isinstance(self._state, NoCheckpoint):
             return self._state.deadline
         return self._next_at
 
@@ -121,7 +121,7 @@ class Checkpoints:
         self._measure(step, now)
         if self._next_at is None:
             self._next_at = now + self._facts.checkpoint_every
-        elif isinstance(self._state, Idle) and now >= self._next_at:
+        elif isinstance(self._state, NoCheckpoint) and now >= self._next_at:
             new = step not in (0, self._written)
             self._next_at = now + max(self._facts.checkpoint_every, 0.0 if new else _NO_NEWS_S)
             if new:
@@ -130,7 +130,7 @@ class Checkpoints:
     def interrupted(self) -> None:
         """The generation is over: who was asked for a snapshot may be gone. What agents hold already is written."""
         if isinstance(self._state, Snapshotting):
-            self._state = Idle()
+            self._state = NoCheckpoint()
         self._next_at = self._given_up = None
         self._at_end = False
 
@@ -159,7 +159,7 @@ class Checkpoints:
         if not self._facts.checkpoint_every or step in (self._written, self._given_up):
             return True
         self._at_end = True
-        idle = isinstance(self._state, Idle)
+        idle = isinstance(self._state, NoCheckpoint)
         if idle or (isinstance(self._state, Snapshotting) and self._state.step != step):
             self._take(step, now, exactly=True, halted=halted)
         return False
@@ -167,7 +167,7 @@ class Checkpoints:
     def time_passed(self, now: Instant) -> None:
         """Give up what takes too long."""
         state = self._state
-        if isinstance(state, Idle) or now < state.deadline:
+        if isinstance(state, NoCheckpoint) or now < state.deadline:
             return
         waited = f"within {state.deadline - state.since:.0f} s"
         match state:
@@ -267,7 +267,7 @@ class Checkpoints:
         self._orders.add(FinishCheckpoint(node, self._attempt, state.step, ranks, self._facts.checkpoint_keep))
 
     def _finishing_to_idle(self, state: Finishing, fact: CheckpointWritten, now: Instant) -> None:
-        self._state, self._written = Idle(), state.step
+        self._state, self._written = NoCheckpoint(), state.step
         self._said.clear()
         self._orders.write(
             record.CheckpointSaved(
@@ -277,8 +277,8 @@ class Checkpoints:
 
     def _fail(self, reason: str, now: Instant, *, torn: bool = False) -> None:
         """Give this checkpoint up, and say why, once for each cause. Training goes on."""
-        state, self._state = self._state, Idle()
-        if isinstance(state, Idle):
+        state, self._state = self._state, NoCheckpoint()
+        if isinstance(state, NoCheckpoint):
             return
         step, attempt = state.step, self._attempt
         self._attempt += 1

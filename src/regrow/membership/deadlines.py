@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from regrow.core.ids import Instant
-from regrow.core.messages import JobFacts
+from regrow.core.job import JobSpec
 from regrow.membership.roster import BUILDING, Roster, Stage, WorkerRecord
 from regrow.membership.states import (
     Building,
@@ -18,12 +18,12 @@ from regrow.membership.states import (
 )
 
 
-def earliest(state: State, roster: Roster, facts: JobFacts) -> Instant | None:
+def earliest(state: State, roster: Roster, facts: JobSpec) -> Instant | None:
     """The first instant at which somebody is late; None: nothing is being waited for."""
     return min(_waits(state, roster, facts), default=None)
 
 
-def late(state: State, roster: Roster, facts: JobFacts, now: Instant) -> list[WorkerRecord]:
+def late(state: State, roster: Roster, facts: JobSpec, now: Instant) -> list[WorkerRecord]:
     """Those that should have done by now what the state waits for."""
     match state:
         case Building():
@@ -54,7 +54,7 @@ def late(state: State, roster: Roster, facts: JobFacts, now: Instant) -> list[Wo
             return []
 
 
-def _waits(state: State, roster: Roster, facts: JobFacts) -> Iterator[Instant]:
+def _waits(state: State, roster: Roster, facts: JobSpec) -> Iterator[Instant]:
     match state:
         case Building(verdict_at=at):
             if at is not None:
@@ -79,7 +79,7 @@ def _waits(state: State, roster: Roster, facts: JobFacts) -> Iterator[Instant]:
             pass
 
 
-def _built_by(roster: Roster, facts: JobFacts, *stages: Stage, seated: bool = True) -> Iterator[Instant]:
+def _built_by(roster: Roster, facts: JobSpec, *stages: Stage, seated: bool = True) -> Iterator[Instant]:
     for stage in stages:
         oldest = roster.oldest(stage, seated=seated)
         if oldest is not None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import ErrorReport
-from regrow.membership.covering import Uncovered
+from regrow.membership.recovery_point import Uncovered
 from regrow.membership.roster import WorkerRecord
 from regrow.membership.samples import Divergence
 from regrow.membership.scaling import Weighed

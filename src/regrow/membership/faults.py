@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from regrow.core.events import FaultInjected
 from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
 from regrow.core.messages import ErrorReport, FaultFired, FaultSpec
+from regrow.core.records import FaultInjected
 
 
 class FaultPlan:

@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from regrow.core.events import IncidentClosed, IncidentOpened, Record
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.records import IncidentClosed, IncidentOpened, Record
 
 CLOCK_SLACK = 60.0
 """A fault cannot have struck earlier than this before it was known: such a time is of another machine's clock."""

@@ -10,16 +10,13 @@ In every state with something to wait for there is a deadline, and what has not 
 
 from collections.abc import Sequence
 
-from regrow.core.checkpoint_messages import CheckpointFailed, CheckpointWritten, PartsWritten, SnapshotHeld
-from regrow.core.copies import CopiesHeld, CopyStreamed
-from regrow.core.data_messages import DataNoted
 from regrow.core.ids import Generation, Instant, StepNo
+from regrow.core.job import JobSpec
 from regrow.core.messages import (
     Fact,
     FaultRequested,
     FaultSpec,
     FaultStage,
-    JobFacts,
     NodeDraining,
     NodeJoined,
     NodeLost,
@@ -30,17 +27,22 @@ from regrow.core.messages import (
     StopRequested,
     TimeAdvanced,
 )
-from regrow.membership import deadlines, proofs, standbys
+from regrow.core.messages.checkpoints import CheckpointFailed, CheckpointWritten, PartsWritten, SnapshotHeld
+from regrow.core.messages.copies import CopiesHeld, CopyStreamEnded
+from regrow.core.messages.data import DataNoted
+from regrow.membership import deadlines
 from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
+from regrow.membership.elastic.resize import Resizing
+from regrow.membership.elastic.resize_boundary import ResizeBoundary
 from regrow.membership.incident import Incident
-from regrow.membership.ladder import OK, RUN_AGAIN, SCRIPT_ERROR, Ladder
-from regrow.membership.mending import Mender
 from regrow.membership.nodes import Nodes
 from regrow.membership.orders import AnswerScale, Command, EndJob
-from regrow.membership.resizing import Resizing
+from regrow.membership.recovery import proof_of_life, standbys
+from regrow.membership.recovery.ladder import OK, RUN_AGAIN, SCRIPT_ERROR, Ladder
+from regrow.membership.recovery.regroup import Regroup
+from regrow.membership.recovery.standstill import Standstills
 from regrow.membership.roster import Roster, Stage, WorkerRecord
-from regrow.membership.standstill import Standstills
 from regrow.membership.states import (
     Building,
     Ended,
@@ -54,7 +56,6 @@ from regrow.membership.states import (
     Training,
     Waiting,
 )
-from regrow.membership.switching import Switch
 from regrow.membership.view import JobView, NodeView, WorkerView
 from regrow.membership.workers import Workers
 
@@ -70,13 +71,13 @@ class Membership:
         resume: whether the first workers load the newest durable checkpoint.
     """
 
-    def __init__(self, facts: JobFacts, faults: Sequence[FaultSpec] = (), resume: bool = False) -> None:
+    def __init__(self, facts: JobSpec, faults: Sequence[FaultSpec] = (), resume: bool = False) -> None:
         self.facts = facts
         self._ladder = ladder = Ladder(facts, faults, resume)
         self._orders, self._plan = ladder.orders, ladder.plan
         self._checkpoints = Checkpoints(facts, self.roster, self._orders)
-        self._mender = Mender(ladder, self._checkpoints)
-        self._switch = Switch(ladder, self._mender)
+        self._mender = Regroup(ladder, self._checkpoints)
+        self._switch = ResizeBoundary(ladder, self._mender)
         self._resizing = Resizing(ladder, self._mender, self._switch)
         self._nodes = Nodes(ladder, self._resizing)
         self._workers = Workers(ladder, self._resizing, self._switch)
@@ -113,7 +114,7 @@ class Membership:
                 self._ladder.copies.tell(event)
             case SnapshotHeld() | PartsWritten() | CheckpointWritten() | CheckpointFailed():
                 self._checkpoints.tell(event, now)
-            case CopyStreamed():
+            case CopyStreamEnded():
                 self._orders.copied(event, self.facts.buddy_every, now)
             case NodeSeen():
                 self._standstills.seen(event, now)
@@ -231,7 +232,7 @@ class Membership:
             case Switching():
                 self._switch.late(now, self._standstills.overdue)
             case Mending(halt_deadline=at):
-                for standby in proofs.give_up(self.roster, self._orders, now):
+                for standby in proof_of_life.give_up(self.roster, self._orders, now):
                     self._ladder.newcomer_failed(standby)
                 self._late_in_mending(late, now, halt_over=now >= at)
             case Waiting(deadline=at) as waiting if now >= at:

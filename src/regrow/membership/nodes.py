@@ -2,19 +2,19 @@
 
 A lost node takes its workers with it: its agent's connection has ended, and an agent without a coordinator ends its
 workers. Where no other has room for its ranks they wait for it to come back, on this machine or another, and the
-survivors keep their state meanwhile; unless the job may go on with fewer (`mending.py`).
+survivors keep their state meanwhile; unless the job may go on with fewer (`recovery/regroup.py`).
 """
 
 from collections.abc import Sequence
 
-from regrow.core import events as record
-from regrow.core.copies import CopiesHeld
+from regrow.core import records as record
 from regrow.core.ids import Generation, Instant, NodeId
 from regrow.core.messages import NodeJoined, NodeLost, NodeStopped
+from regrow.core.messages.copies import CopiesHeld
 from regrow.membership import diagnosis as say
-from regrow.membership.ladder import RUN_AGAIN, Ladder
-from regrow.membership.placement import Place, buddies
-from regrow.membership.resizing import Resizing
+from regrow.membership.elastic.resize import Resizing
+from regrow.membership.placement import NodeDomain, buddies
+from regrow.membership.recovery.ladder import RUN_AGAIN, Ladder
 from regrow.membership.roster import NodeRecord, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Ended, Gathering, Releasing
 
@@ -125,5 +125,5 @@ class Nodes:
         if self._facts.buddy_every == 0 or places == self._placed:
             return
         self._placed = places
-        for node, buddy in buddies([Place(each.node, each.domain) for each in nodes]).items():
+        for node, buddy in buddies([NodeDomain(each.node, each.domain) for each in nodes]).items():
             self._orders.place_copies(node, buddy)

@@ -4,9 +4,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from regrow.core import events as record
-from regrow.core.copies import CopySource, CopyStreamed, PlaceCopies, ReportCopies
+from regrow.core import records as record
 from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo
+from regrow.core.job import JobSpec
 from regrow.core.messages import (
     AgentOrder,
     ArmFault,
@@ -14,7 +14,6 @@ from regrow.core.messages import (
     FenceWorker,
     FormGeneration,
     HaltGeneration,
-    JobFacts,
     NoteGeneration,
     ReleaseWorker,
     Role,
@@ -23,8 +22,9 @@ from regrow.core.messages import (
     Warmth,
     WorldChange,
 )
-from regrow.membership.covering import Source, Start
+from regrow.core.messages.copies import CopySource, CopyStreamEnded, PlaceCopies, ReportCopies
 from regrow.membership.faults import FaultPlan
+from regrow.membership.recovery_point import CopyHolder, Start
 from regrow.membership.roster import IN_GENERATION, NodeRecord, Roster, Seat, Stage, WorkerRecord
 
 
@@ -57,7 +57,7 @@ class Orders:
         plan: faults on demand, sent along.
     """
 
-    def __init__(self, facts: JobFacts, roster: Roster, plan: FaultPlan) -> None:
+    def __init__(self, facts: JobSpec, roster: Roster, plan: FaultPlan) -> None:
         self.stores: list[str] = []
         """Over which agents the keys of the present generation are spread: those of the nodes with ranks."""
         self._facts = facts
@@ -185,7 +185,7 @@ class Orders:
         elsewhere = [node.node for node in self._roster.living_nodes() if not node.seats]
         self._out.extend(NoteGeneration(node, generation, start.step) for node in elsewhere)
 
-    def _restore(self, source: Source | None) -> CopySource | None:
+    def _restore(self, source: CopyHolder | None) -> CopySource | None:
         if source is None:
             return None
         return CopySource(source.rank, source.step, self._roster.nodes[source.node].vault)
@@ -234,7 +234,7 @@ class Orders:
         """Lines for the record."""
         self._out.extend(records)
 
-    def copied(self, fact: CopyStreamed, every: int, now: Instant) -> None:
+    def copied(self, fact: CopyStreamEnded, every: int, now: Instant) -> None:
         """A copy has reached a buddy, or will not."""
         if fact.error:
             self.note(f"{fact.error}; training goes on, its copies stay on {fact.node} alone", now)

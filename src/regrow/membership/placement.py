@@ -8,14 +8,14 @@ from regrow.core.ids import NodeId
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeDomain:
     """A node, and what fails together with it (`domain`, a rack's name); an empty domain is the node alone."""
 
     node: NodeId
     domain: str = ""
 
 
-def buddies(places: Sequence[Place]) -> dict[NodeId, NodeId | None]:
+def buddies(places: Sequence[NodeDomain]) -> dict[NodeId, NodeId | None]:
     """Each node's buddy; None where there is no other node.
 
     Sorted by domain, each node's buddy stands as many places further as the largest domain has nodes. So each node

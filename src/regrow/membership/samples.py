@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from regrow.core.ids import Generation, Rank, StepNo
-from regrow.core.replica_messages import StateSampled
+from regrow.core.messages.replicas import StateSampled
 
 _KEPT = 8
 """So many steps are waited for before those who have not spoken are left out."""

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
-from regrow.core.messages import JobFacts, WorldChange
+from regrow.core.job import JobSpec
+from regrow.core.messages import WorldChange
 from regrow.membership.roster import Seat
 
 
@@ -22,7 +23,7 @@ class Limits:
     sizes: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, facts: JobFacts) -> "Limits":
+    def of(cls, facts: JobSpec) -> "Limits":
         """Those of a job."""
         least = facts.replicas if facts.min_replicas is None else facts.min_replicas
         most = facts.replicas if facts.max_replicas is None else facts.max_replicas
@@ -97,7 +98,7 @@ def weigh(before: int, after: int, stay: Seconds, pause: Seconds) -> Weighed:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ReplicaCandidate:
     """What makes one replica go before another.
 
     `dead`: it has lost a rank, which another could fill. `draining`: a rank of it is on a node that is given back.
@@ -110,7 +111,7 @@ class Standing:
     newest: bool = True
 
 
-def leavers(replicas: Sequence[Standing], count: int) -> frozenset[int]:
+def leavers(replicas: Sequence[ReplicaCandidate], count: int) -> frozenset[int]:
     """The replicas that go: broken ones first, then those on draining nodes, those behind, the highest."""
     order = sorted(replicas, key=lambda each: (not each.dead, not each.draining, each.newest, -each.replica))
     return frozenset(each.replica for each in order[:count])

@@ -1,6 +1,6 @@
 """What is said by workers, and of them: where they stand, what they have done, what ails them, how they end."""
 
-from regrow.core import events as record
+from regrow.core import records as record
 from regrow.core.ids import NO_STATE, Instant, Rank, StepNo
 from regrow.core.messages import (
     FaultFired,
@@ -19,16 +19,16 @@ from regrow.core.messages import (
     WorkerResumed,
     WorkerStarted,
 )
-from regrow.core.replica_messages import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
+from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
 from regrow.membership import diagnosis as say
-from regrow.membership import standbys
-from regrow.membership.auditing import Auditor
-from regrow.membership.corruption import Corruption
-from regrow.membership.ladder import SCRIPT_ERROR, Ladder
-from regrow.membership.resizing import Resizing
+from regrow.membership.elastic.resize import Resizing
+from regrow.membership.elastic.resize_boundary import ResizeBoundary
+from regrow.membership.recovery import standbys
+from regrow.membership.recovery.auditing import Auditor
+from regrow.membership.recovery.corruption import Corruption
+from regrow.membership.recovery.ladder import SCRIPT_ERROR, Ladder
 from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Forming, Releasing
-from regrow.membership.switching import Switch
 
 _GenerationFact = (
     WorkerFaulted
@@ -62,7 +62,7 @@ class Workers:
         switch: told of those that stop as planned.
     """
 
-    def __init__(self, ladder: Ladder, resizing: Resizing, switch: Switch) -> None:
+    def __init__(self, ladder: Ladder, resizing: Resizing, switch: ResizeBoundary) -> None:
         self._ladder, self._resizing, self._switch = ladder, resizing, switch
         self._corruption = Corruption(ladder)
         self.auditor = Auditor(ladder)

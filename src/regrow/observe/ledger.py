@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from statistics import median
 
-from regrow.core.events import (
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.records import (
     FaultInjected,
     GenerationFormed,
     IncidentClosed,
@@ -19,7 +20,6 @@ from regrow.core.events import (
     ReplicasDiverged,
     StepCommitted,
 )
-from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.observe.tail import read_records
 
 __all__ = ["Ledger", "read_records", "time_lost"]

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from regrow.core.events import GenerationFormed, IncidentClosed, IncidentOpened, Record, StepCommitted
 from regrow.core.ids import Instant, Rank, Seconds
+from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, Record, StepCommitted
 from regrow.observe.curve import draw_curve
 from regrow.observe.scene import Scene, WorkerSeen, WorkerState
 from regrow.observe.story import ranks, seconds, tell

@@ -11,17 +11,17 @@ from typing import TypeGuard
 
 import msgspec
 
-from regrow.core.data_messages import BatchRecord, OrderSpec, SourceSpec
 from regrow.core.errors import UsageError
-from regrow.core.events import StepCommitted
 from regrow.core.ids import Rank, StepNo
+from regrow.core.messages.data import BatchRecord, OrderSpec, SourceSpec
+from regrow.core.records import StepCommitted
 from regrow.data.order import MIXTURE, ORDERED, Address, dealt, order_of, samples_digest
-from regrow.observe.proof import Finding, Proof, Verdict, World, spans
-from regrow.observe.reads import History, Place, Run, StepReads
+from regrow.observe.proof import Finding, Proof, Verdict, WorldSpan, spans
+from regrow.observe.reads import History, RunGeneration, RunRecords, StepReads
 from regrow.observe.sample_counts import SampleCounts
 
 
-def prove(runs: Sequence[Run], *, against: Sequence[Run] = ()) -> Proof:
+def prove(runs: Sequence[RunRecords], *, against: Sequence[RunRecords] = ()) -> Proof:
     """Decide about a chain of runs, each resumed from the one before it.
 
     Args:
@@ -68,7 +68,7 @@ class _Step:
 class _Prover:
     """Goes through the steps of a chain, and notes what it sees in `proof`."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[RunRecords]) -> None:
         self.proof = Proof([run.name for run in runs])
         self.settled: dict[StepNo, _Step] = {}
         self._history = History(runs)
@@ -138,9 +138,9 @@ class _Prover:
         (shares,) = worlds
         seen = self.proof.worlds
         if seen and seen[-1].shares == shares:
-            seen[-1] = World(shares, seen[-1].first, reads.step)
+            seen[-1] = WorldSpan(shares, seen[-1].first, reads.step)
         else:
-            seen.append(World(shares, reads.step, reads.step))
+            seen.append(WorldSpan(shares, reads.step, reads.step))
         step = _Step(reads, shares, self._by_share(reads, told, shares))
         if not reads.missing and len(told) == len(reads.counted):
             for share in sorted(set(range(shares)) - step.records.keys()):
@@ -183,7 +183,7 @@ class _Prover:
                     self.find(reads, "changed the second time", text, share=after.share, rank=rank)
         self.proof.agreed += equal > 0 and not different
 
-    def _look_at_time_before(self, reads: StepReads, place: Place, commit: StepCommitted) -> None:
+    def _look_at_time_before(self, reads: StepReads, place: RunGeneration, commit: StepCommitted) -> None:
         """What was given up must have been the order's samples too."""
         order = self._history.order_of(place, commit)
         if not _can_recompute(order):
@@ -295,7 +295,7 @@ class _Prover:
         self.proof.samples_known = False
         self.proof.reasons.extend([why] if why not in self.proof.reasons else [])
 
-    def _where(self, place: Place) -> str:
+    def _where(self, place: RunGeneration) -> str:
         job = f" of {self._history.name(place)}" if len(self.proof.runs) > 1 else ""
         return f"generation {place.generation}{job}"
 

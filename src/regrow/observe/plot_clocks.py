@@ -6,8 +6,8 @@ from statistics import median
 
 import msgspec
 
-from regrow.core.events import Record, StepCommitted, WorkerSpawned
 from regrow.core.ids import NodeId, Seconds
+from regrow.core.records import Record, StepCommitted, WorkerSpawned
 
 _ENOUGH = 1 << 16
 """Bytes of a file that tell its clock."""

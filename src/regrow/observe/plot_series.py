@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from regrow.core.events import (
+from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.records import (
     GenerationFormed,
     IncidentClosed,
     IncidentOpened,
@@ -19,8 +20,7 @@ from regrow.core.events import (
     StepCommitted,
     WorldChanged,
 )
-from regrow.core.ids import Generation, Instant, Seconds, StepNo
-from regrow.observe.reads import History, Run, StepReads
+from regrow.observe.reads import History, RunRecords, StepReads
 
 MOST_WINDOWS = 150
 """Windows of throughput in one figure, more or less: breaks between generations come on top."""
@@ -123,7 +123,7 @@ class _Step:
         return (self.begin, self.end) if axis is Axis.TIME else (float(self.number), float(self.number + 1))
 
 
-def picture(run: Run, *, axis: Axis = Axis.TIME, metric: str = "loss") -> Picture:
+def picture(run: RunRecords, *, axis: Axis = Axis.TIME, metric: str = "loss") -> Picture:
     """What the records of a job come to; records that are not there leave their part empty.
 
     Args:

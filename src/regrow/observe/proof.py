@@ -5,8 +5,8 @@ from enum import StrEnum
 
 import msgspec
 
-from regrow.core.data_messages import OrderSpec
 from regrow.core.ids import Generation, Rank, StepNo
+from regrow.core.messages.data import OrderSpec
 
 _KEPT_OF_A_CAUSE = 20
 _SHOWN = 10
@@ -32,7 +32,7 @@ class Finding(msgspec.Struct, frozen=True):
     generation: Generation | None = None
 
 
-class World(msgspec.Struct, frozen=True):
+class WorldSpan(msgspec.Struct, frozen=True):
     """Steps in a row that were read by the same number of shares."""
 
     shares: int
@@ -65,7 +65,7 @@ class Proof(msgspec.Struct):
     first: StepNo = StepNo(0)
     steps: int = 0
     unfinished: int = 0
-    worlds: list[World] = []
+    worlds: list[WorldSpan] = []
     orders: list[OrderSpec] = []
     samples_known: bool = True
     epochs: int = 0
@@ -137,7 +137,7 @@ def _steps(proof: Proof) -> str:
     return text + (f", and {proof.unfinished} that not all ranks had done" if proof.unfinished else "")
 
 
-def _world(world: World) -> str:
+def _world(world: WorldSpan) -> str:
     return f"{world.shares} ({spans(range(world.first, world.last + 1))})"
 
 

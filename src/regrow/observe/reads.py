@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from regrow.core.data_messages import OrderSpec
-from regrow.core.events import (
+from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages.data import OrderSpec
+from regrow.core.records import (
     NODE_LOST,
     GenerationFormed,
     JobEnded,
@@ -20,14 +21,13 @@ from regrow.core.events import (
     WorkerGone,
     WorkerSpawned,
 )
-from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 
 _UNWRITTEN_S: Seconds = 5.0
 """A worker that ended longer than this before its agent was lost had all its lines written."""
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecords:
     """The records of one job.
 
     `torn`: nodes whose file ends in the middle of a line. `live`: the job may still write.
@@ -39,7 +39,7 @@ class Run:
     live: bool = False
 
 
-class Place(NamedTuple):
+class RunGeneration(NamedTuple):
     """A generation of one of the runs. Later ones are greater."""
 
     run: int
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 class Pass(NamedTuple):
     """The steps that one generation decides: from `first` up to, not including, `end` (None: no end)."""
 
-    place: Place
+    place: RunGeneration
     first: StepNo
     end: StepNo | None
     workers: Mapping[Rank, WorkerId]
@@ -72,9 +72,9 @@ class StepReads:
     """
 
     step: StepNo
-    place: Place
+    place: RunGeneration
     counted: dict[Rank, StepCommitted] = field(default_factory=dict)
-    earlier: list[tuple[Place, StepCommitted]] = field(default_factory=list)
+    earlier: list[tuple[RunGeneration, StepCommitted]] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
 
 
@@ -87,7 +87,7 @@ class History:
         unfinished: steps after those, of which not all ranks have a line because the last run was ended, or goes on.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[RunRecords]) -> None:
         self._runs = runs
         self._accounts = [_Account(run) for run in runs]
         self._passes = self._decide()
@@ -96,11 +96,11 @@ class History:
         self.steps = self._collect()
         self._trim()
 
-    def name(self, place: Place) -> str:
+    def name(self, place: RunGeneration) -> str:
         """The name of a run."""
         return self._runs[place.run].name
 
-    def order_of(self, place: Place, commit: StepCommitted) -> OrderSpec | None:
+    def order_of(self, place: RunGeneration, commit: StepCommitted) -> OrderSpec | None:
         """The order that the worker of this line reads in; None where no record says so."""
         return self._accounts[place.run].order_of(commit.worker)
 
@@ -117,15 +117,15 @@ class History:
             account = self._accounts[run]
             for generation, start in sorted(account.starts().items(), reverse=True):
                 if end is None or start < end:
-                    found.append(Pass(Place(run, generation), start, end, account.members(generation)))
+                    found.append(Pass(RunGeneration(run, generation), start, end, account.members(generation)))
                     end = start
         return found[::-1]
 
     def _collect(self) -> list[StepReads]:
-        lines: dict[StepNo, list[tuple[Place, StepCommitted]]] = {}
+        lines: dict[StepNo, list[tuple[RunGeneration, StepCommitted]]] = {}
         for run, account in enumerate(self._accounts):
             for commit in account.commits:
-                lines.setdefault(commit.step, []).append((Place(run, commit.generation), commit))
+                lines.setdefault(commit.step, []).append((RunGeneration(run, commit.generation), commit))
         steps: list[StepReads] = []
         for each in self._passes:
             last = max((step for step, found in lines.items() if any(at >= each.place for at, _ in found)), default=-1)
@@ -133,7 +133,7 @@ class History:
             steps.extend(self._step(StepNo(step), each, lines.get(StepNo(step), [])) for step in range(each.first, end))
         return steps
 
-    def _step(self, step: StepNo, decided: Pass, lines: list[tuple[Place, StepCommitted]]) -> StepReads:
+    def _step(self, step: StepNo, decided: Pass, lines: list[tuple[RunGeneration, StepCommitted]]) -> StepReads:
         reads = StepReads(step, decided.place)
         # Of one rank's lines the newest counts, and of those of one generation the one that it computed itself.
         for place, commit in sorted(lines, key=lambda line: (line[0], not line[1].adopted, line[1].at)):
@@ -142,7 +142,7 @@ class History:
                 continue
             former = reads.counted.get(commit.rank)
             if former is not None:
-                reads.earlier.append((Place(place.run, former.generation), former))
+                reads.earlier.append((RunGeneration(place.run, former.generation), former))
             reads.counted[commit.rank] = commit
         account = self._accounts[decided.place.run]
         for rank in sorted(decided.workers.keys() - reads.counted.keys()):
@@ -168,7 +168,7 @@ class History:
 class _Account:
     """What the records of one run say, sorted by what they are about."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunRecords) -> None:
         self._name, self._live = run.name, run.live
         self.commits: list[StepCommitted] = []
         self.formed: dict[Generation, GenerationFormed] = {}

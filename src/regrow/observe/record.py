@@ -8,7 +8,7 @@ from types import TracebackType
 
 import msgspec
 
-from regrow.core.events import Record
+from regrow.core.records import Record
 
 _ENCODER = msgspec.json.Encoder()
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regrow.core.data_messages import OrderSpec
+from regrow.core.messages.data import OrderSpec
 from regrow.data.order import DROP, KEEP, Address, steps_per_epoch
 
 

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from regrow.core.events import (
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import Role
+from regrow.core.records import (
     GenerationFormed,
     IncidentClosed,
     IncidentOpened,
@@ -16,8 +18,6 @@ from regrow.core.events import (
     WorkerGone,
     WorkerSpawned,
 )
-from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import Role
 from regrow.observe.ledger import Ledger
 
 

@@ -1,6 +1,7 @@
 """A job's records as sentences, for terminals that only take lines and for people who read logs."""
 
-from regrow.core.events import (
+from regrow.core.ids import Rank, Seconds
+from regrow.core.records import (
     FaultInjected,
     GenerationFormed,
     IncidentClosed,
@@ -13,7 +14,6 @@ from regrow.core.events import (
     ReplicasDiverged,
     WorkerGone,
 )
-from regrow.core.ids import Rank, Seconds
 
 
 def tell(record: Record) -> str | None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 
 from regrow.core.errors import ProtocolError
-from regrow.core.events import AnyRecord, Record
 from regrow.core.ids import NodeId
-from regrow.observe.reads import Run
+from regrow.core.records import AnyRecord, Record
+from regrow.observe.reads import RunRecords
 
 _DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord, strict=False)
 """Not strict: a loss that is not a number is written as text."""
@@ -70,19 +70,19 @@ def read_records(job_dir: Path) -> list[Record]:
     return RecordTail(job_dir).poll()
 
 
-def read_run(job_dir: Path, name: str, *, live: bool = False) -> Run:
+def read_run(job_dir: Path, name: str, *, live: bool = False) -> RunRecords:
     """All records of a job, with what is known about their files. Raises `ProtocolError`."""
     tail = RecordTail(job_dir)
     records = tail.poll()
     torn = {path.name.removeprefix("steps.").removesuffix(".jsonl") for path in tail.torn}
-    return Run(name, records, frozenset(NodeId(node) for node in torn), live)
+    return RunRecords(name, records, frozenset(NodeId(node) for node in torn), live)
 
 
-def read_run_file(path: Path) -> Run:
+def read_run_file(path: Path) -> RunRecords:
     """The records of one file. Raises `ProtocolError` for a line that is none, or a file that cannot be read."""
     tail = RecordTail(path.parent)
     try:
         records = tail.read(path)
     except OSError as error:
         raise ProtocolError(f"{path} cannot be read: {error.strerror or error}") from error
-    return Run(path.name, sorted(records, key=lambda record: record.at))
+    return RunRecords(path.name, sorted(records, key=lambda record: record.at))

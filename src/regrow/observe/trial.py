@@ -12,9 +12,9 @@ from enum import StrEnum
 from rich.table import Table
 from rich.text import Text
 
-from regrow.core.events import IncidentClosed
 from regrow.core.ids import Rank, Seconds, StepNo
-from regrow.core.vocabulary import STATE_METRIC, FaultStage
+from regrow.core.messages.vocabulary import STATE_METRIC, FaultStage
+from regrow.core.records import IncidentClosed
 from regrow.observe.ledger import Ledger
 from regrow.observe.story import seconds
 

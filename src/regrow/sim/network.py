@@ -10,7 +10,7 @@ import msgspec
 from regrow.core.ids import Instant, Seconds
 
 
-class Weather(msgspec.Struct, frozen=True):
+class NetworkConditions(msgspec.Struct, frozen=True):
     """How messages travel. In order on one channel; between channels in any order. Probabilities from 0 to 1."""
 
     delay: Seconds = 0.002
@@ -65,7 +65,7 @@ class Network:
         weather: how likely those are.
     """
 
-    def __init__(self, timeline: Timeline, rng: random.Random, weather: Weather) -> None:
+    def __init__(self, timeline: Timeline, rng: random.Random, weather: NetworkConditions) -> None:
         self._timeline = timeline
         self._rng = rng
         self._weather = weather

@@ -4,8 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
-from regrow.core.board import Phase
 from regrow.core.ids import Rank, Seconds, StepNo
+from regrow.core.phase import Phase
 
 
 class Doing(StrEnum):
@@ -45,7 +45,7 @@ PHASES = {
 IN_STEP = frozenset({Doing.COMPUTING, Doing.REDUCING, Doing.VOTING, Doing.UPDATING})
 
 
-class Script(msgspec.Struct, frozen=True):
+class SimScript(msgspec.Struct, frozen=True):
     """What the workers run. Times in seconds."""
 
     until: StepNo = StepNo(8)

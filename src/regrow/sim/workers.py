@@ -2,7 +2,6 @@
 
 import msgspec
 
-from regrow.core.board import Phase
 from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo, WorkerId
 from regrow.core.messages import (
     ArmFault,
@@ -30,10 +29,11 @@ from regrow.core.messages import (
     WorkerReady,
     WorkerResumed,
 )
-from regrow.core.sights import WorkerSight
+from regrow.core.messages.sights import WorkerSight
+from regrow.core.phase import Phase
 from regrow.sim.collectives import Group
 from regrow.sim.script import IN_STEP, PHASES, Doing
-from regrow.sim.surroundings import Surroundings
+from regrow.sim.worker_host import WorkerHost
 
 _CALLS = {Doing.REDUCING: 1, Doing.VOTING: 2, Doing.UPDATING: 2}
 _WATCHED = IN_STEP | {Doing.HALTING, Doing.FORMING, Doing.HYDRATING}
@@ -48,7 +48,7 @@ class SimWorker:
         around: the world.
     """
 
-    def __init__(self, spawn: SpawnWorker, warmth: Warmth, around: Surroundings) -> None:
+    def __init__(self, spawn: SpawnWorker, warmth: Warmth, around: WorkerHost) -> None:
         self.worker: WorkerId = spawn.worker
         self.spawn = spawn
         self.rank = spawn.rank

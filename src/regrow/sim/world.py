@@ -5,16 +5,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from regrow.core.checkpoint_messages import SnapshotForDisk
-from regrow.core.copies import PlaceCopies, ReportCopies, SnapshotTaken
-from regrow.core.data_messages import OrderDeclared, ProducerServed, ProducerWanted
-from regrow.core.events import Record
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.job import JobSpec
 from regrow.core.messages import (
     Fact,
     FaultSpec,
     FenceWorker,
-    JobFacts,
     Member,
     NodeDraining,
     NodeJoined,
@@ -33,15 +29,19 @@ from regrow.core.messages import (
     WorkerStaged,
     WorkerStarted,
 )
-from regrow.core.sights import StacksTaken, WorkerSight
+from regrow.core.messages.checkpoints import SnapshotForDisk
+from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotTaken
+from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
+from regrow.core.messages.sights import StacksTaken, WorkerSight
+from regrow.core.records import Record
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.orders import AnswerScale
 from regrow.membership.states import Gathering
 from regrow.sim.collectives import Group
-from regrow.sim.laws import LawBroken, Laws, require
-from regrow.sim.network import Network, Timeline, Weather
-from regrow.sim.script import Doing, Script
-from regrow.sim.strikes import Strike, Wish, striking
+from regrow.sim.faults import SimFault, Wish, striking
+from regrow.sim.invariants import InvariantBroken, Invariants, require
+from regrow.sim.network import Network, NetworkConditions, Timeline
+from regrow.sim.script import Doing, SimScript
 from regrow.sim.workers import SimWorker
 
 LEASE = 10.0
@@ -68,27 +68,27 @@ class World:
 
     def __init__(
         self,
-        facts: JobFacts,
+        facts: JobSpec,
         *,
-        script: Script | None = None,
-        weather: Weather | None = None,
-        strikes: Sequence[Strike] = (),
+        script: SimScript | None = None,
+        weather: NetworkConditions | None = None,
+        strikes: Sequence[SimFault] = (),
         faults: Sequence[FaultSpec] = (),
         wishes: Sequence[Wish] = (),
         slots: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.script = script or Script()
+        self.script = script or SimScript()
         self.durable = StepNo(0)
         self.workers: dict[WorkerId, SimWorker] = {}
         self.machine = Membership(facts, faults)
-        self.laws = Laws(facts, self.workers)
+        self.laws = Invariants(facts, self.workers)
         self.log: list[tuple[Instant, Fact | Command]] = []
         self.end: EndJob | None = None
         self.bad_moments: set[str] = set()
         """What has gone wrong so far, for tests that ask whether a failure was deserved."""
         self._facts = facts
-        self._weather = weather or Weather()
+        self._weather = weather or NetworkConditions()
         self._rng = random.Random(seed)
         self._timeline = Timeline()
         self._network = Network(self._timeline, self._rng, self._weather)
@@ -117,7 +117,7 @@ class World:
                 self.after(strike.after, striking(self, strike, number))
 
     def run(self, horizon: Seconds = 200_000.0, most: int = 300_000) -> EndJob:
-        """Let time pass until the job has ended. Raises `LawBroken`, also where it has not by the horizon.
+        """Let time pass until the job has ended. Raises `InvariantBroken`, also where it has not by the horizon.
 
         Args:
             horizon: virtual time.
@@ -130,7 +130,7 @@ class World:
             require(happened <= most, f"the job ends before {most} things have happened")
         self.laws.over(self.machine)
         if self.end is None:
-            raise LawBroken("the job has not ended")
+            raise InvariantBroken("the job has not ended")
         return self.end
 
     # --- the coordinator ---------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class World:
         """A node is taken away, whoever is still on it."""
         if self._lives[node] == life:
             self.bad_moments.add("reclaimed")
-            self.lose(node, Strike("node", back=self._backs[node]))
+            self.lose(node, SimFault("node", back=self._backs[node]))
 
     def _stop(self, node: NodeId) -> None:
         """An agent ends, as it was told to."""
@@ -253,7 +253,7 @@ class World:
         self.laws.joined(joined)
         self.tell(joined)
 
-    def lose(self, node: NodeId, strike: Strike) -> None:
+    def lose(self, node: NodeId, strike: SimFault) -> None:
         """An agent is gone or stopped; the coordinator learns it at once, or when the lease is over."""
         if node not in self._connected or node in self._losing:
             return
@@ -266,7 +266,7 @@ class World:
             self.after(ends, lambda worker=worker: worker.end(-9))  # type: ignore[misc]
         self.after(known, lambda: self._lost(node, strike, lost))
 
-    def _lost(self, node: NodeId, strike: Strike, lost: Sequence[SimWorker]) -> None:
+    def _lost(self, node: NodeId, strike: SimFault, lost: Sequence[SimWorker]) -> None:
         self.bad_moments.add(f"lost {type(self.machine.state).__name__.lower()}")
         self._connected.discard(node)
         self._losing.discard(node)

@@ -19,7 +19,7 @@ from regrow.step.policy import row_of
 T = TypeVar("T")
 
 
-class Span(NamedTuple):
+class MicroBatchRange(NamedTuple):
     """Micro-batches `start` .. `stop - 1`."""
 
     start: int
@@ -37,7 +37,7 @@ def refusal(count: int, replicas: int) -> str | None:
     return None
 
 
-class Counts:
+class MicroBatchCounts:
     """How many micro-batches a step has.
 
     Args:
@@ -76,7 +76,7 @@ class Counts:
         return row_of(self._table, replicas)
 
 
-def deal(count: int, replicas: int, replica: int) -> Span:
+def deal(count: int, replicas: int, replica: int) -> MicroBatchRange:
     """The share of one replica: a range, the first replicas having one more where it does not divide.
 
     Raises:
@@ -89,55 +89,55 @@ def deal(count: int, replicas: int, replica: int) -> Span:
         raise UsageError(f"there is no replica {replica} of {replicas}", hint="replicas are numbered from 0")
     each, more = divmod(count, replicas)
     start = replica * each + min(replica, more)
-    return Span(start, start + each + (replica < more))
+    return MicroBatchRange(start, start + each + (replica < more))
 
 
-def middle(span: Span) -> int:
+def middle(span: MicroBatchRange) -> int:
     """Where a node of more than one micro-batch is split into its two children."""
     size = span.stop - span.start
     return span.start + (1 << ((size - 1).bit_length() - 1))
 
 
 @lru_cache(maxsize=1 << 14)
-def is_node(count: int, span: Span) -> bool:
+def is_node(count: int, span: MicroBatchRange) -> bool:
     """Whether these are all micro-batches below one node of the tree over `count`."""
-    at = Span(0, count)
+    at = MicroBatchRange(0, count)
     while at != span:
         if at.stop - at.start < 2:
             return False
         split = middle(at)
         if span.stop <= split:
-            at = Span(at.start, split)
+            at = MicroBatchRange(at.start, split)
         elif span.start >= split:
-            at = Span(split, at.stop)
+            at = MicroBatchRange(split, at.stop)
         else:
             return False
     return True
 
 
-def partial_nodes(count: int, share: Span) -> list[Span]:
+def partial_nodes(count: int, share: MicroBatchRange) -> list[MicroBatchRange]:
     """The largest nodes of the tree over `count` that lie inside `share`, in order: at most 2 log2 of its length."""
-    found: list[Span] = []
+    found: list[MicroBatchRange] = []
 
-    def look(at: Span) -> None:
+    def look(at: MicroBatchRange) -> None:
         if share.start <= at.start and at.stop <= share.stop:
             found.append(at)
         elif share.start < at.stop and at.start < share.stop:
             split = middle(at)
-            look(Span(at.start, split))
-            look(Span(split, at.stop))
+            look(MicroBatchRange(at.start, split))
+            look(MicroBatchRange(split, at.stop))
 
-    look(Span(0, count))
+    look(MicroBatchRange(0, count))
     return found
 
 
 @lru_cache(maxsize=64)
-def partial_nodes_of_all(count: int, replicas: int) -> tuple[tuple[Span, ...], ...]:
+def partial_nodes_of_all(count: int, replicas: int) -> tuple[tuple[MicroBatchRange, ...], ...]:
     """The partial nodes of each replica's share. Raises what `deal` raises."""
     return tuple(tuple(partial_nodes(count, deal(count, replicas, replica))) for replica in range(replicas))
 
 
-def fold(count: int, found: Mapping[Span, T], add: Callable[[T, T], T]) -> T:
+def fold(count: int, found: Mapping[MicroBatchRange, T], add: Callable[[T, T], T]) -> T:
     """The root of the tree over `count`, from nodes that together cover it.
 
     Args:
@@ -148,21 +148,21 @@ def fold(count: int, found: Mapping[Span, T], add: Callable[[T, T], T]) -> T:
         KeyError: some micro-batch is below none of the nodes.
     """
 
-    def value(at: Span) -> T:
+    def value(at: MicroBatchRange) -> T:
         if at in found:
             return found[at]
         if at.stop - at.start < 2:
             raise KeyError(at)
         split = middle(at)
-        left = value(Span(at.start, split))
-        return add(left, value(Span(split, at.stop)))
+        left = value(MicroBatchRange(at.start, split))
+        return add(left, value(MicroBatchRange(split, at.stop)))
 
-    return value(Span(0, count))
+    return value(MicroBatchRange(0, count))
 
 
 def total(values: "list[float]") -> float:
     """The sum of one value for each micro-batch, in the order of the tree."""
-    leaves = {Span(at, at + 1): value for at, value in enumerate(values)}
+    leaves = {MicroBatchRange(at, at + 1): value for at, value in enumerate(values)}
     return fold(len(values), leaves, operator.add)
 
 
@@ -179,26 +179,26 @@ class Counter(Generic[T]):
 
     def __init__(self, count: int, add: Callable[[T, T], T]) -> None:
         self._count, self._add = count, add
-        self._kept: list[tuple[Span, T]] = []
+        self._kept: list[tuple[MicroBatchRange, T]] = []
 
     def neighbour(self, index: int) -> T | None:
         """What the value of the next micro-batch is added to at once; None: it is kept as it is."""
-        if self._kept and is_node(self._count, Span(self._kept[-1][0].start, index + 1)):
+        if self._kept and is_node(self._count, MicroBatchRange(self._kept[-1][0].start, index + 1)):
             return self._kept[-1][1]
         return None
 
     def push(self, index: int, value: T, *, added: bool = False) -> None:
         """The next micro-batch's value; they come in order. `added`: its sum with its neighbour instead."""
-        span = Span(index, index + 1)
+        span = MicroBatchRange(index, index + 1)
         if added:
-            span = Span(self._kept.pop()[0].start, span.stop)
-        while self._kept and is_node(self._count, Span(self._kept[-1][0].start, span.stop)):
+            span = MicroBatchRange(self._kept.pop()[0].start, span.stop)
+        while self._kept and is_node(self._count, MicroBatchRange(self._kept[-1][0].start, span.stop)):
             left, kept = self._kept.pop()
-            span, value = Span(left.start, span.stop), self._add(kept, value)
+            span, value = MicroBatchRange(left.start, span.stop), self._add(kept, value)
         self._kept.append((span, value))
 
     @property
-    def nodes(self) -> list[tuple[Span, T]]:
+    def nodes(self) -> list[tuple[MicroBatchRange, T]]:
         """What was added up so far: the partial nodes of the micro-batches that have come."""
         return list(self._kept)
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from regrow.core.data_messages import BatchRecord
 from regrow.core.ids import Generation, Instant, Seconds
-from regrow.train.alone import Alone
+from regrow.core.messages.data import BatchRecord
 from regrow.train.batches import Batches
-from regrow.train.member import Member
 from regrow.train.step import Step
+from regrow.train.worker.standalone import StandaloneWorker
+from regrow.train.worker.supervised import SupervisedWorker
 
 _log = logging.getLogger("regrow.steps")
 if _log.level == logging.NOTSET:
@@ -38,7 +38,7 @@ class Announcing:
         member: whom it is said to.
     """
 
-    def __init__(self, member: Member | Alone) -> None:
+    def __init__(self, member: SupervisedWorker | StandaloneWorker) -> None:
         self._member = member
         self._unsent: _Unsent | None = None
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.ids import StepNo
+from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.loader import StepLoader
 from regrow.data.seeding import seed_everything
 from regrow.train.microbatches import Dealer

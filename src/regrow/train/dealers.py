@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from regrow.comm import fsdp
+from regrow.comm.torch_private import fsdp
 from regrow.core.errors import UsageError
-from regrow.train.gradients import Averaged, Gradients
-from regrow.train.invariant import TreeSummed
+from regrow.train.gradients.averaged import Averaged, Gradients
+from regrow.train.gradients.tree_summed import TreeSummed
+from regrow.train.gradients.wrappers import Modules
 from regrow.train.microbatches import Dealer
-from regrow.train.modules import Modules
-from regrow.train.protect import ProtectedState
+from regrow.train.state.protected import ProtectedState
 
 
 def dealer(

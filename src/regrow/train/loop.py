@@ -5,21 +5,21 @@ import contextlib
 import time
 from collections.abc import Generator, Iterator
 
-from regrow.comm import meshes
+from regrow.comm.torch_private import device_mesh
 from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import StepNo
-from regrow.core.vocabulary import STATE_METRIC
-from regrow.train import scalers
-from regrow.train.alone import Alone
+from regrow.core.messages.vocabulary import STATE_METRIC
 from regrow.train.announcing import Announcing
-from regrow.train.member import Member
-from regrow.train.modules import Modules
-from regrow.train.regions import Regions, Rehearsed
+from regrow.train.gradients.ddp_buckets import Settling
+from regrow.train.gradients.wrappers import Modules
+from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsed import check_update
-from regrow.train.settling import Settling
-from regrow.train.standing import Standing
+from regrow.train.restartable import Rehearsed, RestartableCalls
+from regrow.train.state import grad_scalers
 from regrow.train.step import Step
-from regrow.train.verdicts import Dismissed
+from regrow.train.worker.rejoin import WorkerReleased
+from regrow.train.worker.standalone import StandaloneWorker
+from regrow.train.worker.supervised import SupervisedWorker
 
 STEPS = "steps()"
 _EXACT = 13
@@ -30,14 +30,14 @@ class StepLoop:
     """The one loop of a worker.
 
     Args:
-        member: how this process takes part in a job; `Alone` outside one.
+        member: how this process takes part in a job; `StandaloneWorker` outside one.
         seed: what the order of data and all random numbers of the steps derive from.
         invariant: whether the result must not depend on the number of replicas.
     """
 
-    def __init__(self, member: Member | Alone, *, seed: int, invariant: bool) -> None:
+    def __init__(self, member: SupervisedWorker | StandaloneWorker, *, seed: int, invariant: bool) -> None:
         self.member, self.seed, self.invariant = member, seed, invariant
-        self.standing = Standing(member)
+        self.standing = LoopContext(member)
         self.modules = Modules()
         self.started = False
         self._attempts: dict[StepNo, int] = {}
@@ -51,7 +51,7 @@ class StepLoop:
         self._at_boundary = True
         """Whether the script has done all that it does between two steps."""
         self._settling = Settling(member.local)
-        self.regions = Regions(self)
+        self.regions = RestartableCalls(self)
 
     @property
     def rank(self) -> int:
@@ -72,8 +72,8 @@ class StepLoop:
         modules, dealer = self.modules, self.standing.dealer
         modules.check_hooks()
         unit, world = self.member.unit, self.member.world
-        across = [*modules.spanning, *meshes.follows(unit=unit, world=world)]
-        self.member.let_follow(across, meshes.inside(unit=unit, world=world))
+        across = [*modules.spanning, *device_mesh.follows(unit=unit, world=world)]
+        self.member.let_follow(across, device_mesh.inside(unit=unit, world=world))
         self.member.arrive(
             self.standing.protected(),
             modules.buckets(),
@@ -305,12 +305,12 @@ class StepLoop:
     def recover(self, step: Step | None = None) -> None:
         """Wait for the next membership and stand in it; `step` is what this worker was in.
 
-        Raises `Dismissed` where it has no part in it.
+        Raises `WorkerReleased` where it has no part in it.
         """
         self._owing = False
         try:
             adopted = self.member.rejoin()
-        except Dismissed as leaving:
+        except WorkerReleased as leaving:
             # What a loop or a body that it unwinds still does is nothing to the others.
             self._left, self._looping = True, False
             self._announcing.send()
@@ -320,7 +320,7 @@ class StepLoop:
             # The others had all of this worker's gradients: the step has happened, though not here.
             self.committed(step, adopted=True)
         self.modules.overwritten()
-        scalers.begin_anew(self.standing.objects)
+        grad_scalers.begin_anew(self.standing.objects)
         self.standing.follow_world()
         if self.standing.batches is not None:
             self.standing.batches.seek(self.member.step)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regrow.core.data_messages import BatchRecord, OrderSpec
 from regrow.core.errors import UsageError
+from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.micro import MicroLoader, batch_size_of, samples_in
 from regrow.data.order import global_batch_of
 from regrow.data.seeding import seed_everything
-from regrow.step.dealing import Counts, Span, deal, refusal, total
-from regrow.train.gradients import Gradients
+from regrow.step.dealing import MicroBatchCounts, MicroBatchRange, deal, refusal, total
+from regrow.train.gradients.averaged import Gradients
 
 if TYPE_CHECKING:
     from regrow.train.step import Step
@@ -71,7 +71,7 @@ class MicroBatches:
         share: those of this rank's replica.
     """
 
-    def __init__(self, dealer: "Dealer", number: int, share: Span, place: int, shares: int) -> None:
+    def __init__(self, dealer: "Dealer", number: int, share: MicroBatchRange, place: int, shares: int) -> None:
         self.count, self.share = dealer.count_for(shares), share
         self._dealer, self._number = dealer, number
         self._place, self._shares = place, shares
@@ -92,7 +92,7 @@ class MicroBatches:
         self._step = step
         self._dealer.current = self
         if step.rehearsal:
-            self.share = Span(self.share.start, min(self.share.start + _REHEARSED, self.share.stop))
+            self.share = MicroBatchRange(self.share.start, min(self.share.start + _REHEARSED, self.share.stop))
         self._dealer.seed(self._number, _OUTSIDE)
 
     def leave(self) -> None:
@@ -261,7 +261,7 @@ class Dealer:
         self.current: MicroBatches | None = None
         self.reseed: Callable[[int, int, int], None] | None = None
         """Seeds the generators of the script's own, for a micro-batch."""
-        self._counts = Counts(count)
+        self._counts = MicroBatchCounts(count)
         self._script_loader = loader
         self._seed, self._even = seed, even
         self._loader = MicroLoader(loader, seed=seed, shares=self._counts.all[0] * unit, recorded=recorded)
@@ -326,7 +326,7 @@ class Dealer:
         self._loader.batch(step, dealt.start * self.unit + place)
         return MicroBatches(self, step, dealt, place, shares)
 
-    def _deal(self, share: int, shares: int) -> tuple[Span, int]:
+    def _deal(self, share: int, shares: int) -> tuple[MicroBatchRange, int]:
         if shares % self.unit:
             raise UsageError(
                 f"{shares} ranks make up no whole replicas of {self.unit}", hint="change the number of ranks"

@@ -4,26 +4,26 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from regrow.agent.link import AgentGone, WorkerLink
-from regrow.comm.groups import Groups
+from regrow.agent.workers.link import AgentGone, WorkerLink
+from regrow.comm.process_groups import Groups
 from regrow.core.config import WorkerEnv
-from regrow.core.data_messages import ProducerServed, producer_socket
+from regrow.core.messages.data import ProducerServed, producer_socket
 from regrow.data.cache.forking import open_descriptors, shared_positions
 from regrow.data.cache.making import Making
 from regrow.data.cache.producer import Producer
 from regrow.data.dataloader import on_made
 from regrow.data.seeding import seed_everything
 from regrow.step.policy import Policy
-from regrow.train.alone import FORM_S, Alone
 from regrow.train.loop import StepLoop
 from regrow.train.policy import Scaled
 from regrow.train.session import Session
+from regrow.train.worker.standalone import FORM_S, StandaloneWorker
 
 SERVED = 0
 """Exit code of a producer that has nothing to do; another one would have nothing to do either."""
 
 
-class Producing(Alone):
+class Producing(StandaloneWorker):
     """A place in the job's world without any part in it: its collectives are answered locally."""
 
     rehearses = True

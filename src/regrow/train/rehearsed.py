@@ -1,12 +1,12 @@
 """What a rehearsed body must have done, or people should know that it has not."""
 
 from regrow.core.errors import UsageError
-from regrow.train.alone import Alone
-from regrow.train.member import Member
-from regrow.train.protect import ProtectedState
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.standalone import StandaloneWorker
+from regrow.train.worker.supervised import SupervisedWorker
 
 
-def check_update(member: Member | Alone, state: ProtectedState) -> None:
+def check_update(member: SupervisedWorker | StandaloneWorker, state: ProtectedState) -> None:
     """A body ends. Raises `UsageError` where it has changed parameters past all protected optimizers."""
     if member.rehearsed():
         return

@@ -7,37 +7,37 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from regrow.core.early_reads import Place
+from regrow.core.early_reads import PlaceInWorld
 from regrow.core.errors import UsageError
 from regrow.data.loader import StepLoader
 from regrow.step.policy import Policy
-from regrow.train.alone import Alone
 from regrow.train.batches import Batches
 from regrow.train.dealers import dealer
+from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop import STEPS, StepLoop
-from regrow.train.member import Member
 from regrow.train.microbatches import Dealer
-from regrow.train.modules import Modules
 from regrow.train.policy import Scaled
-from regrow.train.protect import ProtectedState
+from regrow.train.scale_events import ScaleEvent
 from regrow.train.sharing import Share
+from regrow.train.state.protected import ProtectedState
+from regrow.train.state.unprotected import UnprotectedOptimizers
 from regrow.train.step import Step
-from regrow.train.strangers import Strangers
-from regrow.train.worlds import ScaleEvent
+from regrow.train.worker.standalone import StandaloneWorker
+from regrow.train.worker.supervised import SupervisedWorker
 
 
 class Session:
     """One worker's part in the training. Made by `regrow.init()`.
 
     Args:
-        member: how this process takes part in a job; `Alone` outside one.
+        member: how this process takes part in a job; `StandaloneWorker` outside one.
         seed: what the order of data and all random numbers of the steps derive from.
         invariant: whether the result must not depend on the number of replicas.
     """
 
     _loop_kind: ClassVar[type[StepLoop]] = StepLoop
 
-    def __init__(self, member: Member | Alone, *, seed: int, invariant: bool = False) -> None:
+    def __init__(self, member: SupervisedWorker | StandaloneWorker, *, seed: int, invariant: bool = False) -> None:
         self._member, self.seed, self.invariant = member, seed, invariant
         self._loop = self._loop_kind(member, seed=seed, invariant=invariant)
         self._standing = self._loop.standing
@@ -46,19 +46,19 @@ class Session:
     @property
     def rank(self) -> int:
         """This worker's rank now. A standby takes its final rank only when it is needed: ask, do not remember."""
-        self._member.early.note(Place.RANK, "session.rank")
+        self._member.early.note(PlaceInWorld.RANK, "session.rank")
         return self._member.rank
 
     @property
     def local_rank(self) -> int:
         """This worker's rank on its node."""
-        self._member.early.note(Place.LOCAL_RANK, "session.local_rank")
+        self._member.early.note(PlaceInWorld.LOCAL_RANK, "session.local_rank")
         return self._member.local_rank
 
     @property
     def world_size(self) -> int:
         """Ranks in the world."""
-        self._member.early.note(Place.WORLD, "session.world_size")
+        self._member.early.note(PlaceInWorld.WORLD, "session.world_size")
         return self._member.world
 
     @property
@@ -72,7 +72,7 @@ class Session:
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0."""
-        self._member.early.note(Place.RANK, "session.is_main")
+        self._member.early.note(PlaceInWorld.RANK, "session.is_main")
         return self._member.rank == 0
 
     @property
@@ -129,9 +129,9 @@ class Session:
             optimizer.register_step_pre_hook(_announces(loop))
             optimizer.register_step_post_hook(lambda optimizer, *_: loop.after_update(optimizer))
         self._member.body.watch(standing.objects)
-        if isinstance(self._member, Member):
+        if isinstance(self._member, SupervisedWorker):
             body = self._member.body
-            Strangers(standing.state, inside=lambda: body.entered)
+            UnprotectedOptimizers(standing.state, inside=lambda: body.entered)
 
     def digest(self) -> str:
         """A digest of all protected state, equal on two workers if and only if their state is bitwise equal."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from regrow.core.data_messages import CacheSeat, OrderSpec
 from regrow.core.ids import WorkerId
+from regrow.core.messages.data import CacheSeat, OrderSpec
 from regrow.data.cache.ahead import Ahead
 from regrow.data.cache.entry import Encoded, Entry, NotCacheable, encode, open_entry
 from regrow.data.cache.folder import CacheUnusable, NoRoom

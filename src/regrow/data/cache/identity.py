@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import xxhash
 
-from regrow.core.data_messages import OrderSpec
+from regrow.core.messages.data import OrderSpec
 from regrow.data.cache.evenly import sampled
 from regrow.data.cache.layout import FORMAT, IDENTITY_BYTES
 from regrow.data.cache.walking import Walk, file_state

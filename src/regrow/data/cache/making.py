@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Collection
 from functools import partial
 
-from regrow.core.data_messages import CacheSeat
 from regrow.core.errors import RegrowError
 from regrow.core.ids import Instant, Seconds
+from regrow.core.messages.data import CacheSeat
 from regrow.data.cache.entry import NotCacheable, encode
 from regrow.data.cache.folder import CacheUnusable, NoRoom
 from regrow.data.cache.identity import Identity, described, difference

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from regrow.core.data_messages import producer_given_up, producer_socket
 from regrow.core.errors import GenerationHalted, ProtocolError
 from regrow.core.ids import Instant, Seconds
+from regrow.core.messages.data import producer_given_up, producer_socket
 from regrow.data.cache.layout import Key
 from regrow.data.cache.messages import (
     READER_HEARS,

@@ -1,0 +1,1 @@
+"""Durable checkpoints on a node: the writer process, and the agent's side of it."""

@@ -1,0 +1,73 @@
+"""The process that writes durable checkpoints: `python -m regrow.agent.checkpoints.writer DESCRIPTOR`.
+
+It is told on standard input where to write. It reads snapshots of the ranks' state from shared memory, so that no
+worker waits for a disk, and is last in line for the processor. Its orders come over a socket pair, with the snapshots'
+descriptors; it ends with its agent.
+"""
+
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from regrow.agent.workers.processes import call_process, die_with_parent
+from regrow.core.errors import RegrowError
+from regrow.core.messages.checkpoints import CheckpointFailed, WriterFact, WriterOrder
+
+PACKET_BYTES = 256 << 10
+DESCRIPTORS = 250
+"""More than ranks of a node: the kernel passes 253 at a time."""
+_NICE = 5
+"""A third of a worker's share. Much less, and on a machine whose cores all compute its imports alone take a minute."""
+_WORK = "regrow.hydration.durable.work"
+
+
+def main() -> None:
+    """Import, then write on request until the agent hangs up."""
+    die_with_parent(signal.SIGKILL)
+    call_process("regrow-writer")
+    for number in (signal.SIGINT, signal.SIGTERM):  # the agent says when it is over
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICE)
+    url = sys.stdin.buffer.read().decode()
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        # By name: the control plane is kept free of torch, and this is the one process of the agent's that needs it.
+        work = cast(Callable[..., WriterFact | None], importlib.import_module(_WORK).work)
+        _serve(control, url, work)
+
+
+def _serve(control: socket.socket, url: str, work: Callable[..., WriterFact | None]) -> None:
+    decoder: msgspec.msgpack.Decoder[WriterOrder] = msgspec.msgpack.Decoder(WriterOrder)
+    while True:
+        packet, descriptors, _, _ = socket.recv_fds(control, PACKET_BYTES, DESCRIPTORS)
+        if not packet:
+            return
+        order = decoder.decode(packet)
+        try:
+            fact = work(url, order, descriptors)
+        except (RegrowError, OSError) as error:
+            fact = _failed(order, _reason(error), torn=type(error).__name__ == "TornSnapshot")
+        except Exception as error:  # noqa: BLE001 - object stores raise their own kinds; whatever it is, it is told
+            fact = _failed(order, f"{type(error).__name__}: {error}")
+        if fact is not None:
+            control.send(msgspec.msgpack.encode(fact))
+
+
+def _failed(order: WriterOrder, reason: str, *, torn: bool = False) -> CheckpointFailed:
+    return CheckpointFailed(order.node, order.attempt, order.step, reason, torn)
+
+
+def _reason(error: RegrowError | OSError) -> str:
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    return str(error)
+
+
+if __name__ == "__main__":
+    main()

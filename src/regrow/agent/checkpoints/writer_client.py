@@ -1,0 +1,167 @@
+"""The agent's part in durable checkpoints: it holds the snapshots of its workers and hands them to a writer process."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from regrow.agent.checkpoints.writer import PACKET_BYTES
+from regrow.core.ids import NodeId, Rank, Seconds, StepNo
+from regrow.core.messages.checkpoints import (
+    AbandonCheckpoint,
+    CheckpointFailed,
+    SnapshotForDisk,
+    SnapshotHeld,
+    WriteCheckpoint,
+    WriterFact,
+    WriterOrder,
+)
+
+_END_S: Seconds = 2.0
+_log = logging.getLogger("regrow.agent")
+
+
+class _Held(NamedTuple):
+    step: StepNo
+    descriptor: int
+
+
+class WriterClient:
+    """Snapshots in, parts of checkpoints out.
+
+    Args:
+        node: this node.
+        url: where checkpoints are kept; None: nowhere.
+        tell: takes what the coordinator should know.
+    """
+
+    def __init__(self, node: NodeId, url: str | None, *, tell: Callable[[SnapshotHeld | WriterFact], None]) -> None:
+        self._node, self._url, self._tell = node, url, tell
+        self._held: dict[Rank, _Held] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._working: WriterOrder | None = None
+        self._decoder: msgspec.msgpack.Decoder[WriterFact] = msgspec.msgpack.Decoder(WriterFact)
+
+    @property
+    def pid(self) -> int | None:
+        """The writer's process id; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def hear(self, fact: SnapshotForDisk, pid: int | None) -> None:
+        """A worker, of this process id, has taken a snapshot: keep it, whatever becomes of the worker."""
+        error = fact.error
+        if not error:
+            try:
+                descriptor = os.open(f"/proc/{pid}/fd/{fact.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            except OSError as failure:
+                error = f"the snapshot of rank {fact.rank} cannot be opened: {failure.strerror}"
+            else:
+                self._forget(fact.rank)
+                self._held[fact.rank] = _Held(fact.step, descriptor)
+                self._start()  # it imports while the other ranks take theirs
+        self._tell(SnapshotHeld(fact.worker, fact.asked, fact.step, error))
+
+    def obey(self, order: WriterOrder) -> None:
+        """Have the writer process do it; the answer follows."""
+        descriptors: list[int] = []
+        if isinstance(order, WriteCheckpoint):
+            held = [self._held.get(rank) for rank in order.ranks]
+            descriptors = [each.descriptor for each in held if each is not None and each.step == order.step]
+            if len(descriptors) != len(order.ranks):
+                self._fail(order, f"{self._node} has no snapshots of state@{order.step} any more")
+                return
+        try:
+            self._start()
+            if self._control is None:
+                self._fail(order, "there is no place to write it to")
+                return
+            socket.send_fds(self._control, [msgspec.msgpack.encode(order)], descriptors)
+        except OSError as error:
+            self._fail(order, f"the writer process cannot be used: {error.strerror}")
+        else:
+            self._working = None if isinstance(order, AbandonCheckpoint) else order
+        finally:
+            if isinstance(order, WriteCheckpoint):
+                for rank in order.ranks:
+                    self._forget(rank)
+
+    def close(self) -> None:
+        """End the writer, whatever it is at: what it leaves is torn, and looks so."""
+        self._working = None
+        self._hang_up()
+        for rank in list(self._held):
+            self._forget(rank)
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            self._process = None
+
+    def _start(self) -> None:
+        if self._process is not None or self._url is None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: a file of the user's in the working directory must not stand in for a module of ours
+                [sys.executable, "-P", "-m", "regrow.agent.checkpoints.writer", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as told:  # its end is seen elsewhere
+                told.write(self._url.encode())  # not in its command line: it may carry credentials
+        self._control = ours
+        asyncio.get_running_loop().add_reader(ours, self._readable, ours)
+
+    def _readable(self, control: socket.socket) -> None:
+        while True:
+            try:
+                packet = control.recv(PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                packet = b""
+            if not packet:
+                self._ended()
+                return
+            self._working = None
+            self._tell(self._decoder.decode(packet))
+
+    def _ended(self) -> None:
+        self._hang_up()
+        process, self._process = self._process, None
+        code: int | None = None
+        if process is not None:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(_END_S)
+        working, self._working = self._working, None
+        if working is not None:
+            self._fail(working, f"the writer process ended with code {code}")
+        else:
+            _log.warning("the process that writes checkpoints ended with code %s; the next one starts another", code)
+
+    def _fail(self, order: WriterOrder, reason: str) -> None:
+        self._tell(CheckpointFailed(order.node, order.attempt, order.step, reason))
+
+    def _forget(self, rank: Rank) -> None:
+        held = self._held.pop(rank, None)
+        if held is not None:
+            os.close(held.descriptor)
+
+    def _hang_up(self) -> None:
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
+            self._control = None

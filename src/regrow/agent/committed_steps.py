@@ -1,0 +1,231 @@
+"""`steps.<node>.jsonl`: which rank committed which step, written by the agent because it outlives the workers."""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from regrow.core.board import BatchShown
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import WorkerCommitted, WorkerStaged
+from regrow.core.messages.data import BatchRecord, OrderDeclared
+from regrow.core.records import OrderStated, Record, StepCommitted
+
+_FORMS_KEPT = 64
+"""A worker's end is known at the latest so many generations after the one that replaced its own."""
+_BLOCK = 1 << 16
+_log = logging.getLogger("regrow.agent")
+
+
+class StepsFile:
+    """Appends lines, buffered: who owns it calls `flush`, from one thread at a time, at short intervals and at the end.
+
+    The file is this agent's alone. Half a line at its end, left by an agent that was killed, is taken away first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._lines: list[bytes] = []
+        self._mended = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to flush."""
+        return bool(self._lines)
+
+    def add(self, record: Record) -> None:
+        """Write a line, with the wall clock, at the next flush."""
+        body = msgspec.json.encode(record)
+        if b"null" in body and isinstance(record, StepCommitted):
+            # JSON has no word for NaN and infinity; the reader takes them from a text.
+            body = msgspec.json.encode(_spelled_out(record))
+        with self._lock:
+            self._lines.append(body[:-1] + f',"time":{time.time():.6f}}}\n'.encode())
+
+    def flush(self) -> None:
+        """Hand the lines to the operating system. What it refuses (a full disk) is kept for the next time."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+        if not lines:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                self._append(descriptor, b"".join(lines))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _log.warning("cannot write %s: %s", self._path, error)
+            with self._lock:
+                self._lines[:0] = lines
+
+    def _append(self, descriptor: int, text: bytes) -> None:
+        end = os.fstat(descriptor).st_size
+        if not self._mended:
+            end = _end_of_lines(descriptor, end)
+            os.ftruncate(descriptor, end)
+            self._mended = True
+        try:
+            while text:
+                text = text[os.write(descriptor, text) :]
+        except OSError:
+            os.ftruncate(descriptor, end)  # all lines are written again, so none of them may stay
+            raise
+
+
+def _spelled_out(record: StepCommitted) -> dict[str, object]:
+    fields: dict[str, object] = msgspec.to_builtins(record)
+    metrics = {name: value if math.isfinite(value) else str(value) for name, value in record.metrics.items()}
+    return fields | {"metrics": metrics}
+
+
+def _end_of_lines(descriptor: int, size: int) -> int:
+    """Where the last whole line of a file of `size` bytes ends."""
+    while size > 0:
+        start = max(0, size - _BLOCK)
+        newline = os.pread(descriptor, size - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        size = start
+    return 0
+
+
+class LastSeen(NamedTuple):
+    """What an agent knows of a worker that has ended.
+
+    `rank_in`: its rank in a generation. `staged`: the metrics it showed last. `batch`: what it had read last.
+    `committed`: the last step that it said it had committed, and the generation it was in.
+    """
+
+    worker: WorkerId
+    rank_in: Callable[[Generation], Rank]
+    at: Instant
+    staged: WorkerStaged | None = None
+    batch: BatchShown | None = None
+    committed: tuple[Generation, StepNo] | None = None
+
+    def heritage(self) -> "_Heritage | None":
+        """The step that it was in, or had committed without saying so; None where there is none."""
+        metrics: dict[tuple[Generation, StepNo], dict[str, float]] = {}
+        read: dict[tuple[Generation, StepNo], BatchRecord] = {}
+        if self.staged is not None:
+            metrics[self.staged.generation, self.staged.step] = self.staged.metrics
+        if self.batch is not None:
+            read[self.batch.generation, self.batch.step] = self.batch.batch
+        place = max(metrics.keys() | read.keys(), default=None)
+        if place is None or (self.committed is not None and self.committed >= place):
+            return None
+        parts = self.staged.parts if self.staged is not None and place in metrics else []
+        rank = self.rank_in(place[0])
+        return _Heritage(self.worker, rank, self.at, *place, metrics.get(place, {}), read.get(place), parts)
+
+
+class _Heritage(NamedTuple):
+    worker: WorkerId
+    rank: Rank
+    died: Instant
+    generation: Generation
+    step: StepNo
+    metrics: dict[str, float]
+    data: BatchRecord | None
+    parts: list[BatchRecord]
+
+
+class CommittedSteps:
+    """Committed steps, and those that a dead worker had computed but not committed.
+
+    A replicated world needs no barrier: when one rank dies in its update, another may have committed the step, and
+    then it counts for all. Whether it does is decided when the dead rank's generation is replaced: the new one starts
+    after the step, or with it. In the first case a line is written for the rank (`adopted`), with the metrics that it
+    had staged and the record of what it had read; in the second, in which the step runs again, there is none. That a
+    worker has died may be known before or after what replaces its generation. Where nothing replaces it any more, the
+    step counts if another worker of this node has committed it.
+    """
+
+    def __init__(self, file: StepsFile) -> None:
+        self._file = file
+        self._formed: dict[Generation, StepNo] = {}
+        """The state that each generation started with, oldest first."""
+        self._forgotten = Generation(-1)
+        """The newest generation that is not in `_formed` any more."""
+        self._heritage: list[_Heritage] = []
+        self._reached: dict[Generation, StepNo] = {}
+        """The newest step that a worker of this node has committed in each of the newest generations."""
+
+    def stated(self, fact: OrderDeclared, at: Instant) -> None:
+        """A worker said in which order its samples come."""
+        self._file.add(OrderStated(at, fact.rank, fact.worker, fact.order))
+
+    def committed(self, fact: WorkerCommitted, rank: Rank) -> None:
+        """A worker committed a step."""
+        if not fact.adopted:
+            self._reached[fact.generation] = max(fact.step, self._reached.get(fact.generation, fact.step))
+        self._file.add(
+            StepCommitted(
+                at=fact.at,
+                step=fact.step,
+                rank=rank,
+                worker=fact.worker,
+                generation=fact.generation,
+                seconds=fact.seconds,
+                metrics=fact.metrics,
+                samples=fact.samples,
+                adopted=fact.adopted,
+                data=fact.data,
+                parts=fact.parts,
+            )
+        )
+
+    def died(self, last: LastSeen) -> None:
+        """A worker ended."""
+        heir = last.heritage()
+        if heir is not None and heir.generation >= self._forgotten:
+            self._heritage.append(heir)
+            self._settle()
+
+    def formed(self, generation: Generation, step: StepNo) -> None:
+        """A new membership goes on from `state@step`: older steps are committed, `step` and later ones are not."""
+        self._formed[generation] = step
+        self._settle()
+        while len(self._formed) > _FORMS_KEPT:
+            self._forgotten = min(self._formed)
+            del self._formed[self._forgotten]
+        self._reached = {number: at for number, at in self._reached.items() if number >= self._forgotten}
+
+    def end(self) -> None:
+        """No membership follows: what is still open is decided by what this node's workers have committed."""
+        for heir in self._heritage:
+            if self._reached.get(heir.generation, -1) >= heir.step:
+                self._adopt(heir)
+        self._heritage.clear()
+
+    def _settle(self) -> None:
+        for heir in list(self._heritage):
+            newer = [generation for generation in self._formed if generation > heir.generation]
+            if newer:
+                self._heritage.remove(heir)
+                if self._formed[min(newer)] > heir.step:
+                    self._adopt(heir)
+
+    def _adopt(self, heir: _Heritage) -> None:
+        self._file.add(
+            StepCommitted(
+                at=heir.died,
+                step=heir.step,
+                rank=heir.rank,
+                worker=heir.worker,
+                generation=heir.generation,
+                seconds=Seconds(0.0),
+                metrics=heir.metrics,
+                adopted=True,
+                data=heir.data,
+                parts=heir.parts,
+            )
+        )

@@ -1,0 +1,68 @@
+"""Signals that ask an agent to go: its end, or notice that its node is given back, where the job can do without it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
+
+from regrow.core.config import AgentConfig
+from regrow.core.ids import Seconds
+from regrow.core.messages import NodeDraining
+
+_SIGNAL_GRACE_S: Seconds = 1.0
+_NOTICES = (signal.SIGUSR1, signal.SIGTERM)
+_ENDS = (signal.SIGINT, signal.SIGHUP)
+
+
+class Ending(NamedTuple):
+    """Why and how the agent ends. `grace`: what workers get. `ordered`: as agreed, so that it says `NodeStopped`."""
+
+    code: int
+    grace: Seconds
+    reason: str
+    ordered: bool = False
+
+
+class NoticeSignals:
+    """Listens from `open` on. The first notice drains the node; a second one ends the agent at once.
+
+    An agent that a signal ends after a notice has left as announced: it says so, and its launcher starts no other.
+
+    Args:
+        config: of the agent; `drain_grace` is what its ranks get to leave.
+        tell: tells the coordinator.
+        end: ends the agent.
+    """
+
+    def __init__(
+        self, config: AgentConfig, tell: Callable[[NodeDraining], None], end: Callable[[Ending], None]
+    ) -> None:
+        self._config = config
+        self._tell = tell
+        self._end = end
+        self._launcher = os.getppid()
+        self._given = False
+
+    def open(self) -> None:
+        """Take the signals over."""
+        loop = asyncio.get_running_loop()
+        for number in _ENDS:
+            loop.add_signal_handler(number, self._end_by, number)
+        for number in _NOTICES:
+            loop.add_signal_handler(number, self._arrived, number)
+
+    def _arrived(self, number: signal.Signals) -> None:
+        # SIGTERM is also what the kernel sends when the launcher has died; then nobody is left to drain for.
+        if self._given or not self._config.facts.can_lose_nodes or os.getppid() != self._launcher:
+            self._end_by(number)
+            return
+        self._given = True
+        grace = self._config.drain_grace
+        self._tell(NodeDraining(self._config.node, grace, f"signal {number.name}"))
+        if number == signal.SIGTERM:  # who asks for an end gets one, whatever the job has made of the notice
+            asyncio.get_running_loop().call_later(grace, self._end_by, number)
+
+    def _end_by(self, number: signal.Signals) -> None:
+        code = 0 if self._given else 128 + number
+        self._end(Ending(code, _SIGNAL_GRACE_S, f"signal {number.name}", ordered=self._given))

@@ -1,0 +1,179 @@
+"""The agent's memory of copies of state: those of its own ranks, and those of the node it is buddy to.
+
+Everything here is called from the agent's loop and returns at once; bytes are moved in threads.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from regrow.agent.state_copies.server import CopyServer
+from regrow.agent.state_copies.stream import PATIENCE, Placement, RankStream, StreamOutcome
+from regrow.agent.state_copies.versions import CopyVersion, CopyVersions
+from regrow.core.config import AgentConfig
+from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages.copies import (
+    CopiesHeld,
+    CopyStreamEnded,
+    PlaceCopies,
+    ReportCopies,
+    SnapshotStored,
+    SnapshotTaken,
+)
+from regrow.hydration.copies.segment import Segment, Torn
+
+_TELL_S: Seconds = 5.0
+_log = logging.getLogger("regrow.agent")
+
+
+class CopyStore:
+    """Copies of state that outlive workers.
+
+    Args:
+        config: of the agent. Where all nodes are on this machine it listens on a unix socket, else on TCP.
+        stored: told, from a thread, that a worker's snapshot is where it belongs, or why not.
+        streamed: told, from a thread, of a copy that reached the buddy or did not; of one in five seconds, and of the
+            first after it was otherwise.
+        patience: how long a copy may take to reach a buddy.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        stored: Callable[[SnapshotStored], None],
+        streamed: Callable[[CopyStreamEnded], None],
+        patience: Seconds = PATIENCE,
+    ) -> None:
+        self._config = config
+        self._stored = stored
+        self._streamed = streamed
+        self._patience = patience
+        self._shelf = CopyVersions()
+        self._server = CopyServer(
+            self._shelf,
+            token=config.token,
+            folder=Path(config.socket_dir) if config.one_machine else None,
+            bind=config.bind,
+            advertise=config.advertise,
+        )
+        self._placement = Placement(NodeId(""), "")
+        self._streams: dict[Rank, RankStream] = {}
+        self._segments: dict[tuple[WorkerId, int], Segment] = {}
+        self._telling = threading.Lock()
+        self._told_at: Instant = -_TELL_S
+        self._told_failure: dict[Rank, bool] = {}
+        self.endpoint = ""
+
+    def open(self) -> str:
+        """Serve from now on; returns the endpoint. Raises `OSError`."""
+        self.endpoint = self._server.open()
+        return self.endpoint
+
+    def close(self) -> None:
+        """End all threads and let go of all memory. May be called twice."""
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+        self._server.close()
+        self._segments.clear()
+        self._shelf.clear()
+
+    # --- from workers ------------------------------------------------------------------------------------------
+
+    def snapshot_taken(self, fact: SnapshotTaken, pid: int) -> None:
+        """A worker has copied its state into shared memory: keep hold of it, and bring it to the buddy."""
+        try:
+            segment = self._segment(fact, pid)
+            head = segment.head()
+            if (head.rank, head.step, head.holding) != (fact.rank, fact.step, fact.holding):
+                raise Torn("the segment holds another copy than the worker said")
+        except (OSError, Torn) as error:
+            _log.warning("the copy of rank %d's state@%d is lost: %s", fact.rank, fact.step, error)
+            self._stored(SnapshotStored(fact.worker, fact.step, f"the agent could not read it: {error}"))
+            return
+        version = CopyVersion(
+            segment,
+            rank=fact.rank,
+            step=fact.step,
+            holding=fact.holding,
+            payload=head.payload,
+            worker=fact.worker,
+        )
+        self._shelf.put(version)
+        self._stream(fact.rank).push(version)
+
+    def _segment(self, fact: SnapshotTaken, pid: int) -> Segment:
+        known = self._segments.get((fact.worker, fact.descriptor))
+        if known is None:
+            # A descriptor of a worker stands for the same memory as long as the worker lives.
+            known = self._segments[fact.worker, fact.descriptor] = Segment.attach(f"/proc/{pid}/fd/{fact.descriptor}")
+        known.refresh()
+        return known
+
+    def worker_ended(self, worker: WorkerId) -> None:
+        """It will write into its memory no more. Its whole copies stay."""
+        for key in [key for key in self._segments if key[0] == worker]:
+            del self._segments[key]
+
+    # --- from the coordinator ----------------------------------------------------------------------------------
+
+    def place(self, order: PlaceCopies) -> None:
+        """Where the copies of this node's ranks go from now on."""
+        self._placement = Placement(order.buddy, order.endpoint)
+        for stream in self._streams.values():
+            stream.place(self._placement)
+
+    def report(self, order: ReportCopies) -> CopiesHeld:
+        """What is here, whole."""
+        copies = [version.described for version in self._shelf.all()]
+        return CopiesHeld(self._config.node, order.generation, copies)
+
+    def formed(self, step: StepNo) -> None:
+        """A generation goes on from `state@step`."""
+        self._shelf.went_back(step)
+
+    # --- threads -----------------------------------------------------------------------------------------------
+
+    def _stream(self, rank: Rank) -> RankStream:
+        stream = self._streams.get(rank)
+        if stream is None:
+            config = self._config
+            stream = self._streams[rank] = RankStream(
+                rank,
+                node=config.node,
+                token=config.token,
+                shelf=self._shelf,
+                done=self._done,
+                patience=self._patience,
+            )
+            stream.place(self._placement)
+        return stream
+
+    def _done(self, outcome: StreamOutcome) -> None:
+        version, placement = outcome.version, outcome.placement
+        if version.worker is not None:
+            self._stored(SnapshotStored(version.worker, version.step, outcome.error))
+        if not placement.endpoint:
+            return
+        now, failed = time.monotonic(), bool(outcome.error)
+        with self._telling:
+            otherwise = failed != self._told_failure.get(version.rank, False)
+            worth_it = otherwise or (not failed and now - self._told_at >= _TELL_S)
+            if worth_it:
+                self._told_at = now
+            self._told_failure[version.rank] = failed
+        if worth_it:
+            self._streamed(
+                CopyStreamEnded(
+                    self._config.node,
+                    placement.buddy,
+                    version.rank,
+                    version.step,
+                    version.payload,
+                    outcome.seconds,
+                    outcome.error,
+                )
+            )

@@ -1,0 +1,150 @@
+"""What an agent caches of keys that live elsewhere, and who below it was given a copy. No value is ever stale.
+
+A copy is handed out only together with an entry in `holders`, and the home of a key changes its value only after every
+holder, and theirs in turn, has answered that it forgot (`StoreNode`). A value that was asked for before it was to be
+forgotten and arrives after that (`Fetch.spoiled`) serves those who had asked for it by then, and is not kept.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from regrow.core.ids import Instant
+
+_LIMIT = 256 << 20
+FetchKey = tuple[str, bool, bool]
+
+
+def seen(done: "asyncio.Future[Any]") -> None:
+    """To be called with what is done, where perhaps nobody is left to look at its error."""
+    if not done.cancelled():
+        done.exception()
+
+
+class Found(NamedTuple):
+    """What a read has found. `value`: None where only a queue of that name is there. `keep`: it may be cached."""
+
+    value: bytes | None
+    keep: bool
+
+
+class Fetch:
+    """One question to the next agent, shared by all readers who came while it was under way.
+
+    Args:
+        key: which key, whether the question waits for it, and whether a queue will do.
+        until: when it is given up.
+    """
+
+    def __init__(self, key: FetchKey, until: Instant) -> None:
+        self.key = key
+        self.until = until
+        self.sent = False
+        """Readers who come from now on may use the answer only where it may be cached: it could be too old for them."""
+        self.spoiled = False
+        self.withdrawn = False
+        self._readers = 0
+        self._task: asyncio.Task[Found | None] | None = None
+
+    def start(self, ask: Callable[["Fetch"], Coroutine[Any, Any, Found | None]], over: Callable[[], None]) -> None:
+        """Begin with the loop's next turn, so that all readers of this turn are early; `over` is called at the end."""
+        self._task = asyncio.get_running_loop().create_task(ask(self))
+        self._task.add_done_callback(seen)
+        self._task.add_done_callback(lambda _: over())
+
+    async def result(self, within: float) -> Found | None:
+        """What was found, None where it was not in time. Raises what the question raised.
+
+        When its last reader has gone, the question is withdrawn.
+        """
+        if self._task is None:
+            return None
+        self._readers += 1
+        try:
+            await asyncio.wait({self._task}, timeout=within)
+            return self._task.result() if self._task.done() and not self._task.cancelled() else None
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self.cancel()
+
+    def spoil(self) -> None:
+        """What arrives must not be kept."""
+        self.spoiled = True
+
+    def cancel(self) -> None:
+        """Give it up, whoever waits."""
+        self.withdrawn = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+class CachedValues:
+    """The copies, their holders, and the questions under way."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._holders: dict[str, set[str]] = {}
+        self._fetches: dict[FetchKey, Fetch] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: str) -> bytes | None:
+        """The cached value."""
+        return self._values.get(key)
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Cache a value, where there is room."""
+        self._drop(key)
+        if self._bytes + len(value) <= _LIMIT:
+            self._values[key] = value
+            self._bytes += len(value)
+
+    def note(self, key: str, holder: str) -> None:
+        """This agent is given a copy in this very moment."""
+        self._holders.setdefault(key, set()).add(holder)
+
+    def fetch(self, key: FetchKey) -> Fetch | None:
+        """The question under way that a new reader may join."""
+        fetch = self._fetches.get(key)
+        return fetch if fetch is not None and not fetch.withdrawn else None
+
+    def begin(self, fetch: Fetch) -> None:
+        """New readers may join it."""
+        self._fetches[fetch.key] = fetch
+
+    def end(self, fetch: Fetch) -> None:
+        """It is answered, or given up."""
+        if self._fetches.get(fetch.key) is fetch:
+            del self._fetches[fetch.key]
+
+    def forget(self, key: str) -> set[str]:
+        """Let go of a key and of the answers that are on their way; returns who must be told."""
+        self._drop(key)
+        for waits in (False, True):
+            for queue in (False, True):
+                fetch = self._fetches.pop((key, waits, queue), None)
+                if fetch is not None:
+                    fetch.spoil()
+        return self._holders.pop(key, set())
+
+    def restore(self, key: str, holders: set[str]) -> None:
+        """They may not have been told."""
+        if holders:
+            self._holders.setdefault(key, set()).update(holders)
+
+    def drop(self, is_old: Callable[[str], bool]) -> None:
+        """Forget the keys of generations that are over, without a word: nobody can ask for them any more."""
+        for key in [key for key in self._values if is_old(key)]:
+            self._drop(key)
+        for key in [key for key in self._holders if is_old(key)]:
+            del self._holders[key]
+        for fetch in [fetch for (key, _, _), fetch in self._fetches.items() if is_old(key)]:
+            fetch.cancel()
+
+    def _drop(self, key: str) -> None:
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._bytes -= len(value)

@@ -1,0 +1,386 @@
+"""One agent's part of the job's store: it keeps the keys whose home it is, and serves the others to its node.
+
+Writes go straight to a key's home. Reads go through a tree of agents (`routing`), each of which caches what it passes
+on; additions go through the same tree, and those that meet on the way are added up and go on as one. Every key is
+linearizable: before a value that was handed out changes, all copies of it are forgotten.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from regrow.agent.store.cached import CachedValues, Fetch, Found, seen
+from regrow.agent.store.keys import KeyTable, StoreRefusal
+from regrow.agent.store.ownership import KeyOwnership, KeyRoute
+from regrow.agent.store.peers import StoreNodeLost, StorePeers
+from regrow.core.ids import Generation, Instant, Seconds
+from regrow.core.messages.store import (
+    TIMEOUT,
+    StoreAdd,
+    StoreAppend,
+    StoreCancel,
+    StoreCheck,
+    StoreCompareSet,
+    StoreCount,
+    StoreDelete,
+    StoreForget,
+    StoreGet,
+    StoreHello,
+    StoreLength,
+    StoreList,
+    StoreMessage,
+    StoreMultiGet,
+    StoreMultiSet,
+    StorePop,
+    StorePush,
+    StoreReply,
+    StoreRequest,
+    StoreSet,
+    StoreWait,
+)
+
+ANSWER_S: Seconds = 30.0
+"""How long another agent may take to answer what needs no waiting."""
+_FORGET_S: Seconds = 10.0
+_WAIT_LIMIT_S: Seconds = 24 * 3600.0
+_log = logging.getLogger("regrow.agent")
+Result = TypeVar("Result")
+Change = StoreSet | StoreAppend | StoreCompareSet | StoreDelete | StorePush | StorePop | StoreLength
+
+
+class StoreNode:
+    """One agent's part of the store.
+
+    Args:
+        address: how other agents reach this one.
+        peers: how this one reaches them.
+        alone: the job has one agent, which keeps every key.
+    """
+
+    def __init__(self, address: str, peers: StorePeers, *, alone: bool) -> None:
+        self.address = address
+        self.table = KeyTable()
+        self.copies = CachedValues()
+        self._peers = peers
+        self._ways = KeyOwnership(address, alone=alone)
+        self._changing: dict[str, asyncio.Future[None]] = {}
+        self._rewritten: set[str] = set()
+        self._sums: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
+        self._summing: set[asyncio.Task[None]] = set()
+
+    def learn(self, generation: Generation, stores: Sequence[str], world: int) -> None:
+        """The agents over which the keys of this generation are spread. The same everywhere."""
+        self._ways.learn(generation, stores, world)
+
+    def drop_before(self, oldest: Generation) -> None:
+        """Forget all of the generations before this one, and end what waits for their keys."""
+        self.table.drop_before(oldest)
+        self._rewritten = {key for key in self._rewritten if not self.table.is_old(key)}
+        self.copies.drop(self.table.is_old)
+        self._peers.keep_only(self._ways.drop_before(oldest))
+
+    # --- requests ----------------------------------------------------------------------------------------------
+
+    async def carry_out(self, request: StoreRequest, caller: str = "") -> StoreReply:
+        """Answer a request of a worker of this node, or of the agent `caller`."""
+        try:
+            return await self._carry_out(request, caller)
+        except StoreRefusal as refused:
+            return StoreReply(error=str(refused))
+
+    async def _carry_out(self, request: StoreRequest, caller: str) -> StoreReply:
+        match request:
+            case StoreGet(key=key, timeout=timeout, queue=queue):
+                return _told(await self._read(key, _until(timeout), caller, queue=queue))
+            case StoreMultiGet(keys=keys, timeout=timeout):
+                found = await self._read_all(keys, timeout, queue=False)
+                if found is None:
+                    return StoreReply(error=TIMEOUT)
+                return StoreReply(values=[each.value or b"" for each in found])
+            case StoreWait(keys=keys, timeout=timeout):
+                found = await self._read_all(keys, timeout, queue=True)
+                return StoreReply() if found is not None else StoreReply(error=TIMEOUT)
+            case StoreCheck(keys=keys):
+                return StoreReply(number=int(await self._read_all(keys, 0.0, queue=True) is not None))
+            case StoreAdd(key=key, amount=amount):
+                return StoreReply(number=await self._add(key, amount))
+            case StoreMultiSet(keys=keys, values=values):
+                if len(keys) != len(values):
+                    raise StoreRefusal(f"{len(keys)} keys, but {len(values)} values")
+                for key, value in zip(keys, values, strict=True):
+                    _refuse(await self._change(StoreSet(key, value), caller))
+                return StoreReply()
+            case StoreCount() | StoreList():
+                return await self._look(request)
+            case StoreForget(key=key):
+                await self._forget(key, self.copies.forget(key))
+                return StoreReply()
+            case StoreHello() | StoreCancel():
+                raise StoreRefusal("hello was said already")
+            case _:
+                return await self._change(request, caller)
+
+    async def _change(self, request: Change, caller: str) -> StoreReply:
+        """What is done where the key lives."""
+        table = self.table
+        way = await self._ways.to(request.key)
+        if way is not None:
+            return await self._at_home(way, request, caller)
+        match request:
+            case StoreSet(key=key, value=value):
+                await self._write(key, lambda: table.put(key, value))
+                return StoreReply()
+            case StoreAppend(key=key, value=value):
+                await self._write(key, lambda: table.append(key, value))
+                return StoreReply()
+            case StoreCompareSet(key=key, expected=expected, desired=desired):
+                return StoreReply(value=await self._write(key, lambda: table.compare_set(key, expected, desired)))
+            case StoreDelete(key=key):
+                return StoreReply(number=int(await self._write(key, lambda: table.delete(key))))
+            case StorePush(key=key, value=value):
+                table.push(key, value)
+                return StoreReply()
+            case StorePop(key=key, timeout=timeout):
+                return await self._pop(key, _until(timeout))
+            case StoreLength(key=key):
+                return StoreReply(number=table.length(key))
+
+    async def _at_home(self, way: KeyRoute, request: Change, caller: str) -> StoreReply:
+        """What the key's home answers; a pop may have to wait there."""
+        if caller:
+            raise StoreRefusal("two agents disagree about where a key lives")
+        within = ANSWER_S + (min(request.timeout, _WAIT_LIMIT_S) if isinstance(request, StorePop) else 0.0)
+        try:
+            return await self._peers.ask(way.home, request, within)
+        except StoreNodeLost as lost:
+            raise StoreRefusal(f"the agent that keeps the key was lost: {lost}") from lost
+
+    async def _look(self, request: StoreCount | StoreList) -> StoreReply:
+        agents = None if request.here else await self._ways.agents(request.prefix)
+        if agents is None:
+            keys = self.table.keys(request.prefix)
+            return StoreReply(number=len(keys)) if isinstance(request, StoreCount) else StoreReply(keys=keys)
+        here = type(request)(prefix=request.prefix, here=True)
+        replies = await _all([self._look_at(store, here) for store in agents.stores if store != self.address])
+        replies.append(await self._look(here))
+        return StoreReply(number=sum(reply.number for reply in replies), keys=[key for r in replies for key in r.keys])
+
+    async def _look_at(self, store: str, request: StoreCount | StoreList) -> StoreReply:
+        try:
+            return await self._peers.ask(store, request, ANSWER_S)
+        except StoreNodeLost as lost:
+            raise StoreRefusal(f"keys cannot be listed: {lost}") from lost
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    async def _read_all(self, keys: list[str], timeout: Seconds, *, queue: bool) -> list[Found] | None:
+        """All of them; None where one is not there in time."""
+        until = _until(timeout)
+        found = await _all([self._read(key, until, "", queue=queue) for key in keys])
+        there = [each for each in found if each is not None]
+        return there if len(there) == len(keys) else None
+
+    async def _read(self, key: str, until: Instant, caller: str, *, queue: bool) -> Found | None:
+        """What is there at some moment during the call; waits for it until then. None where it did not come."""
+        way = await self._ways.to(key)
+        if way is None:
+            return await self._read_here(key, until, caller, queue=queue)
+        waits = until > _now()
+        while True:
+            self.table.refuse_old(key)
+            value = self.copies.get(key)
+            if value is not None:
+                return self._hand_out(key, value, caller)
+            fetch = self.copies.fetch((key, waits, queue)) or self._begin(way, Fetch((key, waits, queue), until))
+            early = not fetch.sent
+            grace = ANSWER_S if fetch.until <= until else 0.0  # its own end will be told by who was asked
+            found = await fetch.result(max(0.0, until - _now()) + grace)
+            if found is None:
+                self.table.refuse_old(key)
+                if not waits or _now() >= until:
+                    return None
+            elif early or found.keep:
+                return found._replace(keep=False) if found.value is None else self._hand_out(key, found.value, caller)
+
+    def _hand_out(self, key: str, value: bytes, caller: str) -> Found:
+        """Whoever gets a copy to keep is noted in the same moment; a value that is no longer kept here is not one."""
+        keep = bool(caller) and self.copies.get(key) is value
+        if keep:
+            self.copies.note(key, caller)
+        return Found(value, keep)
+
+    def _begin(self, way: KeyRoute, fetch: Fetch) -> Fetch:
+        self.copies.begin(fetch)
+        fetch.start(lambda begun: self._fetch(way, begun), lambda: self.copies.end(fetch))
+        return fetch
+
+    async def _fetch(self, way: KeyRoute, fetch: Fetch) -> Found | None:
+        fetch.sent = True
+        key, waits, queue = fetch.key
+        left = max(0.0, fetch.until - _now()) if waits else 0.0
+        reply = await self._ask_up(way, StoreGet(key, left, queue), left + ANSWER_S)
+        if reply.error == TIMEOUT:
+            return None
+        _refuse(reply)
+        if reply.number:
+            return Found(None, False)
+        if reply.keep and not fetch.spoiled:
+            self.copies.keep(key, reply.value)
+        return Found(reply.value, reply.keep)
+
+    async def _ask_up(self, way: KeyRoute, request: StoreMessage, within: Seconds) -> StoreReply:
+        """Ask through the tree; around an agent that was lost, which costs no more than its copies."""
+        try:
+            return await self._peers.ask(way.hop, request, within)
+        except StoreNodeLost as lost:
+            if way.hop == way.home:
+                raise StoreRefusal(f"the agent that keeps the key was lost: {lost}") from lost
+            _log.warning("a key is read around an agent: %s", lost)
+        try:
+            return await self._peers.ask(way.home, request, within)
+        except StoreNodeLost as lost:
+            raise StoreRefusal(f"the agent that keeps the key was lost: {lost}") from lost
+
+    async def _read_here(self, key: str, until: Instant, caller: str, *, queue: bool) -> Found | None:
+        while True:
+            value = self.table.get(key)
+            if value is not None:
+                # A key that changes is not worth the work of forgetting it each time; one that is being changed has
+                # its old value until all copies are forgotten, and no new ones are made meanwhile.
+                keep = bool(caller) and key not in self._rewritten
+                if keep:
+                    self.copies.note(key, caller)
+                return Found(value, keep)
+            if queue and self.table.length(key):
+                return Found(None, False)
+            if not await self._arrives(key, until):
+                return None
+
+    async def _arrives(self, key: str, until: Instant) -> bool:
+        left = until - _now()
+        if left <= 0:
+            return False
+        arrival = self.table.arrival(key)
+        try:
+            await asyncio.wait({arrival}, timeout=left)
+            if arrival.done():
+                arrival.result()
+            return arrival.done()
+        finally:
+            arrival.cancel()
+
+    async def _pop(self, key: str, until: Instant) -> StoreReply:
+        while (value := self.table.pop(key)) is None:
+            if not await self._arrives(key, until):
+                return StoreReply(error=TIMEOUT)
+        return StoreReply(value=value)
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    async def _settled(self, key: str) -> None:
+        """Wait until no change of the key is under way."""
+        while (change := self._changing.get(key)) is not None:
+            await asyncio.wait({change})
+
+    async def _write(self, key: str, change: Callable[[], Result]) -> Result:
+        """Change a value that lives here, when no copy of it is left anywhere."""
+        await self._settled(key)
+        holders = self.copies.forget(key)
+        if not holders:
+            return change()
+        self._rewritten.add(key)
+        done = self._changing[key] = asyncio.get_running_loop().create_future()
+        try:
+            await self._forget(key, holders)
+            holders = set()
+            return change()
+        finally:
+            self.copies.restore(key, holders)
+            del self._changing[key]
+            done.set_result(None)
+
+    async def _forget(self, key: str, holders: set[str]) -> None:
+        """Have all holders forget. One that cannot be reached has ended with what it knew, or soon is told so."""
+        for outcome in await asyncio.gather(
+            *(self._peers.ask(holder, StoreForget(key), _FORGET_S) for holder in sorted(holders)),
+            return_exceptions=True,
+        ):
+            if isinstance(outcome, StoreNodeLost):
+                _log.warning("a copy of %r was not forgotten: %s", key, outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+
+    # --- adding ------------------------------------------------------------------------------------------------
+
+    async def _add(self, key: str, amount: int) -> int:
+        """Add, here or on the way to the key's home, together with what others add in the meantime."""
+        way = await self._ways.to(key)
+        if way is None:
+            return await self._write(key, lambda: self.table.add(key, amount))
+        mine: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        mine.add_done_callback(seen)
+        if key in self._sums:
+            self._sums[key].append((amount, mine))
+        else:
+            self._sums[key] = [(amount, mine)]
+            task = asyncio.get_running_loop().create_task(self._sum(key, way))
+            self._summing.add(task)
+            task.add_done_callback(self._summing.discard)
+        return await mine
+
+    async def _sum(self, key: str, way: KeyRoute) -> None:
+        while parts := self._sums[key]:
+            self._sums[key] = []
+            try:
+                # Not repeated around a lost agent: it may have been carried out.
+                reply = await self._peers.ask(way.hop, StoreAdd(key, sum(amount for amount, _ in parts)), ANSWER_S)
+                error = reply.error
+            except StoreNodeLost as lost:
+                error = f"an agent on the way to the key was lost, and whether it was added to is unknown: {lost}"
+            total = 0 if error else reply.number - sum(amount for amount, _ in parts)
+            for amount, waiting in parts:
+                total += amount
+                if waiting.done():
+                    continue  # who asked has left
+                if error:
+                    waiting.set_exception(StoreRefusal(error))
+                else:
+                    waiting.set_result(total)
+        del self._sums[key]
+
+
+def _now() -> Instant:
+    return asyncio.get_running_loop().time()
+
+
+def _until(timeout: Seconds) -> Instant:
+    return _now() + min(max(timeout, 0.0), _WAIT_LIMIT_S)
+
+
+def _told(found: Found | None) -> StoreReply:
+    if found is None:
+        return StoreReply(error=TIMEOUT)
+    if found.value is None:
+        return StoreReply(number=1)
+    return StoreReply(value=found.value, keep=found.keep)
+
+
+def _refuse(reply: StoreReply) -> None:
+    if reply.error:
+        raise StoreRefusal(reply.error)
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results in order; the first error ends the others."""
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        return [task.result() for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.add_done_callback(seen)
+            task.cancel()

@@ -1,0 +1,97 @@
+"""Where the keys of each generation live, as one agent knows it."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regrow.agent.store.keys import StoreRefusal, generation_of
+from regrow.agent.store.routing import home, next_hop
+from regrow.core.ids import Generation, Seconds
+
+_NEWS_S: Seconds = 30.0
+
+
+@dataclass(frozen=True)
+class Agents:
+    """The agents of one generation, in the order of nodes. `own`: this agent's place; None where it has none."""
+
+    stores: tuple[str, ...]
+    world: int
+    own: int | None
+
+
+@dataclass(frozen=True)
+class KeyRoute:
+    """How to get to a key that lives elsewhere: through `hop` to `home`."""
+
+    hop: str
+    home: str
+
+
+class KeyOwnership:
+    """The tables of the generations that are kept.
+
+    Args:
+        address: this agent's own.
+        alone: the job has one agent, which keeps every key.
+    """
+
+    def __init__(self, address: str, *, alone: bool) -> None:
+        self._address = address
+        self._alone = alone
+        self._oldest = Generation(0)
+        self._agents: dict[Generation, Agents] = {}
+        self._news: asyncio.Future[None] | None = None
+
+    def learn(self, generation: Generation, stores: Sequence[str], world: int) -> None:
+        """The agents over which the keys of this generation are spread. The same everywhere."""
+        if not stores:
+            return
+        own = stores.index(self._address) if self._address in stores else None
+        self._agents[generation] = Agents(tuple(stores), world, own)
+        self._tell()
+
+    def drop_before(self, oldest: Generation) -> set[str]:
+        """Forget the generations before this one; returns the agents of those that are left."""
+        self._oldest = max(oldest, self._oldest)
+        self._agents = {known: agents for known, agents in self._agents.items() if known >= oldest}
+        self._tell()
+        return {store for agents in self._agents.values() for store in agents.stores}
+
+    async def agents(self, key: str) -> Agents | None:
+        """Over whom the key's generation is spread; None where this agent keeps the key whatever it is called.
+
+        Waits a while for the news of a generation that others have entered already. Raises `StoreRefusal`.
+        """
+        generation = generation_of(key)
+        if self._alone or generation is None:
+            return None
+        until = asyncio.get_running_loop().time() + _NEWS_S
+        while (agents := self._agents.get(generation)) is None:
+            left = until - asyncio.get_running_loop().time()
+            if generation < self._oldest:
+                raise StoreRefusal(f"the generation of {key!r} is over: the oldest kept is {self._oldest}")
+            if left <= 0:
+                raise StoreRefusal(
+                    f"this node's agent has not heard of the generation of {key!r} within {_NEWS_S:.0f} s"
+                )
+            if self._news is None:
+                self._news = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._news}, timeout=left)
+        return agents
+
+    async def to(self, key: str) -> KeyRoute | None:
+        """How to get to the key; None where it lives here. Raises `StoreRefusal`."""
+        agents = await self.agents(key)
+        if agents is None:
+            return None
+        nodes, stores = len(agents.stores), agents.stores
+        root = home(key, nodes, agents.world)
+        if root == agents.own:
+            return None
+        return KeyRoute(stores[next_hop(key, agents.own, nodes, agents.world)], stores[root])
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            self._news.set_result(None)
+            self._news = None

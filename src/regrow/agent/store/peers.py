@@ -1,0 +1,168 @@
+"""Connections to the stores of other agents: opened when first needed, many requests at a time on each."""
+
+import asyncio
+import itertools
+import logging
+from typing import Protocol
+
+import msgspec
+
+from regrow.agent.store.cached import seen
+from regrow.core.errors import ProtocolError
+from regrow.core.ids import Seconds
+from regrow.core.messages.store import StoreCancel, StoreHello, StoreMessage, StoreReply
+from regrow.core.wire import FrameCodec
+
+_CONNECT_S: Seconds = 10.0
+_log = logging.getLogger("regrow.agent")
+
+
+class StoreNodeLost(Exception):
+    """Another agent cannot be reached, or has ended, or does not answer."""
+
+
+class StorePeers(Protocol):
+    """The other agents."""
+
+    async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
+        """What the agent at this address answers. Raises `StoreNodeLost`."""
+        ...
+
+    def keep_only(self, agents: set[str]) -> None:
+        """No other agents are part of the job any more."""
+        ...
+
+
+class PeerLinks:
+    """One connection to each agent that was asked something.
+
+    Args:
+        token: the job's token.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._own = ""
+        self._links: dict[str, asyncio.Task[_Link]] = {}
+
+    def open(self, own: str) -> None:
+        """`own`: where this agent serves its store, told to the others."""
+        self._own = own
+
+    async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
+        """What the agent answers. Raises `StoreNodeLost`."""
+        opening = self._links.get(agent)
+        if opening is None or (opening.done() and _is_dead(opening)):
+            opening = self._links[agent] = asyncio.get_running_loop().create_task(self._connect(agent))
+            opening.add_done_callback(seen)
+        try:
+            link = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if not opening.cancelled():
+                raise  # it is the caller who was given up
+            raise StoreNodeLost(f"{agent} is not part of the job any more") from None
+        return await link.ask(request, within)
+
+    async def _connect(self, agent: str) -> "_Link":
+        kind, _, place = agent.partition(":")
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                if kind == "unix":
+                    reader, writer = await asyncio.open_unix_connection(place)
+                else:
+                    host, _, port = place.rpartition(":")
+                    reader, writer = await asyncio.open_connection(host, int(port))
+        except (OSError, ValueError) as error:
+            raise StoreNodeLost(f"{agent} cannot be reached: {str(error) or type(error).__name__}") from error
+        link = _Link(agent, reader, writer)
+        await link.ask(StoreHello(self._token, self._own), _CONNECT_S)
+        return link
+
+    def keep_only(self, agents: set[str]) -> None:
+        """Hang up on all others."""
+        for agent in [agent for agent in self._links if agent not in agents]:
+            self._hang_up(self._links.pop(agent))
+
+    async def close(self) -> None:
+        """Hang up on all."""
+        links = list(self._links.values())
+        self._links.clear()
+        for opening in links:
+            self._hang_up(opening)
+        await asyncio.gather(*links, return_exceptions=True)
+
+    @staticmethod
+    def _hang_up(opening: "asyncio.Task[_Link]") -> None:
+        if not opening.done():
+            opening.cancel()
+        elif not opening.cancelled() and opening.exception() is None:
+            opening.result().close("this agent has hung up")
+
+
+class _Link:
+    """One connection. Answers find their questions by number."""
+
+    def __init__(self, agent: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._agent = agent
+        self._reader, self._writer = reader, writer
+        self._codec: FrameCodec[StoreReply] = FrameCodec(StoreReply)
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[StoreReply]] = {}
+        self._lost = ""
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+        self._reading.add_done_callback(seen)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended."""
+        return bool(self._lost)
+
+    async def ask(self, request: StoreMessage, within: Seconds) -> StoreReply:
+        """The answer. Raises `StoreNodeLost`."""
+        if self._lost:
+            raise StoreNodeLost(self._lost)
+        number = next(self._numbers)
+        answer: asyncio.Future[StoreReply] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        answer.add_done_callback(seen)
+        try:
+            async with asyncio.timeout(within):
+                self._writer.write(self._codec.frame(msgspec.structs.replace(request, ask=number)))
+                await self._writer.drain()
+                return await answer
+        except TimeoutError:
+            raise StoreNodeLost(f"{self._agent} has not answered within {within:.0f} s") from None
+        except ConnectionError as error:
+            raise StoreNodeLost(f"the connection to {self._agent} broke: {error}") from error
+        finally:
+            del self._asked[number]
+            if not answer.done() or answer.cancelled():
+                self._withdraw(number)
+
+    def _withdraw(self, number: int) -> None:
+        if not self._lost and not self._writer.is_closing():
+            self._writer.write(self._codec.frame(StoreCancel(ask=number)))
+
+    async def _read(self) -> None:
+        reason = f"{self._agent} has ended"
+        try:
+            while (reply := await self._codec.read(self._reader)) is not None:
+                answer = self._asked.get(reply.ask)
+                if answer is not None and not answer.done():
+                    answer.set_result(reply)
+        except ProtocolError as error:
+            reason = f"{self._agent} does not speak this protocol: {error}"
+        self.close(reason)
+
+    def close(self, reason: str) -> None:
+        """Hang up; all that is asked ends with `StoreNodeLost`."""
+        self._lost = self._lost or reason
+        self._reading.cancel()
+        self._writer.close()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(StoreNodeLost(self._lost))
+
+
+def _is_dead(opening: "asyncio.Task[_Link]") -> bool:
+    return opening.cancelled() or opening.exception() is not None or opening.result().lost

@@ -1,0 +1,148 @@
+"""The node's door to the job's key-value store: where ranks leave what others need to form groups.
+
+The keys are spread over the agents of the job and outlive every worker. A worker speaks to its own node's agent, which
+speaks to the others (`keeper`).
+"""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from regrow.agent.store.node import StoreNode
+from regrow.agent.store.peers import PeerLinks
+from regrow.core.config import AgentConfig
+from regrow.core.errors import ProtocolError
+from regrow.core.ids import Generation, Seconds
+from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest
+from regrow.core.wire import FrameCodec
+
+_HELLO_S: Seconds = 10.0
+_log = logging.getLogger("regrow.agent")
+
+
+class StoreServer:
+    """Serves the store to workers of this node and to other agents, where they know the job's token.
+
+    Args:
+        config: one node serves a unix socket, several serve TCP on `bind`.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._token = config.token.encode()
+        self._peers = PeerLinks(config.token)
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self.address = ""
+        self.keeper = self._keeper()
+
+    def _keeper(self) -> StoreNode:
+        return StoreNode(self.address, self._peers, alone=self._config.facts.node_limit == 1)
+
+    async def __aenter__(self) -> Self:
+        config = self._config
+        if config.one_machine:
+            path = Path(config.socket_dir) / "store"
+            path.unlink(missing_ok=True)
+            self._server = await asyncio.start_unix_server(self._serve, str(path))
+            self.address = f"unix:{path}"
+        else:
+            self._server = await asyncio.start_server(self._serve, config.bind, 0)
+            self.address = f"tcp:{config.advertise}:{self._server.sockets[0].getsockname()[1]}"
+        self._peers.open(self.address)
+        self.keeper = self._keeper()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._peers.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def generation_formed(self, generation: Generation, stores: Sequence[str] = (), world: int = 0) -> None:
+        """Keep the keys of this generation of `world` ranks, spread over these agents, and those of the one before."""
+        self.keeper.learn(generation, stores, world)
+        self.keeper.drop_before(Generation(generation - 1))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+        try:
+            await _Conversation(self.keeper, self._token, reader, writer).run()
+        except (ProtocolError, TimeoutError) as error:
+            _log.warning("a connection to the store was closed: %s", str(error) or "no greeting came")
+        except ConnectionError:
+            pass  # the client died; its agent sees that
+        except asyncio.CancelledError:
+            pass  # this agent ends
+        finally:
+            writer.close()
+
+
+class _Conversation:
+    """One client: a worker, or another agent. Requests that wait do not hold up others."""
+
+    def __init__(
+        self, keeper: StoreNode, token: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._keeper = keeper
+        self._token = token
+        self._reader = reader
+        self._writer = writer
+        self._caller = ""
+        self._codec: FrameCodec[StoreRequest] = FrameCodec(StoreRequest)
+        self._answering: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Answer until the client leaves. Raises `ProtocolError` where it has no business here."""
+        hello = await asyncio.wait_for(self._codec.read(self._reader), _HELLO_S)
+        if hello is None:
+            return
+        if not isinstance(hello, StoreHello) or not hmac.compare_digest(hello.token.encode(), self._token):
+            raise ProtocolError("the client does not know the job's token")
+        self._caller = hello.agent
+        self._say(StoreReply(), hello.ask)
+        try:
+            while (request := await self._codec.read(self._reader)) is not None:
+                self._take(request)
+                await self._writer.drain()
+        finally:
+            for task in list(self._answering.values()):
+                task.cancel()
+
+    def _take(self, request: StoreRequest) -> None:
+        asked = self._answering.get(request.ask)
+        if isinstance(request, StoreCancel):
+            if asked is not None:
+                asked.cancel()
+            return
+        if asked is not None:
+            raise ProtocolError(f"request {request.ask} is not answered yet, and was sent again")
+        task = asyncio.get_running_loop().create_task(self._answer(request))
+        self._answering[request.ask] = task
+        task.add_done_callback(lambda done: self._answered(request.ask, done))
+
+    def _answered(self, number: int, done: "asyncio.Task[None]") -> None:
+        del self._answering[number]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _log.error("a request to the store could not be answered", exc_info=error)
+            self._writer.close()  # so that nobody waits for the answer
+
+    async def _answer(self, request: StoreRequest) -> None:
+        self._say(await self._keeper.carry_out(request, self._caller), request.ask)
+
+    def _say(self, reply: StoreReply, number: int) -> None:
+        try:
+            frame = self._codec.frame(msgspec.structs.replace(reply, ask=number))
+        except ProtocolError as error:
+            frame = self._codec.frame(StoreReply(error=str(error), ask=number))
+        self._writer.write(frame)

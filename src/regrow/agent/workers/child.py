@@ -1,0 +1,195 @@
+"""What runs in a freshly forked worker: it becomes a process like any other, then runs the script."""
+
+import contextlib
+import faulthandler
+import importlib
+import importlib.machinery
+import io
+import os
+import runpy
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from regrow.agent.workers.early_exit import hold
+from regrow.agent.workers.link import AgentGone, WorkerLink, placed
+from regrow.agent.workers.processes import call_process, die_with_parent
+from regrow.agent.workers.standby import await_start
+from regrow.agent.workers.tracebacks import report
+from regrow.core.board import BoardReading
+from regrow.core.config import Script, WorkerEnv
+from regrow.core.errors import RegrowError
+from regrow.core.ids import NO_STATE, Seconds, StepNo
+from regrow.core.messages import (
+    Role,
+    Warmth,
+    WorkerFailed,
+)
+
+if TYPE_CHECKING:
+    from regrow.agent.workers.seed import WorkerSeed
+
+_ADOPTION_S: Seconds = 10.0
+_LOST_AGENT = 1
+_RENDEZVOUS = "regrow.comm.rendezvous"
+_PRODUCING = "regrow.train.producing"
+
+
+def run_worker(seed: "WorkerSeed") -> None:
+    """Run a worker from its fork to the end of its script. Leaves by `SystemExit` or by returning, as a script does."""
+    _await_adoption(seed)
+    env = _become_a_process(seed)
+    link = WorkerLink.current()
+    if link is None:
+        raise RegrowError("a worker was forked without its channel", hint="this is a fault of regrow; please report it")
+    if env.role is Role.STANDBY and env.warmth is Warmth.IMPORTS:
+        await_start(link, [seed.request.script.target, *seed.request.script.args])
+    if not seed.request.script.binary:
+        _meet_without_a_root()
+    if link.env.role is not Role.RANK and env.producer is None:
+        link.early.watch()
+    try:
+        if env.producer is not None:
+            _produce(link, seed.request.script)
+        _run_script(seed.request.script)
+    except (SystemExit, KeyboardInterrupt):
+        raise  # Python itself knows what these mean
+    except BaseException as error:  # noqa: BLE001 - whatever a script raises ends it, and is told
+        _report_failure(link, error)
+        raise SystemExit(1) from None
+
+
+def _await_adoption(seed: "WorkerSeed") -> None:
+    """Wait until the agent is the parent; end if it has gone."""
+    deadline = time.monotonic() + _ADOPTION_S
+    while os.getppid() == seed.middle and time.monotonic() < deadline:
+        os.sched_yield()
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != seed.agent:
+        os._exit(_LOST_AGENT)
+
+
+def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
+    """Shed what belongs to the zygote: name, signals, standard streams, environment, random state."""
+    call_process("regrow-worker")
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):  # some real-time signals belong to the C library
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    channel, board, output, errors = seed.descriptors
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    os.close(output)
+    os.close(errors)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    hold(board)
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+    env = placed(seed.request.env, channel=channel, board=board)
+    os.set_inheritable(channel, True)
+    os.set_inheritable(board, True)
+    os.environ.clear()
+    os.environ.update(seed.inherited | seed.request.variables | env.variables())
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # else all workers share the zygote's state; Python's own generator sees to it itself
+    return env
+
+
+def _meet_without_a_root() -> None:
+    # By name: this room starts without torch, which the zygote has imported.
+    try:
+        rendezvous = importlib.import_module(_RENDEZVOUS)
+    except ImportError as error:
+        sys.stderr.write(f"regrow: env:// is torch's own, since the job's store cannot be used: {error}\n")
+        return
+    rendezvous.install(_told)
+
+
+def _produce(link: WorkerLink, script: Script) -> NoReturn:
+    """Run the script up to the loader that this process is for, and serve that. Leaves by `SystemExit` at the latest.
+
+    Raises what the script raises, and `ImportError` where there is no torch.
+    """
+    producing = importlib.import_module(_PRODUCING)
+    if script.binary:
+        producing.leave("the job runs an executable")
+    call_process("regrow-data")
+    producing.await_loader(link)
+    try:
+        _run_script(script)
+    except SystemExit as end:
+        producing.leave(f"the script ended itself ({end.code})")
+    producing.leave("the script ended")
+    raise SystemExit(0)
+
+
+def _told() -> WorkerEnv | None:
+    link = WorkerLink.current()
+    return None if link is None else link.env
+
+
+def _run_script(script: Script) -> None:
+    sys.argv = [script.target, *script.args]
+    if script.binary:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        try:
+            os.execvp(script.target, sys.argv)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, script.target) from None
+    elif script.module:
+        sys.path.insert(0, os.getcwd())
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+    elif Path(script.target).is_dir() or script.target.endswith((".zip", ".pyz")):
+        runpy.run_path(script.target, run_name="__main__")
+    else:
+        _run_file(script.target)
+
+
+def _run_file(target: str) -> None:
+    # Not `runpy.run_path`: that takes the module `__main__` away when the script ends, while its threads, exit
+    # handlers and the loaders that it spawns may still look for it.
+    path = os.path.abspath(target)
+    with io.open_code(path) as file:
+        source = file.read()
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __file__=path,
+        __cached__=None,
+        __builtins__=sys.modules["builtins"],
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+        __annotations__={},
+    )
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    sys.modules["__main__"] = main
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _report_failure(link: WorkerLink, error: BaseException) -> None:
+    link.failed = True
+    with contextlib.suppress(OSError, ValueError):  # the script may have closed its own standard output
+        sys.stdout.flush()
+    if sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(type(error), error, error.__traceback__)
+    try:
+        told, excused = report(error), link.excused()
+        if excused and (advice := link.advice()):
+            told = msgspec.structs.replace(
+                told, message=f"{told.message} ({advice})", traceback=f"{told.traceback.rstrip()}\n({advice})\n"
+            )
+        link.send(WorkerFailed(link.env.worker, told, _step(link.board.read()), own=not excused))
+    except AgentGone as gone:
+        sys.stderr.write(f"{gone}\n{report(error).traceback}")
+
+
+def _step(reading: BoardReading) -> StepNo:
+    return StepNo(reading.step) if reading.beats else NO_STATE

@@ -1,0 +1,175 @@
+"""The environment that torchrun promises to a script, as this agent keeps it."""
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from regrow.agent.workers.zygote_messages import SpawnRequest
+from regrow.core.config import AgentConfig, Script, WorkerEnv, rootless
+from regrow.core.ids import Generation, Seconds
+from regrow.core.messages import SpawnWorker
+from regrow.core.messages.data import CacheSeat
+
+_THREADS = "OMP_NUM_THREADS"
+_PATIENCE_S: Seconds = 3600.0
+"""A worker waits so much longer for the coordinator's word than that waits for nodes."""
+_LAZY_WORLD = 16
+"""In larger worlds gloo connects only the ranks that speak to one another; in smaller ones all are as fast."""
+_RANKS_PER_ROOT = 32
+"""NCCL's own bootstrap: so many ranks send their addresses to one root. torch's default is 128."""
+
+
+class MasterPorts:
+    """A port for `env://` in each generation, the same for all of its workers.
+
+    Args:
+        config: a fixed `master_port` is used as it is; only a job of one node may leave the choice to its agent.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._fixed = config.master_port
+        self._bind = config.bind
+        self._ports: dict[Generation, int] = {}
+
+    def of(self, generation: Generation) -> int:
+        """The generation's port, free at the time of the first call."""
+        if self._fixed:
+            return self._fixed
+        if generation not in self._ports:
+            for old in [known for known in self._ports if known < generation - 8]:
+                del self._ports[old]
+            self._ports[generation] = _free_port(self._bind)
+        return self._ports[generation]
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def master_address(config: AgentConfig) -> str:
+    """Where rank 0 listens: on the coordinator's node, which is the first of the job."""
+    if config.facts.node_limit == 1:
+        return config.bind if config.bind not in ("0.0.0.0", "::", "") else "127.0.0.1"
+    return urlsplit(config.coordinator).hostname or config.advertise
+
+
+def script_variables(
+    order: SpawnWorker, config: AgentConfig, *, port: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of the contract for one worker; `inherited` is the user's environment, which it adds to."""
+    facts = config.facts
+    variables = {
+        "RANK": str(order.rank),
+        "LOCAL_RANK": str(order.local_rank),
+        "WORLD_SIZE": str(order.world),
+        "LOCAL_WORLD_SIZE": str(facts.nproc),
+        "GROUP_RANK": str(config.node_rank),
+        "GROUP_WORLD_SIZE": str(facts.nodes),
+        "ROLE_RANK": str(order.rank),
+        "ROLE_WORLD_SIZE": str(order.world),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": master_address(config),
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": facts.job,
+        "TORCHELASTIC_RESTART_COUNT": str(order.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(facts.max_faults if facts.max_restarts is None else facts.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if one_thread_each(config, inherited):
+        variables[_THREADS] = "1"
+    return variables | _without_a_root(order.world, inherited)
+
+
+def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What keeps any one rank from being asked by all; where the user has a wish, that counts."""
+    if not rootless(inherited):
+        return {}
+    wanted = {"TORCH_GLOO_LAZY_INIT": "1"} if world > _LAZY_WORLD else {}
+    if world > _RANKS_PER_ROOT:
+        wanted["TORCH_NCCL_RANKS_PER_ROOT"] = str(_RANKS_PER_ROOT)
+    return {name: value for name, value in wanted.items() if name not in inherited}
+
+
+def one_thread_each(config: AgentConfig, inherited: Mapping[str, str]) -> bool:
+    """Whether workers get one thread each, as under torchrun: room for several on a node and no wish of the user's."""
+    return max(config.facts.nproc, config.slots) > 1 and _THREADS not in inherited
+
+
+def worker_script(script: Script, local_rank: int) -> Script:
+    """The script with torchrun's macro `${local_rank}` filled in."""
+    args = [argument.replace("${local_rank}", str(local_rank)) for argument in script.args]
+    return Script(target=script.target, args=args, module=script.module, binary=script.binary)
+
+
+def path_entry(script: Script) -> str | None:
+    """What `python` would put first into `sys.path` for this script."""
+    if script.binary:
+        return None
+    return os.getcwd() if script.module else str(Path(script.target).resolve().parent)
+
+
+class SpawnRequests:
+    """What each worker of this node is to be: what the zygote is asked for.
+
+    Args:
+        config: of the agent.
+        inherited: the user's environment.
+    """
+
+    def __init__(self, config: AgentConfig, inherited: Mapping[str, str]) -> None:
+        self._config = config
+        self._inherited = inherited
+        self._ports = MasterPorts(config)
+
+    def request(self, order: SpawnWorker, *, store: str) -> SpawnRequest:
+        """For one worker. `store`: where the agent of this node serves the keys."""
+        config, port = self._config, self._ports.of(order.generation)
+        variables = script_variables(order, config, port=port, inherited=self._inherited)
+        return SpawnRequest(
+            worker_env(order, config, store=store), worker_script(config.script, order.local_rank), variables
+        )
+
+
+def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> WorkerEnv:
+    """What the worker is told of its place; the descriptors are filled in where they arrive.
+
+    Args:
+        store: where the agent of this node serves the keys.
+    """
+    return WorkerEnv(
+        job=config.facts.job,
+        worker=order.worker,
+        node=config.node,
+        role=order.role,
+        rank=order.rank,
+        local_rank=order.local_rank,
+        world=order.world,
+        generation=order.generation,
+        store=store,
+        token=config.token,
+        channel=-1,
+        board=-1,
+        socket_dir=config.socket_dir,
+        bind=config.bind,
+        advertise=config.advertise,
+        warmth=order.warmth or config.facts.warmth,
+        nodes=config.facts.node_limit,
+        local=config.local,
+        unit=config.facts.unit,
+        elastic=config.facts.elastic,
+        patience=_PATIENCE_S + config.facts.node_deadline,
+        resume=order.resume,
+        checkpoint_dir=config.checkpoint_dir,
+        faults=order.faults,
+        buddy_every=config.facts.buddy_every,
+        digest_every=config.facts.digest_every,
+        audit=config.facts.audit,
+        trial_steps=config.facts.trial_steps,
+        data=CacheSeat(config.data_dir, config.data_budget) if config.data_dir else None,
+    )

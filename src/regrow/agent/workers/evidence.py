@@ -1,0 +1,68 @@
+"""What the kernel says of workers that stand still: are they stopped, do they compute, what do they wait in."""
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from regrow.agent.workers.processes import processor_times
+from regrow.core.ids import Seconds, WorkerId
+
+_TEXT_BYTES = 256
+
+
+class Evidence(NamedTuple):
+    """One look at a worker. `state`: of its main thread, one letter as in `/proc/<pid>/stat`.
+
+    `cpu`: seconds that its processes have used so far, loaders and subprocesses too. `blocked`: what it is in, as text.
+    """
+
+    state: str
+    cpu: Seconds
+    blocked: str = ""
+
+
+class Watched(Protocol):
+    """A worker; `pid` is None before it has a process."""
+
+    id: WorkerId
+    pid: int | None
+
+
+def evidence(workers: Iterable[Watched]) -> dict[WorkerId, Evidence]:
+    """What is known of those of these workers that are there. Each leads a session of its own."""
+    pids = {worker.id: worker.pid for worker in workers if worker.pid is not None}
+    states: dict[int, str] = {}
+    used = dict.fromkeys(pids.values(), 0.0)
+    for pid, session, state, cpu in processor_times():
+        if session in used:
+            used[session] += cpu
+        if pid in used:
+            states[pid] = state
+    return {
+        worker: Evidence(states[pid], used[pid], _blocked(pid, states[pid]))
+        for worker, pid in pids.items()
+        if pid in states
+    }
+
+
+def _blocked(pid: int, state: str) -> str:
+    if state in ("R", "T", "t"):
+        return ""
+    where = _read(f"/proc/{pid}/wchan").strip("\0\n ")
+    if where not in ("", "0"):
+        return where
+    number = _read(f"/proc/{pid}/syscall").partition(" ")[0]
+    return f"system call {number}" if number.strip().isdigit() else ""
+
+
+def _read(path: str) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(descriptor, _TEXT_BYTES).decode("ascii", "replace")
+    except OSError:
+        return ""  # the kernel does not say it to everybody
+    finally:
+        os.close(descriptor)

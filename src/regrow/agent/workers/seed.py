@@ -1,0 +1,15 @@
+"""What a forked worker starts from."""
+
+from typing import NamedTuple
+
+from regrow.agent.workers.zygote_messages import SpawnRequest
+
+
+class WorkerSeed(NamedTuple):
+    """What a forked worker starts from. `middle`: the process between it and the zygote, about to end."""
+
+    request: SpawnRequest
+    descriptors: list[int]
+    inherited: dict[str, str]
+    agent: int
+    middle: int

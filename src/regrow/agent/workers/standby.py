@@ -1,0 +1,93 @@
+"""A standby that waits before the script: it imports what it is told to, and learns which rank it is to be."""
+
+import os
+import queue
+import sys
+import threading
+
+from regrow.agent.workers.imports import import_ahead
+from regrow.agent.workers.link import AgentGone, WorkerLink, placed
+from regrow.core.config import publish_rank
+from regrow.core.ids import NO_STATE
+from regrow.core.messages import (
+    ImportModules,
+    ModulesImported,
+    ProveAlive,
+    ReleaseWorker,
+    Role,
+    StartScript,
+    WorkerAlive,
+    WorkerReady,
+)
+
+_LOST_AGENT = 1
+_Told = StartScript | ImportModules | ReleaseWorker
+
+
+def await_start(link: WorkerLink, argv: list[str]) -> None:
+    """Wait to be told which rank to be; leaves by `SystemExit` where that is none.
+
+    Args:
+        argv: the script's, as modules that are imported ahead may look at it.
+    """
+    told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(link, told), name="regrow-waiting", daemon=True).start()
+    link.send(WorkerReady(link.env.worker, NO_STATE, "", ""))
+    while True:
+        match told.get():
+            case StartScript() as order:
+                _take_place(link, order)
+                return
+            case ImportModules(modules=modules, environment=environment):
+                sys.argv = list(argv)
+                unfit, why = import_ahead(modules, environment)
+                link.send(ModulesImported(link.env.worker, unfit, why))
+                if unfit:
+                    _await_end(told)
+            case ReleaseWorker():
+                raise SystemExit(0)
+
+
+def _listen(link: WorkerLink, told: "queue.SimpleQueue[_Told]") -> None:
+    """Take orders until one ends the wait, also while modules are being imported."""
+    try:
+        for order in link.orders():
+            match order:
+                case ProveAlive():
+                    link.send(WorkerAlive(link.env.worker))
+                case StartScript():
+                    link.send(WorkerAlive(link.env.worker))
+                    told.put(order)
+                    return  # the next orders are for who runs the script
+                case ReleaseWorker():
+                    told.put(order)
+                    return
+                case ImportModules():
+                    told.put(order)
+                case _:
+                    continue  # nothing else concerns a worker that has neither groups nor state
+    except AgentGone:
+        pass
+    os._exit(_LOST_AGENT)
+
+
+def _await_end(told: "queue.SimpleQueue[_Told]") -> None:
+    """This process has imported what only the script should: it runs none, and will be ended."""
+    while not isinstance(told.get(), ReleaseWorker):
+        continue
+    raise SystemExit(0)
+
+
+def _take_place(link: WorkerLink, order: StartScript) -> None:
+    world = order.world or link.env.world
+    env = placed(
+        link.env,
+        role=Role.JOINER,
+        rank=order.rank,
+        local_rank=order.local_rank,
+        world=world,
+        generation=order.generation,
+    )
+    link.take_place(env)
+    os.environ.update(env.variables())
+    publish_rank(order.rank, order.local_rank, world)

@@ -1,0 +1,63 @@
+"""An exception as text, the way its user wants to read it: without the frames of the machinery around the script."""
+
+import linecache
+import sysconfig
+import traceback
+from pathlib import Path
+
+from regrow.core.messages import ErrorReport
+
+_OWN = str(Path(__file__).resolve().parents[2]) + "/"
+_MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+_LIBRARIES = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_TEXT_LIMIT = 64 << 10
+_MESSAGE_LIMIT = 8 << 10
+
+
+def report(error: BaseException) -> ErrorReport:
+    """Type, message, trimmed traceback and `file:line` of the innermost frame of the user's own code."""
+    linecache.checkcache()
+    shown = traceback.TracebackException.from_exception(error)
+    where = _where(error, shown)
+    _trim(shown, set())
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    return ErrorReport(
+        type=name,
+        message=_shortened(str(shown), _MESSAGE_LIMIT),
+        traceback=_shortened("".join(shown.format()), _TEXT_LIMIT),
+        where=where,
+    )
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OWN) or filename in _MACHINERY
+
+
+def _where(error: BaseException, shown: traceback.TracebackException) -> str:
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    frames = [frame for frame in shown.stack if not _is_ours(frame.filename)]
+    own_code = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    chosen = own_code or frames
+    return f"{chosen[-1].filename}:{chosen[-1].lineno}" if chosen else ""
+
+
+def _trim(shown: traceback.TracebackException, seen: set[int]) -> None:
+    if id(shown) in seen:
+        return
+    seen.add(id(shown))
+    shown.stack = traceback.StackSummary.from_list([frame for frame in shown.stack if not _is_ours(frame.filename)])
+    related = [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or [])]
+    for other in related:
+        if other is not None:
+            _trim(other, seen)
+
+
+def _shortened(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - limit} characters left out ...\n{text[-half:]}"

@@ -1,0 +1,102 @@
+"""What an agent sees of its workers that stand still. Whether one of them hangs is the coordinator's to judge."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from regrow.agent.workers.evidence import Evidence
+from regrow.core.board import BoardReading, Flight
+from regrow.core.ids import Generation, Instant, NodeId, Seconds, StepNo, WorkerId
+from regrow.core.messages.sights import NodeSeen, WorkerSight
+
+_RECENT_STEPS = 50
+_TELL_AFTER_S: Seconds = 5.0
+_TELL_EVERY_S: Seconds = 2.0
+_GAP_S: Seconds = 1.0
+"""An agent that looks so much later than it should was paused itself, and maybe all its workers with it."""
+_BUSY = 0.05
+"""Of a processor: who uses more computes."""
+_CPU_WINDOW_S: Seconds = 10.0
+
+
+class BoardView(NamedTuple):
+    """What a worker's own page shows."""
+
+    reading: BoardReading
+    flight: Flight
+
+
+class Watcher:
+    """Remembers what the boards showed, and the recent step times.
+
+    Args:
+        node: whose.
+        bound: nobody hangs who has stood still for less.
+        evidence: asks the kernel about all workers.
+    """
+
+    def __init__(self, node: NodeId, bound: Seconds, evidence: Callable[[], Mapping[WorkerId, Evidence]]) -> None:
+        self._node = node
+        self._after = min(_TELL_AFTER_S, bound / 4)
+        self._every = min(_TELL_EVERY_S, bound / 8)
+        self._evidence = evidence
+        self._steps: deque[Seconds] = deque(maxlen=_RECENT_STEPS)
+        self._since: dict[WorkerId, tuple[int, Instant]] = {}
+        self._cpu: dict[WorkerId, deque[tuple[Instant, Seconds]]] = {}
+        self._looked_at: Instant | None = None
+        self._told_at: Instant = float("-inf")
+        self._telling = False
+
+    def step_took(self, seconds: Seconds) -> None:
+        """A step was committed."""
+        self._steps.append(seconds)
+
+    def look(self, boards: Mapping[WorkerId, BoardView], now: Instant, *, interval: Seconds) -> NodeSeen | None:
+        """What is to be told, if it is time; workers not among these are forgotten. To be called each `interval`."""
+        self._note(boards, now, interval)
+        still = any(now - since >= self._after for _, since in self._since.values())
+        if not (still or self._telling) or (still and now - self._told_at < self._every):
+            return None
+        self._telling, self._told_at = still, now
+        known = self._evidence()
+        sights = [self._sight(name, board, known[name], now) for name, board in boards.items() if name in known]
+        return NodeSeen(self._node, sights, max(self._steps, default=0.0))
+
+    def _note(self, boards: Mapping[WorkerId, BoardView], now: Instant, interval: Seconds) -> None:
+        gap = 0.0 if self._looked_at is None else now - self._looked_at - interval
+        self._looked_at = now
+        self._cpu = {worker: used for worker, used in self._cpu.items() if worker in boards}
+        since: dict[WorkerId, tuple[int, Instant]] = {}
+        for worker, board in boards.items():
+            beats, at = self._since.get(worker, (-1, now))
+            # What may have been a pause of the whole machine is not held against anybody.
+            at = min(now, at + gap) if gap > _GAP_S else at
+            since[worker] = (board.reading.beats, at if beats == board.reading.beats else now)
+        self._since = since
+
+    def _sight(self, worker: WorkerId, board: BoardView, seen: Evidence, now: Instant) -> WorkerSight:
+        reading, flight = board
+        seconds = now - self._since[worker][1]
+        return WorkerSight(
+            worker=worker,
+            generation=Generation(reading.generation),
+            step=StepNo(reading.step),
+            calls=reading.calls,
+            phase=reading.phase,
+            seconds=seconds,
+            waits=None if flight.number < 0 else flight.number > 0,
+            awaits=flight.oldest if flight.number > 0 else "",
+            stopped=seen.state in ("T", "t"),
+            busy=seen.state in ("R", "D") or self._computes(worker, seen.cpu, seconds, now),
+            blocked=seen.blocked,
+        )
+
+    def _computes(self, worker: WorkerId, cpu: Seconds, still: Seconds, now: Instant) -> bool:
+        """Whether its processes have used the processor in the last seconds of its standstill."""
+        used = self._cpu.setdefault(worker, deque())
+        used.append((now, cpu))
+        window = min(_CPU_WINDOW_S, still / 2)
+        while len(used) > 2 and now - used[1][0] >= window:
+            used.popleft()
+        (begun, before), span = used[0], now - used[0][0]
+        return span > 0 and (cpu - before) / span >= _BUSY and begun < now

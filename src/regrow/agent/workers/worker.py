@@ -1,0 +1,210 @@
+"""One worker as its agent sees it, from the order to spawn it until it is reaped."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from regrow.agent.workers.channel import WorkerChannel
+from regrow.agent.workers.early_exit import EarlyExit
+from regrow.agent.workers.fencing import kill_worker, signal_group
+from regrow.agent.workers.processes import exit_code_of, stat_of
+from regrow.core.board import BatchShown, Board
+from regrow.core.errors import ProtocolError
+from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import (
+    FormGeneration,
+    Role,
+    SpawnWorker,
+    StartScript,
+    WorkerCommitted,
+    WorkerFact,
+    WorkerOrder,
+    WorkerStaged,
+)
+
+_DUMP_S: Seconds = 0.3
+_ADOPTION_S: Seconds = 0.0005
+_log = logging.getLogger("regrow.agent")
+
+_RANKS_KEPT = 64
+
+
+class Worker:
+    """A worker's place, channel, board and process.
+
+    Args:
+        order: what the coordinator wants.
+        on_fact: told of everything the worker says.
+    """
+
+    def __init__(self, order: SpawnWorker, *, on_fact: Callable[["Worker", WorkerFact], None]) -> None:
+        self.id: WorkerId = order.worker
+        self.rank: Rank = order.rank
+        self.local_rank = order.local_rank
+        self.generation: Generation = order.generation
+        self._ranks: dict[Generation, Rank] = {order.generation: order.rank}
+        """Its rank since each generation that gave it one, the oldest first."""
+        self.shown = order.role is not Role.STANDBY
+        """Whether it holds a rank; a standby's is provisional."""
+        self.pid: int | None = None
+        self.doomed = False
+        """It has been fenced: whatever its process does from now on is nobody's business."""
+        self.told = False
+        """The coordinator knows that it has ended; the kernel may still be taking it apart."""
+        self.staged: WorkerStaged | None = None
+        self.shown_batch: BatchShown | None = None
+        """What it had read for its last step; known when it has ended."""
+        self.committed: tuple[Generation, StepNo] | None = None
+        self.announced: Generation | None = None
+        """The newest generation of which the coordinator was told a commit of this worker."""
+        self._on_fact = on_fact
+        self._pidfd: int | None = None
+        ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._channel = WorkerChannel(ours, on_fact=self._hear, on_garbage=self._distrust)
+        self.board, self._board_descriptor = Board.create()
+        self._pulse = EarlyExit(self._board_descriptor)
+
+    def descriptors(self) -> tuple[list[int], tuple[int, int]]:
+        """To be called once: what the worker gets (channel, board, output, errors), and our ends of its output."""
+        output, output_theirs = os.pipe()
+        errors, errors_theirs = os.pipe()
+        return [self._theirs.detach(), self._board_descriptor, output_theirs, errors_theirs], (output, errors)
+
+    def started(self, pid: int, on_exit: Callable[["Worker"], None]) -> None:
+        """The process exists; `on_exit` is called when it has ended."""
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._channel.open()
+        self._await_adoption(on_exit)
+        if self.doomed:
+            self.kill()
+
+    def _await_adoption(self, on_exit: Callable[["Worker"], None]) -> None:
+        # Until the process that forked it has ended too, which it does at once, this one could not reap it.
+        if self.pid is None or self._pidfd is None:
+            return
+        loop = asyncio.get_running_loop()
+        stat = stat_of(self.pid)
+        if stat is not None and stat.parent == os.getpid():
+            loop.add_reader(self._pidfd, on_exit, self)
+        else:
+            loop.call_later(_ADOPTION_S, self._await_adoption, on_exit)
+
+    def rank_in(self, generation: Generation) -> Rank:
+        """Its rank in a generation: it may hear of a new one before it has told all of the last."""
+        since = max((known for known in self._ranks if known <= generation), default=min(self._ranks))
+        return self._ranks[since]
+
+    @property
+    def step(self) -> StepNo:
+        """The step that its board shows."""
+        reading = self.board.read()
+        return StepNo(reading.step) if reading.beats else NO_STATE
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its process is stopped (SIGSTOP)."""
+        stat = None if self.pid is None else stat_of(self.pid)
+        return stat is not None and stat.state in ("T", "t")
+
+    def order(self, order: WorkerOrder) -> None:
+        """Pass an order down, and note what it changes about the worker's place."""
+        match order:
+            case StartScript() | FormGeneration():
+                self.rank, self.local_rank = order.rank, order.local_rank
+                self.generation = order.generation
+                self._ranks[order.generation] = order.rank
+                if len(self._ranks) > _RANKS_KEPT:
+                    del self._ranks[min(self._ranks)]
+                self.shown = True
+        try:
+            self._channel.send(order)
+        except ProtocolError as error:
+            self._distrust(error)
+
+    def signal(self, number: int) -> None:
+        """Signal its process group, for one that may end by itself."""
+        if self.pid is not None:
+            signal_group(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to all of it; at once when its process does not exist yet."""
+        self.doomed = True
+        if self.pid is not None and self._pidfd is not None:
+            kill_worker(self.pid, self._pidfd)
+
+    def strike(self, number: int) -> None:
+        """Signal its process alone: a fault on demand."""
+        if self._pidfd is not None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    async def dump_stacks(self) -> None:
+        """Have it write the stacks of its threads into its output; returns after a moment. A stopped one cannot."""
+        if self.pid is None or self.stopped:
+            return
+        self.strike(signal.SIGUSR2)
+        await asyncio.sleep(_DUMP_S)
+
+    def listen(self, on_dying: Callable[["Worker"], None]) -> None:
+        """Have `on_dying` called as soon as its end begins, if that can be had. To be repeated now and then."""
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                loop.call_soon_threadsafe(on_dying, self)
+
+        self._pulse.listen(tell)
+
+    def dying(self) -> tuple[int, Instant] | None:
+        """If its end has begun: what `reap` will say. All that its main thread said is heard before."""
+        if self.pid is None or self._pidfd is None:
+            return None
+        seen = time.monotonic()
+        code = exit_code_of(self.pid)
+        if code is None:
+            return None
+        signal_group(self.pid, signal.SIGKILL)
+        self._channel.drain()
+        return code, seen
+
+    def reap(self) -> tuple[int, Instant]:
+        """After its end: its exit code as of `waitpid`, and when this was called. All it said is heard before."""
+        if self.pid is None or self._pidfd is None:
+            return 0, time.monotonic()
+        seen = time.monotonic()
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        signal_group(self.pid, signal.SIGKILL)  # before its number is given back: the group's name is that number
+        self._channel.drain()
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self._pidfd)
+        self._pidfd = None
+        self.shown_batch = self.board.read_batch()
+        self.close()
+        return os.waitstatus_to_exitcode(status), seen
+
+    def close(self) -> None:
+        """Let go of channel and board. For a worker that has ended, or never began."""
+        self._pulse.close()
+        self._channel.close()
+        self._theirs.close()
+        self.board.close()
+
+    def _hear(self, fact: WorkerFact) -> None:
+        if fact.worker != self.id:
+            raise ProtocolError(f"it speaks for worker {fact.worker}")
+        match fact:
+            case WorkerStaged():
+                self.staged = fact
+            case WorkerCommitted():
+                self.committed = (fact.generation, fact.step)
+        self._on_fact(self, fact)
+
+    def _distrust(self, error: ProtocolError) -> None:
+        if not self.doomed:
+            _log.error("worker %s (rank %d) is ended: %s", self.id, self.rank, error)
+        self.kill()

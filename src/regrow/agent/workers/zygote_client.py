@@ -1,0 +1,240 @@
+"""The agent's side of its zygote: starts it, starts it again when it dies, and asks it for workers."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from regrow.agent.workers.zygote_messages import (
+    PACKET_BYTES,
+    EndZygote,
+    ForgetWorker,
+    Spawned,
+    SpawnFailed,
+    SpawnRequest,
+    ZygoteFact,
+    ZygoteFailed,
+    ZygoteOrder,
+    ZygoteReady,
+    ZygoteSetup,
+)
+from regrow.core.ids import Instant, Seconds, WorkerId
+from regrow.core.messages import ErrorReport
+
+_STARTS = 3
+_WINDOW_S: Seconds = 60.0
+_END_S: Seconds = 2.0
+_log = logging.getLogger("regrow.agent")
+
+
+class ZygoteListener(Protocol):
+    """Who hears what became of spawn requests."""
+
+    def worker_spawned(self, worker: WorkerId, pid: int) -> None:
+        """The process exists; it is, or within a moment will be, a child of this one."""
+
+    def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
+        """There will be no process."""
+
+
+class _Pending(NamedTuple):
+    request: SpawnRequest
+    descriptors: list[int]
+
+
+class ZygoteClient:
+    """Workers from a zygote that may die at any time.
+
+    Args:
+        listener: told of every request's outcome, once.
+        guarded: process ids of the workers alive, whose descendants a zygote ends should this process be killed.
+    """
+
+    def __init__(
+        self,
+        listener: ZygoteListener,
+        *,
+        preload: list[str],
+        path_entry: str | None,
+        one_thread: bool,
+        guarded: Callable[[], Collection[int]],
+    ) -> None:
+        self._listener = listener
+        self._preload = preload
+        self._path_entry = path_entry
+        self._one_thread = one_thread
+        self._guarded = guarded
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._ready = False
+        self._ending = False
+        self._broken: ErrorReport | None = None
+        self._starts: deque[Instant] = deque(maxlen=_STARTS)
+        self._pending: dict[WorkerId, _Pending] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ZygoteFact] = msgspec.msgpack.Decoder(ZygoteFact)
+
+    @property
+    def pid(self) -> int | None:
+        """The zygote's process id; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def busy(self) -> bool:
+        """Whether a worker may have been forked that nobody has heard of yet."""
+        return bool(self._pending)
+
+    def start(self) -> None:
+        """Start the zygote; it imports in the background while requests queue up."""
+        self._starts.append(time.monotonic())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: a file of the user's in the working directory must not stand in for a module of ours
+                [sys.executable, "-P", "-m", "regrow.agent.workers.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._control = ours
+        self._ready = False
+        asyncio.get_running_loop().add_reader(ours, self._readable, ours)
+        setup = ZygoteSetup(os.getpid(), self._preload, self._path_entry, self._one_thread, list(self._guarded()))
+        self._send(setup)
+
+    def spawn(self, request: SpawnRequest, descriptors: list[int]) -> None:
+        """Ask for a worker. The descriptors belong to this client from now on."""
+        pending = _Pending(request, descriptors)
+        self._pending[request.env.worker] = pending
+        if self._broken is not None:
+            self._give_up(request.env.worker, self._broken)
+        elif self._ready:
+            self._request(pending)
+
+    def forget(self, pid: int) -> None:
+        """A worker and its session are gone."""
+        if self._ready:
+            self._send(ForgetWorker(pid))
+
+    async def close(self) -> None:
+        """End the zygote: politely, then not."""
+        self._ending = True
+        for worker in list(self._pending):
+            self._drop(worker)
+        process = self._process
+        if process is None:
+            return
+        self._send(EndZygote())
+        if not self._ready:
+            process.terminate()
+        deadline = time.monotonic() + _END_S
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                process.kill()
+            await asyncio.sleep(0.005)
+        self._hang_up()
+
+    def _request(self, pending: _Pending) -> None:
+        try:
+            self._send(pending.request, pending.descriptors)
+        except OSError as error:  # a packet has a limit of some 200 kB, descriptors are counted
+            reason = f"the zygote could not be asked for a worker: {error}"
+            self._give_up(pending.request.env.worker, ErrorReport("OSError", reason, f"{reason}\n"))
+
+    def _send(self, order: ZygoteOrder, descriptors: list[int] | None = None) -> None:
+        if self._control is None:
+            return
+        try:
+            socket.send_fds(self._control, [self._encoder.encode(order)], descriptors or [])
+        except (BrokenPipeError, ConnectionError):
+            return  # its end shows in `_readable`, which sees to what is pending
+        except BlockingIOError:
+            _log.warning("the zygote does not take orders any more; starting another")
+            if self._process is not None:
+                self._process.kill()
+
+    def _readable(self, control: socket.socket) -> None:
+        while True:
+            try:
+                packet = control.recv(PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                packet = b""
+            if not packet:
+                self._ended()
+                return
+            self._hear(self._decoder.decode(packet))
+
+    def _hear(self, fact: ZygoteFact) -> None:
+        match fact:
+            case ZygoteReady(threads=threads, missing=missing, started=started):
+                if missing:
+                    _log.warning("workers start slower than they could, and cannot use regrow: %s", missing)
+                if threads != 1:
+                    _log.warning(
+                        "the zygote has %d threads, so a fork from it may hang: %s; leave that out of --preload",
+                        threads,
+                        started or "does a module in --preload start some?",
+                    )
+                self._ready = True
+                for pending in list(self._pending.values()):
+                    self._request(pending)
+            case ZygoteFailed(kind=kind, message=message, traceback=text):
+                self._break(ErrorReport(kind, message, text))
+            case Spawned(worker=worker, pid=pid):
+                self._drop(worker)
+                self._listener.worker_spawned(worker, pid)
+            case SpawnFailed(worker=worker, reason=reason):
+                self._give_up(worker, ErrorReport("OSError", reason, f"{reason}\n"))
+
+    def _ended(self) -> None:
+        """The control socket is closed at the other end by all that had it: no worker is on its way any more."""
+        self._hang_up()
+        process = self._process
+        self._process = None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            process.wait(_END_S)
+        if self._ending or self._broken is not None:
+            return
+        if len(self._starts) == _STARTS and time.monotonic() - self._starts[0] < _WINDOW_S:
+            code = None if process is None else process.returncode
+            text = f"the zygote died {_STARTS} times within {_WINDOW_S:g} s, last with code {code}"
+            self._break(ErrorReport("ZygoteLost", text, f"{text}\n"))
+            return
+        _log.warning("the zygote died (code %s); starting another", None if process is None else process.returncode)
+        self.start()
+
+    def _break(self, error: ErrorReport) -> None:
+        self._broken = error
+        for worker in list(self._pending):
+            self._give_up(worker, error)
+
+    def _give_up(self, worker: WorkerId, error: ErrorReport) -> None:
+        self._drop(worker)
+        self._listener.spawn_failed(worker, error)
+
+    def _drop(self, worker: WorkerId) -> None:
+        pending = self._pending.pop(worker, None)
+        for descriptor in pending.descriptors if pending is not None else []:
+            os.close(descriptor)
+
+    def _hang_up(self) -> None:
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
+            self._control = None
+        self._ready = False

@@ -1,0 +1,57 @@
+"""Which ranks a group has after the world has changed its size. Pure.
+
+Ranks are numbered replica by replica: `rank // unit` is the replica, `rank % unit` the place in it. A group of the same
+places of all replicas follows the world; one inside a single replica stays with it. While there is only one replica
+the ranks do not tell which of these a group is: then somebody must know.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RankInWorld:
+    """A rank in a world of so many ranks."""
+
+    rank: int
+    world: int
+
+
+def spans(ranks: Sequence[int], seated: RankInWorld, unit: int) -> bool:
+    """Whether a group is seen to have the same places of all replicas, of which there are several."""
+    return seated.world > unit and list(ranks) == _across(ranks, unit, seated.world)
+
+
+def fixed(ranks: Sequence[int], seated: RankInWorld, unit: int, *, follows: bool | None) -> str:
+    """Why a group cannot be the same in a world of another size, for people; empty: it can.
+
+    Args:
+        ranks: of the group, in its order.
+        seated: one of its ranks, and the world it was made in.
+        unit: ranks of one replica.
+        follows: whether it is known to have all replicas' ranks, or to be inside one; None: it is not known.
+    """
+    if follows or (follows is None and spans(ranks, seated, unit)):
+        return ""
+    if follows is None and seated.world == unit:
+        return (
+            f"the group of ranks {list(ranks)} could be one of all replicas or one inside a replica, as there was only "
+            "one when it was made; start with two, or take it from a device mesh"
+        )
+    inside = {rank // unit for rank in ranks} == {seated.rank // unit}
+    return "" if inside else f"the group of ranks {list(ranks)} has neither all replicas' ranks, nor those of one"
+
+
+def moved(
+    ranks: Sequence[int], before: RankInWorld, after: RankInWorld, unit: int, *, follows: bool | None
+) -> list[int]:
+    """The ranks of a group of the worker that was `before` and is `after`. Only for groups that are not `fixed`."""
+    if follows or (follows is None and spans(ranks, before, unit)):
+        return _across(ranks, unit, after.world)
+    by = (after.rank // unit - before.rank // unit) * unit
+    return [rank + by for rank in ranks]
+
+
+def _across(ranks: Sequence[int], unit: int, world: int) -> list[int]:
+    places = sorted({rank % unit for rank in ranks})
+    return [replica * unit + place for replica in range(world // unit) for place in places]

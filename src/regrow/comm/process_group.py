@@ -1,0 +1,263 @@
+"""One process group of a script's, as `torch.distributed` and DDP hold it."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from types import FunctionType
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from regrow.comm import checking, nccl
+from regrow.comm.echo import EchoTransport
+from regrow.comm.flight import FLIGHT
+from regrow.comm.torch_private import internals
+from regrow.comm.torch_private.internals import ProcessGroup, Work
+from regrow.comm.transport import Transport
+from regrow.comm.work import NO_TIMEOUT, joint_work
+from regrow.core.early_reads import PlaceInWorld
+from regrow.core.errors import GenerationHalted
+from regrow.core.ids import Generation, Seconds
+
+BACKEND = "regrow"
+
+_COLLECTIVES = (
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "_allgather_base",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+
+
+class Owner(Protocol):
+    """What a group asks of all groups together: `regrow.comm.process_groups.Groups`."""
+
+    generation: Generation
+    halted: bool
+    refused: bool
+    refused_call: str
+    draining: bool
+    on_call: Callable[[str, int], None] | None
+    on_collective: Callable[[str], None] | None
+    after_collective: Callable[[str], None] | None
+    on_asked: Callable[[PlaceInWorld, str], None] | None
+
+    def drop(self, group: "RegrowGroup") -> None:
+        """Forget a group, and free what it has."""
+        ...
+
+
+class RegrowGroup(ProcessGroup):
+    """A process group that forwards to a transport, which can be replaced under it.
+
+    DDP and every function of `torch.distributed` hold this object; they never see the transport.
+    """
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def __init__(self, groups: Owner, name: str, ranks: list[int], rank: int, *, run_s: Seconds) -> None:
+        size = len(ranks)
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._groups = groups
+        self._name = name
+        self.ranks = ranks
+        self.run_s = run_s
+        """How long one collective may take."""
+        self.key = name
+        """What it is called in the store: the same on all of its ranks, and never used twice in a generation."""
+        self._place, self._count = rank, size
+        self.transport: Transport | None = None
+        self.echo: EchoTransport | None = None
+        """While set, it answers instead of the transport."""
+        self._coalescing: list[Work] | None = None
+        self._coalesced_by: Transport | None = None
+
+    def seat(self, rank: int) -> None:
+        """Take another rank of the group."""
+        self._place = rank
+
+    def resize(self, ranks: list[int]) -> None:
+        """Have other ranks; which of them this worker is comes by `seat`."""
+        self.ranks, self._count = ranks, len(ranks)
+
+    def rank(self) -> int:
+        """This worker's rank in the group."""
+        if self._groups.on_asked is not None:
+            self._groups.on_asked(PlaceInWorld.RANK, "get_rank()")
+        return self._place
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        if self._groups.on_asked is not None:
+            self._groups.on_asked(PlaceInWorld.WORLD, "get_world_size()")
+        return self._count
+
+    def getRank(self) -> int:
+        """This worker's rank in the group."""
+        return self.rank()
+
+    def getSize(self) -> int:
+        """How many ranks the group has."""
+        return self.size()
+
+    def name(self) -> str:
+        """The backend's name."""
+        return BACKEND
+
+    def getBackendName(self) -> str:
+        """The backend's name."""
+        return BACKEND
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """The group's name in torch's registry."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")] + ([torch.device("cuda")] if nccl.available() else [])
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """What serves a device: this group itself."""
+        return self
+
+    def forget_coalescing(self) -> None:
+        """The generation in which calls were put together is over."""
+        self._coalescing = self._coalesced_by = None
+
+    @property
+    def groups_sends(self) -> bool:
+        """Whether sends and receives of one batch must be put together, since they would wait for each other else."""
+        return self.echo is None and isinstance(self.transport, nccl.NcclTransport)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalescing = []
+        transport = self.transport if self.echo is None else None
+        self._coalesced_by = transport if transport is not None and transport.start_coalescing(device) else None
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        works, self._coalescing = self._coalescing or [], None
+        transport, self._coalesced_by = self._coalesced_by, None
+        if transport is None:
+            return joint_work(works)
+        work = transport.end_coalescing(device)
+        if work is None:
+            raise GenerationHalted(f"generation {self._groups.generation} is over")
+        return work
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks. Raises `DeadlineExceeded`; who is missing is the coordinator's to say."""
+        work: Work = self.forward("barrier", (), {})
+        work.wait(timeout or NO_TIMEOUT)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long a collective may take that begins from now on."""
+        self.run_s = timeout.total_seconds()
+        transport = self.transport
+        if transport is not None:
+            transport.set_timeout(self.run_s)
+
+    _set_default_timeout = set_timeout
+    """What `torch.distributed` calls."""
+
+    def shutdown(self) -> None:
+        """The script destroys this group: it is not formed again."""
+        self._groups.drop(self)
+
+    def abort(self) -> None:
+        """The same as `shutdown`."""
+        self._groups.drop(self)
+
+    def forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Run one method on the transport. Raises `GenerationHalted` at once when the generation is over.
+
+        Raises `CollectiveMisuse` where the call cannot be right, before anything of it is sent.
+        """
+        if not nccl.on_cuda(args):
+            checking.check(name, args, options, self._count)
+        if self._groups.on_call is not None:
+            self._groups.on_call(name, self._count)
+        if self.echo is not None:
+            return self._kept(self.echo.call(name, args, options))
+        groups, transport = self._groups, self.transport
+        if (groups.halted and not groups.draining) or transport is None:
+            groups.refused, groups.refused_call = True, name
+            raise GenerationHalted(f"{name}: generation {groups.generation} is over")
+        if groups.on_collective is not None:
+            groups.on_collective(name)
+        FLIGHT.name(f"{name} on {self.key}")
+        result = transport.call(name, args, options)
+        if groups.after_collective is not None:
+            groups.after_collective(name)
+        return self._kept(result)
+
+    def _kept(self, work: Work) -> Work:
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+
+def _forwarding(name: str) -> Callable[..., Work]:
+    def method(self: RegrowGroup, *args: Any, **options: Any) -> Work:
+        result: Work = self.forward(name, args, options)
+        return result
+
+    method.__name__ = name
+    method.__doc__ = f"`ProcessGroup.{name}`, on whatever transport the group has now."
+    return method
+
+
+for _name in _COLLECTIVES:
+    setattr(RegrowGroup, _name, _forwarding(_name))
+# `torch.compile` around DDP meets these when DDP's reducer calls them, and cannot look into a group.
+internals.keep_from_compiler(*(each for each in vars(RegrowGroup).values() if isinstance(each, FunctionType)))
+
+
+def send_together(operations: list[dist.P2POp]) -> list[Work] | None:
+    """A batch of sends and receives as one call, where that is needed; None: each for itself is right."""
+    asked: dist.ProcessGroup | None = operations[0].group  # torch's annotation leaves the default group out
+    device = operations[0].tensor.device
+    group = dist.group.WORLD if asked is None else asked
+    if not isinstance(group, RegrowGroup) or device.type != "cuda" or not group.groups_sends:
+        return None
+    return internals.coalesced(group, device, operations)
+
+
+class EchoScope:
+    """Lets all groups answer locally, whatever happens to their transports meanwhile. Scopes may lie in one another."""
+
+    def __init__(self, groups: list[RegrowGroup]) -> None:
+        self._groups = groups
+        self._outer: dict[RegrowGroup, EchoTransport | None] = {}
+
+    def __enter__(self) -> None:
+        self._outer = {group: group.echo for group in self._groups}
+        for group in self._groups:
+            group.echo = EchoTransport(group.rank(), group.size())
+
+    def __exit__(self, *_: object) -> None:
+        for group in self._groups:
+            group.echo = self._outer.get(group)

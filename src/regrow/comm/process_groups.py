@@ -1,0 +1,287 @@
+"""The `regrow` backend of `torch.distributed`: groups that stay while what is under them is re-formed."""
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from regrow.comm import nccl
+from regrow.comm.echo import EchoTransport
+from regrow.comm.group_ranks import RankInWorld, fixed, moved, spans
+from regrow.comm.process_group import BACKEND, EchoScope, RegrowGroup, send_together
+from regrow.comm.refusing_store import RefusingStore
+from regrow.comm.socket_mesh import Site, SocketMesh
+from regrow.comm.store import AgentStore
+from regrow.comm.torch_private import expected_names, internals
+from regrow.comm.transport import MeshTransport, Transport
+from regrow.core.early_reads import PlaceInWorld
+from regrow.core.errors import CollectiveMisuse, GenerationHalted, StateError
+from regrow.core.ids import Generation, Seconds
+
+
+@dataclass(frozen=True)
+class Formation:
+    """What a worker needs to form its groups of one generation."""
+
+    generation: Generation
+    rank: int
+    world: int
+    store: str
+    site: Site
+
+
+class Groups:
+    """All groups of this worker: made in the script's order, halted and re-formed together."""
+
+    def __init__(self) -> None:
+        self.generation = Generation(0)
+        self.halted = False
+        self.refused = False
+        """Whether a collective was refused since the generation was formed."""
+        self.refused_call = ""
+        """The last one that was refused."""
+        self.draining = False
+        """While set, collectives of a halted generation are run on what had arrived before the halt."""
+        self.on_call: Callable[[str, int], None] | None = None
+        """Told of every call of a collective, and of how many ranks, wherever it is answered."""
+        self.on_collective: Callable[[str], None] | None = None
+        self.after_collective: Callable[[str], None] | None = None
+        self.on_asked: Callable[[PlaceInWorld, str], None] | None = None
+        """Told when a group is asked for its rank or size, and by what, while that may not be the last."""
+        self.unit = 1
+        """Ranks of one replica."""
+        self._groups: list[RegrowGroup] = []
+        self._followers: list[object] = []
+        self._inside: list[object] = []
+        self._seated = RankInWorld(0, 1)
+        self._made: Counter[tuple[int, ...]] = Counter()
+        self._formation: Formation | None = None
+        self._store: AgentStore | None = None
+        self._lone = RefusingStore()  # torch does not keep what it is of Python
+        self._lock = threading.Lock()
+
+    # --- making groups -----------------------------------------------------------------------------------------
+
+    def install(self, *, rank: int, world: int, formation: Formation | None, form_s: Seconds) -> None:
+        """Register the backend and make the default group.
+
+        Args:
+            rank: this worker's rank, provisional for a standby.
+            world: ranks in the world.
+            formation: the generation to form for real; None: an echo world, until `form` is called.
+            form_s: deadline for forming one group, in seconds.
+
+        Raises `UsageError` where this torch lacks what regrow uses of it.
+        """
+        expected_names.check()
+        self._form_s = form_s
+        self._seated = RankInWorld(rank, world)
+        if not hasattr(internals.Backend, BACKEND.upper()):
+            internals.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+            internals.serve_by(RegrowGroup, set_timeout=RegrowGroup.set_timeout, send_together=send_together)
+        global _current
+        _current = self
+        if formation is not None:
+            self._open(formation)
+        hook = sys.excepthook
+        dist.init_process_group(BACKEND, store=self._lone, rank=rank, world_size=world)
+        sys.excepthook = hook  # torch's prints a traceback of its own; under an agent the script's error is shown once
+
+    def make(self, name: str, ranks: list[int], rank: int, *, run_s: Seconds) -> RegrowGroup:
+        """A new group of the script's, on an echo transport or on the present generation.
+
+        Args:
+            ranks: who is in it, of the world.
+            rank: this worker's rank in the group.
+            run_s: how long one of its collectives may take, in seconds.
+        """
+        group = RegrowGroup(self, name, ranks, rank, run_s=run_s)
+        self._name_in_store(group)
+        self._groups.append(group)
+        self._give_transport(group)
+        return group
+
+    def _name_in_store(self, group: RegrowGroup) -> None:
+        # Ranks are in different groups, so a count of all would not mean the same one to all of them; and torch's names
+        # of groups depend on the world in which they were made.
+        ranks = tuple(group.ranks)
+        group.key = f"{xxhash.xxh3_64_hexdigest(repr(ranks).encode())}.{self._made[ranks]}"
+        self._made[ranks] += 1
+
+    def _give_transport(self, group: RegrowGroup) -> None:
+        formation, store = self._formation, self._store
+        if formation is None or store is None:
+            group.transport = EchoTransport(group.rank(), group.size())
+            return
+        connections = SocketMesh(store, f"mesh/{group.key}", group.rank(), group.size(), formation.site, group.ranks)
+        mesh = MeshTransport(connections, group.run_s)
+        transport: Transport = mesh
+        if nccl.available():
+            keys = internals.PrefixStore(f"nccl/{group.key}", store)
+            transport = nccl.NcclTransport(mesh, keys, group.rank(), group.size(), run_s=group.run_s)
+        with self._lock:
+            if self.halted:
+                raise GenerationHalted(f"generation {self.generation} was halted while its groups were formed")
+            group.transport = transport
+        transport.form(self._form_s)
+
+    def drop(self, group: RegrowGroup) -> None:
+        """Forget a group, and free what it has."""
+        with self._lock:
+            for known in (self._groups, self._followers, self._inside):
+                if group in known:
+                    known.remove(group)
+            transport, group.transport = group.transport, None
+        if transport is not None:
+            transport.halt()
+            transport.close()
+
+    def _open(self, formation: Formation) -> None:
+        store = AgentStore(formation.store, formation.site.token, f"g{formation.generation}/")
+        with self._lock:
+            self._store, self._formation = store, formation
+            self.generation, self.halted, self.refused = formation.generation, False, False
+
+    # --- re-forming --------------------------------------------------------------------------------------------
+
+    def form(self, formation: Formation, is_halted: Callable[[], bool]) -> Seconds:
+        """Form every group anew, in the order in which the script made them; returns the seconds it took.
+
+        Raises `GenerationHalted` when `halt` is called meanwhile, or was before (`is_halted`).
+        """
+        started = time.monotonic()
+        self.retire()
+        self._open(formation)
+        if is_halted():
+            self.halt()
+        self._made.clear()
+        self._follow(RankInWorld(formation.rank, formation.world))
+        for group in self._groups:
+            if formation.rank not in group.ranks:
+                raise StateError(
+                    f"this worker was built for another rank: rank {formation.rank} is not in its group of ranks "
+                    f"{group.ranks}",
+                    hint="a rank whose groups differ from its neighbours' must be filled by a worker built for it",
+                )
+            group.seat(group.ranks.index(formation.rank))
+            self._name_in_store(group)
+            self._give_transport(group)
+        return time.monotonic() - started
+
+    def _follow(self, seated: RankInWorld) -> None:
+        """Give all groups the ranks that they have in a world of another size, or around another rank."""
+        before, self._seated = self._seated, seated
+        for group in self._groups:
+            follows = self._follows(group)
+            if before == seated or fixed(group.ranks, before, self.unit, follows=follows):
+                continue
+            if follows is None:
+                # In a world of one replica it could not be seen any more.
+                known = self._followers if spans(group.ranks, before, self.unit) else self._inside
+                known.append(group)
+            group.resize(moved(group.ranks, before, seated, self.unit, follows=follows))
+            internals.name_ranks(group, group.ranks)
+
+    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
+        """Say which groups have the ranks of all replicas, and which are inside one.
+
+        That cannot be seen while there is only one replica.
+        """
+        self._followers.extend(across)
+        self._inside.extend(inside)
+
+    def _follows(self, group: RegrowGroup) -> bool | None:
+        if group is self._groups[0] or any(group is each for each in self._followers):
+            return True
+        return False if any(group is each for each in self._inside) else None
+
+    def fixed(self) -> str:
+        """Why the world of these groups can have no other size, for people; empty: it can."""
+        reasons = (fixed(each.ranks, self._seated, self.unit, follows=self._follows(each)) for each in self._groups)
+        return next((reason for reason in reasons if reason), "")
+
+    @property
+    def count(self) -> int:
+        """How many groups this worker is in."""
+        return len(self._groups)
+
+    def vote(self) -> None:
+        """Return when every rank of the world has called this in the present generation. Raises what collectives do."""
+        self._groups[0].forward("barrier", (), {}).wait()
+
+    def gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor, of the same size on all, in the order of ranks. Raises what collectives do."""
+        world = self._groups[0]
+        heard = [torch.empty_like(mine) for _ in range(world.size())]
+        world.forward("allgather", ([heard], [mine]), {}).wait()
+        return heard
+
+    def serves(self, generation: Generation) -> bool:
+        """Whether the groups stand in this generation already: those of the first workers form while they build."""
+        return self._formation is not None and self.generation == generation and not self.halted
+
+    def halt(self) -> None:
+        """End all that is blocked in a collective, and refuse new ones. From any thread."""
+        with self._lock:
+            self.halted = True
+            transports = [group.transport for group in self._groups if group.transport is not None]
+            store = self._store
+        if store is not None:
+            store.close()
+        for transport in transports:
+            transport.halt()
+
+    def retire(self) -> None:
+        """Halt and free the transports and the store of the generation that was."""
+        with self._lock:
+            transports = [group.transport for group in self._groups if group.transport is not None]
+            for group in self._groups:
+                group.transport = None
+                group.forget_coalescing()
+            store, self._store = self._store, None
+        # Calls that were being put together when the step was given up: torch would add to them from now on.
+        internals.calls_being_coalesced().clear()
+        for transport in transports:
+            transport.halt()
+            transport.close()
+        if store is not None:
+            store.close()
+
+    def broke(self) -> bool:
+        """Whether a collective has failed in this generation."""
+        return any(group.transport.broke() for group in self._groups if group.transport is not None)
+
+    def misuse(self) -> CollectiveMisuse | None:
+        """The first error of the script's own calls by which a collective has failed in this generation."""
+        transports = [group.transport for group in self._groups if group.transport is not None]
+        return next((error for transport in transports if (error := transport.misuse()) is not None), None)
+
+    # --- rehearsing --------------------------------------------------------------------------------------------
+
+    def echo(self) -> "EchoScope":
+        """Within this, every group answers locally."""
+        return EchoScope(self._groups)
+
+    def close(self) -> None:
+        """End all transports and leave `torch.distributed`."""
+        self.halt()
+        self.retire()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+_current: Groups | None = None
+
+
+def _create(options: Any, _: object) -> RegrowGroup:
+    if _current is None:
+        raise GenerationHalted("the regrow backend serves only processes that called regrow.init()")
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    return _current.make(options.group_id, ranks, options.group_rank, run_s=options.timeout.total_seconds())

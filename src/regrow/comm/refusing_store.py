@@ -1,0 +1,40 @@
+"""The store that `torch.distributed` is given: groups of ours need none, and groups of torch's own cannot use it."""
+
+from datetime import timedelta
+from typing import NoReturn
+
+from regrow.comm.torch_private.internals import Store
+from regrow.core.errors import UsageError
+
+
+class RefusingStore(Store):
+    """Says what is wrong when a group asks for its peers, instead of waiting for keys that never come.
+
+    A group of another backend could not be ended at a fault, nor formed again with those that live.
+    """
+
+    def set(self, key: str, value: str | bytes) -> NoReturn:
+        """Raises `UsageError`."""
+        self._refuse()
+
+    def get(self, key: str) -> NoReturn:
+        """Raises `UsageError`."""
+        self._refuse()
+
+    def add(self, key: str, amount: int) -> NoReturn:
+        """Raises `UsageError`."""
+        self._refuse()
+
+    def check(self, keys: list[str]) -> NoReturn:
+        """Raises `UsageError`."""
+        self._refuse()
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> NoReturn:
+        """Raises `UsageError`."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError(
+            "a process group was asked for with a backend of its own (gloo, nccl), which could not be formed again",
+            hint='leave out backend=, or give backend="regrow": it serves CPU and CUDA tensors',
+        )

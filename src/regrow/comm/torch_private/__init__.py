@@ -1,0 +1,1 @@
+"""The only place that imports names which torch does not promise to keep."""

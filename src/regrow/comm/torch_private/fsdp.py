@@ -1,0 +1,139 @@
+"""What an aborted step leaves behind in FSDP2 modules (`fully_shard`, `replicate`), and how to clear it.
+
+FSDP keeps the state of an iteration: which module's parameters are whole at the moment, what is still being gathered or
+reduced, which hooks are to come. A step that ends in its middle leaves that as it is.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from regrow.comm.torch_private.internals import Work
+from regrow.core.errors import RegrowError, UsageError
+
+
+def roots(objects: Iterable[object]) -> list[FSDPModule]:
+    """The outermost FSDP modules in these objects, in the order in which they are found, each once.
+
+    A model may have several: a pipeline stage without a wrapper of its own, or a model whose blocks alone are sharded.
+    """
+    found: dict[int, FSDPModule] = {}
+    for item in objects:
+        if isinstance(item, nn.Module):
+            for root in _outermost(item):
+                found.setdefault(id(root), root)
+    return list(found.values())
+
+
+def _outermost(module: nn.Module) -> Iterator[FSDPModule]:
+    if isinstance(module, FSDPModule):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost(child)
+
+
+def can_reset() -> bool:
+    """Whether this torch has `FSDPModule.reset_iter_state`, without which an aborted step cannot be run again."""
+    return hasattr(FSDPModule, "reset_iter_state")
+
+
+def reset_unfinished(modules: Iterable[FSDPModule]) -> bool:
+    """After a step that was given up: make ready for the next one. Gradients of the step are dropped.
+
+    To be called when the generation is halted, before or after the next one is formed: what is still under way is
+    waited for, and must have ended or failed. Also right where nothing was under way.
+
+    Returns:
+        False when this torch cannot (see `can_reset`): the modules are not usable then, and must be built again.
+    """
+    if not can_reset():
+        return False
+    for root in modules:
+        if _state(root)._is_root is None:
+            continue  # it has had no forward yet, and torch has not made what it would reset
+        for group in groups_of(root):
+            _settle(group)
+        root.reset_iter_state()
+        for group in groups_of(root):
+            _drop_gradients(group)
+    return True
+
+
+def reshard(modules: Iterable[FSDPModule]) -> None:
+    """Free every whole copy of parameters; to be called when their shards have been overwritten.
+
+    A root keeps its whole parameters after a forward, and a script may keep others; they would be stale. Between two
+    steps, not in the middle of one: there, call `reset_unfinished` first.
+    """
+    for root in modules:
+        for module in root.modules():  # type: ignore[attr-defined]
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def synchronize(modules: Iterable[FSDPModule], on: bool) -> None:
+    """Whether the backwards from here on reduce gradients; if not, whole gradients pile up until one does."""
+    for root in modules:
+        root.set_requires_gradient_sync(on)
+
+
+def shard_size(modules: Iterable[FSDPModule]) -> int:
+    """Over how many ranks parameters are sharded, 1 without modules; the ranks of one replica's share of the data.
+
+    Raises:
+        UsageError: it is not the same for all.
+    """
+    sizes = {getattr(group.mesh_info, "shard_mesh_size", 1) for group in parameter_groups(modules)}
+    if len(sizes) > 1:
+        raise UsageError(
+            f"parameters are sharded over {sorted(sizes)} ranks",
+            hint="micro-batches need the same mesh for all modules",
+        )
+    return int(next(iter(sizes), 1))
+
+
+def parameter_groups(modules: Iterable[FSDPModule]) -> Iterator[Any]:
+    """FSDP's parameter groups below these roots, also before the first forward."""
+    for root in modules:
+        for module in root.modules():  # type: ignore[attr-defined]
+            if isinstance(module, FSDPModule):
+                yield from _state(module)._fsdp_param_groups
+
+
+_ACCUMULATED = "unsharded_accumulated_grad"
+
+
+def _state(module: FSDPModule) -> Any:
+    return module._get_fsdp_state()
+
+
+def groups_of(root: FSDPModule) -> Iterator[Any]:
+    """FSDP's parameter groups below a root that has had a forward."""
+    for state in _state(root)._state_ctx.all_states:
+        yield from state._fsdp_param_groups
+
+
+def _settle(group: Any) -> None:
+    """A gather that was asked for ahead (`unshard(async_op=True)`) and failed would make torch's reset raise."""
+    gathering = group._all_gather_result
+    work = gathering.all_gather_work if gathering is not None else None
+    if isinstance(work, Work):
+        try:
+            work.wait()
+        except (RuntimeError, RegrowError):
+            group._all_gather_result = None
+
+
+def _drop_gradients(group: Any) -> None:
+    """The reset leaves gradients that were not reduced yet at the whole parameters; the next step would add to them.
+
+    Those that were reduced are at the sharded parameters, as after any other aborted step.
+    """
+    for parameter in group.fsdp_params:
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None
+        if _ACCUMULATED in vars(parameter):  # from torch 2.15 on it is the gradient above under another name
+            setattr(parameter, _ACCUMULATED, None)

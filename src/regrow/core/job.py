@@ -1,0 +1,105 @@
+"""What every process of a job must agree on."""
+
+import msgspec
+
+from regrow.core.ids import JobId, Seconds
+from regrow.core.messages.vocabulary import Warmth
+
+HANG_FLOOR: Seconds = 90.0
+
+
+class JobSpec(msgspec.Struct, frozen=True):
+    """What every process of a job must agree on, fixed when the job starts."""
+
+    job: JobId
+    nproc: int
+    nodes: int
+    standbys: int
+    warmth: Warmth
+    max_faults: int
+    window: Seconds
+    max_restarts: int | None
+    durable: bool
+    halt_deadline: Seconds = 20.0
+    """After which who has not answered a halt is looked at; `membership.recovery.hangs` says whether it is fenced."""
+    hang_timeout: Seconds | None = None
+    """How long a worker may stand still in a step, as the user ordered; None: judged by evidence."""
+    hang_floor: Seconds = HANG_FLOOR
+    """Without an order: nobody hangs who has stood still for less."""
+    form_deadline: Seconds = 720.0
+    """Longer than a newcomer's state may take to arrive. Workers whose groups do not form say so far sooner."""
+    build_deadline: Seconds = 1800.0
+    verdict_grace: Seconds = 1.0
+    buddy_every: int = 0
+    """Steps between two copies of every rank's state in shared memory, streamed to the buddy node; 0: none."""
+    digest_every: int = 0
+    """Steps between two comparisons of the replicas' state; 0: never."""
+    audit: bool = True
+    """Whether workers look now and then whether replicas differ; `digest_every` does that whole, and undoes it."""
+    trial_steps: int = 0
+    """`regrow try`: so many steps at most, each of which logs what state it began with; 0: the script's own number."""
+    node_deadline: Seconds = 600.0
+    """How long a lost node's return is waited for."""
+    checkpoint_every: Seconds = 0.0
+    """Least time between two durable checkpoints; 0: none are written."""
+    checkpoint_keep: int = 2
+    """How many of the newest durable checkpoints stay."""
+    unit: int = 1
+    """Ranks of one replica: those that together hold one copy of the state. Worlds have whole replicas only."""
+    min_replicas: int | None = None
+    """With fewer the job waits; None: as many as at the start."""
+    max_replicas: int | None = None
+    """None: as many as at the start."""
+    sizes: list[int] = []
+    """The numbers of replicas that are allowed between these two; empty: all."""
+    change_pause: Seconds = 0.0
+    """Least time between two changes of the world that nothing forces."""
+    leave_deadline: Seconds = 60.0
+    """How long a worker that was released in the middle of the job may take to end."""
+    most_nodes: int = 0
+    """How many nodes there may be, where others may join later; 0: no more than at the start."""
+
+    @property
+    def halt_patience(self) -> Seconds:
+        """After how long it is asked whether who has not answered a halt hangs."""
+        return min(self.halt_deadline, self.hang_bound)
+
+    @property
+    def hang_bound(self) -> Seconds:
+        """Nobody hangs who has stood still for less."""
+        return self.hang_floor if self.hang_timeout is None else self.hang_timeout
+
+    @property
+    def node_limit(self) -> int:
+        """How many nodes there may be, now or later."""
+        return max(self.nodes, self.most_nodes)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of replicas may change."""
+        return self.min_replicas is not None or self.max_replicas is not None
+
+    @property
+    def can_lose_nodes(self) -> bool:
+        """Whether the job may go on without one of its nodes."""
+        return self.elastic and self.node_limit > 1
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether agents keep copies of the ranks' state."""
+        return self.buddy_every > 0 or self.digest_every > 0
+
+    @property
+    def world(self) -> int:
+        """Ranks in the whole job when it starts."""
+        return self.nproc * self.nodes
+
+    @property
+    def replicas(self) -> int:
+        """Replicas when it starts."""
+        return self.world // self.unit
+
+    @property
+    def most_world(self) -> int:
+        """Ranks in the largest world that the job may have."""
+        return self.world if self.max_replicas is None else max(self.world, self.max_replicas * self.unit)

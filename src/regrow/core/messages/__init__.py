@@ -1,0 +1,237 @@
+"""What coordinator, agents and workers say to one another.
+
+Facts are past tense, orders imperative. A fact about a worker names it; an order to a worker is routed by its agent.
+Every message of a generation carries its number, and is dropped where that number is not the current one.
+"""
+
+from regrow.core.messages.checkpoints import (
+    AbandonCheckpoint,
+    CheckpointFailed,
+    CheckpointWritten,
+    FinishCheckpoint,
+    PartsWritten,
+    SnapshotForDisk,
+    SnapshotHeld,
+    WriteCheckpoint,
+)
+from regrow.core.messages.copies import (
+    CopiesHeld,
+    CopyStreamEnded,
+    PlaceCopies,
+    ReportCopies,
+    SnapshotStored,
+    SnapshotTaken,
+    TakeSnapshot,
+)
+from regrow.core.messages.data import DataNoted, OrderDeclared, ProducerServed, ProducerWanted
+from regrow.core.messages.facts import (
+    FaultFired,
+    FaultRequested,
+    HaltMissed,
+    ModulesImported,
+    NodeDraining,
+    NodeJoined,
+    NodeLost,
+    NodeProgress,
+    NodeStopped,
+    ScaleRequested,
+    StopRequested,
+    TimeAdvanced,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerFaulted,
+    WorkerFinished,
+    WorkerHalted,
+    WorkerNoted,
+    WorkerReady,
+    WorkerResumed,
+    WorkerStaged,
+    WorkerStarted,
+)
+from regrow.core.messages.orders import (
+    ArmFault,
+    FenceWorker,
+    FormGeneration,
+    HaltGeneration,
+    ImportModules,
+    NoteGeneration,
+    ReleaseWorker,
+    SpawnWorker,
+    StartScript,
+    StopNode,
+)
+from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer, StateSampled
+from regrow.core.messages.sights import NodeSeen, ProveAlive, StacksTaken, TakeStacks, WorkerAlive
+from regrow.core.messages.vocabulary import (
+    STEP_STAGES,
+    ErrorReport,
+    FaultHow,
+    FaultKind,
+    FaultSpec,
+    FaultStage,
+    Member,
+    Role,
+    Warmth,
+    WorldChange,
+)
+
+__all__ = [
+    "STEP_STAGES",
+    "AgentFact",
+    "AgentOrder",
+    "ArmFault",
+    "ErrorReport",
+    "Fact",
+    "FaultFired",
+    "FaultHow",
+    "FaultKind",
+    "FaultRequested",
+    "FaultSpec",
+    "FaultStage",
+    "FenceWorker",
+    "FormGeneration",
+    "HaltGeneration",
+    "HaltMissed",
+    "ImportModules",
+    "Member",
+    "ModulesImported",
+    "NodeDraining",
+    "NodeJoined",
+    "NodeLost",
+    "NodeOrder",
+    "NodeProgress",
+    "NodeSeen",
+    "NodeStopped",
+    "NoteGeneration",
+    "ProveAlive",
+    "ReleaseWorker",
+    "Role",
+    "ScaleRequested",
+    "SpawnWorker",
+    "StacksTaken",
+    "StartScript",
+    "StopNode",
+    "StopRequested",
+    "TakeStacks",
+    "TimeAdvanced",
+    "Warmth",
+    "WorkerAlive",
+    "WorkerCommitted",
+    "WorkerExited",
+    "WorkerFact",
+    "WorkerFailed",
+    "WorkerFaulted",
+    "WorkerFinished",
+    "WorkerHalted",
+    "WorkerNoted",
+    "WorkerOrder",
+    "WorkerReady",
+    "WorkerResumed",
+    "WorkerStaged",
+    "WorkerStarted",
+    "WorldChange",
+]
+
+WorkerFact = (
+    WorkerReady
+    | ModulesImported
+    | WorkerFaulted
+    | WorkerNoted
+    | WorkerHalted
+    | HaltMissed
+    | WorkerResumed
+    | WorkerCommitted
+    | WorkerStaged
+    | WorkerFinished
+    | WorkerFailed
+    | FaultFired
+    | SnapshotTaken
+    | SnapshotForDisk
+    | ReplicasDiffer
+    | CorruptionNamed
+    | StateSampled
+    | OrderDeclared
+    | ProducerWanted
+    | ProducerServed
+    | WorkerAlive
+    | StacksTaken
+)
+"""What a worker tells its agent."""
+
+WorkerOrder = (
+    StartScript
+    | ImportModules
+    | HaltGeneration
+    | FormGeneration
+    | ReleaseWorker
+    | ArmFault
+    | SnapshotStored
+    | TakeSnapshot
+    | ProveAlive
+    | TakeStacks
+)
+"""What an agent passes on to a worker."""
+
+AgentFact = (
+    NodeJoined
+    | NodeDraining
+    | NodeStopped
+    | NodeProgress
+    | WorkerStarted
+    | WorkerReady
+    | ModulesImported
+    | WorkerFaulted
+    | WorkerNoted
+    | WorkerHalted
+    | HaltMissed
+    | WorkerResumed
+    | WorkerCommitted
+    | WorkerFinished
+    | WorkerFailed
+    | NodeSeen
+    | WorkerAlive
+    | WorkerExited
+    | FaultFired
+    | CopiesHeld
+    | CopyStreamEnded
+    | SnapshotHeld
+    | PartsWritten
+    | CheckpointWritten
+    | CheckpointFailed
+    | ReplicasDiffer
+    | CorruptionNamed
+    | StateSampled
+    | DataNoted
+)
+"""What an agent tells the coordinator."""
+
+NodeOrder = (
+    SpawnWorker
+    | FenceWorker
+    | StopNode
+    | NoteGeneration
+    | ReportCopies
+    | PlaceCopies
+    | WriteCheckpoint
+    | FinishCheckpoint
+    | AbandonCheckpoint
+)
+"""What the coordinator orders an agent for itself: these name its node."""
+
+AgentOrder = (
+    NodeOrder
+    | StartScript
+    | ImportModules
+    | HaltGeneration
+    | FormGeneration
+    | ReleaseWorker
+    | ArmFault
+    | TakeSnapshot
+    | ProveAlive
+    | TakeStacks
+)
+"""What the coordinator orders an agent, for itself or for one of its workers."""
+
+Fact = AgentFact | NodeLost | StopRequested | FaultRequested | ScaleRequested | TimeAdvanced
+"""All that the membership machine is told."""

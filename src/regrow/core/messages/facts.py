@@ -1,0 +1,274 @@
+"""What has happened, told upwards: by workers to their agent, by agents to the coordinator, and by people."""
+
+import msgspec
+
+from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages.data import BatchRecord
+from regrow.core.messages.vocabulary import ErrorReport, FaultKind, FaultSpec
+
+# --- facts about nodes -------------------------------------------------------------------------------------------
+
+
+class NodeJoined(msgspec.Struct, frozen=True, tag=True):
+    """An agent registered. `slots`: how many ranks it can hold; `store`: where its keys can be read and written.
+
+    `vault`: where copies of state can be left and fetched. `domain`: what fails with this node (a rack's name).
+    `stay`: how long the node is expected to be there; None: nothing is known of an end.
+    """
+
+    node: NodeId
+    host: str
+    slots: int
+    store: str
+    pid: int = 0
+    vault: str = ""
+    domain: str = ""
+    stay: Seconds | None = None
+
+
+class NodeLost(msgspec.Struct, frozen=True, tag=True):
+    """An agent's connection ended without a goodbye."""
+
+    node: NodeId
+    reason: str
+
+
+class NodeDraining(msgspec.Struct, frozen=True, tag=True):
+    """A node is to be given back: its ranks are to leave it within `grace` seconds from now. `reason`: who asks.
+
+    When nobody of the job is left on it, its agent is sent `StopNode`.
+    """
+
+    node: NodeId
+    grace: Seconds
+    reason: str
+
+
+class NodeStopped(msgspec.Struct, frozen=True, tag=True):
+    """An agent has ended all its processes, as ordered."""
+
+    node: NodeId
+
+
+# --- facts about workers -----------------------------------------------------------------------------------------
+
+
+class WorkerStarted(msgspec.Struct, frozen=True, tag=True):
+    """The worker's process exists."""
+
+    worker: WorkerId
+    pid: int
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag=True):
+    """The worker reached `session.steps`: built and rehearsed; or, as an `imports` standby, waits to run the script.
+
+    `state_at`: the step its state stands at. `layout`: digest of its reduction layout and state names. `holding`: which
+    shards it has, equal on replicas. `sharded`: the script gives ranks different parts of the state.
+    `microbatches`: into how many the script divides a step, so no more replicas than that are of use; 0: into none.
+    `fixed`: why the world of this script can have no other size; empty: it can.
+    `between`: the script has functions marked `@regrow.restartable` that may run between its steps.
+    `parts`: digests of parts of the state, by name, where it was built by the script and counts.
+    `early`: what the script has asked of its place before its loop, by `core.early_reads.Place`, and where.
+    `imported`: the installed modules that the script has imported by then, in order, if this is rank 0; `environment`:
+    the variables that it has changed.
+    `whole_body`: its bodies compute after their first update, and are given up as a whole.
+    """
+
+    worker: WorkerId
+    state_at: StepNo
+    endpoint: str
+    layout: str
+    built_s: Seconds = 0.0
+    holding: str = ""
+    sharded: bool = False
+    microbatches: int = 0
+    fixed: str = ""
+    between: bool = False
+    early: dict[str, str] = {}
+    whole_body: bool = False
+    parts: dict[str, int] = {}
+    imported: list[str] = []
+    environment: list[str] = []
+
+
+class ModulesImported(msgspec.Struct, frozen=True, tag=True):
+    """An `imports` standby has imported what it was ordered to.
+
+    `unfit`: a package that it should not have, since it asks for what the script may change first, or cannot be
+    imported; then this worker is of no use. `why`: for people.
+    """
+
+    worker: WorkerId
+    unfit: str = ""
+    why: str = ""
+
+
+class WorkerNoted(msgspec.Struct, frozen=True, tag=True):
+    """The worker has seen something of its script that people should know; said once, whoever says it."""
+
+    worker: WorkerId
+    text: str
+
+
+class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
+    """The worker saw an exception in its step and waits for a verdict. `collective`: a symptom, not a cause."""
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    kind: FaultKind
+    error: ErrorReport
+
+
+class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
+    """The worker uses its groups of this generation no more; its state stands at `state_at` and stays there.
+
+    After a planned halt `state_at` is the step that was ordered, and the groups stand until the next order.
+    `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
+    `inside`: which restartable function after its last step it is in, or may run next, from 1; 0: none any more.
+    `verified`: the step of the state upon which all replicas agreed last, where it has a copy of that.
+    `whole_body`: it gives a body up with its updates. `step`: in the middle of which update its state was torn.
+    `stands`: its script waits for the next generation. Where another thread said this first it is told again then.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    state_at: StepNo
+    ready: bool = False
+    inside: int = 0
+    verified: StepNo = NO_STATE
+    whole_body: bool = False
+    step: StepNo = NO_STATE
+    stands: bool = True
+
+
+class HaltMissed(msgspec.Struct, frozen=True, tag=True):
+    """The worker had begun step `step` already when it was told to stop before step `at`, and goes on with it."""
+
+    worker: WorkerId
+    generation: Generation
+    at: StepNo
+    step: StepNo
+
+
+class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
+    """The worker's groups stand in the new generation and its state is that generation's."""
+
+    worker: WorkerId
+    generation: Generation
+    form_s: Seconds = 0.0
+    hydrate_s: Seconds = 0.0
+    hydrated_bytes: int = 0
+
+
+class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
+    """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock.
+
+    `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
+    `rank`: its own in that step; it may have another by now.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    at: Instant
+    seconds: Seconds
+    metrics: dict[str, float] = {}
+    samples: int = 0
+    adopted: bool = False
+    data: BatchRecord | None = None
+    parts: list[BatchRecord] = []
+    rank: Rank | None = None
+
+
+class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
+    """Metrics of a step that has not committed yet; they count if the step commits without this worker.
+
+    `parts`: what it has read for its micro-batches, if there are any.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    metrics: dict[str, float]
+    parts: list[BatchRecord] = []
+
+
+class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
+    """The worker has no step left to run and waits to be released, still able to give its state."""
+
+    worker: WorkerId
+    generation: Generation
+    state_at: StepNo
+
+
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
+    """The script ended with an exception outside any step. The exit follows.
+
+    `own`: nothing had failed around it, so it is the script's own error; else it may be another's fault.
+    """
+
+    worker: WorkerId
+    error: ErrorReport
+    step: StepNo
+    own: bool = False
+
+
+class WorkerExited(msgspec.Struct, frozen=True, tag=True):
+    """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent saw it.
+
+    `memory`: the kernel ended it, or another process here at that time, because memory had run out.
+    """
+
+    worker: WorkerId
+    code: int
+    at: Instant
+    memory: bool = False
+
+
+class FaultFired(msgspec.Struct, frozen=True, tag=True):
+    """A fault on demand is about to strike; sent by the one it strikes."""
+
+    worker: WorkerId
+    fault: str
+    step: StepNo
+    at: Instant
+
+
+class NodeProgress(msgspec.Struct, frozen=True, tag=True):
+    """The newest committed step of each worker of a node; for people, not for decisions."""
+
+    node: NodeId
+    commits: list[WorkerCommitted]
+
+
+# --- facts from people -------------------------------------------------------------------------------------------
+
+
+class StopRequested(msgspec.Struct, frozen=True, tag=True):
+    """A signal or an operator asks the job to end."""
+
+    reason: str
+
+
+class FaultRequested(msgspec.Struct, frozen=True, tag=True):
+    """`regrow kill`: let one worker fail."""
+
+    fault: FaultSpec
+
+
+class ScaleRequested(msgspec.Struct, frozen=True, tag=True):
+    """`regrow scale`: the job shall have `replicas`, or the replicas that make up `ranks` where that is given.
+
+    `stay`: how long the capacity is expected to be there; None: nothing is known of an end.
+    """
+
+    replicas: int
+    reason: str
+    stay: Seconds | None = None
+    ranks: int | None = None
+
+
+class TimeAdvanced(msgspec.Struct, frozen=True, tag=True):
+    """A deadline may have passed."""

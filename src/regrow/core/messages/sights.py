@@ -1,0 +1,70 @@
+"""What can be seen of workers from outside: told to the coordinator, which alone judges who hangs."""
+
+import msgspec
+
+from regrow.core.ids import Generation, NodeId, Seconds, StepNo, WorkerId
+from regrow.core.phase import Phase
+
+
+class WorkerSight(msgspec.Struct, frozen=True):
+    """One look at a worker.
+
+    `seconds`: since it showed a sign of progress last (a phase, a collective). `calls`: collectives of the step.
+    `waits`: whether it waits in a collective of ours; None: that cannot be told here (NCCL). `awaits`: which one.
+    `stopped`: the kernel says that the process is stopped. `busy`: it computes, or waits for a disk: its processes used
+    CPU time lately, or its main thread runs or cannot be interrupted. `blocked`: what its main thread is in, in words.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    step: StepNo
+    calls: int
+    phase: Phase
+    seconds: Seconds
+    waits: bool | None = False
+    awaits: str = ""
+    stopped: bool = False
+    busy: bool = False
+    blocked: str = ""
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Grows as the worker goes on."""
+        return self.generation, self.step, self.calls
+
+
+class NodeSeen(msgspec.Struct, frozen=True, tag=True):
+    """What an agent sees of its workers; told again and again while one of them stands still, and once after that.
+
+    `longest`: the longest of the last steps, in seconds.
+    """
+
+    node: NodeId
+    sights: list[WorkerSight]
+    longest: Seconds = 0.0
+
+
+class WorkerAlive(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `ProveAlive`."""
+
+    worker: WorkerId
+
+
+class StacksTaken(msgspec.Struct, frozen=True, tag=True):
+    """Where all threads of a worker are; the answer to `TakeStacks`, for its log."""
+
+    worker: WorkerId
+    text: str
+
+
+class ProveAlive(msgspec.Struct, frozen=True, tag=True):
+    """To a worker that has not been heard of for long: answer at once."""
+
+    worker: WorkerId
+
+
+class TakeStacks(msgspec.Struct, frozen=True, tag=True):
+    """To a worker: write down where all your threads are, and go on."""
+
+    worker: WorkerId
+    reason: str

@@ -1,0 +1,17 @@
+"""What a worker is doing, as its progress page shows it."""
+
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """What a worker is doing, as far as its agent needs to know."""
+
+    BUILDING = 0
+    OUTSIDE = 1
+    DATA = 2
+    COMPUTING = 3
+    UPDATING = 4
+    RECOVERING = 5
+    WAITING = 6
+    REGION = 7
+    """In a restartable function between two steps."""

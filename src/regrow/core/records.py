@@ -1,0 +1,282 @@
+"""What is written down about a job: `events.jsonl` by the coordinator, `steps.<node>.jsonl` by each agent.
+
+Every line is one JSON object with `type` and the fields below. `at` is the machine's monotonic clock in seconds,
+`time` (added by the writer) the wall clock.
+"""
+
+import msgspec
+
+from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages.data import BatchRecord, OrderSpec
+
+NODE_LOST = "its node was lost"
+"""`WorkerGone.reason` of workers that went with their node: their agent may not have written its newest lines."""
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+    """Base of all lines."""
+
+    at: Instant
+
+
+class JobStarted(Record, frozen=True):
+    """The coordinator is up and waits for its agents."""
+
+    job: JobId
+    world: int
+    nodes: int
+    standbys: int
+    command: list[str]
+
+
+class WorkerSpawned(Record, frozen=True):
+    """A worker was ordered from an agent."""
+
+    worker: WorkerId
+    node: NodeId
+    role: str
+    rank: Rank
+    generation: Generation
+
+
+class WorkerForked(Record, frozen=True):
+    """The worker's process exists."""
+
+    worker: WorkerId
+    pid: int
+
+
+class WorkerBuilt(Record, frozen=True):
+    """A worker reached `session.steps`."""
+
+    worker: WorkerId
+    seconds: Seconds
+
+
+class WorkerGone(Record, frozen=True):
+    """A worker's process ended."""
+
+    worker: WorkerId
+    rank: Rank | None
+    code: int
+    reason: str
+
+
+class GenerationFormed(Record, frozen=True):
+    """Every member runs in the new generation, with `state@step`."""
+
+    generation: Generation
+    step: StepNo
+    workers: dict[str, WorkerId]
+    """Rank (as text) to worker."""
+
+
+class IncidentOpened(Record, frozen=True):
+    """Something went wrong; the world is being mended."""
+
+    incident: int
+    generation: Generation
+    step: StepNo
+    kind: str
+    ranks: list[Rank]
+    cause: str
+
+
+class IncidentClosed(Record, frozen=True):
+    """One fault from detection to the next committed step on every rank. Times in seconds.
+
+    Also a change of the world without a fault (`kind` `grow`, `shrink`, `preempt`; `faults` 0): from the first worker
+    that stopped for it, so that `total` is the pause of those who stay.
+
+    `detect`: from the fault (where its time is known) to the coordinator's knowing; `abort`: until every survivor is
+    out of its groups; `regroup`: until a new membership stands, replacements and new groups included; `hydrate`: until
+    every receiver has its state; `redo`: until the next step is committed on every rank.
+    """
+
+    incident: int
+    generation: Generation
+    step: StepNo
+    kind: str
+    ranks: list[Rank]
+    cause: str
+    rung: str
+    """`retry`, `standby`, `fork`, `node` (a lost node came back, or another took its ranks), `shrink`, `restart`; of a
+    change of the world without a fault `grow`, `shrink`, or `node` (its ranks moved)."""
+    faults: int
+    detect: Seconds
+    abort: Seconds
+    regroup: Seconds
+    hydrate: Seconds
+    redo: Seconds
+    total: Seconds
+    steps_lost: int
+    hydrated_bytes: int
+    opened_at: Instant
+    fault_at: Instant
+    before: int = 0
+    """Replicas before and after; both 0 where their number did not change."""
+    after: int = 0
+
+
+class FaultInjected(Record, frozen=True):
+    """A fault on demand struck."""
+
+    fault: str
+    worker: WorkerId
+    rank: Rank | None
+    step: StepNo
+    stage: str
+    how: str
+
+
+class Noted(Record, frozen=True):
+    """Something worth a line that is none of the others."""
+
+    text: str
+    worker: WorkerId | None = None
+
+
+class ReplicaCorrupted(Record, frozen=True):
+    """The state of a rank before `step` was not that of its replicas: silent corruption, counted against its node.
+
+    `tensors`: the first of those that differed, as far as known. `on_node`: how often that node was counted so far.
+    """
+
+    step: StepNo
+    rank: Rank
+    worker: WorkerId
+    node: NodeId
+    tensors: list[str]
+    on_node: int
+
+
+class ReplicasDiverged(Record, frozen=True):
+    """Ranks that should have the same state had not, before `step`. Training goes on as it is.
+
+    `alike`: the ranks with the same, the largest group first. `parts`: the first names of what differs.
+    """
+
+    step: StepNo
+    alike: list[list[Rank]]
+    parts: list[str]
+    text: str
+
+
+class CheckpointSaved(Record, frozen=True):
+    """A durable checkpoint of `state@step` is complete. `seconds`: since it was ordered; training went on meanwhile."""
+
+    step: StepNo
+    folder: str
+    nbytes: int
+    seconds: Seconds
+
+
+class CopyStreamed(Record, frozen=True):
+    """A copy of a rank's state has reached the node's buddy, in so many seconds; not every one is written down."""
+
+    node: NodeId
+    buddy: NodeId
+    rank: Rank
+    step: StepNo
+    nbytes: int
+    seconds: Seconds
+    every: int
+    """Steps between two copies."""
+
+
+class ScaleRefused(Record, frozen=True):
+    """A change of the world to `replicas` was asked for and is not done. The job goes on as it was."""
+
+    replicas: int
+    reason: str
+
+
+class GrowthWeighed(Record, frozen=True):
+    """Whether more replicas pay within the announced stay. `gain`, `cost`: seconds of work of the present world.
+
+    `gain` is `(after / before - 1) * stay`; `cost` the pause at the last growth, 0 where none was measured.
+    """
+
+    before: int
+    after: int
+    stay: Seconds
+    gain: Seconds
+    cost: Seconds
+    grows: bool
+
+
+class WorldChanged(Record, frozen=True):
+    """The next generation has another number of replicas, or others in them. `step`: the first that it runs.
+
+    `kind`: `grow`, `shrink`, `preempt` (a node is given back), `fault` (nothing could fill a lost rank), `restart`,
+    `start` (asked for before the first step).
+    """
+
+    generation: Generation
+    step: StepNo
+    kind: str
+    before: int
+    after: int
+    reason: str
+
+
+class JobEnded(Record, frozen=True):
+    """The end. `code` is the exit code; `diagnosis` says in one text what happened, empty when all went well."""
+
+    code: int
+    diagnosis: str
+
+
+class StepCommitted(Record, frozen=True):
+    """One rank's state went from `step` to `step + 1`. In `steps.<node>.jsonl`.
+
+    `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
+    """
+
+    step: StepNo
+    rank: Rank
+    worker: WorkerId
+    generation: Generation
+    seconds: Seconds
+    metrics: dict[str, float]
+    samples: int = 0
+    adopted: bool = False
+    data: BatchRecord | None = None
+    parts: list[BatchRecord] = []
+
+    @property
+    def reads(self) -> list[BatchRecord]:
+        """All shares that it has read; empty where nobody has said so."""
+        return [self.data] if self.data is not None else self.parts
+
+
+class OrderStated(Record, frozen=True):
+    """In which order the samples of a job come, as one of its workers said. In `steps.<node>.jsonl`."""
+
+    rank: Rank
+    worker: WorkerId
+    order: OrderSpec
+
+
+AnyRecord = (
+    JobStarted
+    | WorkerSpawned
+    | WorkerForked
+    | WorkerBuilt
+    | WorkerGone
+    | GenerationFormed
+    | IncidentOpened
+    | IncidentClosed
+    | FaultInjected
+    | Noted
+    | ReplicaCorrupted
+    | ReplicasDiverged
+    | CheckpointSaved
+    | CopyStreamed
+    | ScaleRefused
+    | GrowthWeighed
+    | WorldChanged
+    | JobEnded
+    | StepCommitted
+    | OrderStated
+)

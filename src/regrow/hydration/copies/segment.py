@@ -1,0 +1,232 @@
+"""A copy of one rank's state in shared memory: what is where, and how one knows that it is whole. Needs no torch.
+
+    0      header: magic, step, rank, lengths, xxh3_64 of holding and inventory
+    64     the holding, then the inventory (msgpack)
+    4096·n the payload: the tensors' bytes in the order of the inventory, each from a multiple of 64 on
+
+The step in the header is -1 while any of it is written. A reader looks at it before and after, so the death of the
+writer at any moment leaves either a whole copy or one that says that it is none.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import xxhash
+
+from regrow.core.errors import RegrowError, StateError
+from regrow.core.ids import Rank, StepNo
+from regrow.hydration.plan import CHUNK_BYTES
+
+ALIGNMENT = 64
+_MAGIC = b"regrow\x00\x01"
+_HEAD = struct.Struct("<8sqiIQQQQ")
+"""magic, step, rank, bytes of the holding, of the inventory, where the payload begins, its bytes, digest."""
+_STEP = struct.Struct("<q")
+_STEP_AT, _WORDS_AT = 8, 64
+_PAGE = 4096
+_HUGE = 2 << 20
+_WRITING = -1
+_RESERVE = 256 << 20
+"""Memory of the machine that copies leave alone."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class NoMemoryForCopy(RegrowError):
+    """There is not enough memory for another copy."""
+
+
+class Torn(StateError):
+    """The segment holds no whole copy, or another one than was asked for."""
+
+
+class SegmentHead(NamedTuple):
+    """What a whole segment says about itself. `inventory`: msgpack of an `Inventory`."""
+
+    rank: Rank
+    step: StepNo
+    holding: str
+    inventory: bytes
+    payload: int
+    """Bytes of the payload, padding included."""
+
+
+def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Where in the payload each tensor begins, from their bytes in order; and the bytes of it all."""
+    offsets: list[int] = []
+    at = 0
+    for size in sizes:
+        offsets.append(at)
+        at += -(-size // ALIGNMENT) * ALIGNMENT
+    return offsets, at
+
+
+def chunk_count(payload: int) -> int:
+    """How many checksums cover a payload of so many bytes."""
+    return -(-payload // CHUNK_BYTES)
+
+
+def room_for_copies() -> int:
+    """Bytes that may still be taken from the memory of this machine, or of this container."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = (_CGROUP / "memory.current").read_text().strip()
+    except OSError:
+        return free - _RESERVE  # no container, or an old one: the machine's memory is the limit
+    return (min(free, int(limit) - int(used)) if limit.isdecimal() else free) - _RESERVE
+
+
+class Segment:
+    """Shared memory for one copy at a time. It is given back when nobody refers to this object or a view of it.
+
+    Not made by hand: `create` in who writes it, `attach` in who only reads.
+
+    Args:
+        descriptor: of the shared memory; owned by this object from now on.
+        size: bytes that are mapped.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._map: mmap.mmap | None = None
+        weakref.finalize(self, os.close, descriptor)
+        if size:
+            self._remap(size)
+
+    @classmethod
+    def create(cls) -> "Segment":
+        """An empty one, seen by nobody until its descriptor is told. Raises `NoMemoryForCopy`."""
+        try:
+            descriptor = os.memfd_create("regrow-copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise NoMemoryForCopy(f"shared memory cannot be had: {error.strerror}") from error
+        # Nobody may take pages away under a reader, who would die of it.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return cls(descriptor, 0)
+
+    @classmethod
+    def attach(cls, path: str) -> "Segment":
+        """Another process's, by `/proc/<pid>/fd/<descriptor>`. Raises `OSError`, `Torn` where it is no segment."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        segment = cls(descriptor, 0)
+        try:
+            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        except OSError:
+            sealed = 0  # no shared memory of ours
+        if not sealed:
+            raise Torn(f"{path} is no segment of copies")
+        segment.refresh()
+        return segment
+
+    @property
+    def descriptor(self) -> int:
+        """Of the shared memory; valid as long as this object."""
+        return self._descriptor
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that it takes."""
+        return os.fstat(self._descriptor).st_size
+
+    def refresh(self) -> None:
+        """Map what the writer has added since."""
+        size = self.size
+        if self._map is None or len(self._map) != size:
+            self._remap(size)
+
+    def _remap(self, size: int) -> None:
+        if size < _PAGE:
+            raise Torn("a segment without a header")
+        # Not closed: views of the old map may still be read; it goes with the last of them.
+        self._map = mmap.mmap(self._descriptor, size)
+        self._map.madvise(mmap.MADV_DONTFORK)
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def begin(self, rank: Rank, holding: str, inventory: bytes, payload: int) -> memoryview:
+        """From now on this is no copy. Returns the room for the payload; `publish` makes it one.
+
+        Raises `NoMemoryForCopy`; the segment then still holds what it held.
+        """
+        words = holding.encode()
+        start = -(-(_WORDS_AT + len(words) + len(inventory)) // _PAGE) * _PAGE
+        self._grow(start + payload)
+        space = self._space()
+        self._set_step(_WRITING)
+        digest = xxhash.xxh3_64_intdigest(words + inventory)
+        _HEAD.pack_into(space, 0, _MAGIC, _WRITING, rank, len(words), len(inventory), start, payload, digest)
+        space[_WORDS_AT : _WORDS_AT + len(words)] = words
+        space[_WORDS_AT + len(words) : _WORDS_AT + len(words) + len(inventory)] = inventory
+        return memoryview(space)[start : start + payload]
+
+    def publish(self, step: StepNo) -> None:
+        """All is in place: this is a copy of `state@step`."""
+        self._set_step(step)
+
+    def void(self) -> None:
+        """This is no copy any more."""
+        if self._map is not None:
+            self._set_step(_WRITING)
+
+    def _grow(self, size: int) -> None:
+        have = self.size
+        if size > have:
+            missing = size - have
+            if missing > (room := room_for_copies()):
+                raise NoMemoryForCopy(
+                    f"a copy needs {missing >> 20} MiB more of memory, {max(room, 0) >> 20} MiB are free"
+                )
+            size = -(-size // _HUGE) * _HUGE
+            try:
+                os.posix_fallocate(self._descriptor, 0, size)
+            except OSError as error:
+                raise NoMemoryForCopy(f"{size >> 20} MiB of shared memory cannot be had: {error.strerror}") from error
+        if self._map is None or len(self._map) < size:
+            self._remap(self.size)
+
+    def _set_step(self, step: int) -> None:
+        _STEP.pack_into(self._space(), _STEP_AT, step)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def _space(self) -> mmap.mmap:
+        if self._map is None:
+            raise Torn("nothing was written into this segment yet")
+        return self._map
+
+    @property
+    def step(self) -> int:
+        """The step of the copy that is in it; -1 while there is none."""
+        return _WRITING if self._map is None else int(_STEP.unpack_from(self._map, _STEP_AT)[0])
+
+    def head(self) -> SegmentHead:
+        """What is in it. Raises `Torn`."""
+        space = self._space()
+        magic, step, rank, holding, inventory, start, payload, digest = _HEAD.unpack_from(space, 0)
+        end = _WORDS_AT + holding + inventory
+        if magic != _MAGIC or step < 0 or end > start or start + payload > len(space):
+            raise Torn("the segment holds no whole copy")
+        words = space[_WORDS_AT:end]
+        if xxhash.xxh3_64_intdigest(words) != digest:
+            raise Torn("the segment's description does not match its checksum")
+        return SegmentHead(Rank(rank), StepNo(step), words[:holding].decode(), words[holding:], payload)
+
+    def payload(self) -> memoryview:
+        """The bytes of the tensors, in place. Raises `Torn`."""
+        space = self._space()
+        *_, start, length, _ = _HEAD.unpack_from(space, 0)
+        if start + length > len(space):
+            raise Torn("the segment holds no whole copy")
+        return memoryview(space)[start : start + length]
+
+
+def chunks_of(payload: int) -> Iterable[tuple[int, int]]:
+    """Begin and end of each chunk that has a checksum of its own."""
+    return ((at, min(at + CHUNK_BYTES, payload)) for at in range(0, payload, CHUNK_BYTES))

@@ -1,0 +1,174 @@
+"""The worker's side of copies: `state@n` into shared memory, between two steps and at the speed of a memory copy.
+
+Two segments are used in turn. The one that is written over is never the newest whole copy, so a worker that dies while
+it writes leaves that one. The bytes are not checksummed here, where training waits: the agent does it, beside the next
+step.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from regrow.core.errors import DeadlineExceeded
+from regrow.core.ids import Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages.copies import SnapshotTaken
+from regrow.hydration.copies.segment import NoMemoryForCopy, Segment, layout
+from regrow.hydration.inventory import Inventory, StateSource
+from regrow.hydration.shards import local
+
+_SEGMENTS = 2
+_log = logging.getLogger(__name__)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def fill(room: memoryview, source: StateSource, inventory: Inventory) -> None:
+    """Copy all tensors of an inventory, each to its place by `segment.layout`, from whatever device and strides."""
+    offsets, _ = layout(entry.nbytes for entry in inventory.entries)
+    if not len(room):
+        return
+    space = torch.frombuffer(room, dtype=torch.uint8)
+    with torch.no_grad():
+        for entry, offset in zip(inventory.entries, offsets, strict=True):
+            if entry.nbytes:
+                tensor = local(source.tensor(entry.name)).detach()
+                place = space[offset : offset + entry.nbytes].view(tensor.dtype).view(tensor.shape)
+                place.copy_(tensor)
+
+
+class SnapshotKeeper:
+    """Takes copies of a worker's state, and knows which of them its agent has stored.
+
+    `take`, `wait_stored` and `rewind` are for the training thread; `stored` and `wake` for that which takes orders.
+
+    Args:
+        worker: whose.
+        send: tells the agent.
+        warn: says once, for people, that there are no copies and why; by default into the log.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        *,
+        send: Callable[[SnapshotTaken], None],
+        warn: Callable[[str], None] = _log.warning,
+    ) -> None:
+        self._worker = worker
+        self._send = send
+        self._warn = warn
+        self._segments: list[Segment] = []
+        self._changed = threading.Condition()
+        self._waiting: StepNo | None = None
+        self._warned: set[str] = set()
+        self._newest: StepNo | None = None
+        self.took: Seconds = 0.0
+        """How long the last `take` held up the training."""
+
+    @property
+    def newest(self) -> StepNo | None:
+        """The step of the newest copy; None while there is none."""
+        return self._newest
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory in use."""
+        return sum(segment.size for segment in self._segments)
+
+    def take(self, source: StateSource, step: StepNo, rank: Rank, holding: str) -> SnapshotTaken | None:
+        """Copy `state@step`, which stands still meanwhile, and tell the agent.
+
+        Returns what was told; None where there is no memory for it, which is said once: training goes on without.
+        Raises `StateError` if the state does not stand there.
+        """
+        began = time.monotonic()
+        inventory = source.inventory(step)
+        _, payload = layout(entry.nbytes for entry in inventory.entries)
+        try:
+            segment = self._free_segment(step)
+            room = segment.begin(rank, holding, _encoder.encode(inventory), payload)
+        except NoMemoryForCopy as error:
+            self._say("room", f"rank {rank} has no copy of its state in shared memory: {error}")
+            return None
+        fill(room, source, inventory)
+        del room
+        with self._changed:
+            self._waiting = self._newest = step
+        segment.publish(step)
+        self.took = time.monotonic() - began
+        fact = SnapshotTaken(self._worker, rank, holding, step, segment.descriptor, inventory.nbytes)
+        self._send(fact)
+        return fact
+
+    def stored(self, step: StepNo, error: str = "") -> None:
+        """The agent's answer (`SnapshotStored`)."""
+        if error:
+            self._say("buddy", f"copies of the state stay on this node alone: {error}")
+        else:
+            self._warned.discard("buddy")
+        with self._changed:
+            if self._waiting is not None and step >= self._waiting:
+                self._waiting = None
+            self._changed.notify_all()
+
+    def wait_stored(self, deadline: Instant, *, halted: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until the newest copy is stored wherever it belongs; at once where there is none under way.
+
+        Args:
+            deadline: on the monotonic clock.
+            halted: whether waiting has lost its purpose; looked at whenever `wake` is called.
+
+        Returns False when halted. Raises `DeadlineExceeded`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is None or halted(), max(0.0, deadline - time.monotonic()))
+            if self._waiting is None:
+                return True
+            if halted():
+                return False
+            raise DeadlineExceeded(
+                f"the agent did not say in time that it has stored the copy of state@{self._waiting}",
+                hint="is the node short of memory, or its agent stopped?",
+            )
+
+    def wake(self) -> None:
+        """Have `wait_stored` look at `halted` again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def rewind(self, step: StepNo) -> None:
+        """The world goes on from `state@step`: later copies are void, and nobody waits for them."""
+        with self._changed:
+            for segment in self._segments:
+                if segment.step > step:
+                    segment.void()
+            whole = [segment.step for segment in self._segments if segment.step >= 0]
+            self._newest = StepNo(max(whole)) if whole else None
+            if self._waiting is not None and self._waiting > step:
+                self._waiting = None
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let go of the memory; the agent keeps what it has opened."""
+        with self._changed:
+            self._segments.clear()
+            self._newest = self._waiting = None
+            self._changed.notify_all()
+
+    def _free_segment(self, step: StepNo) -> Segment:
+        """The segment to write over: one without a copy, or of a step that is now taken again, else the oldest."""
+        void = [segment for segment in self._segments if not 0 <= segment.step < step]
+        if void:
+            return void[0]
+        if len(self._segments) < _SEGMENTS:
+            self._segments.append(Segment.create())
+            return self._segments[-1]
+        return min(self._segments, key=lambda segment: segment.step)
+
+    def _say(self, about: str, text: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            self._warn(text)

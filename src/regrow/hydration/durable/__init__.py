@@ -1,0 +1,1 @@
+"""State on disk, in the format of `torch.distributed.checkpoint`: the last resort."""

@@ -1,0 +1,220 @@
+"""Writing a durable checkpoint: each rank's part, then what makes them one. See `durable_layout` for what is where."""
+
+from collections.abc import Sequence
+from typing import BinaryIO, Protocol
+
+import msgspec
+import torch
+
+from regrow.core.errors import CheckpointError
+from regrow.core.ids import Rank, StepNo
+from regrow.hydration.codec import dtype_name
+from regrow.hydration.durable.dcp import METADATA, write_metadata
+from regrow.hydration.durable.layout import (
+    FORMAT,
+    MANIFEST,
+    MARK,
+    PYTHON,
+    STEP,
+    Chunk,
+    Manifest,
+    PartIndex,
+    StoredTensor,
+    cut,
+    digest_of,
+    index_file,
+    joined,
+    part_file,
+    whole_box,
+)
+from regrow.hydration.durable.reader import complete, manifest_of
+from regrow.hydration.durable.snapshot import TornSnapshot
+from regrow.hydration.durable.storage import CheckpointStorage
+from regrow.hydration.inventory import Inventory
+from regrow.hydration.shards import Box
+
+
+class PartSource(Protocol):
+    """One rank's `state@step` in memory that somebody else may overwrite."""
+
+    rank: Rank
+    holding: str
+
+    @property
+    def inventory(self) -> Inventory:
+        """What there is."""
+        ...
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor of the inventory, in the processor's memory and contiguous."""
+        ...
+
+    def check(self) -> None:
+        """Raise `TornSnapshot` if what was read since the last check may have been overwritten."""
+        ...
+
+
+class _Written:
+    """What one call has on disk already, by name, box and digests; and by which rank."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[tuple[str, Box, tuple[str, ...]], Rank] = {}
+
+    def by(self, name: str, box: Box, digests: tuple[str, ...], rank: Rank) -> Rank:
+        """Who wrote it first; `rank` where it is new, which then counts as written."""
+        return self._ranks.setdefault((name, box, digests), rank)
+
+
+class _Part:
+    """One rank's file as it is being written."""
+
+    def __init__(self, rank: Rank, file: BinaryIO, written: _Written) -> None:
+        self.rank, self._file, self._written = rank, file, written
+        self.tensors: dict[str, StoredTensor] = {}
+        self.shared: dict[str, Rank] = {}
+
+    def add(self, name: str, tensor: torch.Tensor, box: Box, whole: tuple[int, ...]) -> None:
+        """A piece of a tensor, unless a lower rank has written the same."""
+        pieces = [(piece, _rows(tensor, box, piece)) for piece in cut(box, tensor.nbytes)]
+        digests = tuple(digest_of(rows) for _, rows in pieces)
+        writer = self._written.by(name, box, digests, self.rank)
+        if writer != self.rank:
+            self.shared[name] = writer
+            return
+        stored = self.tensors.setdefault(name, StoredTensor(dtype_name(tensor.dtype), whole, []))
+        for (piece, rows), digest in zip(pieces, digests, strict=True):
+            offset = self._file.tell()
+            _save(rows, self._file, name)
+            stored.chunks.append(Chunk(piece, part_file(self.rank), offset, self._file.tell() - offset, digest))
+
+    def add_own(self, name: str, tensor: torch.Tensor) -> None:
+        """What is no piece of the protected state."""
+        shape = tuple(tensor.shape)
+        self.add(name, tensor, whole_box(shape), shape)
+
+
+def write_parts(at: CheckpointStorage, step: StepNo, attempt: int, sources: Sequence[PartSource]) -> int:
+    """Write the parts of these ranks; returns the bytes written. A piece that several have is written by the first.
+
+    Raises:
+        TornSnapshot: a source was overwritten meanwhile.
+        CheckpointError, OSError: they could not be written. In both cases nothing of them is left.
+    """
+    folder = at.working(step, attempt)
+    at.begin(folder)
+    written = _Written()
+    files: list[str] = []
+    nbytes = 0
+    try:
+        for source in sorted(sources, key=lambda each: each.rank):
+            files += [part_file(source.rank), index_file(source.rank)]
+            nbytes += _write_part(at, folder, step, attempt, source, written)
+    except BaseException:
+        for name in files:
+            at.delete(folder, name)
+        raise
+    return nbytes
+
+
+def _write_part(
+    at: CheckpointStorage, folder: str, step: StepNo, attempt: int, source: PartSource, written: _Written
+) -> int:
+    inventory = source.inventory
+    if inventory.step != step:
+        raise TornSnapshot(f"rank {source.rank} has state@{inventory.step} where state@{step} was to be written")
+    with at.write(folder, part_file(source.rank)) as file:
+        part = _Part(source.rank, file, written)
+        for entry in inventory.entries:
+            whole = entry.shape if entry.whole is None else entry.whole
+            box = whole_box(entry.shape) if entry.box is None else entry.box
+            if 0 in entry.shape and 0 not in whole:
+                continue  # an uneven division left nothing for this rank
+            part.add(entry.name, source.tensor(entry.name), box, whole)
+            source.check()
+        python = torch.frombuffer(bytearray(inventory.python), dtype=torch.uint8)
+        part.add_own(f"{PYTHON}.{source.rank}", python)
+        part.add_own(STEP, torch.tensor(step))
+        nbytes = file.tell()
+    index = PartIndex(step, attempt, source.rank, source.holding, inventory.entries, part.tensors, part.shared)
+    encoded = msgspec.json.encode(index)
+    with at.write(folder, index_file(source.rank)) as file:
+        file.write(encoded)
+    return nbytes + len(encoded)
+
+
+def _save(tensor: torch.Tensor, file: BinaryIO, name: str) -> None:
+    try:
+        torch.save(tensor, file)
+    except RuntimeError as error:  # of a disk that is full it says where its own file should end
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise CheckpointError(f"{name} could not be written: {error}") from error
+
+
+def _rows(tensor: torch.Tensor, box: Box, piece: Box) -> torch.Tensor:
+    """A piece of a box. It must look like a tensor of its own: `torch.save` writes all the memory behind a view."""
+    if piece == box:
+        return tensor
+    first = piece[0][0] - box[0][0]
+    return _alone(tensor[first : first + piece[0][1] - piece[0][0]])
+
+
+def _alone(rows: torch.Tensor) -> torch.Tensor:
+    """The same contiguous memory as the storage of a tensor of its own, without a copy."""
+    raw = rows.view(torch.uint8).reshape(-1).numpy()
+    return torch.from_numpy(raw).view(rows.dtype).reshape(rows.shape)
+
+
+def finish(at: CheckpointStorage, step: StepNo, attempt: int, ranks: Sequence[Rank], keep: int) -> tuple[str, int]:
+    """Connect the parts, publish the checkpoint, remove all but the newest `keep` and what earlier writers left.
+
+    Returns its name and its size in bytes. Raises `CheckpointError`, `OSError`; the checkpoint is torn then.
+    """
+    folder = at.working(step, attempt)
+    sizes = at.sizes(folder)
+    parts = [_index(at, folder, rank, step, attempt) for rank in ranks]
+    tensors, holdings = joined(parts)
+    with at.write(folder, METADATA) as file:
+        write_metadata(tensors, file)
+        sizes[METADATA] = file.tell()
+    wanted = {METADATA, *(part_file(rank) for rank in ranks)}
+    for name in sizes.keys() - wanted - {MARK}:
+        at.delete(folder, name)
+    files = {name: size for name, size in sizes.items() if name in wanted}
+    encoded = msgspec.json.encode(Manifest(FORMAT, step, tensors, holdings, files))
+    with at.write(folder, MANIFEST) as file:
+        file.write(encoded)
+    final = at.publish(folder, step)
+    clean(at, keep)
+    return final, sum(files.values()) + len(encoded)
+
+
+def clean(at: CheckpointStorage, keep: int) -> None:
+    """Remove all complete checkpoints but the newest `keep`, and all remains of torn ones."""
+    for _, old in complete(at)[keep:]:
+        at.remove(old)
+    for torn in at.remains():
+        at.remove(torn)
+
+
+def abandon(at: CheckpointStorage, step: StepNo, attempt: int) -> None:
+    """Remove what there is of a checkpoint that will not be finished."""
+    folder = at.working(step, attempt)
+    if manifest_of(at, folder) is None:
+        at.remove(folder)
+
+
+def _index(at: CheckpointStorage, folder: str, rank: Rank, step: StepNo, attempt: int) -> PartIndex:
+    try:
+        with at.read(folder, index_file(rank)) as file:
+            index = msgspec.json.decode(file.read(), type=PartIndex)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"the part of rank {rank} is not in {at.address(folder)}",
+            hint="with several nodes, --checkpoint-dir must be a folder that all of them share",
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"the part of rank {rank} in {at.address(folder)} cannot be read: {error}") from error
+    if (index.step, index.attempt) != (step, attempt):
+        raise CheckpointError(f"the part of rank {rank} in {at.address(folder)} is of another checkpoint")
+    return index

@@ -1,0 +1,155 @@
+"""Keeping a node's agent there: when one ends before its job does, another takes its place."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from regrow.agent.workers.processes import own_children
+from regrow.core.config import AgentConfig
+from regrow.core.ids import NodeId, Seconds, StepNo
+from regrow.launch import folder
+from regrow.launch.cache import CacheHome
+from regrow.launch.child import AgentProcess
+from regrow.launch.console import Console
+
+DEATHS = 3
+"""So many agents of one node may end with no step committed in between; then it is given up."""
+_BURY_S: Seconds = 5.0
+_LOOK_S: Seconds = 0.01
+
+
+class Departure(NamedTuple):
+    """The last agent of a node has ended. `how`: in words. `given_back`: as was agreed; the job goes on without it."""
+
+    how: str
+    given_back: bool
+
+
+class Outlook(NamedTuple):
+    """What the coordinator says of the job. `leaving`: the node is to be given back, or was."""
+
+    step: StepNo
+    leaving: bool
+
+
+@dataclass
+class NodeAgents:
+    """The agents that this process has started, so that what one leaves behind is told from the others."""
+
+    command: Sequence[str]
+    socket_home: Path
+    speaker: Console
+    caches: CacheHome
+    _pids: set[int] = field(default_factory=set)
+    _starting: int = 0
+
+    async def start(self, config: AgentConfig) -> AgentProcess:
+        """Start an agent."""
+        self._starting += 1
+        try:
+            agent = await AgentProcess.start(config, self.command)
+            self._pids.add(agent.pid)
+            return agent
+        finally:
+            self._starting -= 1
+
+    async def bury(self, agent: AgentProcess) -> None:
+        """End what an agent that has ended left below this process: its workers, and what these had started."""
+        self._pids.discard(agent.pid)
+        deadline = time.monotonic() + _BURY_S
+        while time.monotonic() < deadline:
+            # While an agent is being started, its number is not known yet: it looks like one of those.
+            if not self._starting:
+                left = [pid for pid in own_children() if pid not in self._pids]
+                if not left:
+                    return
+                for pid in left:
+                    _end(pid)
+            await asyncio.sleep(_LOOK_S)
+        self.speaker.say("some processes of a lost agent cannot be ended (they wait inside the kernel)")
+
+
+class AgentSupervisor:
+    """The agent of one node, one after the other.
+
+    Args:
+        household: who starts it.
+        config: what it is told; each gets a socket folder and a cache folder of its own.
+        ask: asks the coordinator, whenever an agent has ended.
+    """
+
+    def __init__(self, household: NodeAgents, config: AgentConfig, ask: Callable[[NodeId], Awaitable[Outlook]]) -> None:
+        self._household = household
+        self._config = config
+        self._ask = ask
+        self._agent: AgentProcess | None = None
+        self._over = False
+
+    @property
+    def node(self) -> NodeId:
+        """The node that it keeps."""
+        return self._config.node
+
+    async def keep(self) -> Departure:
+        """Until the job is over, the node was given back, or too many agents have ended."""
+        deaths, known = 0, None
+        earlier = (await self._ask(self.node)).leaving  # a node of that name, which is not back yet
+        while True:
+            how, obeyed = await self._live()
+            if self._over or obeyed:
+                return Departure(how, given_back=obeyed and not self._over)
+            step, leaving = await self._ask(self.node)
+            if leaving and not earlier:  # another would come as a node that is back, and be trained on
+                return Departure(how, given_back=not self._over)
+            deaths, known = (deaths + 1 if step == known else 1), step
+            if deaths >= DEATHS:
+                return Departure(f"{how}, {deaths} times with no step committed in between", given_back=False)
+            self._household.speaker.note(f"the agent of {self.node} {how}; starting another")
+
+    async def _live(self) -> tuple[str, bool]:
+        """One agent from its start to its end, and the end of all that it had started; whether it was ordered to."""
+        caches = self._household.caches
+        socket_dir = folder.make_socket_dir(self._household.socket_home)
+        furnished, cache = caches.assemble(self._config)
+        try:
+            config = msgspec.structs.replace(furnished, socket_dir=str(socket_dir))
+            self._agent = agent = await self._household.start(config)
+            if self._over:
+                agent.kill()
+            how = await agent.wait()
+            if not self._over:
+                await self._household.bury(agent)
+            return how, agent.obeyed
+        finally:
+            folder.remove_socket_dir(socket_dir)
+            caches.clear(cache)
+
+    def kill(self) -> None:
+        """The coordinator has given the agent up: it must not act any more, even if it only was stopped."""
+        if self._agent is not None:
+            self._agent.kill()
+
+    def retire(self) -> None:
+        """The job is over: start no other."""
+        self._over = True
+
+    async def end(self, *, within: Seconds) -> None:
+        """Give the agent `within` seconds to end by itself, then kill it."""
+        self._over = True
+        if self._agent is not None and self._agent.running:
+            await self._agent.end(within=within)
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

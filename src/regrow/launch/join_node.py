@@ -1,0 +1,236 @@
+"""Running another node than 0 of a job: an agent that joins node 0's coordinator, until the job's end or its own."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from regrow.agent.workers.processes import adopt_orphans
+from regrow.core.errors import DeadlineExceeded, UsageError
+from regrow.core.ids import NO_STATE, NodeId, Seconds
+from regrow.core.job import JobSpec
+from regrow.launch import folder
+from regrow.launch.addresses import address_of, route_to
+from regrow.launch.agent_supervisor import AgentSupervisor, Departure, NodeAgents, Outlook
+from regrow.launch.cache import CacheHome
+from regrow.launch.child import AGENT_COMMAND
+from regrow.launch.console import Console, Interruptions
+from regrow.launch.job import JobPlan
+from regrow.launch.local import GATHER_DEADLINE, VERDICT_DEADLINE, report_left
+from regrow.launch.remote import refusal_of
+from regrow.membership.orders import AnswerScale, EndJob
+from regrow.membership.recovery.ladder import OK, RUN_AGAIN
+from regrow.membership.server.http_api import DrainWish
+from regrow.membership.view import JobView
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+_RETRY_EVERY: Seconds = 0.5
+_ANSWER_DEADLINE: Seconds = 10.0
+_END_NEWS_S: Seconds = 1.0
+"""When an agent was ordered to end, the job's end is known within this time, if that is why."""
+_LOST = EndJob(RUN_AGAIN, "node 0, which hosts the job's coordinator, was lost")
+
+
+def join(plan: JobPlan, *, agent_command: Sequence[str] = AGENT_COMMAND) -> int:
+    """Run this node until the job ends or the node has left it; for the main thread of a process without children.
+
+    Returns:
+        The job's exit code, the same on every node; 0 where the node was given back before.
+
+    Raises:
+        UsageError: the token or the flags do not fit those of node 0.
+        DeadlineExceeded: node 0 could not be reached.
+    """
+    speaker = Console(quiet=plan.quiet)
+    adopt_orphans()
+    try:
+        end = asyncio.run(_Joining(plan, agent_command, speaker).run())
+    finally:
+        report_left(speaker)
+    if end.code != OK:
+        speaker.say(f"{plan.node}: {end.diagnosis}")
+    return end.code
+
+
+class _Joining:
+    """One node's part of a job."""
+
+    def __init__(self, plan: JobPlan, agent_command: Sequence[str], speaker: Console) -> None:
+        self._plan = plan
+        self._agent_command = agent_command
+        self._speaker = speaker
+        self._base = f"http://{address_of(*plan.endpoint)}"
+        self._force = asyncio.Event()
+        self._forced_by = "interrupted twice"
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> EndJob:
+        """How the job ended."""
+        headers = {"Authorization": f"Bearer {self._plan.token}"}
+        async with aiohttp.ClientSession(self._base, headers=headers) as session:
+            facts = await self._find_job(session)
+            self._check(facts)
+            job_dir = self._plan.jobs_home / facts.job
+            folder.make_log_dir(Path(self._plan.log_dir) if self._plan.log_dir else job_dir / "logs")
+            keeper = self._make_keeper(session, facts, job_dir)
+            with self._interruptions(session, facts):
+                self._speaker.note(f"{self._plan.node} joins job {facts.job} at {self._base}; logs in {job_dir}")
+                return await self._accompany(session, keeper)
+
+    def _make_keeper(self, session: aiohttp.ClientSession, facts: JobSpec, job_dir: Path) -> AgentSupervisor:
+        async def ask(node: NodeId) -> Outlook:
+            try:
+                job = await self._ask(session, "GET", "/status", JobView)
+            except (aiohttp.ClientError, TimeoutError):
+                return Outlook(NO_STATE, leaving=False)  # node 0 is lost: `_wait_end` says so
+            return Outlook(job.step, any(each.draining or each.left for each in job.nodes if each.node == node))
+
+        config = self._plan.agent_config(
+            facts,
+            node_rank=self._plan.node_rank,
+            coordinator=self._base,
+            token=self._plan.token,
+            job_dir=job_dir,
+            advertise=self._plan.advertise or route_to(*self._plan.endpoint, flag="--rdzv-endpoint"),
+        )
+        caches = CacheHome(self._plan.cache, 1, self._speaker)
+        caches.open()
+        household = NodeAgents(self._agent_command, self._plan.socket_home, self._speaker, caches)
+        return AgentSupervisor(household, config, ask)
+
+    async def _find_job(self, session: aiohttp.ClientSession) -> JobSpec:
+        """Node 0 may start later than this one."""
+        deadline = time.monotonic() + GATHER_DEADLINE
+        waiting = False
+        while True:
+            try:
+                return await self._ask(session, "GET", "/job", JobSpec)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(
+                        f"no coordinator answered at {self._base} within {GATHER_DEADLINE:g} s: {error}",
+                        hint="is node 0 up, and does its --bind let this node reach it?",
+                    ) from error
+            if not waiting:
+                self._speaker.note(f"waiting for node 0 at {self._base}")
+                waiting = True
+            await asyncio.sleep(_RETRY_EVERY)
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, method: str, path: str, kind: type[Answer], body: bytes | None = None
+    ) -> Answer:
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_DEADLINE)
+        async with session.request(method, path, data=body, timeout=timeout) as response:
+            answer = await response.read()
+        if response.status == 401:
+            raise UsageError(f"{self._base} refused the token", hint="use the same REGROW_TOKEN on every node")
+        if response.status >= 400:
+            raise refusal_of(self._base, response.status, answer)
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except msgspec.MsgspecError as error:
+            raise UsageError(
+                f"{self._base} is no regrow coordinator of this version: {error}",
+                hint="check --rdzv-endpoint, and that all nodes run the same regrow",
+            ) from error
+
+    def _check(self, facts: JobSpec) -> None:
+        mine = self._plan.facts
+        for flag, here, there in (
+            ("--nnodes", mine.nodes, facts.nodes),
+            ("--nproc-per-node", mine.nproc, facts.nproc),
+        ):
+            if here != there:
+                raise UsageError(f"{flag} is {here} here and {there} on node 0", hint="give the same on every node")
+
+    async def _accompany(self, session: aiohttp.ClientSession, keeper: AgentSupervisor) -> EndJob:
+        """Until the job ends, node 0 is lost, the node was given back, or its agents do not stay."""
+        ending = asyncio.create_task(_wait_end(session))
+        leaving = asyncio.create_task(keeper.keep())
+        forced = asyncio.create_task(self._force.wait())
+        try:
+            await asyncio.wait({ending, leaving, forced}, return_when=asyncio.FIRST_COMPLETED)
+            keeper.retire()
+            if forced.done():
+                return EndJob(RUN_AGAIN, self._forced_by)
+            if not ending.done():
+                return await self._left(leaving.result(), ending, forced)
+            await asyncio.wait(
+                {leaving, forced}, timeout=self._plan.grace + VERDICT_DEADLINE, return_when=asyncio.FIRST_COMPLETED
+            )
+            return ending.result()
+        finally:
+            await keeper.end(within=0.0)
+            await asyncio.wait({leaving}, timeout=VERDICT_DEADLINE)
+            for task in (ending, leaving, forced, *self._telling):
+                task.cancel()
+
+    async def _left(self, left: Departure, ending: "asyncio.Task[EndJob]", forced: "asyncio.Task[bool]") -> EndJob:
+        """The agent has ended before the job was known to have."""
+        wait = _END_NEWS_S if left.given_back else VERDICT_DEADLINE
+        await asyncio.wait({ending, forced}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
+            return ending.result()
+        if left.given_back:
+            self._speaker.note(f"{self._plan.node} has left the job, which goes on without it")
+            return EndJob(OK, "")
+        return EndJob(RUN_AGAIN, f"the agent of this node {left.how}; what it said is above")
+
+    # --- interruptions -----------------------------------------------------------------------------------------
+
+    def _interruptions(self, session: aiohttp.ClientSession, facts: JobSpec) -> Interruptions:
+        if not facts.can_lose_nodes:
+            return Interruptions(lambda why, _: self._ask_stop(session, why), self._force.set)
+        return Interruptions(
+            lambda why, number: self._ask_drain(session, why, number), self._force.set, notice=signal.SIGUSR1
+        )
+
+    def _ask_stop(self, session: aiohttp.ClientSession, why: str) -> None:
+        self._speaker.note(f"{why}; asking the job to stop (Ctrl-C again: at once)")
+        self._telling.add(asyncio.create_task(self._post_stop(session, why)))
+
+    async def _post_stop(self, session: aiohttp.ClientSession, why: str) -> None:
+        timeout = aiohttp.ClientTimeout(total=VERDICT_DEADLINE)
+        try:
+            async with session.post("/stop", data=f"{self._plan.node}: {why}", timeout=timeout) as response:
+                await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self._give_up(f"node 0 cannot be told ({error})")
+
+    def _ask_drain(self, session: aiohttp.ClientSession, why: str, number: signal.Signals) -> None:
+        grace = self._plan.drain_grace
+        self._speaker.note(f"{why}; giving {self._plan.node} back, its ranks have {grace:g} s (again: at once)")
+        self._telling.add(asyncio.create_task(self._drain(session, why)))
+        if number != signal.SIGUSR1:  # who asks for an end gets one, whatever the job makes of the notice
+            late = f"its ranks had not left it after {grace:g} s"
+            asyncio.get_running_loop().call_later(grace, self._give_up, late)
+
+    async def _drain(self, session: aiohttp.ClientSession, why: str) -> None:
+        wish = DrainWish(self._plan.node, self._plan.drain_grace, why)
+        try:
+            answer = await self._ask(session, "POST", "/drain", AnswerScale, msgspec.json.encode(wish))
+        except (aiohttp.ClientError, TimeoutError, UsageError) as error:
+            self._give_up(f"node 0 cannot be told ({error})")
+        else:
+            if not answer.accepted:
+                self._give_up(answer.reason)
+
+    def _give_up(self, why: str) -> None:
+        if not self._force.is_set():
+            self._speaker.say(f"{why}; ending this node")
+            self._forced_by = why
+            self._force.set()
+
+
+async def _wait_end(session: aiohttp.ClientSession) -> EndJob:
+    """The job's end, as long as that takes; losing the connection before means that node 0 is gone."""
+    try:
+        async with session.get("/end", timeout=aiohttp.ClientTimeout(total=None)) as response:
+            return msgspec.json.decode(await response.read(), type=EndJob)
+    except (aiohttp.ClientError, msgspec.MsgspecError):
+        return _LOST

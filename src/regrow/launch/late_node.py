@@ -1,0 +1,108 @@
+"""`regrow agent --join`: one more node for a job that runs. All but the node's own matters comes from the job."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import NodeId
+from regrow.launch.addresses import LOOPBACK, address_of, check_reachable, endpoint_of
+from regrow.launch.cache import cache_plan
+from regrow.launch.checks import in_range, some_time
+from regrow.launch.elastic import default_slots
+from regrow.launch.folder import find_job
+from regrow.launch.job import HostEnvironment, JobPlan, check_label
+from regrow.launch.remote import CoordinatorClient
+from regrow.launch.script import check_script
+from regrow.membership.admission import JoinOffer, JoinRequest
+
+
+class AgentFlags(msgspec.Struct, frozen=True):
+    """`regrow agent`'s flags as words, one field a flag; see `regrow agent --help` for what they mean.
+
+    `join`: `HOST:PORT`, the name of a job of this user's on this machine, or nothing where there is only one.
+    """
+
+    join: str = ""
+    slots: int | None = None
+    stay: str = ""
+    name: str = ""
+    domain: str = ""
+    bind: str = ""
+    local_addr: str = ""
+    data_cache: str = ""
+    data_cache_bytes: str = ""
+    grace: str = "30s"
+    quiet: bool = False
+
+
+def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[str], None] = os.chdir) -> JobPlan:
+    """Ask the job for a place, and work out this node's part of it.
+
+    The script is looked for in the folder that the job was started in, where this machine has it too, else from here.
+
+    Raises:
+        UsageError: there is no such job, it takes no more nodes, its script is not on this machine, or a flag is wrong.
+    """
+    bind = flags.bind or LOOPBACK
+    endpoint, token = _find(flags.join, around)
+    check_reachable(endpoint[0], bind)
+    # The node's own matters are checked before the job is asked for a place.
+    slots = None if flags.slots is None else in_range("--slots", flags.slots, 1)
+    stay = some_time("--stay", flags.stay) if flags.stay else None
+    grace = some_time("--grace", flags.grace)
+    domains = [check_label(flags.domain)] if flags.domain else []
+    cache = cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home)
+    offer = CoordinatorClient(address_of(*endpoint), token).join(JoinRequest(NodeId(flags.name)))
+    if Path(offer.folder).is_dir():
+        chdir(offer.folder)
+    _check_script(offer)
+    return JobPlan(
+        facts=offer.facts,
+        script=offer.script,
+        jobs_home=around.jobs_home,
+        socket_home=around.socket_home,
+        node_rank=offer.node_rank,
+        name=offer.node,
+        local=offer.local,
+        domains=domains,
+        slots=slots or default_slots(offer.facts),
+        stay=stay,
+        drain_grace=grace,
+        token=token,
+        bind=bind,
+        endpoint=endpoint,
+        advertise=flags.local_addr,
+        master_port=offer.master_port,
+        preload=offer.preload,
+        checkpoint_dir=offer.checkpoint_dir,
+        cache=cache,
+        grace=offer.grace,
+        quiet=flags.quiet,
+    )
+
+
+def _find(join: str, around: HostEnvironment) -> tuple[tuple[str, int], str]:
+    """Where the coordinator is, and the job's token."""
+    if ":" in join:
+        host, port = endpoint_of("--join", join)
+        if not around.token:
+            raise UsageError(
+                "a node that joins a job needs the job's secret",
+                hint="give --token-file or set REGROW_TOKEN; on the job's own machine, name the job instead",
+            )
+        return (LOOPBACK if host == "localhost" else host, port), around.token
+    entry = find_job(around.jobs_home, join or None)
+    return endpoint_of("--join", entry.address), entry.token
+
+
+def _check_script(offer: JoinOffer) -> None:
+    try:
+        check_script(offer.script, offer.preload)
+    except UsageError as error:
+        raise UsageError(
+            f"job {offer.facts.job} cannot run on this node: {error.cause}",
+            hint=f"the job was started in {offer.folder}; its script must be at the same place here",
+        ) from error

@@ -1,0 +1,1 @@
+"""How the world comes to another size while the training runs."""

@@ -1,0 +1,382 @@
+"""When the world grows and shrinks: what is asked for, what is begun, and the candidates that build meanwhile.
+
+A larger world is begun with candidates: workers that build under the ranks they will have, while the others go on
+training. When all of them stand before their first step the world is switched (`resize_boundary.py`). A smaller one is
+switched at once. One change is under way at a time; what is asked for meanwhile replaces it, until it is switched.
+"""
+
+from collections.abc import Sequence
+
+from regrow.core import records as record
+from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
+from regrow.core.messages import NodeDraining, NodeJoined, Role, ScaleRequested, StopNode
+from regrow.membership import diagnosis as say
+from regrow.membership import scaling
+from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan, ResizeWay
+from regrow.membership.orders import AnswerScale
+from regrow.membership.recovery.ladder import STANDBY_ATTEMPTS, Ladder
+from regrow.membership.recovery.regroup import Regroup
+from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
+from regrow.membership.states import Mending, Releasing
+
+_WARM = (Stage.READY, Stage.IDLE)
+"""Standbys that can be candidates, the best first."""
+
+
+class Resizing:
+    """Decides which size the world should have, and begins the change.
+
+    Args:
+        ladder: the job's state.
+        mender: knows who may go.
+        switch: carries the change out.
+    """
+
+    def __init__(self, ladder: Ladder, mender: Regroup, switch: ResizeBoundary) -> None:
+        self._ladder, self._mender, self._switch = ladder, mender, switch
+        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._look = True
+        """Something has happened since the world was last looked at."""
+        self._seen = Generation(0)
+        """The generation in which it was looked at."""
+        self._pausing = False
+        """A change waits for the least time between two."""
+        self._draining: list[NodeRecord] = []
+        """Nodes that are given back."""
+        self._told: set[str] = set()
+        """Drains that were said to be impossible."""
+        self._no_larger: tuple[int, str] | None = None
+        """More replicas than so many cannot be, as a candidate's script has said, and why."""
+
+    # --- what is asked for -------------------------------------------------------------------------------------
+
+    def requested(self, event: ScaleRequested, now: Instant) -> None:
+        """Somebody asks for a number of replicas; answered at once."""
+        ladder = self._ladder
+        asked: int | str = event.replicas
+        if event.ranks is not None:
+            asked = scaling.replicas_of(event.ranks, self._facts.unit)
+        refusal = asked if isinstance(asked, str) else self._refusal(asked)
+        size = asked if isinstance(asked, int) else event.replicas
+        if not refusal and event.stay is not None and size > ladder.replicas:
+            refusal = self._weigh(size, event.stay, now)
+        if refusal:
+            self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=refusal))
+            self._orders.add_answer(AnswerScale(False, refusal))
+            return
+        ladder.wanted, ladder.wanted_by = size, event.reason
+        for node in self._roster.nodes.values():
+            node.failed_candidates, node.unpaid = 0, False
+        self._look = True
+        self._orders.add_answer(AnswerScale(True, say.scale_accepted(ladder.replicas, size)))
+
+    def draining(self, event: NodeDraining, now: Instant) -> None:
+        """A node is given back: nothing more is started on it, and its ranks leave it at the next boundary."""
+        node = self._roster.nodes.get(event.node)
+        if node is None or node.away:
+            return
+        if node.leave_by is None:
+            self._orders.note(say.node_drains(node.node, event.grace, event.reason), now)
+        node.leave_by, node.leave_reason = now + event.grace, event.reason
+        if node.seats:
+            self._switch.hurry(node.leave_by, now)
+        if node not in self._draining:
+            self._draining.append(node)
+        self._told.clear()
+        self._look = True
+
+    def node_came(self, node: NodeRecord, event: NodeJoined, now: Instant, *, new: bool) -> None:
+        """There is a node more: the world may grow onto it, by as many replicas as it has room for."""
+        self._told.clear()
+        self._look = True
+        if self._ladder.world == 0:
+            return
+        ladder, unit = self._ladder, self._facts.unit
+        wanted = ladder.wanted
+        if new:
+            everywhere = sum(each.slots for each in self._roster.usable_nodes()) // unit
+            wanted = max(wanted, min(wanted + node.slots // unit, everywhere, self._most))
+        size = ladder.limits.fit(min(wanted, ladder.replicas + self._room()))
+        if event.stay is not None and size is not None and size > ladder.replicas:
+            node.unpaid = bool(self._weigh(size, event.stay, now))
+        if not node.unpaid and (wanted > ladder.wanted or (size is not None and size > ladder.replicas)):
+            ladder.wanted, ladder.wanted_by = wanted, f"{node.node} has come"
+
+    def changed(self) -> None:
+        """Something has happened that may make room, or take it."""
+        self._look = True
+
+    # --- candidates --------------------------------------------------------------------------------------------
+
+    def candidate_ready(self, worker: WorkerRecord, now: Instant) -> None:
+        """A candidate stands before its first step."""
+        self._look = True
+        rank = worker.candidate_for
+        if rank is not None and not self._mender.is_replica(worker, rank):
+            self._orders.write(record.ScaleRefused(at=now, replicas=self._ladder.wanted, reason=self._mender.fixed()))
+            self._orders.fence(worker, "built another part of the state", now)
+        elif worker.fixed and rank is not None and rank >= self._ladder.world:
+            self._candidate_fixed(worker, rank, now)
+        elif not self._ladder.fits(worker):
+            self._count_failure(worker, f"candidate {worker.worker} built another model", now)
+            self._orders.fence(worker, "built another model", now)
+
+    def _candidate_fixed(self, worker: WorkerRecord, rank: Rank, now: Instant) -> None:
+        """A larger world could never change again, or not even run: the job goes on without it."""
+        ladder = self._ladder
+        size = max(ladder.wanted, rank // self._facts.unit + 1)
+        self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=worker.fixed))
+        self._no_larger = ladder.replicas, worker.fixed
+        ladder.wanted = min(ladder.wanted, ladder.replicas)
+        if worker.role is Role.STANDBY:
+            self._roster.nominate(worker, None, worker.local_rank)
+        else:
+            self._orders.fence(worker, "its script does not fit a larger world", now)
+
+    def candidate_lost(self, worker: WorkerRecord, why: str, now: Instant) -> None:
+        """A candidate has ended before it was of use."""
+        self._count_failure(worker, f"candidate {worker.worker} {why}", now)
+
+    def late(self, now: Instant) -> None:
+        """Time has passed: candidates that are not built by now, and leavers that have not left, act no more."""
+        for worker in list(self._roster.candidates.values()):
+            if worker.stage in BUILDING and now >= worker.since + self._facts.build_deadline:
+                self._count_failure(worker, f"candidate {worker.worker} was not ready in time", now)
+                self._orders.fence(worker, "not ready in time", now, dump=True)
+        while (leaver := self._oldest_leaver()) is not None and now >= leaver.since + self._facts.leave_deadline:
+            self._orders.note(say.leaver_stays(self._facts.leave_deadline), now, leaver)
+            self._orders.fence(leaver, "it was released and has not ended", now, dump=True)
+        if self._pausing and now >= self._may_change_at:
+            self._look, self._pausing = True, False
+
+    def next_deadline(self) -> Instant | None:
+        """When `late` must be called at the latest."""
+        times = [
+            worker.since + self._facts.build_deadline
+            for worker in self._roster.candidates.values()
+            if worker.stage in BUILDING
+        ]
+        leaver = self._oldest_leaver()
+        if leaver is not None:
+            times.append(leaver.since + self._facts.leave_deadline)
+        if self._pausing:
+            times.append(self._may_change_at)
+        return min(times, default=None)
+
+    # --- progress ----------------------------------------------------------------------------------------------
+
+    def advance(self, now: Instant) -> None:
+        """The job trains and nothing is wrong: begin what is wanted, go on with it, or do without it."""
+        generation = self._ladder.generation
+        if (not self._look and self._seen == generation) or self._roster.count(Stage.FINISHED):
+            return
+        self._look = self._pausing = False
+        self._seen = generation
+        plan = self._plan(now)
+        need = () if plan is None else plan.newcomers
+        self._keep_only(need, now)
+        if plan is None:
+            return
+        missing = [rank for rank in need if rank not in self._roster.candidates]
+        if missing:
+            self._spawn(missing, plan.size * self._facts.unit, now)
+        built = [rank for rank, each in self._roster.candidates.items() if each.stage is Stage.READY]
+        if len(built) == len(need):
+            self._switch.begin(plan, now)
+
+    def let_go(self, now: Instant) -> None:
+        """Nodes that are given back end when nobody of the job is left on them."""
+        for node in [node for node in self._draining if node.leave_by is None or node.away or node.stopped]:
+            self._draining.remove(node)
+        between = isinstance(self._ladder.state, Mending)
+        for node in self._draining:
+            if node.seats or node.leave_by is None:
+                continue
+            if between and now < node.leave_by:
+                continue  # Its agent is to hear where the others go on.
+            for standby in list(node.standbys.values()):
+                self._orders.fence(standby, "its node is given back", now)
+            if not node.others:
+                node.stopped = True
+                self._orders.add(StopNode(node.node, node.leave_reason, max(1.0, node.leave_by - now)))
+
+    # --- parts of it -------------------------------------------------------------------------------------------
+
+    @property
+    def _may_change_at(self) -> Instant:
+        return self._switch.changed_at + self._facts.change_pause
+
+    def _oldest_leaver(self) -> WorkerRecord | None:
+        oldest = (self._roster.oldest(Stage.RELEASED, seated=seated) for seated in (True, False))
+        leavers = [worker for worker in oldest if worker is not None and worker.leaver]
+        return min(leavers, key=lambda worker: worker.since, default=None)
+
+    @property
+    def _most(self) -> int:
+        """More replicas are not tried."""
+        most = self._ladder.limits.most
+        return most if self._no_larger is None else min(most, self._no_larger[0])
+
+    def _refusal(self, size: int) -> str:
+        ladder = self._ladder
+        if isinstance(ladder.state, Releasing):
+            return "the job has run its last step"
+        refusal = ladder.limits.refusal(size)
+        if refusal or size == ladder.replicas:
+            return refusal
+        fixed = self._mender.fixed()
+        if fixed:
+            return fixed
+        if self._no_larger is not None and size > self._no_larger[0]:
+            return self._no_larger[1]
+        batches = min((w.microbatches for w in self._roster.seated() if w.microbatches), default=0)
+        if batches and size > batches:
+            return say.too_few_microbatches(size, batches)
+        slots = sum(node.slots for node in self._roster.nodes.values() if node.leave_by is None)
+        if ladder.world and size * self._facts.unit > slots:
+            return say.too_few_slots(size, self._facts.unit, slots)
+        return ""
+
+    def _weigh(self, size: int, stay: Seconds, now: Instant) -> str:
+        """Why growing to a size does not pay; empty: it does. Both sides are written down."""
+        before = self._ladder.replicas
+        if before == 0:
+            return ""
+        weighed = scaling.weigh(before, size, stay, self._ladder.incidents.pauses.get("grow", 0.0))
+        self._orders.write(
+            record.GrowthWeighed(
+                at=now,
+                before=before,
+                after=size,
+                stay=stay,
+                gain=weighed.gain,
+                cost=weighed.cost,
+                grows=weighed.grows,
+            )
+        )
+        return "" if weighed.grows else say.does_not_pay(before, size, stay, weighed)
+
+    def _plan(self, now: Instant) -> ResizePlan | None:
+        """What the world should become now; None: what it is."""
+        ladder = self._ladder
+        leaving = [node for node in self._draining if node.seats]
+        if leaving:
+            return self._preempt(leaving, now)
+        size = ladder.limits.fit(min(ladder.wanted, ladder.replicas + self._room(), self._most))
+        if size is None or size == ladder.replicas or self._mender.fixed():
+            return None
+        if now < self._may_change_at:
+            self._pausing = True
+            return None
+        if ladder.replicas < size < ladder.wanted and self._oldest_leaver() is not None:
+            return None  # Their slots are about to be free: one change is better than two.
+        kind = "grow" if size > ladder.replicas else "shrink"
+        return ResizePlan(kind, size, self._ranks(ladder.replicas, size), ladder.wanted_by)
+
+    def _preempt(self, leaving: Sequence[NodeRecord], now: Instant) -> ResizePlan | None:
+        """Nodes are given back.
+
+        Go on with fewer replicas; else move ranks, as many at once as there is room for and as leave the state behind;
+        else stand still in time.
+        """
+        ladder, limits = self._ladder, self._ladder.limits
+        moving = sorted(w.rank for node in leaving for w in node.seats.values() if w.rank is not None)
+        staying = ladder.replicas - len({rank // self._facts.unit for rank in moving})
+        reason = "; ".join(f"{node.node} is given back: {node.leave_reason}" for node in leaving)
+        by = min(node.leave_by for node in leaving if node.leave_by is not None)
+        fixed = self._mender.fixed()
+        size = None if fixed else limits.fit(min(ladder.wanted, staying))
+        if size is not None:
+            return ResizePlan("preempt", size, (), reason, by=by)
+        free = self._free_seats()
+        movable = self._mender.dispensable(moving)[:free]
+        if movable:
+            return ResizePlan("preempt", ladder.replicas, tuple(movable), reason, ResizeWay.MOVE, by)
+        size = limits.next_above(ladder.replicas)
+        if (
+            staying == 0
+            and size is not None
+            and size <= self._most
+            and not fixed
+            and self._room() >= size - ladder.replicas
+        ):
+            # So that somebody else has the state before they leave.
+            return ResizePlan("preempt", size, self._ranks(ladder.replicas, size), reason, by=by)
+        if self._mender.covered(set(moving)) or self._mender.can_save():
+            return ResizePlan("preempt", ladder.replicas, (), reason, ResizeWay.HOLD, by)
+        if reason not in self._told:
+            self._told.add(reason)
+            self._orders.note(f"{reason}; nobody else can hold the state, so training goes on there", now)
+        return None
+
+    def _ranks(self, before: int, after: int) -> tuple[Rank, ...]:
+        unit = self._facts.unit
+        return tuple(Rank(rank) for rank in range(before * unit, after * unit))
+
+    def _room(self) -> int:
+        """For how many replicas more there is room; those that candidates build for count."""
+        return self._free_seats() // self._facts.unit
+
+    def _free_seats(self) -> int:
+        building = sum(self._roster.nodes[each.node].usable for each in self._roster.candidates.values())
+        return sum(len(slots) for slots in self._free().values()) + building
+
+    def _free(self) -> dict[NodeId, list[int]]:
+        return {
+            node.node: node.free()
+            for node in self._roster.usable_nodes()
+            if node.failed_candidates < STANDBY_ATTEMPTS and not node.unpaid
+        }
+
+    def _keep_only(self, need: Sequence[Rank], now: Instant) -> None:
+        """Candidates for other ranks come to be those for these, where they fit, or are done without.
+
+        So are those on nodes that are given back.
+        """
+        roster, take = self._roster, self._ladder.can_take
+        spare = [
+            worker
+            for rank, worker in sorted(roster.candidates.items())
+            if rank not in need or not roster.nodes[worker.node].usable
+        ]
+        missing = [rank for rank in need if rank not in roster.candidates]
+        for worker in spare:
+            fits = (rank for rank in missing if take(worker, rank, worker.local_rank, max(need) + 1))
+            rank = next(fits, None) if roster.nodes[worker.node].usable else None
+            if rank is not None:
+                missing.remove(rank)
+                roster.nominate(worker, rank, worker.local_rank)
+            elif worker.role is Role.STANDBY:
+                roster.nominate(worker, None, worker.local_rank)
+            else:
+                self._orders.fence(worker, "it is not wanted any more", now)
+
+    def _spawn(self, ranks: Sequence[Rank], world: int, now: Instant) -> None:
+        for seat in scaling.new_seats(ranks, self._facts.unit, self._free()):
+            standby = self._standby(seat, world)
+            if standby is None:
+                self._ladder.spawn_candidate(seat, world, now)
+                continue
+            self._roster.nominate(standby, seat.rank, seat.local_rank)
+            if standby.stage is Stage.IDLE:
+                self._orders.start_script(standby, seat.rank, self._ladder.generation, now, world=world)
+
+    def _standby(self, seat: Seat, world: int) -> WorkerRecord | None:
+        """A standby of that node that could have the seat."""
+        standbys = self._roster.nodes[seat.node].standbys.values()
+        fitting = [
+            each
+            for each in standbys
+            if (each.stage is Stage.IDLE or (each.stage is Stage.READY and self._mender.alike(each, seat.rank)))
+            and not (each.fixed and seat.rank >= self._ladder.world)
+            and self._ladder.can_take(each, seat.rank, seat.local_rank, world)
+        ]
+        return min(fitting, key=lambda each: _WARM.index(each.stage), default=None)
+
+    def _count_failure(self, worker: WorkerRecord, what: str, now: Instant) -> None:
+        self._look = True
+        node = self._roster.nodes[worker.node]
+        node.failed_candidates += 1
+        if node.failed_candidates == STANDBY_ATTEMPTS:
+            reason = say.candidates_given_up(node.node, what, self._ladder.errors.of(worker.worker))
+            self._orders.write(record.ScaleRefused(at=now, replicas=self._ladder.wanted, reason=reason))

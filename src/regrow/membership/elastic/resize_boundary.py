@@ -1,0 +1,225 @@
+"""How the world is switched to another size: all stop before one step, agreed beforehand, and go on in the new one.
+
+Nobody is halted in the middle of a step, so the pause of those who stay is the forming of the new generation and the
+first step in it. Where the agreed step was chosen too early, or somebody does not stop, all are halted at once instead:
+that step runs again, and nothing is lost. A change that nobody hurries waits for a while first: a script may evaluate
+between two steps for longer than a step takes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from regrow.core.ids import Instant, Rank, Seconds, StepNo
+from regrow.core.messages import HaltMissed, WorkerCommitted, WorkerHalted
+from regrow.membership.elastic.pace import Pace
+from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.recovery.regroup import Regroup
+from regrow.membership.roster import IN_GENERATION, Stage, WorkerRecord
+from regrow.membership.states import Mending, Switching, Training
+
+_LEAVE_S: Seconds = 1.0
+"""What a worker that must leave needs for it."""
+_STOP_S: Seconds = 0.5
+"""What a halt at once needs before that."""
+_PATIENCE_S: Seconds = 300.0
+"""How long a change that nobody hurries waits for the agreed step."""
+MOST_TRIES = 3
+"""How often a step is agreed upon before all are halted at once."""
+
+
+class ResizeWay(StrEnum):
+    """How the world changes."""
+
+    RESIZE = "resize"
+    MOVE = "move"
+    """Candidates take ranks that others have."""
+    HOLD = "hold"
+    """Ranks leave, and nobody can take them yet."""
+
+
+@dataclass(frozen=True)
+class ResizePlan:
+    """A change of the world. `kind`: `grow`, `shrink` or `preempt`; `size`: replicas after it.
+
+    `newcomers`: the ranks that candidates will have.
+    """
+
+    kind: str
+    size: int
+    newcomers: tuple[Rank, ...]
+    reason: str
+    way: ResizeWay = ResizeWay.RESIZE
+    by: Instant | None = None
+    """By when it must have happened; None: there is no hurry."""
+
+    @property
+    def rung(self) -> str:
+        """The rung of the ladder that it is."""
+        return "node" if self.way is not ResizeWay.RESIZE else "grow" if self.kind == "grow" else "shrink"
+
+
+class ResizeBoundary:
+    """Carries one change out.
+
+    Args:
+        ladder: the job's state.
+        mender: brings the halted generation to the next one.
+    """
+
+    def __init__(self, ladder: Ladder, mender: Regroup) -> None:
+        self.changed_at: Instant = float("-inf")
+        """When the world was changed last without need."""
+        self._ladder, self._mender = ladder, mender
+        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._pace = Pace()
+        self._plan: ResizePlan | None = None
+        self._begun_at: Instant = 0.0
+        """When it was begun."""
+        self._by: Instant = float("inf")
+        """By when it must have happened."""
+
+    def begin(self, plan: ResizePlan, now: Instant) -> None:
+        """Everybody stops before a step that nobody has begun."""
+        self._plan, self._begun_at = plan, now
+        self._by = float("inf") if plan.by is None else plan.by
+        self._order(self._pace.ahead(now), 1, now)
+
+    def hurry(self, by: Instant, now: Instant) -> None:
+        """A node is to be given back by then: a change under way that could wait may not any more."""
+        state, self._by = self._ladder.state, min(self._by, by)
+        if isinstance(state, Switching) and state.at is not None:
+            deadline = min(state.deadline, now + self._pace.patience(state.margin), self._last_moment)
+            self._ladder.state = replace(state, deadline=deadline)
+
+    def committed(self, event: WorkerCommitted, now: Instant) -> None:
+        """A rank has gone on."""
+        self._pace.committed(event, now)
+
+    def expects(self, worker: WorkerRecord) -> bool:
+        """Whether a worker was told to stop as planned."""
+        return isinstance(self._ladder.state, Switching) and worker.stage is Stage.MEMBER
+
+    def halted(self, event: WorkerHalted, now: Instant) -> None:
+        """A worker stands, of its own accord."""
+        ladder, state, plan = self._ladder, self._ladder.state, self._plan
+        if not isinstance(state, Switching) or plan is None:
+            return
+        self._orders.write(
+            *ladder.incidents.change(
+                plan.kind, plan.rung, plan.reason, generation=ladder.generation, step=event.state_at, now=now
+            )
+        )
+        if event.state_at != state.at:
+            self._at_once("not all could stop before one step", now)
+
+    def missed(self, event: HaltMissed, now: Instant) -> None:
+        """A worker had begun the step already."""
+        ladder, state = self._ladder, self._ladder.state
+        ladder.step = max(ladder.step, event.step)
+        if not isinstance(state, Switching) or state.at is None or event.at != state.at:
+            return
+        if state.tries < MOST_TRIES and not self._roster.count(Stage.HALTED):
+            self._order(2 * state.margin, state.tries + 1, now)
+        else:
+            self._at_once(f"step {event.step} had begun when its halt arrived", now)
+
+    def late(self, now: Instant, overdue: Callable[[Instant], list[WorkerRecord]]) -> None:
+        """Time has passed: who does not stop as planned is halted at once; who hangs (`overdue`) then acts no more."""
+        state = self._ladder.state
+        if not isinstance(state, Switching) or now < state.deadline:
+            return
+        silent = list(self._roster.seated(Stage.HALTING))
+        if state.at is None and silent:
+            if hung := overdue(now):
+                self._ladder.fence_late(hung, "no answer in time", now)
+            else:
+                self._ladder.state = replace(state, deadline=now + self._facts.halt_patience / 4)
+        elif state.at is not None and self._may_wait(now):
+            # Nobody is kept from a step: who stands already would wait for the others there, whatever happens.
+            longer = max(state.deadline - self._begun_at, 0.0)
+            self._ladder.state = replace(state, deadline=min(now + longer, self._begun_at + _PATIENCE_S))
+            self._orders.halt_before(state.at, self._ladder.generation, self._reason)
+        else:
+            self._at_once("not all have stopped in time", now)
+
+    def advance(self, now: Instant) -> None:
+        """Go as far as the facts so far allow."""
+        roster, ladder, plan, state = self._roster, self._ladder, self._plan, self._ladder.state
+        if not isinstance(state, Switching) or plan is None:
+            return
+        if roster.all_at(Stage.FINISHED):
+            ladder.state = Training()  # The training ended before that step.
+        elif roster.count(Stage.FINISHED) and roster.count(Stage.HALTED):
+            self._at_once("the training ends", now)
+        if not roster.all_at(Stage.HALTED) or not isinstance(ladder.state, Switching):
+            return
+        ladder.incidents.halted(now)
+        self._plan = None
+        ladder.state = Mending(now + self._facts.halt_patience)
+        if not state.over and self._possible(plan) and self._carry_out(plan, now) and plan.kind != "preempt":
+            self.changed_at = now
+
+    # --- parts of it -------------------------------------------------------------------------------------------
+
+    def _order(self, margin: int, tries: int, now: Instant) -> None:
+        ladder = self._ladder
+        at, by = StepNo(ladder.step + margin), self._last_moment
+        ladder.state = Switching(at, min(now + self._pace.patience(margin), by), margin, tries)
+        self._orders.halt_before(at, ladder.generation, self._reason)
+        if now + self._pace.until(margin) > by:
+            self._at_once("there is no time for another step", now)
+
+    @property
+    def _reason(self) -> str:
+        return "" if self._plan is None else self._plan.reason
+
+    @property
+    def _last_moment(self) -> Instant:
+        """When all must be halted at once, so that who leaves is gone in time."""
+        return self._by - _LEAVE_S - _STOP_S
+
+    def _may_wait(self, now: Instant) -> bool:
+        """Whether there is time for the agreed step to come."""
+        return self._by == float("inf") and now < self._begun_at + _PATIENCE_S
+
+    def _at_once(self, reason: str, now: Instant) -> None:
+        ladder, state = self._ladder, self._ladder.state
+        if not isinstance(state, Switching) or (state.at is None and not self._roster.count(*IN_GENERATION)):
+            return
+        over = state.over or self._roster.count(Stage.FINISHED) > 0
+        ladder.state = replace(state, at=None, deadline=now + self._facts.halt_deadline, over=over)
+        plan = self._plan
+        if plan is not None:
+            self._orders.write(
+                *ladder.incidents.change(
+                    plan.kind, plan.rung, plan.reason, generation=ladder.generation, step=ladder.step, now=now
+                )
+            )
+        ladder.halt(reason, now)
+
+    def _possible(self, plan: ResizePlan) -> bool:
+        """Whether the candidates are still there, and nobody else has come in between."""
+        candidates = self._roster.candidates
+        return set(candidates) == set(plan.newcomers) and all(
+            each.stage is Stage.READY and self._roster.nodes[each.node].usable for each in candidates.values()
+        )
+
+    def _carry_out(self, plan: ResizePlan, now: Instant) -> bool:
+        """Whether the world has changed."""
+        ladder, roster = self._ladder, self._roster
+        newcomers = [worker for _, worker in sorted(roster.candidates.items())]
+        match plan.way:
+            case ResizeWay.HOLD:
+                self._mender.hold(now)
+            case ResizeWay.MOVE if self._mender.covered(set(plan.newcomers)):
+                self._mender.move(newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
+            case ResizeWay.MOVE:
+                return False  # Who would go may be a step ahead after a halt at once, and gives it to the others first.
+            case ResizeWay.RESIZE:
+                going = ladder.replicas - plan.size + len(newcomers) // self._facts.unit
+                drop = self._mender.choose(going)
+                if len(drop) != going:
+                    return False
+                self._mender.resize(drop, newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
+        return True

@@ -1,0 +1,80 @@
+"""What follows where replicas are found to differ: it is said and written down, and a newcomer is hydrated again."""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from regrow.core import records as record
+from regrow.core.ids import Instant, Rank, StepNo
+from regrow.core.messages import Role
+from regrow.core.messages.replicas import StateSampled
+from regrow.membership import diagnosis as say
+from regrow.membership.incident import CORRUPTION
+from regrow.membership.roster import Stage, WorkerRecord
+from regrow.membership.samples import Divergence, Samples, compare
+
+if TYPE_CHECKING:
+    from regrow.membership.recovery.ladder import Ladder
+
+
+class Auditor:
+    """Takes in what workers tell of their state.
+
+    Args:
+        ladder: the job's state.
+    """
+
+    def __init__(self, ladder: "Ladder") -> None:
+        self._ladder = ladder
+        self._samples = Samples()
+        self._hydrated_again: set[Rank] = set()
+
+    def started(self, now: Instant) -> None:
+        """All ranks have built what they start from."""
+        looks: defaultdict[str, dict[Rank, dict[str, int]]] = defaultdict(dict)
+        for worker in self._ladder.roster.seated():
+            if worker.rank is not None and worker.parts:
+                looks[worker.holding][worker.rank] = worker.parts
+            worker.parts = {}
+        for told in looks.values():
+            found = compare(StepNo(0), told)
+            if found is not None and self._samples.news(found):
+                self._say(found, say.replicas_start_unlike(found), now)
+
+    def sampled(self, worker: WorkerRecord, fact: StateSampled, now: Instant) -> None:
+        """A worker has looked at its state before a step."""
+        ladder = self._ladder
+        if worker.rank is None:
+            return
+        replicas = sum(each.holding == worker.holding for each in ladder.roster.seated())
+        found = self._samples.tell(fact, worker.rank, worker.holding, replicas=replicas)
+        if found is None:
+            return
+        again = self._newcomers(found)
+        if self._samples.news(found):
+            self._say(found, say.replicas_diverge(found, [each.rank for each in again if each.rank is not None]), now)
+        for each in again:
+            self._ladder.orders.fence(each, "its state is not that of its replicas", now)
+        if again:
+            self._ladder.mend(CORRUPTION, again, say.replicas_diverge(found, []), now, now)
+
+    def _newcomers(self, found: Divergence) -> list[WorkerRecord]:
+        """Those who came into this generation, and have not what all others have; each rank's once."""
+        # Who differs in Python state alone may mean to.
+        if not found.whole or not found.in_tensors:
+            return []
+        roster = self._ladder.roster
+        groups = [[roster.workers[roster.places[rank]] for rank in ranks] for ranks in found.alike]
+        fresh = [group for group in groups if all(self._fresh(worker) for worker in group)]
+        if len(groups) - len(fresh) != 1:
+            return []
+        again = [worker for group in fresh for worker in group if worker.rank not in self._hydrated_again]
+        self._hydrated_again.update(worker.rank for worker in again if worker.rank is not None)
+        return again
+
+    def _fresh(self, worker: WorkerRecord) -> bool:
+        came = worker.role is not Role.RANK and worker.entered == self._ladder.generation
+        return came and worker.stage is Stage.MEMBER
+
+    def _say(self, found: Divergence, text: str, now: Instant) -> None:
+        alike, parts = [list(ranks) for ranks in found.alike], list(found.parts)
+        self._ladder.orders.write(record.ReplicasDiverged(at=now, step=found.step, alike=alike, parts=parts, text=text))

@@ -1,0 +1,293 @@
+"""How a generation that was given up comes to its end: lost ranks are filled, or their replicas are done without.
+
+Where no place is left for a lost rank the world goes on with fewer replicas, if the limits allow that. Below the
+minimum the survivors stand still and hold the state until there is room again, or until that has taken too long.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import replace
+
+from regrow.core.ids import NO_STATE, Generation, Instant, Rank
+from regrow.membership import diagnosis as say
+from regrow.membership import recovery_point, scaling
+from regrow.membership.checkpoints import Checkpoints
+from regrow.membership.recovery.ladder import RUN_AGAIN, Ladder, standing
+from regrow.membership.roster import BUILDING, Stage, WorkerRecord
+from regrow.membership.scaling import Change
+from regrow.membership.states import Mending, Waiting
+
+
+class Regroup:
+    """Brings a generation that was given up to the next one.
+
+    Args:
+        ladder: the job's state.
+        checkpoints: takes the state when waiting has taken too long.
+    """
+
+    def __init__(self, ladder: Ladder, checkpoints: Checkpoints) -> None:
+        self._ladder, self._checkpoints = ladder, checkpoints
+        self._unlike = ""
+        """Why the world can have no other size, as a candidate has shown."""
+        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+
+    def advance(self, now: Instant) -> None:
+        """Go as far as the facts so far allow: to the next generation, or to waiting."""
+        ladder, roster = self._ladder, self._roster
+        halting = roster.count(Stage.HALTING)
+        if not halting:
+            ladder.incidents.halted(now)
+        going = self._surplus()
+        if going and halting:
+            return  # who goes is decided when all stand
+        drop = self.choose(going) if going else frozenset()
+        stuck = ladder.fill(now, skip=drop, give_up=ladder.newcomers_fail and self.may_shrink())
+        if stuck and halting and self.may_shrink():
+            return
+        if stuck:
+            drop = self._without(stuck, drop)
+            stuck = [] if drop else ladder.fill(now)
+        if stuck:
+            self._stuck(stuck, now)
+            return
+        ladder.short_since = None
+        if isinstance(ladder.state, Waiting):
+            ladder.state = Mending(now + self._facts.halt_patience)
+        if drop:
+            if not self._stand(drop):
+                return
+            self._do_without(drop, asked=going > 0, now=now)
+        if roster.all_at(Stage.HALTED, Stage.READY) and not roster.away and not roster.unproven:
+            ladder.form(Generation(ladder.generation + 1), now)
+
+    def resize(
+        self,
+        drop: Set[int],
+        newcomers: Sequence[WorkerRecord],
+        now: Instant,
+        *,
+        kind: str,
+        reason: str,
+        by: Instant | None = None,
+    ) -> None:
+        """Everybody stands: these replicas leave, candidates come in as the last ranks, all are numbered anew."""
+        roster, unit = self._roster, self._facts.unit
+        after = self._ladder.replicas - len(drop) + len(newcomers) // unit
+        told = self._change(kind, reason, by).told(Generation(self._ladder.generation + 1), after, now)
+        staying: list[WorkerRecord] = []
+        for rank, name in roster.places.items():
+            worker = roster.workers[name]
+            if rank // unit in drop:
+                self._orders.dismiss(worker, "its replica leaves the job", told, now)
+            else:
+                staying.append(worker)
+        for worker in newcomers:
+            roster.nodes[worker.node].failed_candidates = 0
+        roster.renumber([*staying, *newcomers], now)
+
+    def move(
+        self,
+        newcomers: Sequence[WorkerRecord],
+        now: Instant,
+        *,
+        kind: str,
+        reason: str,
+        by: Instant | None = None,
+    ) -> None:
+        """Everybody stands: candidates take the ranks for which they were built from those who have them."""
+        replicas, generation = self._ladder.replicas, Generation(self._ladder.generation + 1)
+        told = self._change(kind, reason, by).told(generation, replicas, now)
+        for worker in newcomers:
+            rank = worker.candidate_for
+            if rank is None:
+                continue
+            self._orders.dismiss(self._roster.workers[self._roster.places[rank]], "its rank moves", told, now)
+            self._roster.nodes[worker.node].failed_candidates = 0
+            self._roster.seat(worker, rank, worker.local_rank, now)
+
+    def hold(self, now: Instant) -> None:
+        """Everybody stands, and there are too few places elsewhere: who must leave does, the others hold the state.
+
+        Where these do not have all of it, it is saved, and the job ends.
+        """
+        leaving = [worker for worker in self._roster.seated() if not self._roster.nodes[worker.node].usable]
+        if self.covered({worker.rank for worker in leaving if worker.rank is not None}):
+            replicas, generation = self._ladder.replicas, Generation(self._ladder.generation + 1)
+            told = Change("preempt", replicas, "its node is given back").told(generation, replicas, now)
+            for worker in leaving:
+                self._orders.dismiss(worker, "its node is given back", told, now)
+        elif self.can_save():
+            self._save(now)
+
+    def covered(self, without: Set[Rank]) -> bool:
+        """Whether the other ranks have the whole state."""
+        workers = list(self._roster.seated())
+        newest = recovery_point.newest(_living(worker) for worker in workers)[1]
+        left = {w.holding for w in workers if w.rank in newest and w.rank not in without}
+        return left == {worker.holding for worker in workers}
+
+    def held_without(self, without: Set[Rank]) -> bool:
+        """Whether living workers of other ranks have each part of the state, of some step."""
+        workers = [worker for worker in self._roster.seated() if worker.living and worker.state_at >= 0]
+        return {w.holding for w in workers if w.rank not in without} == {worker.holding for worker in workers}
+
+    def dispensable(self, ranks: Sequence[Rank]) -> list[Rank]:
+        """Those of the ranks that can leave at once, so that somebody has each part of the state."""
+        moving = set(ranks)
+        staying = {worker.holding for worker in self._roster.seated() if worker.rank not in moving}
+        can_go = []
+        for rank in ranks:
+            holding = self._roster.workers[self._roster.places[rank]].holding
+            if holding in staying:
+                can_go.append(rank)
+            staying.add(holding)  # It stays for now, for others with the same.
+        return can_go
+
+    def can_save(self) -> bool:
+        """Whether there is a place for durable checkpoints."""
+        return self._facts.checkpoint_every > 0
+
+    def may_shrink(self) -> bool:
+        """Whether the job may go on with fewer replicas than it has."""
+        limits = self._ladder.limits
+        return limits.fit(self._ladder.replicas - 1) is not None and not self.fixed()
+
+    def fixed(self) -> str:
+        """Why this world can have no other size, for people; empty: it can."""
+        workers = list(self._roster.seated())
+        own = self._unlike or next((worker.fixed for worker in workers if worker.fixed), "")
+        holdings = [worker.holding for worker in workers]
+        if own or not all(holdings):
+            return own
+        return say.unlike_replicas(scaling.unlike_places(holdings, self._facts.unit), self._facts.unit)
+
+    def is_replica(self, candidate: WorkerRecord, rank: Rank) -> bool:
+        """Whether a candidate for a rank has the part of the state that belongs there. If not, no other would have."""
+        if self.alike(candidate, rank):
+            return True
+        self._unlike = say.unlike_replicas(rank, self._facts.unit)
+        return False
+
+    def alike(self, candidate: WorkerRecord, rank: Rank) -> bool:
+        """Whether a built worker has the same part of the state as the rank that belongs to that place now."""
+        model = rank if rank in self._roster.places else Rank(rank % self._facts.unit)
+        return self._roster.workers[self._roster.places[model]].holding == candidate.holding
+
+    def overdue(self, state: Waiting, now: Instant) -> None:
+        """There has been no room for too long: save what there is, and end."""
+        if state.saving:
+            self.give_up(now)
+        else:
+            self._save(now)
+
+    def saved(self, now: Instant) -> None:
+        """The job ends as soon as its state is on disk, or will not be; unless there is room again by then."""
+        if self._ladder.short_since is not None:
+            self.advance(now)
+        if not isinstance(self._ladder.state, Waiting):
+            return
+        if self._checkpoints.finished(self._ladder.step, now, halted=True):
+            self.give_up(now)
+
+    def standings(self, drop: Set[int]) -> list[scaling.ReplicaCandidate]:
+        """What decides who goes."""
+        roster, unit = self._roster, self._facts.unit
+        workers = list(roster.seated())
+        _, newest = recovery_point.newest(_living(worker) for worker in workers)
+        made = []
+        for replica in range(len(workers) // unit):
+            mine = workers[replica * unit : (replica + 1) * unit]
+            made.append(
+                scaling.ReplicaCandidate(
+                    replica,
+                    dead=replica in drop or any(not worker.living or worker.stage in BUILDING for worker in mine),
+                    draining=any(not roster.nodes[worker.node].usable for worker in mine),
+                    newest=any(worker.rank in newest for worker in mine),
+                )
+            )
+        return made
+
+    def choose(self, count: int, broken: Set[int] = frozenset()) -> frozenset[int]:
+        """Which replicas go, so that the newest state stays; none where it would not."""
+        drop = scaling.leavers(self.standings(broken), count)
+        unit = self._facts.unit
+        everybody = [_living(worker) for worker in self._roster.seated()]
+        staying = [each for each in everybody if each.rank // unit not in drop]
+        return drop if recovery_point.newest(staying)[0] == recovery_point.newest(everybody)[0] else frozenset()
+
+    # --- parts of it -------------------------------------------------------------------------------------------
+
+    def _surplus(self) -> int:
+        """How many replicas are there beyond those that are wanted."""
+        ladder = self._ladder
+        if ladder.wanted >= ladder.replicas or ladder.change is not None or self.fixed():
+            return 0
+        size = ladder.limits.fit(ladder.wanted)
+        return 0 if size is None else ladder.replicas - size
+
+    def _without(self, stuck: Iterable[Rank], drop: Set[int]) -> frozenset[int]:
+        """The replicas that go because these ranks cannot be filled; none where that is not possible."""
+        ladder = self._ladder
+        broken = {rank // self._facts.unit for rank in stuck} | drop
+        size = ladder.limits.fit(min(ladder.wanted, ladder.replicas - len(broken)))
+        if size is None or self.fixed():
+            return frozenset()
+        return self.choose(ladder.replicas - size, broken)
+
+    def _stand(self, drop: Set[int]) -> bool:
+        """Whether all who stay are ready for the next generation."""
+        unit = self._facts.unit
+        return all(
+            worker.stage in (Stage.HALTED, Stage.READY)
+            for worker in self._roster.seated()
+            if worker.rank is not None and worker.rank // unit not in drop
+        )
+
+    def _stuck(self, stuck: list[Rank], now: Instant) -> None:
+        ladder, roster = self._ladder, self._roster
+        homes = {roster.home(rank)[0].node: roster.home(rank)[0] for rank in stuck}
+        if ladder.short_since is None:
+            lost = [node.away_since for node in homes.values() if node.away_since is not None]
+            ladder.short_since = min(lost, default=now)
+            self._orders.note(say.nodes_waited_for(sorted(homes), stuck, self._facts.node_deadline), now)
+        busy = roster.count(Stage.HALTING, Stage.RELEASED, *BUILDING)
+        if not busy and isinstance(ladder.state, Mending):
+            ladder.state = Waiting(ladder.short_since + self._facts.node_deadline)
+
+    def _change(self, kind: str, reason: str, by: Instant | None = None) -> Change:
+        """To be written down with the next generation; what was to be before, and has come to nothing, is not."""
+        former = self._ladder.change
+        change = Change(kind, self._ladder.replicas if former is None else former.before, reason, by)
+        self._ladder.change = change
+        return change
+
+    def _do_without(self, drop: Set[int], *, asked: bool, now: Instant) -> None:
+        incident = self._ladder.incidents.open
+        reason = incident.cause if incident is not None else "a rank could not be filled"
+        if asked:
+            reason = f"{self._ladder.wanted_by}; meanwhile: {reason}"
+        self.resize(drop, [], now, kind="shrink" if asked else "fault", reason=reason)
+        self._ladder.incidents.climb("shrink")
+
+    def _save(self, now: Instant) -> None:
+        step = self._checkpoints.savable()
+        if step is None:
+            self.give_up(now)
+            return
+        self._ladder.step = step
+        self._ladder.state = Waiting(now + self._checkpoints.patience, saving=True)
+
+    def give_up(self, now: Instant) -> None:
+        """There will be no room in time: the job ends, to be run again."""
+        lost = [node.node for node in self._roster.nodes.values() if node.away and not node.stopped]
+        given_back = [node.node for node in self._roster.nodes.values() if node.leave_by is not None]
+        text = say.nodes_given_back(given_back, self._ladder.limits.least)
+        if lost or not given_back:
+            text = say.nodes_stay_away(lost, self._facts.node_deadline)
+        self._ladder.end(RUN_AGAIN, text, now)
+
+
+def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:
+    """Where a worker stands; one that is dead has no state any more."""
+    stands = standing(worker)
+    return stands if worker.living else replace(stands, state_at=NO_STATE, ready=False)

@@ -1,0 +1,180 @@
+"""What follows where workers stand still: they are waited for, which is said, or replaced."""
+
+import msgspec
+
+from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import NodeSeen, TakeStacks
+from regrow.core.messages.sights import WorkerSight
+from regrow.membership import diagnosis as say
+from regrow.membership.recovery import hangs
+from regrow.membership.recovery.hangs import Bounds, Look
+from regrow.membership.recovery.ladder import SCRIPT_ERROR, Ladder
+from regrow.membership.recovery.regroup import Regroup
+from regrow.membership.roster import Stage, WorkerRecord
+from regrow.membership.states import Forming, Switching, Training
+
+_FRESH_S: Seconds = 12.0
+"""A look that is older says nothing any more: the worker goes on, or its agent is paused."""
+_JUDGE_S: Seconds = 0.2
+_SAY_S: Seconds = 60.0
+
+
+class Standstills:
+    """Keeps what the agents see, and acts on what `hangs` makes of it.
+
+    Args:
+        ladder: the job's state.
+        mender: knows who has which part of the state.
+    """
+
+    def __init__(self, ladder: Ladder, mender: Regroup) -> None:
+        self._ladder, self._mender = ladder, mender
+        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._sights: dict[WorkerId, tuple[WorkerSight, Instant]] = {}
+        self._longest: dict[NodeId, Seconds] = {}
+        self._suspects: dict[WorkerId, Instant] = {}
+        """Who was judged to hang once, and when: it takes a second look that is newer."""
+        self._judged_at: Instant = float("-inf")
+        self._said_at: Instant = float("-inf")
+        self._patience = 1.0
+
+    @property
+    def bounds(self) -> Bounds:
+        """How long workers may stand still."""
+        facts = self._facts
+        longest = max(self._longest.values(), default=0.0)
+        return Bounds.of(facts.hang_timeout, facts.hang_floor, longest, self._patience)
+
+    def seen(self, event: NodeSeen, now: Instant) -> None:
+        """An agent has looked at its workers."""
+        self._longest[event.node] = event.longest
+        for sight in event.sights:
+            if sight.worker in self._roster.workers:
+                self._sights[sight.worker] = (sight, now)
+        if now - self._judged_at < _JUDGE_S:
+            return
+        self._judged_at = now
+        if len(self._sights) > 2 * len(self._roster.workers):
+            self._sights = {name: seen for name, seen in self._sights.items() if name in self._roster.workers}
+        # Of who has been told to halt, `overdue` is asked.
+        if isinstance(self._ladder.state, Training | Switching | Forming) and not self._roster.count(Stage.HALTING):
+            self._judge(now)
+
+    def sight(self, worker: WorkerRecord, now: Instant) -> WorkerSight | None:
+        """The last look at a worker; None where there is none that still says something."""
+        seen = self._sights.get(worker.worker)
+        return seen[0] if seen is not None and now - seen[1] <= _FRESH_S else None
+
+    def overdue(self, now: Instant) -> list[WorkerRecord]:
+        """Who has been told to halt, does not come, and hangs; nobody else is ended for being late."""
+        late = [w for w in (*self._roster.seated(Stage.HALTING), *self._away()) if self._silent(w, now)]
+        names = {worker.worker for worker in late}
+        self._suspects = {name: at for name, at in self._suspects.items() if name in names}
+        return self._given_up([worker for worker in late if self._confirmed(worker, now)], now)
+
+    def waiting_for(self, now: Instant) -> None:
+        """Say every minute for whom a halted job waits."""
+        looks = [self._look(w, now) for w in (*self._roster.seated(Stage.HALTING), *self._away())]
+        if looks:
+            self._say(looks, "it has been told to stop its step", now)
+
+    def fenced(self, workers: list[WorkerRecord]) -> None:
+        """These were replaced because they stood still: if they were only slow, the next ones get more time."""
+        if self._facts.hang_timeout is None and workers:
+            self._patience = min(hangs.MOST_PATIENCE, 2 * self._patience)
+
+    # --- parts of it -------------------------------------------------------------------------------------------
+
+    def _away(self) -> list[WorkerRecord]:
+        return [self._roster.workers[name] for name in self._roster.away]
+
+    def _silent(self, worker: WorkerRecord, now: Instant) -> bool:
+        return hangs.overdue(self.sight(worker, now), now - worker.since, self.bounds)
+
+    def _look(self, worker: WorkerRecord, now: Instant) -> Look:
+        rank = worker.rank if worker.rank is not None else Rank(-1)
+        sight = self.sight(worker, now)
+        if sight is not None and now - worker.since < sight.seconds:
+            # What it did before it came to this stage is not held against it.
+            sight = msgspec.structs.replace(sight, seconds=now - worker.since)
+        return Look(rank, worker.worker, sight, finished=worker.stage is Stage.FINISHED)
+
+    def _judge(self, now: Instant) -> None:
+        workers = [w for w in self._roster.seated() if w.living]
+        if any(worker.stage is Stage.JOINING for worker in workers):
+            # Who waits for newcomers is not to blame; a newcomer whose process is stopped is.
+            workers = [w for w in workers if (s := self.sight(w, now)) is not None and s.stopped]
+            verdict = hangs.HangVerdict(tuple(x for x in (self._look(w, now) for w in workers) if self._late(x)))
+            if len(verdict.hung) == len(self._roster.places):
+                return
+        else:
+            verdict = hangs.judge([self._look(worker, now) for worker in workers], self.bounds)
+        hung = [self._roster.workers[look.worker] for look in verdict.hung]
+        step = min((look.sight.step for look in verdict.hung if look.sight is not None), default=verdict.left_at)
+        if step is not None and self._left_alone(step, now):
+            return
+        if not hung:
+            self._suspects.clear()
+        confirmed = [worker for worker in hung if self._confirmed(worker, now)]
+        fenced = self._given_up(confirmed, now) if len(confirmed) == len(hung) else []
+        if fenced:
+            self._fence(fenced, verdict, now)
+        elif len(confirmed) == len(hung):
+            self._doubt([self._look(worker, now) for worker in workers], verdict, now)
+
+    def _late(self, look: Look) -> bool:
+        return look.sight is not None and look.sight.seconds >= self.bounds.for_(look.sight)
+
+    def _left_alone(self, step: StepNo, now: Instant) -> bool:
+        """Whether somebody has left its loop while the others wait in a step for all: then that ends the job."""
+        left = [worker for worker in self._roster.seated(Stage.FINISHED) if worker.state_at <= step]
+        if not left:
+            return False
+        rank = left[0].rank if left[0].rank is not None else Rank(-1)
+        self._ladder.end(SCRIPT_ERROR, say.left_alone(rank, left[0].state_at, step), now)
+        return True
+
+    def _confirmed(self, worker: WorkerRecord, now: Instant) -> bool:
+        """Whether it was judged so before, and was looked at again since."""
+        first = self._suspects.setdefault(worker.worker, now)
+        seen = self._sights.get(worker.worker)
+        return seen is None or seen[1] > first
+
+    def _given_up(self, workers: list[WorkerRecord], now: Instant) -> list[WorkerRecord]:
+        """Those that may be ended: not where somebody has the last of a part of the state, on suspicion alone."""
+        ranks = {worker.rank for worker in workers if worker.rank is not None}
+        if not ranks or self._mender.held_without(ranks) or self._facts.buddy_every > 0:
+            return workers
+        if self._facts.hang_timeout is not None and self._facts.durable:
+            return workers
+        patient = [w for w in workers if (s := self.sight(w, now)) is not None and s.seconds < self.bounds.most]
+        return [] if patient else workers
+
+    def _fence(self, workers: list[WorkerRecord], verdict: hangs.HangVerdict, now: Instant) -> None:
+        looks = {look.worker: look for look in verdict.hung}
+        details = [hangs.told(looks[worker.worker]) for worker in workers]
+        sights = [look.sight for look in verdict.hung if look.sight is not None]
+        since = now - max((sight.seconds for sight in sights), default=0.0)
+        if not all(sight.stopped for sight in sights):
+            self.fenced(workers)
+        for worker in workers:
+            self._orders.fence(worker, "it hangs", now, dump=True)
+            self._suspects.pop(worker.worker, None)
+        cause = "; ".join(details) + (f": {verdict.why}" if verdict.why else "")
+        self._ladder.mend("hang", workers, cause, now, self._ladder.plan.when(workers[0].worker, since))
+
+    def _doubt(self, looks: list[Look], verdict: hangs.HangVerdict, now: Instant) -> None:
+        """Nobody is to blame for sure, and everybody stands still: say it, and wait."""
+        still = [look.sight.seconds for look in looks if look.sight is not None]
+        if len(still) < len(looks) or min(still, default=0.0) < min(_SAY_S, self.bounds.base):
+            return
+        self._say(list(verdict.holding_up or looks), verdict.why, now)
+
+    def _say(self, looks: list[Look], why: str, now: Instant) -> None:
+        if now - self._said_at < _SAY_S:
+            return
+        self._said_at = now
+        shown = "; ".join(hangs.told(look) for look in looks[:4]) + (" ..." if len(looks) > 4 else "")
+        self._orders.note(f"the training stands still, and regrow waits ({why}): {shown}; stacks are in the logs", now)
+        for look in looks[:64]:
+            self._orders.add(TakeStacks(look.worker, why))

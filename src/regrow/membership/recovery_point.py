@@ -1,0 +1,145 @@
+"""Where the next generation starts, and who gets its state from whom. Pure: facts in, a decision out.
+
+A *holding* is what a rank has of the state; ranks with the same holding are replicas. Every rank must come to stand at
+one step, by the first of these that is possible:
+
+1. the newest step that the survivors have, or can reach by applying an update that was voted for; who lacks it gets it
+   from a replica, or from a copy of exactly that step;
+2. the newest step of which there is a copy of every holding: all ranks go back to it;
+3. none: some holding has no living copy.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
+from regrow.core.messages.copies import KeptCopy
+
+
+@dataclass(frozen=True)
+class SurvivorState:
+    """Where one rank stands. `ready`: it can apply the update of `state_at` by itself. `node`: where it runs.
+
+    `verified`: the step of its own copy of a state upon which all replicas had agreed.
+    """
+
+    rank: Rank
+    holding: str
+    state_at: StepNo
+    node: NodeId
+    ready: bool = False
+    verified: StepNo = NO_STATE
+
+
+@dataclass(frozen=True)
+class CopyHolder:
+    """A copy, and the node whose agent has it. `rank`: whose copy it is."""
+
+    node: NodeId
+    rank: Rank
+    step: StepNo
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start with `state@step`. `holders` have it, or come to have it by themselves; `restored` read a copy.
+
+    `rewind`: holders that stand elsewhere go back to their own verified copy.
+    """
+
+    step: StepNo
+    holders: frozenset[Rank]
+    restored: Mapping[Rank, CopyHolder] = field(default_factory=dict)
+    rewind: bool = False
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """No step has everything. `ranks`: whose state no living worker has at `step`, and no copy either."""
+
+    step: StepNo
+    ranks: tuple[Rank, ...]
+
+
+Copies = Mapping[NodeId, Sequence[KeptCopy]]
+
+
+def newest(standings: Iterable[SurvivorState]) -> tuple[StepNo, frozenset[Rank]]:
+    """The newest step that survivors have or can reach, and who does. `NO_STATE` when nobody has any.
+
+    In a world of several holdings nobody could give the state after a step to who lacks it, so there it was voted for:
+    if one survivor has it, the others are ready; and if all are ready, the step happens, for another may have done it
+    and died.
+    """
+    alive = [each for each in standings if each.state_at != NO_STATE]
+    if not alive:
+        return NO_STATE, frozenset()
+    step = max(each.state_at for each in alive)
+    if all(each.ready for each in alive if each.state_at == step):
+        step = StepNo(step + 1)
+    reached = frozenset(
+        each.rank for each in alive if each.state_at == step or (each.ready and each.state_at == step - 1)
+    )
+    return step, reached
+
+
+def decide(standings: Sequence[SurvivorState], copies: Copies) -> Start | Uncovered:
+    """Where to start."""
+    step, reached = newest(standings)
+    if step == NO_STATE:
+        return _go_back(standings, copies, step)
+    living = {each.holding for each in standings if each.rank in reached}
+    lacking = [each for each in standings if each.holding not in living]
+    sources = {each.rank: _source(each, copies, step) for each in lacking}
+    if all(sources.values()):
+        return Start(step, reached, {rank: source for rank, source in sources.items() if source is not None})
+    return _go_back(standings, copies, step)
+
+
+def go_back(standings: Sequence[SurvivorState], doubted: StepNo) -> Start | None:
+    """The newest state upon which replicas had agreed and of which every holding is there; None: there is none.
+
+    Args:
+        doubted: at this step, and since that agreement, nobody's state is to be trusted but by its verified copy.
+    """
+    holdings = {each.holding for each in standings}
+    for step in sorted({each.verified for each in standings if each.verified != NO_STATE}, reverse=True):
+        # Who stands at an earlier step has come there by an earlier attempt to go back.
+        have = [each for each in standings if each.verified == step or each.state_at == step < doubted]
+        if {each.holding for each in have} == holdings:
+            return Start(step, frozenset(each.rank for each in have), rewind=True)
+    return None
+
+
+def needs_copies(standings: Sequence[SurvivorState]) -> bool:
+    """Whether living workers alone do not have everything."""
+    step, reached = newest(standings)
+    living = {each.holding for each in standings if each.rank in reached}
+    return step == NO_STATE or any(each.holding not in living for each in standings)
+
+
+def _go_back(standings: Sequence[SurvivorState], copies: Copies, step: StepNo) -> Start | Uncovered:
+    steps = sorted({copy.step for held in copies.values() for copy in held}, reverse=True)
+    for candidate in steps:
+        if step != NO_STATE and candidate > step:
+            continue
+        stay = frozenset(each.rank for each in standings if each.state_at == candidate)
+        sources = {each.rank: _source(each, copies, candidate) for each in standings if each.rank not in stay}
+        if all(sources.values()):
+            return Start(candidate, stay, {rank: source for rank, source in sources.items() if source is not None})
+    living = {each.holding for each in standings if each.state_at != NO_STATE}
+    return Uncovered(step, tuple(each.rank for each in standings if each.holding not in living))
+
+
+def _source(standing: SurvivorState, copies: Copies, step: StepNo) -> CopyHolder | None:
+    """The nearest copy: of this very rank before a replica's, on the rank's own node before another."""
+    found = [
+        (copy.rank != standing.rank, node != standing.node, node, copy.rank)
+        for node, held in copies.items()
+        for copy in held
+        if copy.step == step and copy.holding == standing.holding
+    ]
+    if not found:
+        return None
+    _, _, node, rank = min(found)
+    return CopyHolder(node, rank, step)

@@ -1,0 +1,380 @@
+"""The coordinator's I/O: agents over WebSockets, people over HTTP, time by a timer. Decides nothing itself."""
+
+import asyncio
+import hmac
+import traceback
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from regrow.core.clock import Clock, MonotonicClock
+from regrow.core.errors import RegrowError, UsageError
+from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
+from regrow.core.job import JobSpec
+from regrow.core.messages import (
+    AgentFact,
+    AgentOrder,
+    Fact,
+    NodeJoined,
+    NodeLost,
+    NodeOrder,
+    NodeProgress,
+    NodeStopped,
+    SpawnWorker,
+    StopNode,
+    TimeAdvanced,
+)
+from regrow.core.records import JobEnded, Record
+from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+from regrow.membership.admission import Admission, JoinOffer, JoinRequest
+from regrow.membership.orders import AnswerScale, Command, EndJob
+from regrow.membership.server.agent_link import AgentLink
+from regrow.membership.server.http_api import HttpApi
+from regrow.membership.server.http_replies import refusal, words_of
+
+INTERNAL_ERROR = 70
+"""Exit code of a job that ended by a defect of regrow itself (`EX_SOFTWARE`)."""
+HELLO_DEADLINE = 10.0
+_CLOSE_DEADLINE = 1.0
+_SHORTEST_WAIT = 0.001
+_PAUSE = 1.0
+"""A deadline that is noticed so much later has passed while this process was paused."""
+_CATCH_UP = 5.0
+"""What others had said by then is heard within that."""
+
+Watcher = Callable[[Record | NodeProgress], None]
+"""Told of every record, and of the newest commits of each node, as they come."""
+
+
+class Machine(Protocol):
+    """What the server asks of the membership machine."""
+
+    facts: JobSpec
+
+    @property
+    def world(self) -> int:
+        """Ranks of the present world, or of the one that is being formed."""
+        ...
+
+    def handle(self, event: Fact, now: Instant) -> list[Command]:
+        """Take in one fact; return what is to be done, in order."""
+        ...
+
+    def next_deadline(self) -> Instant | None:
+        """When `TimeAdvanced` must be sent at the latest."""
+        ...
+
+    def snapshot(self) -> msgspec.Struct:
+        """What the job looks like, for people."""
+        ...
+
+
+class Coordinator:
+    """Hosts a membership machine: `async with Coordinator(machine, token=...) as coordinator`.
+
+    Args:
+        machine: decides.
+        token: the job's secret; every request carries it as `Authorization: Bearer`.
+        record: writes one record down.
+        host, port: where to listen; port 0 is any free one.
+        nodes: those that the job starts on; the machine is told of them in this order, whichever comes first. Others
+            may come later, as far as the job's facts allow. Without it: whoever comes, in that order.
+        lease: seconds after which an agent that answers nothing counts as lost.
+        near: nodes whose agents are children of this process: it sees their end, and a pause of theirs is none.
+        clock: gives the machine its time.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        token: str,
+        record: Callable[[Record], None],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        nodes: Sequence[NodeId] | None = None,
+        lease: Seconds = 10.0,
+        near: Collection[NodeId] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self.watchers: list[Watcher] = []
+        self.on_node_lost: list[Callable[[NodeId], None]] = []
+        """Told of every node that is lost."""
+        self.crash = ""
+        """Stack of a defect of regrow's own that ended the job, for the record and not for the screen."""
+        self.offer: JoinOffer | None = None
+        """What nodes that come later are told, all but their names; None: their launchers cannot ask."""
+        self._machine = machine
+        self._secret = f"Bearer {token}".encode()
+        self._record = record
+        self._host, self._port = host, port
+        self._admission = Admission(machine.facts, nodes)
+        self._lease, self._near = lease, frozenset(near)
+        self._clock = clock or MonotonicClock()
+        self._codec: FrameCodec[AgentFact] = FrameCodec(AgentFact)
+        self._links: dict[NodeId, AgentLink] = {}
+        self._homes: dict[WorkerId, NodeId] = {}
+        self._end: EndJob | None = None
+        self._ended = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._runner: web.AppRunner | None = None
+
+    # --- opening and closing -----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> "Coordinator":
+        """Listen. Raises `UsageError` where the address is taken or is not this machine's."""
+        app = web.Application(middlewares=[self._guard])
+        desk = HttpApi(self, self._machine.facts, lambda: self._machine.world, self._machine.snapshot)
+        app.add_routes([web.get("/agent", self._serve_agent), *desk.routes()])
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port, reuse_address=True).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise UsageError(
+                f"cannot listen on {self._host}:{self._port}: {words_of(error)}",
+                hint="another job may hold that port; choose another in --rdzv-endpoint, or leave it out",
+            ) from error
+        self._port = int(self._runner.addresses[0][1])
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up on everybody."""
+        if self._end is None:
+            self.end(EndJob(INTERNAL_ERROR, "the coordinator was closed before the job had ended"))
+        if self._timer is not None:
+            self._timer.cancel()
+        for link in list(self._links.values()):
+            await link.socket.close(message=b"the job has ended")
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens."""
+        return self._port
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self._end is not None
+
+    @property
+    def connected(self) -> list[NodeId]:
+        """The nodes whose agents are connected."""
+        return sorted(self._links)
+
+    # --- facts in, orders out ----------------------------------------------------------------------------------
+
+    def submit(self, fact: Fact) -> AnswerScale | None:
+        """Give the machine a fact and carry out what it decides; returns its answer. An error of ours ends the job."""
+        answer: AnswerScale | None = None
+        if self._end is not None:
+            return answer
+        try:
+            for command in self._machine.handle(fact, self._clock.now()):
+                answer = command if isinstance(command, AnswerScale) else answer
+                self._carry_out(command)
+            self._set_timer()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the job and is reported
+            self._fail(error, f"handling {type(fact).__name__}")
+        if isinstance(fact, NodeProgress):
+            self._show(fact)
+        return answer
+
+    async def wait_ended(self) -> EndJob:
+        """Wait, as long as the job lasts, for its end."""
+        await self._ended.wait()
+        if self._end is None:
+            raise RegrowError("the job has ended without a reason", hint="please report this")
+        return self._end
+
+    def end(self, end: EndJob) -> None:
+        """End the job for a reason that the machine cannot know; what ended it first counts."""
+        if self._end is None:
+            self.publish(JobEnded(at=self._clock.now(), code=end.code, diagnosis=end.diagnosis))
+            self._finish(end)
+
+    def publish(self, record: Record) -> None:
+        """Write a record down and show it to all who watch."""
+        self._record(record)
+        self._show(record)
+
+    async def stop_nodes(self, reason: str, *, grace: Seconds, margin: Seconds = 3.0) -> list[NodeId]:
+        """Order all agents to end their workers and themselves; returns those that did not within `grace + margin`."""
+        links = list(self._links.values())
+        for link in links:
+            link.orders.put_nowait(StopNode(link.node, reason, grace))
+        waits = [asyncio.create_task(link.gone.wait()) for link in links]
+        if waits:
+            _, pending = await asyncio.wait(waits, timeout=grace + margin)
+            for wait in pending:
+                wait.cancel()
+        return [link.node for link in links if not link.gone.is_set()]
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Record():
+                self.publish(command)
+            case EndJob():
+                self._finish(command)
+            case SpawnWorker():
+                self._homes[command.worker] = command.node
+                self._order(command.node, command)
+            case _ if isinstance(command, NodeOrder):
+                self._order(command.node, command)
+            case _ if not isinstance(command, AnswerScale):
+                self._order(self._homes[command.worker], command)
+
+    def _order(self, node: NodeId, order: AgentOrder) -> None:
+        link = self._links.get(node)
+        if link is not None:
+            link.orders.put_nowait(order)
+        # Without a link the node is lost, which the machine is told by `NodeLost`, and not by an order that fails.
+
+    def _show(self, item: Record | NodeProgress) -> None:
+        for watcher in list(self.watchers):
+            try:
+                watcher(item)
+            except Exception:  # noqa: BLE001 - who watches may not harm what it watches; its stack is kept
+                self.watchers.remove(watcher)
+                self.crash = self.crash or traceback.format_exc()
+
+    def _finish(self, end: EndJob) -> None:
+        self._end = end
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ended.set()
+
+    def _fail(self, error: Exception, doing: str) -> None:
+        self.crash = "".join(traceback.format_exception(error))
+        self.end(EndJob(INTERNAL_ERROR, f"regrow's coordinator failed in {doing}: {type(error).__name__}: {error}"))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._machine.next_deadline()
+        if deadline is not None and self._end is None:
+            wait = max(_SHORTEST_WAIT, deadline - self._clock.now())
+            self._timer = asyncio.get_running_loop().call_later(wait, self._time_passed, self._clock.now() + wait)
+
+    def _time_passed(self, due: Instant) -> None:
+        """It is `due`, or later: then this process was paused itself, and first hears what was said meanwhile."""
+        late = self._clock.now() - due
+        if late < _PAUSE:
+            self.submit(TimeAdvanced())
+            return
+        again = self._clock.now() + min(late, _CATCH_UP)
+        self._timer = asyncio.get_running_loop().call_later(min(late, _CATCH_UP), self._time_passed, again)
+
+    # --- agents ------------------------------------------------------------------------------------------------
+
+    async def _serve_agent(self, request: web.Request) -> web.StreamResponse:
+        # A ping every two thirds of the lease and half of that for the answer: lost after one lease.
+        beat = None if request.query.get("node") in self._near else self._lease * 2 / 3
+        socket = web.WebSocketResponse(heartbeat=beat, max_msg_size=MAX_FRAME_BYTES, timeout=_CLOSE_DEADLINE)
+        await socket.prepare(request)
+        joined = await self._hello(socket)
+        if joined is None or joined.node != request.query.get("node"):
+            await socket.close(code=4400, message=b"the first message is NodeJoined, of the node in the address")
+            return socket
+        if refused := self._admission.refusal(joined.node, self._links):
+            await socket.close(code=4404, message=refused[0].encode())
+            return socket
+        if not await self._succeeds(joined, socket):
+            await socket.close(code=4409, message=f"{joined.node} is in the job already".encode())
+            return socket
+        link = self._links[joined.node] = AgentLink(joined, socket)
+        sending = asyncio.create_task(link.send_orders())
+        sending.add_done_callback(self._sending_done)
+        reason = "its connection ended"
+        try:
+            self._introduce(joined)
+            reason = await self._take_facts(link)
+        except RegrowError as error:
+            reason = f"{error}; does it run the same version of regrow?"
+        except Exception as error:  # noqa: BLE001 - as in `submit`
+            self._fail(error, f"listening to {link.node}")
+        finally:
+            sending.cancel()
+            self._unlink(link, reason)
+        await socket.close(message=b"this connection is over")
+        return socket
+
+    async def _succeeds(self, joined: NodeJoined, socket: web.WebSocketResponse) -> bool:
+        """Whether an agent may take its node's place. Where another has it: when that is known to be lost."""
+        while (former := self._links.get(joined.node)) is not None and not former.is_of(joined):
+            if not await former.gives_way(socket, within=1.5 * self._lease):
+                return False
+        return True
+
+    def _introduce(self, joined: NodeJoined) -> None:
+        for node in self._admission.introduce(joined.node, list(self._links)):
+            self.submit(self._links[node].joined)
+
+    def make_offer(self, request: JoinRequest) -> JoinOffer:
+        """What a node that would join is told. Raises `UsageError` where it may not."""
+        if self.offer is None:
+            raise UsageError("this job takes no further nodes")
+        return self._admission.offer(self.offer, request, self._links)
+
+    async def _hello(self, socket: web.WebSocketResponse) -> NodeJoined | None:
+        try:
+            message = await socket.receive(timeout=HELLO_DEADLINE)
+            fact = self._codec.decode(message.data) if message.type is WSMsgType.BINARY else None
+        except (TimeoutError, RegrowError):
+            return None
+        return fact if isinstance(fact, NodeJoined) else None
+
+    async def _take_facts(self, link: AgentLink) -> str:
+        """Facts until the connection ends; returns why it ended."""
+        async for message in link.socket:
+            if message.type is not WSMsgType.BINARY:
+                continue
+            if self._links.get(link.node) is not link:
+                return "another connection is in its place"
+            fact = self._codec.decode(message.data)
+            if isinstance(fact, NodeStopped):
+                link.stopped = True
+                link.gone.set()
+            self.submit(fact)
+        return link.ended(self._lease)
+
+    def _sending_done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fail(error, "sending an order")
+
+    def _unlink(self, link: AgentLink, reason: str) -> None:
+        link.gone.set()
+        if self._links.get(link.node) is not link:
+            return
+        del self._links[link.node]
+        if not link.stopped and self._end is None:
+            self.submit(NodeLost(link.node, reason))
+            for mourner in self.on_node_lost:
+                mourner(link.node)
+
+    # --- people and other nodes --------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._secret):
+            return refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return refusal(error.status, f"{request.method} {request.path}: {error.reason}", "")
+        except Exception as error:  # noqa: BLE001 - as in `submit`
+            self._fail(error, f"serving {request.path}")
+            return refusal(500, "regrow's coordinator failed; the job ends", "")

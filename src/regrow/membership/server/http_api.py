@@ -1,0 +1,176 @@
+"""What people and the launchers of other nodes ask the coordinator over HTTP."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import NodeId, Seconds
+from regrow.core.job import JobSpec
+from regrow.core.messages import Fact, FaultRequested, FaultSpec, NodeDraining, ScaleRequested, StopRequested
+from regrow.membership.admission import JoinOffer, JoinRequest
+from regrow.membership.orders import AnswerScale, EndJob
+from regrow.membership.server.http_replies import refusal, reply
+
+_LONGEST_REASON = 200
+Asked = TypeVar("Asked", bound=msgspec.Struct)
+
+
+class ScaleWish(msgspec.Struct, frozen=True):
+    """`POST /scale`: the job shall have so many replicas, or ranks; one of the two.
+
+    `stay`: how long the capacity is expected to be there, in seconds; None: nothing is known of an end.
+    """
+
+    replicas: int | None = None
+    ranks: int | None = None
+    stay: Seconds | None = None
+    reason: str = ""
+
+
+class DrainWish(msgspec.Struct, frozen=True):
+    """`POST /drain`: a node is to be given back, within so many seconds."""
+
+    node: NodeId
+    grace: Seconds = 30.0
+    reason: str = ""
+
+
+class ApiHost(Protocol):
+    """What is behind the desk."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        ...
+
+    @property
+    def connected(self) -> list[NodeId]:
+        """The nodes whose agents are connected."""
+        ...
+
+    def submit(self, fact: Fact) -> AnswerScale | None:
+        """Give the machine a fact."""
+        ...
+
+    async def wait_ended(self) -> EndJob:
+        """The job's end."""
+        ...
+
+    def make_offer(self, request: JoinRequest) -> JoinOffer:
+        """What a node that would join is told. Raises `UsageError`."""
+        ...
+
+
+class HttpApi:
+    """Answers requests.
+
+    Args:
+        host: the coordinator.
+        facts: what the job was started with.
+        world: says how many ranks there are.
+        view: says what the job looks like.
+    """
+
+    def __init__(
+        self, host: ApiHost, facts: JobSpec, world: Callable[[], int], view: Callable[[], msgspec.Struct]
+    ) -> None:
+        self._host = host
+        self._facts = facts
+        self._world = world
+        self._view = view
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What can be asked, and where."""
+        return [
+            web.get("/job", self._serve_job),
+            web.get("/end", self._serve_end),
+            web.get("/status", self._serve_status),
+            web.post("/join", self._serve_join),
+            web.post("/kill", self._serve_kill),
+            web.post("/stop", self._serve_stop),
+            web.post("/scale", self._serve_scale),
+            web.post("/drain", self._serve_drain),
+        ]
+
+    async def _serve_job(self, request: web.Request) -> web.Response:
+        return reply(self._facts)
+
+    async def _serve_status(self, request: web.Request) -> web.Response:
+        return reply(self._view())
+
+    async def _serve_end(self, request: web.Request) -> web.Response:
+        """Answers when the job has ended: how the launchers of the other nodes learn it."""
+        return reply(await self._host.wait_ended())
+
+    async def _serve_join(self, request: web.Request) -> web.Response:
+        asked = await _read(request, JoinRequest)
+        if isinstance(asked, web.Response):
+            return asked
+        if self._host.over:
+            return _ending()
+        try:
+            return reply(self._host.make_offer(asked))
+        except UsageError as error:
+            return refusal(409, error.cause, error.hint)
+
+    async def _serve_kill(self, request: web.Request) -> web.Response:
+        fault = await _read(request, FaultSpec)
+        if isinstance(fault, web.Response):
+            return fault
+        world = self._world()
+        if not 0 <= fault.rank < world:
+            has = f"this job has ranks 0 to {world - 1}" if world else "this job has no ranks yet"
+            return refusal(400, f"there is no rank {fault.rank}", has)
+        if self._host.over:
+            return _ending()
+        answer = self._host.submit(FaultRequested(fault))
+        if answer is not None and not answer.accepted:
+            return refusal(409, answer.reason, "")
+        return web.json_response({}, status=202)
+
+    async def _serve_stop(self, request: web.Request) -> web.Response:
+        reason = (await request.text())[:_LONGEST_REASON].strip()
+        if self._host.over:
+            return _ending()
+        self._host.submit(StopRequested(reason or "an operator asked for it"))
+        return web.json_response({}, status=202)
+
+    async def _serve_scale(self, request: web.Request) -> web.Response:
+        wish = await _read(request, ScaleWish)
+        if isinstance(wish, web.Response):
+            return wish
+        if (wish.replicas is None) == (wish.ranks is None):
+            return refusal(400, "either replicas or ranks must be given", "")
+        reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
+        answer = self._host.submit(ScaleRequested(wish.replicas or 0, reason, wish.stay, wish.ranks))
+        return _ending() if answer is None else reply(answer)
+
+    async def _serve_drain(self, request: web.Request) -> web.Response:
+        wish = await _read(request, DrainWish)
+        if isinstance(wish, web.Response):
+            return wish
+        if self._host.over:
+            return _ending()
+        if wish.node not in self._host.connected:
+            there = ", ".join(self._host.connected) or "none yet"
+            return reply(AnswerScale(False, f"this job has no node {wish.node}; its nodes are: {there}"))
+        if not 0 <= wish.grace < float("inf"):
+            return refusal(400, f"a grace of {wish.grace} s cannot be", "")
+        reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
+        self._host.submit(NodeDraining(wish.node, wish.grace, reason))
+        return reply(AnswerScale(True, f"{wish.node} is given back; its ranks have {wish.grace:g} s to leave it"))
+
+
+async def _read(request: web.Request, kind: type[Asked]) -> Asked | web.Response:
+    """What is asked; else the refusal."""
+    try:
+        return msgspec.json.decode(await request.read(), type=kind)
+    except msgspec.MsgspecError as error:
+        return refusal(400, f"{request.method} {request.path} is not understood: {error}", "")
+
+
+def _ending() -> web.Response:
+    return refusal(409, "the job is ending", "")

@@ -1,0 +1,56 @@
+"""What a simulated worker asks of the world it lives in."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.messages import Member, WorkerCommitted, WorkerFact
+from regrow.sim.collectives import Group
+from regrow.sim.script import Doing, SimScript
+
+if TYPE_CHECKING:
+    from regrow.sim.workers import SimWorker
+
+
+class WorkerHost(Protocol):
+    """What a worker asks of the world it lives in."""
+
+    script: SimScript
+    durable: StepNo
+    """The step of the newest durable checkpoint."""
+
+    def now(self) -> Instant:
+        """The time."""
+        ...
+
+    def after(self, delay: Seconds, action: Callable[[], None]) -> None:
+        """Do it so much later."""
+        ...
+
+    def jitter(self, around: Seconds) -> Seconds:
+        """A time that is about so long."""
+        ...
+
+    def say(self, worker: "SimWorker", fact: WorkerFact) -> None:
+        """Carry a fact to the coordinator."""
+        ...
+
+    def progressed(self, worker: "SimWorker", commit: WorkerCommitted) -> None:
+        """A commit that only the agent is told of."""
+        ...
+
+    def exited(self, worker: "SimWorker", code: int) -> None:
+        """The process has ended."""
+        ...
+
+    def group(self, generation: Generation, members: list[Member]) -> Group:
+        """The groups of a generation, the same for all its members."""
+        ...
+
+    def entered(self, worker: "SimWorker", doing: Doing) -> None:
+        """A worker does something else now: the moment for a fault to strike."""
+        ...
+
+    def hung(self, worker: "SimWorker") -> None:
+        """A worker makes no progress any more."""
+        ...

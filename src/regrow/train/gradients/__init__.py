@@ -1,0 +1,1 @@
+"""How the gradients of a step are summed, and what data-parallel wrappers need for it."""

@@ -1,0 +1,117 @@
+"""What wrappers of data parallelism need around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from regrow.comm.torch_private import ddp, fsdp, pipeline
+from regrow.comm.torch_private.ddp_hooks import HookStates
+from regrow.core.errors import UsageError
+
+
+class Modules:
+    """The wrapped modules among what a script protects.
+
+    Args:
+        objects: what it protects.
+        recovers: whether a step may be given up and run again here.
+    """
+
+    def __init__(self, objects: Sequence[object] = (), *, recovers: bool = False) -> None:
+        self._objects, self._recovers = objects, recovers
+        self._replicas: list[DistributedDataParallel] = []
+        self._sharded: list[FSDPModule] = fsdp.roots(objects)
+        self._plain = [
+            item for item in objects if isinstance(item, nn.Module) and not isinstance(item, DistributedDataParallel)
+        ]
+        self._buffered: list[DistributedDataParallel] = []
+        self._unsettled: list[DistributedDataParallel] = []
+        self._hooks = HookStates((), ())
+        self._take(ddp.replicas(objects))
+
+    def _take(self, replicas: list[DistributedDataParallel]) -> None:
+        self._replicas += replicas
+        if self._recovers:
+            ddp.refuse_what_cannot_run_again(replicas)
+            self._buffered += ddp.take_over_buffers(replicas)
+
+    def complete(self) -> None:
+        """The loop begins: find the DDP modules that were made around protected parameters since, or elsewhere.
+
+        Raises `UsageError` for one whose step cannot be run again.
+        """
+        self._take(ddp.made_elsewhere(self._objects, self._replicas))
+        if self._recovers:
+            self._hooks = HookStates(self._replicas, self._objects)
+
+    def check_hooks(self) -> None:
+        """After the rehearsal. Raises `UsageError` for communication hooks whose state is not protected."""
+        self._hooks.refuse_changed()
+
+    @property
+    def replicated(self) -> list[DistributedDataParallel]:
+        """The modules that DDP wraps."""
+        return list(self._replicas)
+
+    @property
+    def plain(self) -> list[nn.Module]:
+        """The modules that DDP does not wrap; parts of them FSDP2 may shard."""
+        return list(self._plain)
+
+    @property
+    def sharded(self) -> list[FSDPModule]:
+        """The outermost modules of FSDP2."""
+        return list(self._sharded)
+
+    @property
+    def spanning(self) -> list[object]:
+        """The process groups in which the same places of all replicas are."""
+        return [module.process_group for module in self._replicas]
+
+    def buckets(self) -> str:
+        """Which gradients are reduced together, as text to be compared between workers."""
+        return ddp.buckets(self._replicas)
+
+    @property
+    def buffered(self) -> list[DistributedDataParallel]:
+        """Those whose buffers are the same on all ranks between two steps."""
+        return list(self._buffered)
+
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers that count. A collective: raises what those raise."""
+        ddp.share_buffers(self._buffered)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether some module's buckets must be laid out before the next forward: call `settle` then."""
+        return bool(self._unsettled)
+
+    def settle(self, *, all_of_them: bool = False) -> None:
+        """Give buckets their final layout; where collectives are answered locally."""
+        self._unsettled = ddp.settle_buckets(self._replicas if all_of_them else self._unsettled)
+        if all_of_them:
+            self._unsettled = []
+
+    def reset(self, error: BaseException) -> None:
+        """After a step that `error` ended: make ready for the next one. Raises `UsageError` where torch cannot."""
+        pipeline.reset_unfinished(error)
+        self._unsettle(ddp.reset_unfinished(self._replicas))
+        if not fsdp.reset_unfinished(self._sharded):
+            raise UsageError(
+                f"torch {torch.__version__} cannot reset FSDP after a step that was given up",
+                hint="use torch 2.13 or newer, or build the model inside a function marked @regrow.restartable",
+            )
+
+    def expect_nothing(self) -> None:
+        """A body has ended between a forward whose gradients were to be reduced and the end of that."""
+        self._unsettle(ddp.reset_all(self._replicas))
+
+    def _unsettle(self, reset: list[DistributedDataParallel]) -> None:
+        self._unsettled += [module for module in reset if module not in self._unsettled]
+
+    def overwritten(self) -> None:
+        """The state may have been written to by other means: no whole copy of parameters may stay."""
+        fsdp.reshard(self._sharded)

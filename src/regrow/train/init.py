@@ -1,0 +1,43 @@
+"""How a process comes to its session."""
+
+import torch
+
+from regrow.agent.workers.link import WorkerLink
+from regrow.core.config import WorkerEnv
+from regrow.core.errors import UsageError
+from regrow.data.seeding import seed_everything
+from regrow.train.session import Session
+from regrow.train.worker.standalone import StandaloneWorker
+from regrow.train.worker.supervised import SupervisedWorker
+
+
+def init(*, seed: int = 0, invariant: bool = False) -> Session:
+    """Take part in the job that this process belongs to, or train alone where there is none.
+
+    Makes the default process group (backend `regrow`), so that DDP and `torch.distributed` work, and seeds all random
+    generators so that every rank builds the same model.
+
+    Args:
+        seed: what the order of data and all random numbers derive from.
+        invariant: world-invariant mode: every committed loss and the final state are bitwise the same with any number
+            of replicas, and through every change of it. Gradients are summed over the micro-batches in one fixed tree.
+            Needs `session.steps(microbatches=...)`. Each rank computes with one thread.
+
+    Raises:
+        UsageError: `torch.distributed` was initialized already, or init() was called twice.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise UsageError(
+            "torch.distributed is initialized already", hint="call regrow.init() instead of init_process_group()"
+        )
+    env = WorkerEnv.read()
+    link = WorkerLink.current() if env is not None else None
+    if invariant:
+        torch.set_num_threads(1)
+    if link is not None and link.env.producer is not None:
+        from regrow.train.producing import ProducerSession  # with all that a producer needs
+
+        return ProducerSession(link.env, seed=seed)
+    member = SupervisedWorker.open(link) if link is not None else StandaloneWorker.open()
+    seed_everything(seed)
+    return Session(member, seed=seed, invariant=invariant)

@@ -1,0 +1,91 @@
+"""What a worker's loop rests on: its member, its protected state, its batches, and its place in the world."""
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from regrow.comm.torch_private import device_mesh
+from regrow.core.errors import UsageError
+from regrow.train.batches import Batches
+from regrow.train.microbatches import Dealer
+from regrow.train.scale_events import ScaleHooks
+from regrow.train.sharing import Share, share_of
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.standalone import StandaloneWorker
+from regrow.train.worker.supervised import SupervisedWorker
+
+
+class LoopContext:
+    """The part of a loop that decides nothing about steps.
+
+    Args:
+        member: how this process takes part in a job; `StandaloneWorker` outside one.
+    """
+
+    def __init__(self, member: SupervisedWorker | StandaloneWorker) -> None:
+        self.member = member
+        self.state: ProtectedState | None = None
+        self.batches: Batches | None = None
+        self.objects: list[object] = []
+        """What the script protects."""
+        self.hooks = ScaleHooks()
+        self._share: Share | None = None
+        self._data_of: DeviceMesh | Share | None = None
+        self._stood = (member.rank, member.world)
+        """The rank and the world that device meshes are of."""
+
+    @property
+    def replicas(self) -> int:
+        """Replicas in the world, as `Session.replicas` says it."""
+        if self.dealer is None and self.member.unit > 1:
+            return self.member.world // self.member.unit
+        return self.place()[1] // (self.dealer.unit if self.dealer is not None else 1)
+
+    @property
+    def dealer(self) -> Dealer | None:
+        """What deals the micro-batches; None where steps have none."""
+        return self.batches.dealer if self.batches is not None else None
+
+    def read_share(self, data: DeviceMesh | Share | None) -> None:
+        """Read the share of the global batch that the script says; None: each rank has its own."""
+        self._data_of, self._share = data, share_of(data)
+
+    def place(self) -> Share:
+        """Which share of the global batch is read here, of how many."""
+        return self._share or (self.member.rank, self.member.world)
+
+    def fixed(self) -> str:
+        """Why the world can have no other size, as far as its data goes; empty: it can."""
+        dealer, unit, world = self.dealer, self.member.unit, self.member.world
+        if isinstance(self._data_of, tuple):
+            return f"session.steps was given data={self._data_of}, which is for one world only"
+        if dealer is None and self.data().order.global_batch == 0:
+            return (
+                "the global batch would follow the number of ranks "
+                "(give session.steps microbatches=, or make a regrow.DataLoader with global_batch_size=)"
+            )
+        if dealer is not None and self.replicas * unit != world:
+            return (
+                f"{world} ranks are {self.replicas} replicas of this model, but the job was started with "
+                f"--replica-ranks {unit}"
+            )
+        return device_mesh.refusal(self.objects, unit=unit, world=world)
+
+    def follow_world(self) -> None:
+        """The world may have another size: bring along what knows ranks, and read this rank's share of the data."""
+        before, self._stood = self._stood, (self.member.rank, self.member.world)
+        if before != self._stood:
+            device_mesh.resize(
+                self.objects, unit=self.member.unit, before=before[1], world=self.member.world, rank=self.member.rank
+            )
+            self._share = share_of(self._data_of)
+
+    def protected(self) -> ProtectedState:
+        """What is protected. Raises `UsageError` where nothing is."""
+        if self.state is None:
+            raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
+        return self.state
+
+    def data(self) -> Batches:
+        """What the steps read. Raises `UsageError` where there is no loader."""
+        if self.batches is None:
+            raise UsageError("no loader yet", hint="call session.steps(loader, until=...)")
+        return self.batches

@@ -1,0 +1,274 @@
+"""Functions that run again after a fault: collectives between steps, and trainings that have a loop of their own."""
+
+import contextlib
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from regrow.core.errors import GenerationHalted, UsageError
+from regrow.core.ids import Generation
+from regrow.data.seeding import seed_everything
+from regrow.train.state.restartable_effects import RestartableEffects
+
+if TYPE_CHECKING:
+    from regrow.train.loop import StepLoop
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Call = Callable[[], Any]
+_STREAM = 1_000_003
+"""Functions between steps draw other random numbers than the step that follows."""
+_current: "RestartableCalls | None" = None
+_declared = False
+"""Whether the script has functions that may run between its steps."""
+
+
+class Rehearsed(BaseException):
+    """The training's function has come to its first update: the rehearsal is over."""
+
+
+class RestartableCalls:
+    """The restartable functions of one worker: those that it has called since its last step, in order.
+
+    Args:
+        loop: whose; the restartable functions are this worker's from now on.
+    """
+
+    def __init__(self, loop: "StepLoop") -> None:
+        global _current
+        _current = self
+        self._loop = loop
+        self._calls: list[tuple[str, Call]] = []
+        self._watch: RestartableEffects | None = None
+        self._at = 0
+        self._due = 0
+        self._training = self._rehearsing = self._rehearsed = False
+        self._seed: tuple[int, int, int] | None = None
+        self._begun_at = 0.0
+
+    # --- between steps -----------------------------------------------------------------------------------------
+
+    def between(self, name: str, call: Call) -> Any:
+        """Run a function that may stand between two steps."""
+        loop = self._loop
+        if self._at or not loop.between_steps:
+            return call()
+        if loop.runs_again:
+            with loop.member.local():  # the others may not be here; all come here when the step has happened
+                return call()
+        self._calls.append((name, call))
+        number = len(self._calls)
+        if number >= self._due:
+            return self._run(number)
+        with loop.member.local():  # the others are past it; what it computes here is not the others' result
+            return call()
+
+    def _run(self, number: int) -> Any:
+        before, self._at = self._at, number
+        try:
+            result = self._attempt(number)
+        finally:
+            self._at = before
+        return result
+
+    def _attempt(self, number: int) -> Any:
+        loop, (name, call) = self._loop, self._calls[number - 1]
+        stands = loop.member.step
+        while True:
+            if not self._training and loop.member.step != stands:
+                # All went back to an older state, and will come here again; the others are not here now.
+                with loop.member.local():
+                    return call()
+            if loop.recover_if_halted():
+                continue
+            if self._training:
+                # A newcomer has none, and a call that was given up may have left some.
+                loop.standing.protected().drop_gradients()
+            if not self._enter(number, name):
+                continue
+            try:
+                with contextlib.nullcontext() if self._training else self._watched.watch(name):
+                    result = call()
+            except Exception as error:
+                if not loop.failed(error):
+                    raise
+                continue
+            except BaseException:
+                loop.member.abandon()
+                raise
+            loop.member.leave_region(0 if self._training else number + 1)
+            if self._training and loop.member.halted:
+                continue  # others may still need this worker in it
+            return result
+
+    @property
+    def _watched(self) -> RestartableEffects:
+        if self._watch is None:
+            self._watch = RestartableEffects(self._loop.standing.protected())
+        return self._watch
+
+    def _enter(self, number: int, name: str) -> bool:
+        loop = self._loop
+        loop.settle()
+        if self._training:
+            loop.standing.protected().begin()
+        else:
+            state, scope = loop.standing.protected(), self._watched.scope(name)
+            state.between.extend(scope)
+            state.begin_region(self._watched.entry(number), scope)
+        if not loop.member.enter_region(number, training=self._training):
+            return False
+        step, (share, _) = loop.member.step, loop.standing.place()
+        seed = loop.seed + (0 if self._training else _STREAM * number)
+        self._seed = (seed, step, share) if self._training else None
+        seed_everything(seed, step, share)
+        loop.standing.protected().reseed(seed, step, share)
+        self._begun_at = time.monotonic()
+        return True
+
+    def committed(self) -> None:
+        """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
+        self._calls.clear()
+        self._due = 0
+        if self._watch is not None:
+            self._watch.forget()
+
+    def skip(self) -> None:
+        """The state is that of all after these functions: what the script still calls of them, it calls alone."""
+        self._due = sys.maxsize
+
+    def declared(self) -> int:
+        """The first function that may be run after a step: 1, or 0 where the script has none."""
+        return int(_declared)
+
+    def passed(self) -> None:
+        """What stands after a step has been run; the next one begins."""
+        self._loop.member.place_after_step(0)
+
+    def recovered(self, first: int) -> None:
+        """Others may still run the function numbered `first`: all run again from there that this one has left."""
+        last = self._at or len(self._calls) + 1
+        if not first or first >= last:
+            return
+        with self._loop.standing.protected().between.leaves_no_trace():
+            for number in range(first, last):
+                self._watched.enter_again(number)
+                self._run(number)
+
+    def expect(self, first: int) -> None:
+        """This worker is a newcomer that comes to what stands after a step; the others run those from `first` on.
+
+        0: they are past all of them.
+        """
+        self._calls.clear()
+        self._due = first or sys.maxsize
+        self._loop.member.place_after_step(first)
+
+    # --- in the place of steps ---------------------------------------------------------------------------------
+
+    def train(self, name: str, call: Call) -> Any:
+        """Run a function that is the whole training."""
+        loop = self._loop
+        loop.start(f"the training {name}()")
+        self._training = True
+        register_module_forward_pre_hook(self._seed_at_forward)
+        if not loop.member.rehearses:
+            self._calls.append((name, call))
+            return self._run(1)
+        self._rehearse(name, call)
+        loop.arrive()
+        loop.recover()
+        self._calls.append((name, call))
+        result = self._run(1)
+        loop.finish()
+        return result
+
+    def _rehearse(self, name: str, call: Call) -> None:
+        """Run the function against echo groups up to its first update, and undo it."""
+        self._rehearsing, self._rehearsed = True, False
+        try:
+            with self._loop.rehearsing():
+                call()
+        finally:
+            self._rehearsing = False
+        if not self._rehearsed:
+            raise UsageError(
+                f"the training {name}() has ended without a step of a protected optimizer",
+                hint="protect the model and the optimizer that it trains with, before it",
+            )
+
+    def _seed_at_forward(self, module: nn.Module, _: object) -> None:
+        """What a trainer draws before its first forward differs where it is called again: seed there once more."""
+        if self._seed is not None and module in self._loop.standing.protected().modules:
+            parts, self._seed = self._seed, None
+            seed_everything(*parts)
+            self._loop.standing.protected().reseed(*parts)
+
+    def before_update(self, *, closure: bool = False) -> None:
+        """A protected optimizer is about to step; by a closure that computes its gradients, or not."""
+        if self._rehearsing and not closure:
+            self._rehearsed = True
+            raise Rehearsed
+
+    def after_update(self) -> None:
+        """A protected optimizer has made its step: in a training of its own that is a step of the job."""
+        if self._rehearsing:
+            self._rehearsed = True
+            raise Rehearsed
+        if not self._training or not self._at:
+            return
+        member = self._loop.member
+        number, generation = member.step, Generation(member.generation)
+        if not member.commit(self._loop.modules.share_buffers):
+            raise GenerationHalted(f"step {number} was given up")
+        now = time.monotonic()
+        member.announce(number, generation, now, now - self._begun_at, {}, adopted=False)
+        if member.halted or not member.pass_boundary() or not self._enter(self._at, ""):
+            raise GenerationHalted(f"the training goes on from step {member.step} in a new generation")
+
+
+@overload
+def restartable(function: Callable[P, T], /) -> Callable[P, T]: ...
+@overload
+def restartable(*, training: bool) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+def restartable(function: Any = None, /, *, training: bool = False) -> Any:
+    """Mark a function that is run again, in the same process, when a fault ends it in its middle.
+
+    Between two steps it is how collectives are used: an evaluation, a checkpoint of one's own. All ranks must call it,
+    at the same place; whether they do may depend on the step's number, not on what was computed. It may run several
+    times, on some ranks also after it had already returned, so what it does besides computing should bear that. After a
+    step that must run again (`step.committed` is False) its collectives are answered locally: it is called once more.
+    Inside a step's body it is part of the step. Before the loop, and in a process that regrow does not supervise, it is
+    an ordinary call.
+
+    Args:
+        function: what to run.
+        training: it is the whole training, and stands in the place of `session.steps`: a trainer class's `fit`, for
+            example. Each update of a protected optimizer is then a step. After a fault it is called again with the
+            protected objects as the last update left them: it must find its place from them. One a job.
+
+    Raises:
+        UsageError: (when called) `regrow.init` was not called before.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        global _declared
+        _declared = _declared or not training
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            if _current is None:
+                raise UsageError(f"{function.__name__} is restartable", hint="call regrow.init() before it")
+            call = functools.partial(function, *args, **kwargs)
+            name = getattr(function, "__qualname__", repr(function))
+            result: T = (_current.train if training else _current.between)(name, call)
+            return result
+
+        return run
+
+    return decorate if function is None else decorate(function)

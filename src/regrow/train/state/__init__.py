@@ -1,0 +1,1 @@
+"""What a script protects: named, remembered, rolled back, compared, copied."""

@@ -1,0 +1,145 @@
+"""What a script does between the commit of a step and the begin of the next belongs to that step.
+
+Who has committed a step itself runs that code, and joins a new generation after it. Who stands in a new generation
+before it (a step was run again, or came from the others) has state with that in it already: what its own code does to
+the state then is put back. Where restartable functions are still to be run, newcomers run all of that code, so they are
+given the state as it was at the commit.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from regrow.core.errors import StateError
+from regrow.core.ids import NO_STATE, StepNo
+from regrow.train.state.audit import Look, ScriptPart, changed
+from regrow.train.state.modes import Place
+from regrow.train.state.moment import Scope
+
+if TYPE_CHECKING:
+    from regrow.train.state.protected import ProtectedState
+
+_ATTRIBUTES_EVERY = 100
+_LEARNT_AFTER = 2
+"""So many steps are watched closely: all that may change is digested, and copied where newcomers may ask for it."""
+
+
+class Between:
+    """The time between two steps.
+
+    Args:
+        state: what is protected.
+    """
+
+    def __init__(self, state: "ProtectedState") -> None:
+        self._state = state
+        self._looker = state.looker
+        self._commit, self._mark, self._now = state.moment(), state.moment(), state.moment()
+        self._committed_at = NO_STATE
+        self._steps = 0
+        self._closely = False
+        self._attributes: dict[Place, object] | None = None
+        self._before: Look | None = None
+        """How the state looked when this time began, as long as it is to be learnt what changes in it."""
+        self.serves_commits = False
+        """Whether newcomers may have to run this time's code from its start: the script has restartable functions."""
+
+    def committed(self, step: StepNo) -> None:
+        """The state stands at `step`, and what follows counts."""
+        self._mark.forget()
+        self._committed_at = step
+        closely = self._steps < _LEARNT_AFTER
+        if closely or self._steps % _ATTRIBUTES_EVERY == 0:
+            self._learn_attributes()
+        self._steps += 1
+        if self.serves_commits:
+            self._commit.take(self._looker.large() if closely else self._known())
+        self._before = self._looker.look(closely=closely)
+        self._closely = closely
+
+    def rehearsed(self) -> None:
+        """The body of a rehearsal has ended: learn what the script does after it."""
+        self._before, self._closely = self._looker.look(closely=True), True
+
+    def _learn_attributes(self) -> None:
+        if self._attributes is not None:
+            self._state.modes.learn(self._attributes)
+        self._attributes = self._state.modes.attributes()
+
+    def resumed(self, step: StepNo) -> None:
+        """A new generation stands at `step`, and what the script still does counts: all run it."""
+        if self._committed_at != step or not self._commit.taken:
+            self.committed(step)
+
+    def stands(self) -> None:
+        """The state has what this time's code does to it: what the script still does is put back."""
+        self._committed_at, self._before = NO_STATE, None
+        closely = self._steps < _LEARNT_AFTER
+        self._mark.take(self._looker.large() if closely else self._known() | self._looker.likely())
+        # By digests: weights that are exchanged for an evaluation and put back are no change.
+        self._marked, self._closely = self._looker.look(closely=True), True
+
+    def ends(self) -> None:
+        """The next step is about to begin. Raises `StateError` where what must be put back cannot be."""
+        if self._mark.taken:
+            lost = [
+                name
+                for name in changed(self._marked, self._looker.look(closely=self._closely))
+                if name not in self._mark.scope
+            ]
+            if lost:
+                raise StateError(
+                    f"{lost[0]} was changed between two steps, for the first time just after a step that a fault had "
+                    "struck, so that this cannot be told from what the others have",
+                    hint="change it inside the step's body, after optimizer.step()",
+                )
+            self._mark.put_back()
+            self._mark.forget()
+        elif self._before is not None:
+            now = self._looker.look(closely=self._closely)
+            self._state.habits.learn(ScriptPart.BETWEEN, changed(self._before, now))
+        self._before = None
+
+    def extend(self, scope: Scope) -> None:
+        """A restartable function may change this: what of it is as it was at the commit is remembered now."""
+        if self._before is None or not self._commit.taken:
+            return
+        touched = changed(self._before, self._looker.look(closely=self._closely))
+        self._commit.extend(Scope(scope.parameters - set(touched), scope.objects - set(touched), host=scope.host))
+
+    @contextlib.contextmanager
+    def as_committed(self, step: StepNo) -> Iterator[None]:
+        """Within this, the state is as it was when `step` was reached, before what the script did since."""
+        if self._committed_at != step or not self._commit.taken:
+            yield
+            return
+        scope = self._commit.scope
+        if self._before is not None and self._closely:
+            now = self._looker.look(closely=True)
+            lost = [name for name in changed(self._before, now) if name not in scope]
+            if lost:
+                raise StateError(
+                    f"{lost[0]} was changed between two steps, for the first time when a newcomer came in",
+                    hint="change it inside the step's body, after optimizer.step()",
+                )
+        self._now.take(scope)
+        try:
+            self._commit.put_back()
+            yield
+        finally:
+            self._now.put_back()
+
+    @contextlib.contextmanager
+    def leaves_no_trace(self) -> Iterator[None]:
+        """What is done within this to the state is put back, unless the state was replaced meanwhile."""
+        moment = self._state.moment()
+        moment.take(self._known())
+        try:
+            yield
+        finally:
+            if moment.taken:
+                moment.put_back()
+            self._state.dismiss(moment)
+
+    def _known(self) -> Scope:
+        return self._looker.scope_of(self._state.habits.all)

@@ -1,0 +1,61 @@
+"""`state@n` as newcomers read it, while this worker already runs step n again.
+
+A step's body changes no parameter and no optimizer state before its update, and by then every newcomer is done. But it
+does change buffers (running statistics) and may change small Python state; of these a copy is read.
+"""
+
+import threading
+
+import torch
+
+from regrow.core.errors import StateError
+from regrow.core.ids import StepNo
+from regrow.hydration.inventory import Inventory
+from regrow.train.state.protected import ProtectedState
+
+
+class FrozenState:
+    """A `StateSource` over protected state, as it was when `freeze` was called."""
+
+    def __init__(self, state: ProtectedState) -> None:
+        self._state = state
+        self._lock = threading.Lock()
+        self._inventory: Inventory | None = None
+        self._table: dict[str, torch.Tensor] = {}
+
+    def freeze(self, step: StepNo, *, whole_body: bool = False) -> None:
+        """From the training thread, while nothing runs: what is read from now on is `state@step`.
+
+        Args:
+            step: where the state stands.
+            whole_body: the next body changes parameters before newcomers are known to be done, so these are copied too.
+        """
+        state = self._state
+        state.state_at = step
+        inventory = state.inventory(step)
+        table = {entry.name: state.tensor(entry.name) for entry in inventory.entries}
+        lasting = set() if whole_body else state.lasting()
+        with torch.no_grad():
+            table = {name: t if name in lasting else t.detach().clone() for name, t in table.items()}
+        with self._lock:
+            self._inventory, self._table = inventory, table
+
+    def thaw(self) -> None:
+        """The state is about to change: nothing can be read."""
+        with self._lock:
+            self._inventory, self._table = None, {}
+
+    def inventory(self, step: StepNo) -> Inventory:
+        """All there is. Raises `StateError` when the state does not stand at `step`."""
+        with self._lock:
+            if self._inventory is None or self._inventory.step != step:
+                raise StateError(f"state@{step} was asked for; this worker's is not there")
+            return self._inventory
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor of the inventory. Raises `StateError` for a name that is not in it."""
+        with self._lock:
+            tensor = self._table.get(name)
+        if tensor is None:
+            raise StateError(f"{name} is not part of the state that is offered")
+        return tensor

@@ -1,0 +1,101 @@
+"""Seeing whether protected state has changed: by versions at every step, by digests where it has to be learnt.
+
+Versions cost microseconds, but `parameter.data.mul_(...)` and some kernels do not count them.
+"""
+
+import torch
+import xxhash
+from torch.distributed.tensor import DTensor
+
+from regrow.hydration.shards import local
+from regrow.train.state.audit import Look
+from regrow.train.state.fingerprints import flat_bytes
+from regrow.train.state.moment import Scope
+from regrow.train.state.naming import ProtectedObjects
+from regrow.train.state.nested import large_arrays, large_tensors
+
+_SAMPLED = 16
+"""Elements of a parameter that tell whether another's values lie in it."""
+_AT_MOST = 2.0
+"""Parameters that no optimizer has (an average, a teacher, a frozen base) are copied and digested unasked up to so many
+times the bytes of those that one has."""
+
+
+class Looker:
+    """Looks at what is protected.
+
+    Args:
+        protected: what that is.
+    """
+
+    def __init__(self, protected: ProtectedObjects) -> None:
+        self._roster = protected
+        self._keepers: list[str] | None = None
+
+    def look(self, *, closely: bool = False) -> Look:
+        """A token for each parameter, and each object that has large tensors or arrays in its state.
+
+        Args:
+            closely: by digests; costs a pass over all parameters.
+        """
+        seen: dict[str, object] = {}
+        digested = self._worthwhile() if closely else frozenset()
+        for name, parameter in self._roster.parameters.items():
+            if name in digested:
+                seen[name] = _digest(parameter)
+            elif isinstance(parameter, DTensor):
+                seen[name] = parameter._version
+            else:
+                seen[name] = (parameter._version, parameter.data_ptr())
+        if self._keepers is None or closely:
+            self._keepers = [name for name, thing in self._roster.objects.items() if _large(thing.state_dict())]
+        for name in self._keepers:
+            state = self._roster.objects[name].state_dict()
+            tensors = large_tensors(state)
+            if closely:
+                arrays = [xxhash.xxh3_64_intdigest(array.tobytes()) for array in large_arrays(state)]
+                seen[name] = ([_digest(tensor) for tensor in tensors], arrays)
+            else:
+                seen[name] = [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+        return seen
+
+    def sample(self) -> Look:
+        """A few elements of each parameter: enough to see that the weights were exchanged for others."""
+        return {name: _first(parameter) for name, parameter in self._roster.parameters.items()}
+
+    def scope_of(self, names: frozenset[str]) -> Scope:
+        """The scope that has these parameters and objects."""
+        return Scope(names & self._roster.parameters.keys(), names & self._roster.objects.keys())
+
+    def likely(self) -> Scope:
+        """What scripts change outside of updates, where nothing is known: what no optimizer has, and objects."""
+        return Scope(self._worthwhile() - self._owned(), frozenset(self._roster.objects))
+
+    def large(self) -> Scope:
+        """All parameters and objects, in the processor's memory."""
+        return Scope(self._worthwhile(), frozenset(self._roster.objects), host=True)
+
+    def _owned(self) -> frozenset[str]:
+        owned = {id(parameter) for short in self._roster.optimized.values() for parameter in short.values()}
+        return frozenset(name for name, parameter in self._roster.parameters.items() if id(parameter) in owned)
+
+    def _worthwhile(self) -> frozenset[str]:
+        """All parameters; without those of no optimizer where they are much larger than the others."""
+        parameters, owned = self._roster.parameters, self._owned()
+        mine = sum(local(parameters[name]).nbytes for name in owned)
+        others = sum(local(parameter).nbytes for name, parameter in parameters.items() if name not in owned)
+        return frozenset(parameters) if not owned or others <= _AT_MOST * mine else owned
+
+
+def _large(state: object) -> bool:
+    return bool(large_tensors(state) or large_arrays(state))
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    return xxhash.xxh3_64_intdigest(flat_bytes(local(tensor)).numpy().data)
+
+
+def _first(parameter: torch.Tensor) -> bytes:
+    here = local(parameter).detach()
+    few = here.as_strided((min(_SAMPLED, here.numel()),), (1,))
+    return flat_bytes(few).numpy().tobytes()

@@ -1,0 +1,124 @@
+"""What modules are besides tensors: training or evaluating, which parameters get gradients, and plain attributes.
+
+Attributes count only where a step was seen to change them: others may be a rank's own, such as its number.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from regrow.train.state.naming import unwrapped
+
+Place = tuple[str, str]
+"""A module's path, and the name of its attribute."""
+_PLAIN = (int, float, bool, str, type(None))
+_OURS = frozenset({"training"})
+
+
+class Modes:
+    """The modes of protected modules.
+
+    Args:
+        modules: as the script gave them, by name.
+        parameters: all protected parameters, by name.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], parameters: Mapping[str, torch.Tensor]) -> None:
+        self._modules: dict[str, nn.Module] = {}
+        for name, outer in modules.items():
+            for path, module in outer.named_modules():
+                self._modules[f"{name}.{path}" if path else name] = module
+        self._parameters = parameters
+        self.living: list[Place] = []
+        """The attributes that steps change."""
+
+    def take(self) -> "Remembered":
+        """The modes as they are now."""
+        return Remembered(
+            [module.training for module in self._modules.values()],
+            [parameter.requires_grad for parameter in self._parameters.values()],
+            [getattr(self._modules[path], key, None) for path, key in self.living],
+            list(self.living),
+        )
+
+    def put_back(self, then: "Remembered") -> None:
+        """Make the modes those of `then`."""
+        for module, training in zip(self._modules.values(), then.training, strict=True):
+            module.training = training
+        for parameter, wanted in zip(self._parameters.values(), then.gradients, strict=True):
+            if parameter.requires_grad != wanted:
+                parameter.requires_grad_(wanted)
+        for (path, key), value in zip(then.places, then.values, strict=True):
+            setattr(self._modules[path], key, value)
+
+    def attributes(self) -> dict[Place, object]:
+        """All plain attributes there are. Costs a walk over all modules."""
+        return {
+            (path, key): value
+            for path, module in self._modules.items()
+            if unwrapped(module) is module  # the attributes of wrappers are torch's own business
+            for key, value in module.__dict__.items()
+            if key not in _OURS and not key.startswith("_") and _plain(value)
+        }
+
+    def learn(self, before: Mapping[Place, object]) -> list[Place]:
+        """Attributes that are not what they were; they count from now on. Returns those that are new."""
+        now = self.attributes()
+        new = [place for place, value in before.items() if place in now and not _same(now[place], value)]
+        new = [place for place in new if place not in self.living]
+        self.living = sorted([*self.living, *new])
+        return new
+
+    def undo(self, before: Mapping[Place, object]) -> None:
+        """Make the living attributes what they were."""
+        for path, key in self.living:
+            if (path, key) in before:
+                setattr(self._modules[path], key, before[path, key])
+
+    # --- as others read and receive them -----------------------------------------------------------------------
+
+    def told(self) -> dict[str, object]:
+        """The modes as plain values, exceptions alone."""
+        return {
+            "evaluating": [path for path, module in self._modules.items() if not module.training],
+            "frozen": [name for name, parameter in self._parameters.items() if not parameter.requires_grad],
+            "values": [[path, key, getattr(self._modules[path], key, None)] for path, key in self.living],
+        }
+
+    def hear(self, told: Mapping[str, object]) -> None:
+        """Take over what `told` says on another worker; modules that are not here are passed over."""
+        evaluating, frozen = _texts(told.get("evaluating")), _texts(told.get("frozen"))
+        for path, module in self._modules.items():
+            module.training = path not in evaluating
+        for name, parameter in self._parameters.items():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+        values = told.get("values")
+        for path, key, value in values if isinstance(values, list) else ():
+            if path in self._modules:
+                setattr(self._modules[path], key, value)
+
+
+class Remembered:
+    """The modes of one moment."""
+
+    def __init__(
+        self, training: Sequence[bool], gradients: Sequence[bool], values: Sequence[object], places: Sequence[Place]
+    ) -> None:
+        self.training, self.gradients, self.values, self.places = training, gradients, values, places
+
+
+def _plain(value: object) -> bool:
+    if type(value) is tuple:
+        return all(_plain(item) for item in value)
+    return type(value) in _PLAIN
+
+
+def _same(one: object, other: object) -> bool:
+    # By type and text: 1 and True are two values, nan is one.
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+def _texts(values: object) -> set[str]:
+    return {str(value) for value in values} if isinstance(values, Iterable) else set()

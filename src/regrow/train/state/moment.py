@@ -1,0 +1,297 @@
+"""A copy of protected state as it was at one moment, and the way back to it. Cheap enough for every step.
+
+Always copied: buffers, the settings of parameter groups, the Python state of everything else, modes of modules. What
+else is copied, a `Scope` says: parameters and optimizer state as a rule change in the update alone.
+"""
+
+import itertools
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from regrow.core.errors import StateError
+from regrow.hydration.shards import local
+from regrow.train.state.modes import Modes
+from regrow.train.state.naming import BufferSlot, ProtectedObjects, Stateful
+from regrow.train.state.nested import Marks, fitted, held
+
+_ALWAYS_COPIED_BYTES = 16 << 10
+"""Buffers up to this are copied at every step: some kernels write without counting versions. Larger ones are copied
+when their version has changed, running statistics always."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a moment copies besides what it always copies.
+
+    Attributes:
+        parameters: names of parameters.
+        objects: names of objects whose tensors and arrays are copied whatever their size.
+        optimizers: whether the state of optimizers is.
+        host: the copies lie in the processor's memory.
+    """
+
+    parameters: frozenset[str] = frozenset()
+    objects: frozenset[str] = frozenset()
+    optimizers: bool = False
+    host: bool = False
+
+    @classmethod
+    def everything(cls, roster: ProtectedObjects, *, host: bool = False) -> "Scope":
+        """All that is protected."""
+        return cls(frozenset(roster.parameters), frozenset(roster.objects), optimizers=True, host=host)
+
+    def __or__(self, other: "Scope") -> "Scope":
+        return Scope(
+            self.parameters | other.parameters,
+            self.objects | other.objects,
+            self.optimizers or other.optimizers,
+            self.host and other.host,
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.parameters or name in self.objects
+
+    @property
+    def names(self) -> list[str]:
+        """What is in it, for people."""
+        return sorted(self.parameters | self.objects) + ["the optimizers' state"] * self.optimizers
+
+
+ALWAYS = Scope()
+"""What every moment copies, and nothing besides."""
+
+
+class Moment:
+    """One moment that can be gone back to, any number of times. Its memory is used again by the next `take`.
+
+    Args:
+        protected: what is copied.
+        modes: of its modules.
+    """
+
+    def __init__(self, protected: ProtectedObjects, modes: Modes) -> None:
+        self._roster, self._modes = protected, modes
+        self._buffers = _Buffers(protected.buffers)
+        self._parameters: dict[str, _Copy] = {}
+        self.scope = Scope()
+        self.taken = False
+
+    def forget(self) -> None:
+        """State was written by other means (hydration): there is nothing to go back to."""
+        self._buffers.forget()
+        self.taken = False
+
+    def take(self, scope: Scope = Scope()) -> None:
+        """Remember now."""
+        self.scope = scope
+        self._left = {name: Marks() for name in self._roster.objects}
+        options = Marks()
+        with torch.no_grad():
+            self._buffers.save()
+            self._settings = [held(settings(group), options) for group in self._groups()]
+            self._states = {
+                name: held(thing.state_dict(), None if name in scope.objects else self._left[name])
+                for name, thing in self._roster.objects.items()
+            }
+            self._take_parameters()
+            self._optimizer_state = (
+                [_State(optimizer, host=scope.host) for optimizer in self._roster.optimizers.values()]
+                if scope.optimizers
+                else []
+            )
+        self._remembered = self._modes.take()
+        self.taken = True
+
+    def extend(self, scope: Scope) -> None:
+        """Remember more, which has not changed since. Raises nothing where nothing was remembered: it stays so."""
+        if not self.taken:
+            return
+        with torch.no_grad():
+            for name in sorted(scope.objects - self.scope.objects):
+                # What was small is a copy already; what was large has stayed itself until now.
+                self._states[name] = held(self._states[name], None)
+            for name in sorted(scope.parameters - self.scope.parameters):
+                copy = _Copy(self._roster.parameters[name], host=scope.host)
+                copy.take()
+                self._parameters[name] = copy
+        self.scope |= Scope(scope.parameters, scope.objects, host=self.scope.host)
+
+    def _take_parameters(self) -> None:
+        former, self._parameters = self._parameters, {}
+        for name in sorted(self.scope.parameters):
+            parameter = self._roster.parameters.get(name)
+            if parameter is not None:
+                copy = former.get(name)
+                if copy is None or copy.of is not parameter or copy.host != self.scope.host:
+                    copy = _Copy(parameter, host=self.scope.host)
+                copy.take()
+                self._parameters[name] = copy
+
+    def put_back(self) -> None:
+        """Go back. Raises `StateError` where nothing was remembered, or an object refuses its own state."""
+        if not self.taken:
+            raise StateError("nothing was remembered of this step", hint="call begin() first")
+        with torch.no_grad():
+            self._buffers.restore()
+            for state in self._optimizer_state:
+                state.put_back()
+            for group, saved in zip(self._groups(), self._settings, strict=True):
+                put_settings(group, held(saved, None))
+            for name, saved in self._states.items():
+                put_object(name, self._roster.objects[name], saved)
+            for copy in self._parameters.values():
+                copy.put_back()
+        self._modes.put_back(self._remembered)
+
+    @property
+    def left_changed(self) -> list[str]:
+        """The objects of which a large tensor, which was not copied, has changed since."""
+        return [name for name, marks in self._left.items() if marks.changed]
+
+    def _groups(self) -> Iterable[dict[str, object]]:
+        return itertools.chain.from_iterable(optimizer.param_groups for optimizer in self._roster.optimizers.values())
+
+
+class _Copy:
+    """A tensor's values, and the memory that they were in."""
+
+    def __init__(self, tensor: torch.Tensor, *, host: bool) -> None:
+        self.of, self.host = tensor, host
+        here = local(tensor).detach()
+        self._copy = torch.empty_like(here, device="cpu" if host else here.device)
+
+    def take(self) -> None:
+        self._memory = local(self.of).detach()
+        self._copy.copy_(self._memory)
+
+    def put_back(self) -> None:
+        here = local(self.of)
+        if here.data_ptr() != self._memory.data_ptr() and here is self.of:
+            # `parameter.data = other` has put another tensor's memory below it, which is not ours to write to.
+            self.of.data = self._memory
+        self._memory.copy_(self._copy)
+
+
+class _State:
+    """All state of one optimizer: entries made since are dropped by going back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, host: bool) -> None:
+        self._optimizer = optimizer
+        self._kept: dict[torch.Tensor, dict[str, tuple[object, object]]] = {
+            parameter: {key: (value, _put_away(value, host)) for key, value in values.items()}
+            for parameter, values in optimizer.state.items()
+        }
+
+    def put_back(self) -> None:
+        state = self._optimizer.state
+        for parameter in [parameter for parameter in state if parameter not in self._kept]:
+            del state[parameter]
+        for parameter, kept in self._kept.items():
+            present = state[parameter]
+            present.clear()
+            for key, (value, copy) in kept.items():
+                if isinstance(value, torch.Tensor) and isinstance(copy, torch.Tensor):
+                    local(value).detach().copy_(copy)
+                    present[key] = value
+                else:
+                    present[key] = held(copy, None)
+
+
+def _put_away(value: object, host: bool) -> object:
+    if isinstance(value, torch.Tensor):
+        here = local(value).detach()
+        return here.to("cpu", copy=True) if host else here.clone()
+    return held(value, None)
+
+
+class _Buffers:
+    """The buffers as they were; the copies are reused from step to step."""
+
+    def __init__(self, slots: Sequence[BufferSlot]) -> None:
+        self._slots = slots
+        self.forget()
+
+    def forget(self) -> None:
+        """The buffers were written to by other means: trust no version."""
+        self._tensors: list[torch.Tensor | None] = []
+        self._packs: list[tuple[list[torch.Tensor], torch.Tensor]] = []
+        self._single: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._versions: list[int] = []
+
+    def save(self) -> None:
+        tensors = [slot.home.get(slot.key) for slot in self._slots]
+        same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
+        if not same:
+            self._sort(tensors)
+        for views, flat in self._packs:
+            torch.cat(views, out=flat)
+        for at, (tensor, copy) in enumerate(self._single):
+            if tensor._version != self._versions[at]:
+                copy.copy_(tensor.detach())
+                self._versions[at] = tensor._version
+
+    def _sort(self, tensors: list[torch.Tensor | None]) -> None:
+        """Small buffers of a device share one copy, made by one operation; the others have one each."""
+        self.forget()
+        self._tensors = tensors
+        packs: dict[torch.device, list[torch.Tensor]] = {}
+        for slot, tensor in zip(self._slots, tensors, strict=True):
+            if tensor is None:
+                continue
+            here = local(tensor)
+            small = here.nbytes <= _ALWAYS_COPIED_BYTES or slot.running
+            if small and here.is_contiguous():
+                packs.setdefault(here.device, []).append(here.detach().reshape(-1).view(torch.uint8))
+            else:
+                self._single.append((tensor, torch.empty_like(tensor)))
+                self._versions.append(-1)
+        for device, views in packs.items():
+            flat = torch.empty(sum(view.numel() for view in views), dtype=torch.uint8, device=device)
+            self._packs.append((views, flat))
+
+    def restore(self) -> None:
+        for slot, tensor in zip(self._slots, self._tensors, strict=True):
+            slot.home[slot.key] = tensor
+        for views, flat in self._packs:
+            at = 0
+            for view in views:
+                view.copy_(flat[at : at + view.numel()])
+                at += view.numel()
+        for at, (tensor, copy) in enumerate(self._single):
+            if tensor._version != self._versions[at]:
+                tensor.detach().copy_(copy)
+                self._versions[at] = tensor._version
+
+
+def settings(group: dict[str, object]) -> dict[str, object]:
+    """All of a parameter group but its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def put_settings(group: dict[str, object], saved: object) -> None:
+    """Make a parameter group's settings equal to `saved`; tensors among them keep their identity."""
+    if not isinstance(saved, dict):
+        raise StateError(f"the settings of a parameter group are a {type(saved).__name__}")
+    for key in [key for key in group if key != "params" and key not in saved]:
+        del group[key]
+    for key, value in saved.items():
+        present = group.get(key)
+        if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor) and present.shape == value.shape:
+            present.detach().copy_(value)
+        else:
+            group[key] = value
+
+
+def put_object(name: str, thing: Stateful, state: object, *, in_place: bool = True) -> None:
+    """`load_state_dict` of the script's object, with a state in the types of its own. Raises `StateError`.
+
+    Args:
+        in_place: write into the tensors that it has; else it takes over those of `state`.
+    """
+    try:
+        thing.load_state_dict(fitted(thing.state_dict(), state, in_place=in_place))
+    except Exception as error:
+        raise StateError(f"{name}: load_state_dict() of {type(thing).__name__} failed: {error!r}") from error

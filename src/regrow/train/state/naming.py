@@ -1,0 +1,223 @@
+"""What a script protects, sorted out and named.
+
+Tensors carry the names under which `torch.distributed.checkpoint` users know them: `model.<fqn>` for parameters and
+buffers, `optim.<parameter fqn>.<key>` for optimizer state.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol, cast, runtime_checkable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regrow.core.errors import StateError, UsageError
+
+RESERVED = "regrow"
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_RUNNING_STATISTICS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can say what it knows and be told again: a scheduler, a gradient scaler, an average."""
+
+    def state_dict(self) -> object:
+        """The state as nested containers of plain values and tensors."""
+        ...
+
+    def load_state_dict(self, state_dict: object) -> object:
+        """Take over a state."""
+        ...
+
+
+class BufferSlot(NamedTuple):
+    """Where a module keeps a buffer; the tensor in it may be replaced by another."""
+
+    name: str
+    home: dict[str, torch.Tensor | None]
+    key: str
+    running: bool
+    """Written by kernels that do not count versions (batch norm's running statistics)."""
+
+
+class ProtectedObjects(NamedTuple):
+    """Everything that is protected, by name."""
+
+    parameters: dict[str, torch.Tensor]
+    """Full name to parameter, each parameter once."""
+    buffers: list[BufferSlot]
+    optimizers: dict[str, torch.optim.Optimizer]
+    optimized: dict[str, dict[str, torch.Tensor]]
+    """For each optimizer: the short name of each of its parameters."""
+    objects: dict[str, Stateful]
+    modules: dict[str, nn.Module]
+    """As they were given, so with the wrappers around them."""
+    generators: dict[str, torch.Generator | np.random.Generator]
+
+
+class _ExtraState:
+    """A module's own `get_extra_state`, as an object with a state."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> object:
+        return self._module.get_extra_state()
+
+    def load_state_dict(self, state_dict: object) -> None:
+        self._module.set_extra_state(state_dict)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module under DDP and `torch.compile`, whose names are the checkpoint's."""
+    while True:
+        inner = module.module if isinstance(module, DistributedDataParallel) else getattr(module, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def roster(objects: Sequence[object], named: Mapping[str, object], part: str = "") -> ProtectedObjects:
+    """Sort out and name what the script protects.
+
+    Args:
+        objects: get the names `model`, `optim`, `scheduler`, or their class's, with a number from the second on.
+        named: names of the script's choice.
+        part: put before all names: tells parts of a model apart that are called the same on different ranks.
+
+    Raises:
+        UsageError: something has no state that could be protected, or a name is not to be had.
+        StateError: two tensors would have the same name.
+    """
+    modules: dict[str, nn.Module] = {}
+    generators: dict[str, torch.Generator | np.random.Generator] = {}
+    wrapped: dict[str, nn.Module] = {}
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    stateful: dict[str, Stateful] = {}
+    taken: set[str] = set()
+    seen: set[int] = set()
+    for name, thing in [(None, thing) for thing in objects] + [(name, thing) for name, thing in named.items()]:
+        given, thing = thing, unwrapped(thing) if isinstance(thing, nn.Module) else thing
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        _refuse_parted(thing)
+        chosen = _name(name, thing, taken)
+        taken.add(chosen)
+        chosen = f"{part}.{chosen}" if part else chosen
+        if isinstance(thing, nn.Module) and isinstance(given, nn.Module):
+            modules[chosen], wrapped[chosen] = thing, given
+        elif isinstance(thing, torch.Generator | np.random.Generator):
+            generators[chosen] = thing
+        elif isinstance(thing, torch.optim.Optimizer):
+            optimizers[chosen] = thing
+        elif isinstance(thing, Stateful):
+            stateful[chosen] = thing
+        else:
+            raise UsageError(
+                f"protect() was given a {type(thing).__name__}, which has no state_dict() and load_state_dict()",
+                hint="protect modules, optimizers, schedulers, random generators and objects with these two methods",
+            )
+    return _gather(modules, optimizers, stateful)._replace(modules=wrapped, generators=generators)
+
+
+def _refuse_parted(thing: object) -> None:
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(thing).__mro__):
+        raise UsageError(
+            "a ZeroRedundancyOptimizer (ZeRO-1) keeps a part of the optimizer's state on each rank, of which no other "
+            "rank has a copy",
+            hint="use the plain optimizer, or shard by FSDP2 (fully_shard)",
+        )
+
+
+def _name(name: str | None, thing: object, taken: set[str]) -> str:
+    if name is not None:
+        if name in taken or name == RESERVED or not name.isidentifier():
+            raise UsageError(f"protect() cannot call a {type(thing).__name__} {name!r}: taken, reserved, or no name")
+        return name
+    stem = type(thing).__name__.lower()
+    if isinstance(thing, nn.Module):
+        stem = "model"
+    elif isinstance(thing, torch.optim.Optimizer):
+        stem = "optim"
+    elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+        stem = "scheduler"
+    elif isinstance(thing, np.random.Generator):
+        stem = "random"
+    return next(free for free in _numbered(stem) if free not in taken)
+
+
+def _numbered(stem: str) -> Iterable[str]:
+    yield stem
+    number = 1
+    while True:
+        yield f"{stem}{number}"
+        number += 1
+
+
+def _gather(
+    modules: dict[str, nn.Module], optimizers: dict[str, torch.optim.Optimizer], stateful: dict[str, Stateful]
+) -> ProtectedObjects:
+    parameters: dict[str, torch.Tensor] = {}
+    buffers: list[BufferSlot] = []
+    objects = dict(stateful)
+    for name, module in modules.items():
+        known = {id(parameter) for parameter in parameters.values()}
+        for fqn, parameter in module.named_parameters():
+            if id(parameter) not in known:
+                parameters[f"{name}.{_clean(fqn)}"] = parameter
+        buffers += _buffers(name, module, {(id(slot.home), slot.key) for slot in buffers})
+        for path, inner in module.named_modules():
+            if type(inner).get_extra_state is not nn.Module.get_extra_state:
+                objects[f"{name}.{_clean(path)}{'.' if path else ''}_extra_state"] = _ExtraState(inner)
+    optimized = {name: _optimized(name, optimizer, parameters) for name, optimizer in optimizers.items()}
+    names = [*parameters, *(slot.name for slot in buffers)]
+    if len(names) != len(set(names)):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise StateError(f"two tensors are called {twice}", hint="name the modules: protect(first=..., second=...)")
+    return ProtectedObjects(parameters, buffers, optimizers, optimized, objects, {}, {})
+
+
+def _clean(fqn: str) -> str:
+    # Compiled and checkpointed submodules show their wrapper in their parameters' names.
+    for wrapper in _WRAPPERS:
+        fqn = fqn.replace(wrapper, "")
+    return fqn
+
+
+def _buffers(name: str, module: nn.Module, seen: set[tuple[int, str]]) -> Iterable[BufferSlot]:
+    tensors: set[int] = set()
+    for path, owner in module.named_modules():
+        for key, tensor in owner._buffers.items():
+            if tensor is None or id(tensor) in tensors or (id(owner._buffers), key) in seen:
+                continue
+            tensors.add(id(tensor))
+            fqn = _clean(f"{path}.{key}" if path else key)
+            yield BufferSlot(f"{name}.{fqn}", owner._buffers, key, isinstance(owner, _RUNNING_STATISTICS))
+
+
+def _optimized(
+    name: str, optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Short names of an optimizer's parameters; those of no protected module are added to `parameters`."""
+    stem = f"{name.rpartition('.')[0]}.model.".removeprefix(".")
+    names = {id(parameter): full.removeprefix(stem) for full, parameter in parameters.items()}
+    short: dict[str, torch.Tensor] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for at, parameter in enumerate(cast(list[torch.Tensor], group["params"])):
+            fqn = names.get(id(parameter))
+            if fqn is None:
+                fqn = f"group{number}.{at}"
+                parameters[f"{name}.{fqn}.parameter"] = parameter
+            short[fqn] = parameter
+    return short

@@ -1,0 +1,393 @@
+"""What a script protects, as one state that can be read, written, remembered, rolled back and compared."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+import xxhash
+from torch import nn
+
+from regrow.core.errors import StateError
+from regrow.core.ids import NO_STATE, StepNo
+from regrow.data.seeding import derive
+from regrow.hydration.codec import decode, encode
+from regrow.hydration.inventory import Inventory, TensorEntry
+from regrow.hydration.shards import box_of, local
+from regrow.train.state.audit import Habits, Look, ScriptPart, changed
+from regrow.train.state.between import Between
+from regrow.train.state.looking import Looker
+from regrow.train.state.modes import Modes
+from regrow.train.state.moment import Moment, Scope, put_object, settings
+from regrow.train.state.naming import ProtectedObjects, roster, unwrapped
+from regrow.train.state.receiving import owner_of, put_optimizer, shape_of, sizes, target
+from regrow.train.state.rollback import Undo
+
+
+class _Python(msgspec.Struct, frozen=True):
+    """Everything that is no tensor of a module; each part is encoded by `hydration.codec`."""
+
+    groups: dict[str, list[list[str]]]
+    """For each optimizer and parameter group, its parameters' short names."""
+    settings: dict[str, bytes]
+    state: dict[str, bytes]
+    objects: dict[str, bytes]
+    modes: bytes = b""
+    """Not in what is compared: each rank may evaluate by itself between two steps."""
+
+
+class Captured(msgspec.Struct):
+    """A full copy of protected state, in the processor's memory: a device may have no room for it twice."""
+
+    inventory: Inventory
+    values: dict[str, torch.Tensor]
+    gradients: list[torch.Tensor | None]
+
+
+@dataclass
+class _Arrival:
+    """State between `prepare` and `finish`: decoded, its new tensors not yet in place."""
+
+    step: StepNo
+    targets: dict[str, torch.Tensor]
+    settings: dict[str, object]
+    state: dict[str, object]
+    objects: dict[str, object]
+    modes: object
+
+
+class ProtectedState:
+    """Modules, optimizers and other objects with `state_dict()`, as a `StateSource` and a `StateSink`.
+
+    Args:
+        objects: what to protect; named by kind (`model`, `optim`, `scheduler`).
+        named: the same under names of the script's choice.
+        part: what part of the model this rank holds, where names do not say it.
+
+    Raises:
+        UsageError: something has no state, or a name is not to be had.
+        StateError: two tensors have the same name.
+    """
+
+    def __init__(self, objects: Sequence[object], named: Mapping[str, object] | None = None, *, part: str = "") -> None:
+        self._roster: ProtectedObjects = roster(objects, named or {}, part)
+        self.modes = Modes(self._roster.modules, self._roster.parameters)
+        self.looker = Looker(self._roster)
+        self.habits = Habits()
+        self._moments: list[Moment] = []
+        self._looked: Look | None = None
+        self._updating = True
+        self._undo = Undo(self._roster, self.moment())
+        self.between = Between(self)
+        self._table: dict[str, torch.Tensor] = {}
+        self._arrival: _Arrival | None = None
+        self.state_at: StepNo = NO_STATE
+        """The step at which the state stands; kept by the session, `NO_STATE` while it is torn."""
+
+    def close(self) -> None:
+        """Take our hooks off the optimizers."""
+        self._undo.close()
+
+    def nbytes(self) -> int:
+        """Bytes in all tensors."""
+        return self._survey(self.state_at)[0].nbytes
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Every protected parameter once, in order of definition."""
+        return list(self._roster.parameters.values())
+
+    def drop_gradients(self) -> None:
+        """Let no parameter have a gradient."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    @property
+    def modules(self) -> set[nn.Module]:
+        """The protected modules, with and without the wrappers around them."""
+        outer = self._roster.modules.values()
+        return {*outer, *map(unwrapped, outer)}
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The protected optimizers."""
+        return list(self._roster.optimizers.values())
+
+    def distributed(self) -> bool:
+        """Whether any tensor is a `DTensor`, of which this rank may have only a piece."""
+        tensors = self._roster.parameters | self._buffers()
+        return any(box_of(tensor, name) is not None for name, tensor in tensors.items())
+
+    def layout(self) -> str:
+        """Digest over names, shapes, pieces and dtypes of parameters (in order) and buffers, and the names of all else.
+
+        Equal on workers that hold the same state: one can take over from the other.
+        """
+        tensors = self._roster.parameters | self._buffers()
+        shape = [
+            [name, str(tensor.dtype), list(tensor.shape), box_of(tensor, name)] for name, tensor in tensors.items()
+        ]
+        names = [[name, list(short)] for name, short in self._roster.optimized.items()]
+        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode([shape, names, list(self._roster.objects)]))
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        present = ((slot.name, slot.home.get(slot.key)) for slot in self._roster.buffers)
+        return {name: tensor for name, tensor in present if tensor is not None}
+
+    # --- one step ---
+
+    def begin(self, *, closely: bool = False, whole: bool = False) -> None:
+        """Remember the start of a step, and what bodies are known to change before their update.
+
+        Args:
+            closely: learn what they change by digests.
+            whole: remember everything, so that the body can be undone past its updates.
+        """
+        known = self.looker.scope_of(self.habits.of(ScriptPart.EARLY))
+        self._undo.begin(self.everything() if whole else known)
+        self._looked = self.looker.look(closely=True) if closely else None
+        self._updating = False
+
+    def begin_region(self, entry: Moment, scope: Scope) -> None:
+        """Remember the start of a restartable function, in a moment of its own."""
+        self._undo.begin(scope, start=entry)
+
+    def updates(self) -> list[str]:
+        """An update of a body is about to begin: learn what has changed before the first one; returns what is new."""
+        if self._updating:
+            return []
+        self._updating = True
+        early = self._undo.early()
+        if self._looked is not None:
+            early += changed(self._looked, self.looker.look(closely=True))
+        return self.habits.learn(ScriptPart.EARLY, early)
+
+    def reseed(self, *parts: int) -> None:
+        """Seed the protected random generators for a step."""
+        for name, generator in self._roster.generators.items():
+            bits = derive(*parts, int.from_bytes(name.encode(), "little"))
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(bits & 0xFFFF_FFFF_FFFF_FFFF)
+            else:
+                generator.bit_generator.state = type(generator.bit_generator)(bits).state
+
+    def parameters_changed(self) -> bool:
+        """Whether an update has begun since `begin`."""
+        return self._undo.parameters_changed()
+
+    def rollback(self) -> list[str]:
+        """Go back to `begin`, provided no update has begun; what has changed though nobody knew that it would."""
+        return self._undo.rollback()
+
+    def moment(self) -> Moment:
+        """Memory for another moment to go back to; forgotten when the state is replaced."""
+        made = Moment(self._roster, self.modes)
+        self._moments.append(made)
+        return made
+
+    def dismiss(self, moment: Moment) -> None:
+        """A moment is not needed any more."""
+        self._moments.remove(moment)
+
+    def everything(self, *, host: bool = False) -> Scope:
+        """The scope in which all is copied."""
+        return Scope.everything(self._roster, host=host)
+
+    # --- a full copy ---
+
+    def capture(self) -> Captured:
+        """A full copy of everything, gradients too."""
+        inventory, table = self._survey(self.state_at)
+        values = {name: local(tensor).detach().to("cpu", copy=True) for name, tensor in table.items()}
+        gradients = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters()]
+        return Captured(inventory, values, gradients)
+
+    def restore(self, captured: Captured) -> None:
+        """Go back to a copy; optimizer state that was created since is dropped. The copy can be used again."""
+        targets = self.prepare(captured.inventory)
+        with torch.no_grad():
+            for name, tensor in targets.items():
+                tensor.detach().copy_(captured.values[name])
+            for parameter, gradient in zip(self.parameters(), captured.gradients, strict=True):
+                parameter.grad = None if gradient is None else gradient.clone()
+        self.finish()
+
+    def canonical(self) -> tuple[Inventory, dict[str, torch.Tensor]]:
+        """Everything there is, and what is here of each tensor, in an order that is the same on every worker."""
+        inventory, table = self._survey(self.state_at, canonical=True)
+        return inventory, {name: local(tensor) for name, tensor in table.items()}
+
+    def buffers_of_no(self, modules: Sequence[torch.nn.Module]) -> set[str]:
+        """The names of protected buffers that belong to none of these modules."""
+        shared = {id(buffer) for module in modules for buffer in module.buffers()}
+        return {name for name, buffer in self._buffers().items() if id(buffer) not in shared}
+
+    def digest(self) -> str:
+        """xxh3_128 over all tensors and Python state; the same on every device and in every order of creation."""
+        inventory, table = self._survey(self.state_at, canonical=True)
+        total = xxhash.xxh3_128()
+        for entry in inventory.entries:
+            total.update(f"{entry.name}|{entry.dtype}|{entry.shape}|{entry.box}\n".encode())
+            plain = local(table[entry.name]).detach().resolve_conj().resolve_neg().cpu().contiguous()
+            total.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+        total.update(inventory.python)
+        return total.hexdigest()
+
+    # --- as a StateSource ---
+
+    def inventory(self, step: StepNo) -> Inventory:
+        """All names, shapes and dtypes, and the Python state. Raises `StateError` if the state is not at `step`."""
+        if self.state_at != step:
+            where = "is torn" if self.state_at == NO_STATE else f"stands at step {self.state_at}"
+            raise StateError(f"state@{step} was asked for; the state of this worker {where}")
+        inventory, self._table = self._survey(step)
+        return inventory
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """What is here of a tensor of the last `inventory`, itself. Raises `StateError` for an unknown name."""
+        tensor = self._table.get(name)
+        if tensor is None:
+            raise StateError(f"{name} is not part of the protected state")
+        return local(tensor)
+
+    def finder(self) -> Callable[[str], torch.Tensor | None]:
+        """Finds the parameter or buffer of a name, or the parameter whose optimizer state a tensor of that name is."""
+        owners = {f"{name}.{s}": p for name, short in self._roster.optimized.items() for s, p in short.items()}
+        owners |= self._roster.parameters | self._buffers()
+        return lambda name: owner_of(name, owners)
+
+    def lasting(self) -> set[str]:
+        """Of the last `inventory`, the names of what only an update changes, as far as is known."""
+        written = self.habits.all | self.looker.likely().parameters
+        if self.between.serves_commits:  # whose functions may put other weights in their place at once
+            written |= self.looker.large().parameters
+        ids = {id(parameter) for name, parameter in self._roster.parameters.items() if name not in written}
+        for optimizer in self.optimizers():
+            for values in optimizer.state.values():
+                ids.update(id(value) for value in values.values() if isinstance(value, torch.Tensor))
+        return {name for name, tensor in self._table.items() if id(tensor) in ids}
+
+    def _survey(self, step: StepNo, *, canonical: bool = False) -> tuple[Inventory, dict[str, torch.Tensor]]:
+        table = self._roster.parameters | self._buffers()
+
+        def lift(path: str, tensor: torch.Tensor) -> str:
+            while path in table:
+                path += "'"
+            table[path] = tensor
+            return path
+
+        def packed(value: object, path: str) -> bytes:
+            return encode(value, path=path, lift=lift, canonical=canonical)
+
+        optimizers = sorted(self._roster.optimizers)
+        python = _Python(
+            groups={name: self._groups(name) for name in optimizers},
+            settings={name: packed(self._settings(name), f"{name}.param_groups") for name in optimizers},
+            state={name: packed(self._optimizer_state(name), name) for name in optimizers},
+            objects={
+                name: packed(self._roster.objects[name].state_dict(), name) for name in sorted(self._roster.objects)
+            },
+            modes=b"" if canonical else encode(self.modes.told(), path="modes"),
+        )
+        entries = [TensorEntry.of(name, table[name]) for name in sorted(table)]
+        return Inventory(step, entries, msgspec.msgpack.encode(python)), table
+
+    def _settings(self, optimizer: str) -> list[dict[str, object]]:
+        return [settings(group) for group in self._roster.optimizers[optimizer].param_groups]
+
+    def _groups(self, optimizer: str) -> list[list[str]]:
+        names = {id(parameter): short for short, parameter in self._roster.optimized[optimizer].items()}
+        groups = self._roster.optimizers[optimizer].param_groups
+        try:
+            return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+        except KeyError as error:
+            raise StateError(
+                f"{optimizer} was given parameters after protect()", hint="call add_param_group() before protect()"
+            ) from error
+
+    def _optimizer_state(self, name: str) -> dict[str, object]:
+        optimizer = self._roster.optimizers[name]
+        short = {id(parameter): short for short, parameter in self._roster.optimized[name].items()}
+        state: dict[str, object] = {}
+        for parameter, values in optimizer.state.items():
+            if id(parameter) not in short:
+                raise StateError(f"{name} keeps state for what is no parameter of its groups: {parameter!r:.80}")
+            state[short[id(parameter)]] = values
+        return state
+
+    # --- as a StateSink ---
+
+    def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
+        """Tensors to write into, new ones for optimizer state that this worker lacks. The state is torn from here on.
+
+        Raises `StateError`, with nothing changed, where the two sides do not fit.
+        """
+        try:
+            python = msgspec.msgpack.decode(inventory.python, type=_Python)
+        except msgspec.MsgspecError as error:
+            raise StateError(f"the Python state that was received does not decode: {error}") from error
+        offered = {entry.name: entry for entry in inventory.entries}
+        _, present = self._survey(self.state_at)
+        targets = self._module_targets(offered, present)
+        owners = {f"{name}.{s}": p for name, short in self._roster.optimized.items() for s, p in short.items()}
+
+        def resolve(name: str) -> torch.Tensor:
+            if name not in targets:
+                targets[name] = target(name, offered, present, owner_of(name, owners), self.parameters())
+            return targets[name]
+
+        self._check_names(python)
+        arrival = _Arrival(
+            inventory.step,
+            targets,
+            {name: decode(data, resolve=resolve) for name, data in python.settings.items()},
+            {name: decode(data, resolve=resolve) for name, data in python.state.items()},
+            {name: decode(data, resolve=resolve) for name, data in python.objects.items()},
+            decode(python.modes) if python.modes else None,
+        )
+        if unknown := sorted(offered.keys() - targets.keys()):
+            raise StateError(f"{unknown[0]} is in the state that was offered, but not in this worker's script")
+        self._arrival, self.state_at = arrival, NO_STATE
+        return {name: local(tensor) for name, tensor in targets.items()}
+
+    def _module_targets(
+        self, offered: dict[str, TensorEntry], present: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        names = [*self._roster.parameters, *self._buffers()]
+        for name in names:
+            if name not in offered:
+                raise StateError(f"{name} is in this worker's script, but not in the state that was offered")
+            there, here = offered[name], TensorEntry.of(name, present[name])
+            if (there.dtype, there.shape, there.box) != (here.dtype, here.shape, here.box):
+                raise StateError(
+                    f"{name} is {shape_of(here)} here and {shape_of(there)} in the state",
+                    hint="the script must build the same model on every worker",
+                )
+        return {name: present[name] for name in names}
+
+    def _check_names(self, python: _Python) -> None:
+        here = {name: self._groups(name) for name in self._roster.optimizers}
+        if python.groups != here:
+            raise StateError(
+                f"the optimizers' parameter groups differ: {sizes(here)} here, {sizes(python.groups)} in the state",
+                hint="build the optimizers the same way on every worker, before protect()",
+            )
+        if python.objects.keys() != self._roster.objects.keys():
+            raise StateError(
+                f"protected here: {sorted(self._roster.objects)}; in the state: {sorted(python.objects)}",
+                hint="protect the same objects under the same names on every worker",
+            )
+
+    def finish(self) -> None:
+        """All targets are filled: the state is that of the inventory. Raises `StateError` without `prepare`."""
+        if self._arrival is None:
+            raise StateError("finish() without prepare()")
+        arrival, self._arrival = self._arrival, None
+        with torch.no_grad():
+            for name, optimizer in self._roster.optimizers.items():
+                put_optimizer(optimizer, self._roster.optimized[name], arrival.settings[name], arrival.state[name])
+            for name, thing in self._roster.objects.items():
+                put_object(name, thing, arrival.objects[name], in_place=False)
+        if isinstance(arrival.modes, dict):
+            self.modes.hear(arrival.modes)
+        for moment in self._moments:
+            moment.forget()
+        self.state_at = arrival.step

@@ -1,0 +1,74 @@
+"""What restartable functions do to protected state: evaluations that exchange the weights, statistics that are renewed.
+
+A function that is run for the first time is watched closely, and all that it could change is copied before; from then
+on only what was seen to change.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from regrow.train.state.audit import ScriptPart, changed
+from regrow.train.state.moment import Moment, Scope
+from regrow.train.state.protected import ProtectedState
+
+_LEARNT_AFTER = 2
+
+
+class RestartableEffects:
+    """The restartable functions since the last step, and what all of them do.
+
+    Args:
+        state: what is protected.
+    """
+
+    def __init__(self, state: ProtectedState) -> None:
+        self._state = state
+        self._runs: Counter[str] = Counter()
+        self._entries: list[Moment] = []
+
+    def entry(self, number: int) -> Moment:
+        """Where the state is remembered as it was when the `number`th function since the last step began."""
+        while len(self._entries) < number:
+            self._entries.append(self._state.moment())
+        return self._entries[number - 1]
+
+    def enter_again(self, number: int) -> None:
+        """The function is run again, though this worker is past it: let it find the state that it found."""
+        if self.entry(number).taken:
+            self.entry(number).put_back()
+
+    def forget(self) -> None:
+        """A step was committed: nobody comes back to what was before it."""
+        for entry in self._entries:
+            entry.forget()
+
+    def scope(self, name: str) -> Scope:
+        """What is copied before the function of this name runs."""
+        looker, state = self._state.looker, self._state
+        known = looker.scope_of(state.habits.of(ScriptPart.REGION))
+        return known if self._runs[name] >= _LEARNT_AFTER else looker.large()
+
+    @contextlib.contextmanager
+    def watch(self, name: str) -> Iterator[None]:
+        """Within this, the function runs: learn what it changes, also where it puts that back at its end."""
+        looker, habits = self._state.looker, self._state.habits
+        closely = self._runs[name] < _LEARNT_AFTER
+        before, modules = looker.look(closely=closely), self._state.modules
+        sample = looker.sample() if closely else {}
+
+        def called(module: nn.Module, _: object) -> None:
+            if module in modules:
+                habits.learn(ScriptPart.REGION, changed(sample, looker.sample()))
+
+        hook = register_module_forward_pre_hook(called) if closely else None
+        try:
+            yield
+            self._runs[name] += 1
+        finally:
+            if hook is not None:
+                hook.remove()
+            habits.learn(ScriptPart.REGION, changed(before, looker.look(closely=closely)))

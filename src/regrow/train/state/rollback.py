@@ -1,0 +1,99 @@
+"""What a step may have changed before its update, and how to put it back.
+
+Parameters and optimizer state change in the update alone, as a rule; where a script is known to change some of them
+before it, these are copied too (`early`), and so is everything where a body cannot be parted in two.
+"""
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from regrow.core.errors import StateError
+from regrow.train.state.moment import Moment, Scope
+from regrow.train.state.naming import ProtectedObjects
+
+
+class Undo:
+    """Remembers one moment, the start of a step, and goes back to it."""
+
+    def __init__(self, protected: ProtectedObjects, start: Moment) -> None:
+        self._roster = protected
+        self._start = self._own = start
+        self._updates = 0
+        self._hooks: list[RemovableHandle] | None = None
+
+    def _watch(self) -> None:
+        # Not in the constructor: a hook of the session that forbids an update must come before the one that counts it.
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._update_begins) for optimizer in self._roster.optimizers.values()
+        ]
+
+    def _update_begins(self, *_: object) -> None:
+        # Fused optimizers write to parameters without counting versions; this catches them.
+        self._updates += 1
+
+    def close(self) -> None:
+        """Take the hooks off the optimizers."""
+        for hook in self._hooks or ():
+            hook.remove()
+        self._hooks = None
+
+    def begin(self, scope: Scope, *, start: Moment | None = None) -> None:
+        """Remember now.
+
+        Args:
+            scope: what is copied besides what always is.
+            start: what remembers it; None: memory of its own.
+        """
+        self._start = start or self._own
+        if self._hooks is None:
+            self._watch()
+        self._start.take(scope)
+        parameters = self._roster.parameters.values()
+        self._had_gradient = [parameter.grad is not None for parameter in parameters]
+        self._versions = [parameter._version for parameter in parameters]
+        self._updates_before = self._updates
+
+    def parameters_changed(self) -> bool:
+        """Whether an update has touched anything since `begin`. Raises `StateError` without one."""
+        self._check()
+        return self._updates != self._updates_before or bool(self._start.left_changed) or bool(self.written())
+
+    def written(self) -> list[str]:
+        """Parameters whose version has changed since `begin`."""
+        parameters = self._roster.parameters.items()
+        return [
+            name
+            for (name, parameter), version in zip(parameters, self._versions, strict=True)
+            if parameter._version != version
+        ]
+
+    def early(self) -> list[str]:
+        """What has changed since `begin` though no update has begun, as far as versions tell."""
+        self._check()
+        return self.written() + self._start.left_changed
+
+    def rollback(self) -> list[str]:
+        """Go back to `begin`. A gradient that existed then is zero now. Raises `StateError` without a `begin`.
+
+        Returns what has changed, and was not remembered.
+        """
+        self._check()
+        lost = [name for name in self.early() if name not in self._start.scope]
+        self._start.put_back()
+        for parameter, had in zip(self._roster.parameters.values(), self._had_gradient, strict=True):
+            put_gradient(parameter, had)
+        return lost
+
+    def _check(self) -> None:
+        if not self._start.taken:
+            raise StateError("nothing was remembered of this step", hint="call begin() first")
+
+
+def put_gradient(parameter: torch.Tensor, present: bool) -> None:
+    """A gradient of zeros, or none."""
+    if not present:
+        parameter.grad = None
+    elif parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    else:
+        parameter.grad.detach().zero_()

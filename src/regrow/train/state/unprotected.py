@@ -1,0 +1,43 @@
+"""Optimizers that step in the body of a step though the script did not protect them: refused by name."""
+
+from collections.abc import Callable
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from regrow.core.errors import UsageError
+from regrow.train.state.protected import ProtectedState
+
+
+class UnprotectedOptimizers:
+    """Sees every optimizer step, by torch's global hook.
+
+    Args:
+        state: what is protected.
+        inside: whether the script is in the body of a step.
+    """
+
+    def __init__(self, state: ProtectedState, *, inside: Callable[[], bool]) -> None:
+        self._state, self._inside = state, inside
+        self._known: set[int] = set()
+        self._hook = register_optimizer_step_pre_hook(self._steps)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._hook.remove()
+
+    def _steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if id(optimizer) in self._known or not self._inside():
+            return
+        # Wrappers (Accelerate's) show the state of the optimizer that they wrap as theirs.
+        if not any(optimizer is mine or optimizer.state is mine.state for mine in self._state.optimizers()):
+            mine = {id(parameter) for parameter in self._state.parameters()}
+            given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            foreign = [parameter for parameter in given if id(parameter) not in mine]
+            what = f", and neither is its parameter of shape {list(foreign[0].shape)}" if foreign else ""
+            raise UsageError(
+                f"an optimizer ({type(optimizer).__name__}) steps in the step's body, but is not protected{what}: "
+                "after a fault the ranks would differ",
+                hint=f"give it {'and its module ' if foreign else ''}to protect() too",
+            )
+        self._known.add(id(optimizer))

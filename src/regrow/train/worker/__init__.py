@@ -1,0 +1,1 @@
+"""How a worker takes part in a job, or trains alone: control, recovery, the body of a step."""

@@ -1,0 +1,211 @@
+"""A worker's part in the body of a step: from its begin through the gate to its commit, or back."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from regrow.agent.workers.link import WorkerLink
+from regrow.comm.process_groups import Groups
+from regrow.core.errors import CollectiveMisuse, GenerationHalted, UsageError
+from regrow.core.ids import StepNo
+from regrow.core.messages import FaultKind, FaultStage, WorkerNoted
+from regrow.core.phase import Phase
+from regrow.step.machine import Committed
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.control import Control
+from regrow.train.worker.faults import FaultInjector
+from regrow.train.worker.fetching import Fetching
+from regrow.train.worker.interrupt import ForwardInterrupt
+from regrow.train.worker.recovery import Recovery
+from regrow.train.worker.rejoin import tell_fault
+from regrow.train.worker.update_gate import UpdateGate
+from regrow.train.worker.updates import Updates
+
+
+class Body:
+    """What the present body has done, and what becomes of it.
+
+    Args:
+        link: to the agent.
+        control: knows the orders.
+        groups: of this worker.
+        faults: on demand.
+        gate: lets a worker into its update.
+    """
+
+    def __init__(
+        self, link: WorkerLink, control: Control, groups: Groups, faults: FaultInjector, gate: UpdateGate
+    ) -> None:
+        self._link, self._control, self._groups = link, control, groups
+        self._faults, self._gate = faults, gate
+        self.interrupt = ForwardInterrupt(lambda: control.interruptible and self.entered)
+        self.updates = Updates()
+        self.begun = self.entered = False
+        """Whether an attempt is under way; whether the script is in its body, where it can be interrupted."""
+        self.rehearsing = self.updated = False
+        self._whole = False
+        """Whether all state was remembered at the begin, since this body cannot be parted from its update."""
+        self._costs_said = False
+        self.fetching = Fetching()
+        groups.on_call = self._called
+
+    def begin(self, state: ProtectedState | None) -> bool:
+        """An attempt starts; False when the generation is over. `state`: what it may change."""
+        self.interrupt.clear()
+        if not self._control.begin():
+            return False
+        self._control.whole_body = self.whole_body  # the others are told when this generation is over
+        self._whole = state is not None and self.whole_body
+        if state is not None and self._whole:
+            state.begin(whole=True)
+            self._say_what_it_costs(state.nbytes())
+        self.begun, self.entered = True, False
+        self.updates.begin()
+        return True
+
+    def _called(self, name: str, size: int) -> None:
+        self.fetching.called(name, size)
+        self.updates.called(name, size)
+
+    def _say_what_it_costs(self, size: int) -> None:
+        if self._costs_said or self._link.env.rank != 0:
+            return
+        self._costs_said = True
+        why = self.updates.torn_apart or "on some rank a collective is called"
+        self._link.send(
+            WorkerNoted(
+                self._link.env.worker,
+                f"{why} once a body has begun to update, so a fault undoes the whole body: each step keeps a copy of "
+                f"the protected state ({size / 1e6:,.1f} MB); none is needed where all collectives come before the "
+                "first optimizer.step(), or after the step",
+            )
+        )
+
+    @property
+    def whole_body(self) -> bool:
+        """Whether a body is given up with its updates: its collectives cannot be parted from them."""
+        return self._control.whole_body or bool(self.updates.torn_apart)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Within this, updates are the rehearsal's own; what they are like is remembered."""
+        self.rehearsing = True
+        self.updates.begin(learning=True)
+        try:
+            yield
+        finally:
+            self.updates.rest()
+            self.rehearsing = False
+
+    def watch(self, objects: Iterable[object]) -> None:
+        """These are protected: see what a body does to them, and when."""
+        self.updates.watch(objects)
+
+    def stepped(self, optimizer: object) -> None:
+        """A protected optimizer has stepped."""
+        self.updates.stepped(optimizer)
+
+    def enter(self) -> None:
+        """The script comes into the body of a step, in which it can be interrupted."""
+        self.entered = True
+
+    def left(self) -> None:
+        """The script is out of the body; what follows is no part of it."""
+        self.entered = False
+        self.updates.rest()
+        if self.rehearsing:
+            self.updates.ended()
+
+    def before_update(
+        self, last_collective: Callable[[], None], recovery: Recovery | None, *, closure: bool = False
+    ) -> None:
+        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
+
+        Args:
+            last_collective: what all ranks still have to exchange before they update.
+            recovery: knows who reads this worker's state.
+            closure: the optimizer computes gradients itself.
+        """
+        if self.rehearsing:
+            self.updated = True
+            self.updates.began(closure=closure)
+            return
+        if not self.begun or recovery is None or self._control.updating:
+            return
+        if not self._whole:
+            self._gate.enter(last_collective, recovery, interrupted=self.interrupt.struck)
+        self.updates.began(closure=closure)
+
+    def commit(self, last_collective: Callable[[], None], recovery: Recovery | None) -> bool:
+        """The body has ended well; False when it must run again all the same.
+
+        A body that has not come through the gate does so now. Raises what `before_update` does.
+        """
+        self.updates.rest()
+        if self.begun and recovery is not None and not self._control.updating:
+            whole, cut_off = self._control.all_whole, self.interrupt.struck
+            self._gate.enter(last_collective, recovery, interrupted=cut_off, whole_body=whole)
+        self._faults.leave()
+        self._faults.strike(FaultStage.COMMIT, self._control.step)
+        return self.conclude()
+
+    def conclude(self) -> bool:
+        """All that the step changes is changed: commit it."""
+        self._faults.leave()
+        self._link.board.enter(Phase.OUTSIDE)
+        done = isinstance(self._control.commit(), Committed)
+        if done:
+            self.begun = self._whole = False
+            self.updates.ended()
+        return done
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that this step changes is changed, so that an error now comes after it."""
+        return self.begun and self._control.updating and self.updates.whole
+
+    def abort(self, error: Exception, state: ProtectedState) -> None:
+        """The attempt failed: put back what it changed, and say so if nobody knows yet."""
+        self.left()
+        self._faults.leave()
+        self._link.board.enter(Phase.RECOVERING)
+        news, step = not self._control.halted, self._control.step
+        if self.begun and not self._control.updating:
+            self._put_back(state, step)
+        if self._control.updating and self.updates.torn_apart and not self._control.whole_body:
+            text = f"{self.updates.torn_apart} once step {step} had begun to update, which the rehearsal did not show"
+            self._link.send(WorkerNoted(self._link.env.worker, f"{text}: this fault has struck in its middle"))
+        self.begun = self._whole = False
+        self._control.fail()
+        if news:
+            kind = FaultKind.COLLECTIVE if self._symptom(error) else FaultKind.BODY
+            tell_fault(self._link, self._control.generation, step, kind, error)
+
+    def _put_back(self, state: ProtectedState, step: StepNo) -> None:
+        lost = state.rollback()
+        if lost:
+            text = f"{lost[0]} was changed before the first update of step {step}, in which it never was before"
+            cure = "change it after optimizer.step(), or in the first step too"
+            self._link.send(WorkerNoted(self._link.env.worker, f"{text}: this fault has struck just there ({cure})"))
+            self._control.update()  # nobody can put that back: the state is torn
+
+    def _symptom(self, error: Exception) -> bool:
+        """Whether the error is the consequence of a fault elsewhere, as far as this worker can tell."""
+        if isinstance(error, CollectiveMisuse | UsageError):
+            return False
+        return isinstance(error, GenerationHalted) or (self._groups.broke() and self._groups.misuse() is None)
+
+    def abandon(self) -> None:
+        """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
+        self.left()
+        self._faults.leave()
+        self.begun = self._whole = False
+        self._control.fail()
+
+    def begin_step(self, number: StepNo, state: ProtectedState | None) -> bool:
+        """The body of a step starts; False when the generation is over."""
+        if not self.begin(state):
+            return False
+        self._faults.strike(FaultStage.BEGIN, number)
+        self._faults.enter(number)
+        self._link.board.enter(Phase.COMPUTING)
+        return True

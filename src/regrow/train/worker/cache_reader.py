@@ -1,0 +1,67 @@
+"""A worker as the reader of its node's data cache."""
+
+from collections.abc import Callable
+
+from regrow.agent.workers.link import WorkerLink
+from regrow.core.ids import NO_STATE
+from regrow.core.messages.data import ProducerWanted
+from regrow.core.phase import Phase
+from regrow.data.cache.client import NodeCache
+from regrow.data.loader import Caching
+from regrow.train.worker.control import Control
+
+
+class Reading:
+    """What waiting for a batch has to do with the rest of the worker.
+
+    Args:
+        link: to the agent, who starts producers.
+        control: knows whether the generation is over.
+        rehearsing: whether what is read now is for a rehearsal.
+    """
+
+    def __init__(self, link: WorkerLink, control: Control, rehearsing: Callable[[], bool]) -> None:
+        self._link, self._control, self._rehearsing = link, control, rehearsing
+        self._woken: Callable[[], None] = lambda: None
+
+    def cache(self, until: int) -> Caching | None:
+        """The node's cache for a training of `until` steps; None where there is none."""
+        env = self._link.env
+        if env.data is None:
+            return None
+        node = NodeCache(env.data, env.socket_dir, env.worker, until, speaks=env.local_rank == 0, reader=self)
+        return node.source
+
+    def stop(self) -> None:
+        """The generation is over: end a wait for a batch. From any thread."""
+        self._woken()
+
+    # --- what the cache asks -------------------------------------------------------------------------------------
+
+    @property
+    def stepping(self) -> bool:
+        """Whether it takes part in the training; not in a rehearsal, nor before a standby has its rank."""
+        return self._control.step != NO_STATE and not self._rehearsing()
+
+    @property
+    def moved(self) -> bool:
+        """Whether the world has just changed its size."""
+        return self._control.resized
+
+    @property
+    def halted(self) -> bool:
+        """Whether nobody needs the batch that is waited for."""
+        return self.stepping and self._control.halted
+
+    def on_halt(self, call: Callable[[], None]) -> None:
+        """Have this called, from another thread, when the generation is over."""
+        self._woken = call
+
+    def want_producer(self, loader: int) -> None:
+        """Tell the agent that the batches of this loader are wanted."""
+        self._link.send(ProducerWanted(self._link.env.worker, loader))
+
+    def beat(self) -> None:
+        """Show that it is alive while it waits."""
+        if self.stepping:
+            self._link.board.enter(Phase.DATA)

@@ -1,0 +1,371 @@
+"""The worker's side of the membership protocol: a thread that takes orders, and the lock around the transaction."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from regrow.agent.workers.link import AgentGone, WorkerLink
+from regrow.core.errors import DeadlineExceeded, GenerationHalted
+from regrow.core.ids import NO_STATE, Generation, StepNo
+from regrow.core.messages import (
+    ArmFault,
+    FaultSpec,
+    FormGeneration,
+    HaltGeneration,
+    HaltMissed,
+    ProveAlive,
+    ReleaseWorker,
+    StacksTaken,
+    TakeStacks,
+    WorkerAlive,
+    WorkerHalted,
+)
+from regrow.core.messages.copies import SnapshotStored, TakeSnapshot
+from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Stopped, Transaction, Updating
+from regrow.train.worker.stacks import stacks
+
+LOST_AGENT = 1
+
+
+class Control:
+    """Orders in, facts out.
+
+    Args:
+        link: the channel to the agent.
+        stop: ends whatever the training thread is blocked in (collectives, hydration, a forward pass).
+        arm: takes in a fault on demand.
+        stored: told that the agent has a copy of the state.
+    """
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        *,
+        stop: Callable[[], None],
+        arm: Callable[[FaultSpec], None],
+        stored: Callable[[SnapshotStored], None],
+    ) -> None:
+        self.link = link
+        self.generation = Generation(0)
+        """The generation this worker is in, or is forming."""
+        self.verified = NO_STATE
+        """The step of the copy of the state upon which all replicas agreed; `NO_STATE` where there is none."""
+        self._stop, self._arm, self._stored = stop, arm, stored
+        self._patience = link.env.patience
+        """How long the coordinator's word is waited for; it waits less long for nodes."""
+        self._transaction = Transaction()
+        self._changed = threading.Condition()
+        self._form: FormGeneration | None = None
+        self.released: ReleaseWorker | None = None
+        """Set when nobody needs this worker's state any more."""
+        self.resized = False
+        """Whether the present generation has another size than the one before."""
+        self._snapshot_at: StepNo | None = None
+        self.whole_body = False
+        """Whether bodies are given up with their updates, on all ranks: some rank has seen that they must be."""
+        self.all_whole = False
+        """Whether all ranks of this generation do so."""
+        self.inside = 0
+        """Which restartable function after its last step this worker is in or may run next, from 1; 0: none."""
+        self.first_inside = 0
+        """What `inside` is when a step has been committed."""
+        self._untold: Generation | None = None
+        self._standing = False
+        """Whether the script waits for the coordinator's word."""
+        self._stood: Generation | None = None
+        """The newest generation of which was said that the script waits for the one after it."""
+
+    def start(self) -> None:
+        """Take orders from now on."""
+        threading.Thread(target=self._obey, name="regrow-control", daemon=True).start()
+
+    # --- the control thread ------------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        try:
+            for order in self.link.orders():
+                match order:
+                    case HaltGeneration(at=None):
+                        self._halt(order)
+                    case HaltGeneration(at=int(at)):
+                        self._halt_before(StepNo(at), order.generation)
+                    case FormGeneration():
+                        with self._changed:
+                            self._form = order
+                            self._changed.notify_all()
+                    case ReleaseWorker():
+                        with self._changed:
+                            self.released = order
+                            self._changed.notify_all()
+                    case TakeSnapshot():
+                        with self._changed:
+                            self._snapshot_at = order.step
+                            self._changed.notify_all()
+                    case ArmFault():
+                        self._arm(order.fault)
+                    case SnapshotStored():
+                        self._stored(order)
+                    case ProveAlive():
+                        self.link.send(WorkerAlive(order.worker))
+                    case TakeStacks():
+                        self.link.send(StacksTaken(order.worker, stacks(order.reason)))
+                    case _:
+                        pass
+        except AgentGone:
+            pass
+        # Nobody supervises this process any more; its peers have been told, or have lost their agent too.
+        os._exit(LOST_AGENT)
+
+    def _halt(self, order: HaltGeneration) -> None:
+        with self._changed:
+            if order.generation < self.generation:
+                return
+            if self._form is not None and self._form.generation <= order.generation:
+                self._form = None
+            state_at = self._transaction.halt(order.generation).state_at
+            ready = self._transaction.is_ready
+            self._untold = order.generation if state_at is None else None
+            self._changed.notify_all()
+        self._stop()
+        if state_at is not None:
+            self._send_halted(order.generation, state_at, ready)
+
+    def _halt_before(self, step: StepNo, generation: Generation) -> None:
+        with self._changed:
+            if generation != self.generation or self.halted or self._transaction.stop_before(step):
+                return
+            begun = self._transaction.step
+        self.link.send(HaltMissed(self.link.env.worker, generation, step, begun))
+
+    def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
+        stands = self._standing
+        if stands:
+            self._stood = generation
+        name, inside = self.link.env.worker, self.inside
+        if ready:
+            inside = self.first_inside  # where it will be when it has rolled forward
+        halted = WorkerHalted(name, generation, state_at, ready, inside, self.verified, stands=stands)
+        if self.whole_body or state_at == NO_STATE:
+            halted = msgspec.structs.replace(halted, whole_body=self.whole_body, step=self.step)
+        self.link.send(halted)
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Within this the script waits for the coordinator: who is halted says so, since nobody goes on before."""
+        with self._changed:
+            self._standing = True
+            halted, state_at = self._transaction.halted, self._transaction.state_at
+            if halted is not None and state_at is not None and halted != self._stood:
+                self._send_halted(halted, state_at, self._transaction.is_ready)
+            try:
+                yield
+            finally:
+                self._standing = False
+
+    # --- the training thread -----------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> StepNo:
+        """The step this worker is in or stands before."""
+        return self._transaction.step
+
+    @property
+    def halted(self) -> bool:
+        """Whether the generation is over."""
+        return self._transaction.halted is not None
+
+    def is_over(self, generation: Generation) -> bool:
+        """Whether this generation was given up."""
+        halted = self._transaction.halted
+        return halted is not None and halted >= generation
+
+    @property
+    def updating(self) -> bool:
+        """Whether protected state is being changed."""
+        return isinstance(self._transaction.state, Updating)
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether the training thread is in a body whose result nobody needs."""
+        return self.halted and isinstance(self._transaction.state, Computing)
+
+    def pass_boundary(self) -> bool:
+        """All between two steps is done, the next one begins; False when this worker stops here, as planned."""
+        with self._changed:
+            if self._transaction.pass_boundary(self.generation):
+                return True
+            self._untold = self.generation
+        self._tell()
+        return False
+
+    def begin(self) -> bool:
+        """Start an attempt; False when the generation is over."""
+        with self._changed:
+            return self._transaction.begin()
+
+    def ready(self) -> bool:
+        """All that the update needs is there; False where no body runs."""
+        with self._changed:
+            ready = self._transaction.ready()
+        self._tell()
+        return ready
+
+    def update(self) -> bool:
+        """Start to change protected state; False when it must stay as it is, or as the verdict says."""
+        with self._changed:
+            return self._transaction.update()
+
+    def await_verdict(self) -> bool:
+        """After `update` was refused to a worker that is ready: whether the step happens, by the next membership.
+
+        True: the update has begun. The membership stays to be taken by `await_form`. Raises `DeadlineExceeded`.
+        """
+        until = time.monotonic() + self._patience
+        with self._at_rest():
+            while True:
+                if not self._changed.wait_for(lambda: self._form is not None, max(0.0, until - time.monotonic())):
+                    raise DeadlineExceeded(
+                        f"no verdict on generation {self.generation} within {self._patience:.0f} s",
+                        hint="see the coordinator's log",
+                    )
+                form = self._form
+                if form is not None:
+                    return form.restore is None and self._transaction.roll_forward(form.step)
+
+    def commit(self) -> Committed | Aborted:
+        """The body has ended without an error."""
+        with self._changed:
+            outcome = self._transaction.commit()
+            if isinstance(outcome, Committed):
+                self.inside = self.first_inside
+        self._tell()
+        return outcome
+
+    def fail(self) -> None:
+        """The body has ended with an error."""
+        with self._changed:
+            self._transaction.fail()
+        self._tell()
+
+    def rest(self) -> None:
+        """A body without an update has ended well."""
+        with self._changed:
+            self._transaction.rest()
+        self._tell()
+
+    @property
+    def state_at(self) -> StepNo | None:
+        """Where the own state stands; None in the middle of a body."""
+        return self._transaction.state_at
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether this worker has state of its own, that must not be given up before there is better."""
+        state_at = self._transaction.state_at
+        return state_at is not None and state_at >= 0
+
+    @property
+    def torn(self) -> bool:
+        """Whether an update ended in its middle, so that the own state is that of no step."""
+        return isinstance(self._transaction.state, Stopped) and not self.holds_state
+
+    def replace(self, generation: Generation) -> None:
+        """Newer state is about to be put in the place of the own. Raises `GenerationHalted` when that is not wanted."""
+        with self._changed:
+            if self.is_over(generation) or not self._transaction.replace():
+                raise GenerationHalted(f"generation {generation} was given up before its state was in place")
+
+    def replaced(self, step: StepNo) -> None:
+        """The own state is now `state@step`."""
+        with self._changed:
+            self._transaction.replaced(step)
+        self._tell()
+
+    def resume(
+        self, generation: Generation, step: StepNo, *, sharded: bool = False, inside: bool = True
+    ) -> Resumed | Adopted | None:
+        """The new generation stands; None when it was given up meanwhile.
+
+        Args:
+            sharded: its ranks have different parts of the state, and vote.
+            inside: restartable functions after the last step are still to be run.
+        """
+        with self._changed:
+            if self.is_over(generation):
+                return None
+            before = self._transaction.step
+            outcome = self._transaction.resume(step, sharded=sharded)
+            if isinstance(outcome, Adopted):
+                self.inside = self.first_inside if inside else 0
+            elif step != before:
+                self.inside = 0
+            return outcome
+
+    def _tell(self) -> None:
+        """Say where the state stands, if that could not be said when the halt came."""
+        with self._changed:
+            generation, state_at = self._untold, self._transaction.state_at
+            if generation is None or state_at is None:
+                return
+            self._untold, ready = None, self._transaction.is_ready
+        self._send_halted(generation, state_at, ready)
+
+    @property
+    def _snapshot_wanted(self) -> bool:
+        return self._snapshot_at is not None and self._snapshot_at <= self.step and self.holds_state
+
+    def snapshot_due(self) -> StepNo | None:
+        """At a step's boundary: the step at which a snapshot was ordered, once that is reached or passed."""
+        with self._changed:
+            if not self._snapshot_wanted:
+                return None
+            asked, self._snapshot_at = self._snapshot_at, None
+            return asked
+
+    def peek_form(self) -> FormGeneration:
+        """The next membership, which stays to be taken by `await_form`. Raises `DeadlineExceeded`."""
+        with self._at_rest():
+            self._changed.wait_for(lambda: self._form is not None, self._patience)
+            if self._form is None:
+                raise DeadlineExceeded(f"no membership within {self._patience:.0f} s", hint="see the coordinator's log")
+            return self._form
+
+    def await_form(self) -> FormGeneration | None:
+        """The next membership; None: this worker is released instead, or a snapshot of its state is wanted.
+
+        Raises `DeadlineExceeded`.
+        """
+        with self._at_rest():
+            self._changed.wait_for(
+                lambda: self._form is not None or self.released is not None or self._snapshot_wanted, self._patience
+            )
+            form, self._form = self._form, None
+            if form is not None:
+                self.generation = form.generation
+                self.whole_body, self.all_whole = self.whole_body or form.whole_body, form.whole_body
+            elif self.released is None and not self._snapshot_wanted:
+                raise DeadlineExceeded(
+                    f"no verdict on generation {self.generation} within {self._patience:.0f} s",
+                    hint="see the coordinator's log",
+                )
+            return form
+
+    def await_release(self) -> bool:
+        """Whether all ranks have finished.
+
+        False: the generation is over first, or a snapshot of the last state is wanted. Raises `DeadlineExceeded`.
+        """
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self.released is not None or self.halted or self._snapshot_wanted, self._patience
+            ):
+                raise DeadlineExceeded(
+                    f"the other ranks did not finish within {self._patience:.0f} s",
+                    hint="did one leave the loop early?",
+                )
+            # Who leaves a job that goes on is halted, and then released.
+            return self.released is not None and not self.halted

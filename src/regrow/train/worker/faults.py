@@ -1,0 +1,144 @@
+"""Faults on demand, inside a worker. Nothing here runs unless a fault was armed."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook, register_module_full_backward_pre_hook
+
+from regrow.agent.workers.link import WorkerLink
+from regrow.comm.process_groups import Groups
+from regrow.core.ids import StepNo
+from regrow.core.messages import FaultFired, FaultHow, FaultSpec, FaultStage
+from regrow.hydration.shards import is_distributed, local
+
+EXIT_CODE = 17
+PAUSE_S = 1.0
+
+
+class FaultInjector:
+    """Strikes armed faults at their stage.
+
+    Args:
+        link: to say, before it strikes, that it does.
+        groups: to strike in the middle of a reduction.
+        parameters: the protected parameters; a hook on one of them strikes in the backward pass.
+    """
+
+    def __init__(self, link: WorkerLink, groups: Groups, parameters: Callable[[], list[torch.Tensor]]) -> None:
+        self._link, self._groups, self._parameters = link, groups, parameters
+        self._armed: dict[str, FaultSpec] = {}
+        self._hooks: list[Any] = []
+        self._step = StepNo(-1)
+
+    @property
+    def armed(self) -> bool:
+        """Whether there is anything to strike."""
+        return bool(self._armed)
+
+    def arm(self, *specs: FaultSpec) -> None:
+        """Take these faults in; those that struck are forgotten by themselves."""
+        for spec in specs:
+            self._armed[spec.fault] = spec
+
+    def replace(self, specs: list[FaultSpec]) -> None:
+        """These and no others are armed."""
+        self._armed = {spec.fault: spec for spec in specs}
+
+    def enter(self, step: StepNo) -> None:
+        """A step's body is about to run: set the hooks for those faults that strike from within torch."""
+        self._step = step
+        if self._due(FaultStage.FORWARD):
+            self._hooks.append(register_module_forward_pre_hook(lambda *_: self.strike(FaultStage.FORWARD, step)))
+        if self._due(FaultStage.BACKWARD):
+            self._hooks.append(self._in_backward(step))
+        if self._due(FaultStage.REDUCE):
+            self._groups.after_collective = lambda name: (
+                self.strike(FaultStage.REDUCE, step) if "reduce" in name else None
+            )
+
+    def enter_between(self, step: StepNo) -> None:
+        """A restartable function between two steps is about to run."""
+        self._step = step
+        if self._due(FaultStage.BETWEEN):
+            self._groups.after_collective = lambda name: self.strike(FaultStage.BETWEEN, step)
+
+    def _in_backward(self, step: StepNo) -> Any:
+        # A frozen parameter has no gradient to hook.
+        trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
+        middle = trained[len(trained) // 2] if trained else None
+        if middle is None or is_distributed(middle):
+            # The forward runs on what was gathered, so nothing flows back to the shard itself.
+            return register_module_full_backward_pre_hook(lambda *_: self.strike(FaultStage.BACKWARD, step))
+        return middle.register_hook(lambda grad: self.strike(FaultStage.BACKWARD, step))  # type: ignore[no-untyped-call]
+
+    def leave(self) -> None:
+        """The body has ended: take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._groups.after_collective = None
+
+    def _due(self, stage: FaultStage) -> FaultSpec | None:
+        return next((spec for spec in self._armed.values() if self._strikes(spec, stage)), None)
+
+    def _strikes(self, spec: FaultSpec, stage: FaultStage) -> bool:
+        if stage in (FaultStage.FORM, FaultStage.HYDRATE, FaultStage.ROLL):
+            # A recovery belongs to no exact step: the first one at the step or after it.
+            return spec.stage is stage and (spec.step is None or self._step >= spec.step)
+        if stage is FaultStage.BETWEEN:
+            return spec.stage is stage and (spec.step is None or self._step >= spec.step)
+        at_once = spec.stage is FaultStage.NOW and stage is FaultStage.FORWARD
+        return (spec.stage is stage or at_once) and spec.step in (None, self._step)
+
+    def strike(self, stage: FaultStage, step: StepNo) -> None:
+        """If a fault is due at this stage of this step, suffer it."""
+        self._step = step
+        spec = self._due(stage)
+        if spec is None:
+            return
+        del self._armed[spec.fault]
+        self._link.send(FaultFired(self._link.env.worker, spec.fault, step, time.monotonic()))
+        if spec.how is FaultHow.BITFLIP:
+            flip_bit(self._parameters())
+        else:
+            _suffer(spec.how)
+
+
+def _suffer(how: FaultHow) -> None:
+    match how:
+        case FaultHow.SIGKILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case FaultHow.SIGSTOP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case FaultHow.EXIT:
+            os._exit(EXIT_CODE)
+        case FaultHow.PAUSE:
+            time.sleep(PAUSE_S)
+        case FaultHow.EXCEPTION:
+            raise RuntimeError("fault on demand")
+        case FaultHow.OOM_LIKE:
+            raise torch.OutOfMemoryError("fault on demand: out of memory")
+    return None
+
+
+_BIT = {torch.float64: (6, 0x02), torch.float32: (2, 0x10), torch.bfloat16: (0, 0x10), torch.float16: (0, 0x80)}
+"""For each type a high bit of the mantissa: in which byte of an element, and as which mask."""
+
+
+def flip_bit(parameters: list[torch.Tensor]) -> None:
+    """Change one bit of the largest element of the middle parameter, as memory would: no hook or version tells of it.
+
+    Of a `DTensor` the piece that is here is taken; parameters of which nothing is here do not count.
+    """
+    here = [local(parameter).data for parameter in parameters]
+    usable = [tensor for tensor in here if tensor.numel() and tensor.dtype in _BIT and tensor.is_contiguous()]
+    if not usable:
+        return
+    tensor = usable[len(usable) // 2]
+    byte, mask = _BIT[tensor.dtype]
+    at = int(tensor.abs().argmax()) * tensor.element_size() + byte
+    tensor.view(-1).view(torch.uint8)[at] ^= mask

@@ -1,0 +1,206 @@
+"""What a worker does to stand in a new generation: groups, state, the step to go on with."""
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+
+from regrow.agent.workers.link import WorkerLink, placed
+from regrow.comm.process_groups import Formation, Groups
+from regrow.comm.socket_mesh import Site
+from regrow.core.config import WorkerEnv, publish_rank
+from regrow.core.errors import GenerationHalted, StateError
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.messages import FaultStage, FormGeneration, Role, WorkerResumed
+from regrow.core.messages.copies import CopySource
+from regrow.core.phase import Phase
+from regrow.hydration.client import Hydration, HydrationReport
+from regrow.hydration.copies.restore import Restoration
+from regrow.hydration.inventory import StateSink
+from regrow.hydration.server import HydrationServer
+from regrow.step.machine import Adopted, Resumed
+from regrow.train.state.buddy_copies import BuddyCopies
+from regrow.train.state.frozen import FrozenState
+from regrow.train.state.protected import ProtectedState
+from regrow.train.state.staged import StagedState
+from regrow.train.worker.comparison import Comparison
+from regrow.train.worker.control import Control
+from regrow.train.worker.faults import FaultInjector
+from regrow.train.worker.sampling import Sampler
+
+HYDRATE_S: Seconds = 600.0
+
+
+def site_of(env: WorkerEnv) -> Site:
+    """Where a worker may listen for its peers."""
+    return Site(env.socket_dir if env.one_machine else None, env.advertise, env.token)
+
+
+@dataclass
+class Recovery:
+    """Carries a worker from one generation into the next.
+
+    Args:
+        form_s: deadline for re-forming the groups, in seconds.
+    """
+
+    link: WorkerLink
+    control: Control
+    groups: Groups
+    state: ProtectedState
+    frozen: FrozenState
+    server: HydrationServer
+    faults: FaultInjector
+    copies: BuddyCopies
+    form_s: Seconds
+    comparison: Comparison | None = None
+    sampler: Sampler | None = None
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._receiving: Hydration | Restoration | None = None
+        self.inside = 0
+        """The restartable function that all run again before they go on; 0: none."""
+        self.sharded = False
+        """Whether ranks of this generation hold different parts of the state."""
+        self._stood = self.link.env.role is not Role.RANK
+
+    def first_look(self) -> dict[str, int]:
+        """Digests of what this worker has built, for the coordinator to compare; empty where it has no replica."""
+        if self.sampler is None or self.link.env.world == 1:
+            return {}
+        found = self.sampler.look(None)
+        return {} if found is None else found[0] | found[1]
+
+    def stop(self) -> None:
+        """End a reception of state that is under way; from any thread."""
+        with self._lock:
+            receiving = self._receiving
+        if receiving is not None:
+            receiving.cancel()
+
+    def join(self, form: FormGeneration) -> Resumed | Adopted:
+        """Stand in this membership.
+
+        Raises `GenerationHalted` when it is given up meanwhile; `RegrowError`, `RuntimeError` or `OSError` when this
+        worker cannot reach its peers or their state.
+        """
+        self.link.board.enter(Phase.RECOVERING, step=form.step, generation=form.generation)
+        self._take_place(form)
+        self.faults.replace(form.faults)
+        self.inside = form.inside
+        self.sharded = len({member.holding for member in form.members}) > 1
+        holder = form.rank in form.holders
+        if self.comparison is not None:
+            self.comparison.stand(form)
+            if holder and form.rewind:
+                self.comparison.go_back(form)
+        if self.sampler is not None:
+            self.sampler.stand(form, again=self._stood)
+        self._stood = True
+        if holder and self.control.torn:
+            raise StateError(f"rank {form.rank} should have state@{form.step}, but its own was torn")
+        if holder:
+            self._offer(form)
+        self.faults.strike(FaultStage.FORM, form.step)
+        form_s = self._form_groups(form)
+        self.faults.strike(FaultStage.HYDRATE, form.step)
+        hydrate_s, received = (0.0, 0) if holder else self._receive(form)
+        if self.comparison is not None and not holder:
+            self.comparison.received()
+        self.copies.rewind(form.step)
+        outcome = self.control.resume(form.generation, form.step, sharded=self.sharded, inside=form.inside > 0)
+        if outcome is None:
+            raise GenerationHalted(f"generation {form.generation} was given up before it began")
+        self.link.send(
+            WorkerResumed(
+                self.link.env.worker,
+                form.generation,
+                form_s=form_s,
+                hydrate_s=hydrate_s,
+                hydrated_bytes=received,
+            )
+        )
+        return outcome
+
+    def _offer(self, form: FormGeneration) -> None:
+        if len(form.holders) == len(form.members):
+            return
+        # At once: nothing that this worker does before its next update changes what the newcomers read.
+        # Newcomers that come to functions between two steps run all that stands there.
+        between = self.state.between.as_committed(form.step) if form.inside else contextlib.nullcontext()
+        with between:
+            self.frozen.freeze(form.step, whole_body=form.whole_body)
+        self.server.offer(form.generation, form.step)
+
+    def withdraw(self, deadline: Instant) -> None:
+        """The update is about to begin: nobody may read this worker's state any more."""
+        if self.server.offering:
+            self.server.withdraw(deadline)
+            self.frozen.thaw()
+
+    def _take_place(self, form: FormGeneration) -> None:
+        env, world = self.link.env, len(form.members)
+        if (env.rank, env.local_rank, env.world) != (form.rank, form.local_rank, world):
+            self.link.take_place(placed(env, rank=form.rank, local_rank=form.local_rank, world=world))
+            publish_rank(form.rank, form.local_rank, world)
+            self.link.early.seat(form.rank)
+
+    def _form_groups(self, form: FormGeneration) -> Seconds:
+        if self.groups.serves(form.generation):
+            return 0.0
+        env = self.link.env
+        formation = Formation(form.generation, form.rank, len(form.members), env.store, site_of(env))
+        return self.groups.form(formation, lambda: self.control.is_over(form.generation))
+
+    def _receive(self, form: FormGeneration) -> tuple[Seconds, int]:
+        return self._hydrate(form) if form.restore is None else self._restore(form, form.restore)
+
+    def _restore(self, form: FormGeneration, source: CopySource) -> tuple[Seconds, int]:
+        """Go back to a copy in an agent's memory."""
+        has_state = self.control.holds_state
+        if has_state:
+            self.control.replace(form.generation)
+        deadline = time.monotonic() + HYDRATE_S
+        try:
+            report = self._run(form, Restoration(self.state, source, token=self.link.env.token, deadline=deadline))
+        except BaseException:
+            if has_state:
+                self.control.fail()  # torn from here on; the copy is still there for the next attempt
+            raise
+        if has_state:
+            self.control.replaced(form.step)
+        return report.seconds, report.bytes
+
+    def _hydrate(self, form: FormGeneration) -> tuple[Seconds, int]:
+        holders = {Rank(rank) for rank in form.holders}
+        mine = next(member.holding for member in form.members if member.rank == form.rank)
+        endpoints = [m.endpoint for m in form.members if m.rank in holders and m.holding == mine]
+        sink: StateSink = self.state
+        if self.control.holds_state:
+            sink = StagedState(
+                self.state,
+                replace=lambda: self.control.replace(form.generation),
+                replaced=self.control.replaced,
+            )
+        reception = Hydration(
+            sink,
+            step=StepNo(form.step),
+            generation=Generation(form.generation),
+            token=self.link.env.token,
+            endpoints=endpoints,
+            deadline=time.monotonic() + HYDRATE_S,
+        )
+        report = self._run(form, reception)
+        return report.seconds, report.bytes
+
+    def _run(self, form: FormGeneration, reception: Hydration | Restoration) -> HydrationReport:
+        with self._lock:
+            self._receiving = reception
+        if self.control.is_over(form.generation):
+            reception.cancel()
+        try:
+            return reception.run()
+        finally:
+            with self._lock:
+                self._receiving = None

@@ -1,0 +1,131 @@
+"""Where a worker waits for the others: for the next membership, or for the end of the job."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from regrow.agent.workers.link import WorkerLink
+from regrow.agent.workers.tracebacks import report
+from regrow.core.errors import GenerationHalted
+from regrow.core.ids import Generation, Rank, StepNo
+from regrow.core.messages import FaultKind, WorkerFaulted, WorkerFinished, WorldChange
+from regrow.core.phase import Phase
+from regrow.step.machine import Adopted
+from regrow.train.state.buddy_copies import BuddyCopies
+from regrow.train.state.durable import DurableState
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.control import Control
+from regrow.train.worker.recovery import Recovery
+
+_LOWEST = 19
+
+
+class WorkerReleased(SystemExit):
+    """This worker leaves the job, which goes on without it: its process ends with code 0."""
+
+    def __init__(self, change: WorldChange | None) -> None:
+        super().__init__(0)
+        self.change = change
+
+
+def tell_fault(link: WorkerLink, generation: Generation, step: StepNo, kind: FaultKind, error: Exception) -> None:
+    """Something has gone wrong here, and the coordinator must decide."""
+    link.send(WorkerFaulted(link.env.worker, generation, step, kind, report(error)))
+
+
+class Rejoin:
+    """What a worker is told between two generations, and what it does meanwhile.
+
+    Args:
+        link: to the agent.
+        control: knows the orders.
+        recovery: carries this worker into a new generation.
+        state: what is protected.
+        copies: of the state, in the agent's memory.
+        durable: takes snapshots of the state for the disk; None: there are none.
+    """
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        control: Control,
+        recovery: Recovery,
+        state: ProtectedState,
+        copies: BuddyCopies,
+        durable: DurableState | None,
+    ) -> None:
+        self._link, self._control, self._recovery, self._state = link, control, recovery, state
+        self._copies, self._durable = copies, durable
+        self._changed_in = Generation(0)
+        self._change: WorldChange | None = None
+
+    def rejoin(self) -> StepNo | None:
+        """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any.
+
+        Raises `WorkerReleased` where the next membership is one without this worker.
+        """
+        while True:
+            form = self._control.await_form()
+            if form is None:
+                if self._control.released is not None:
+                    self._link.board.enter(Phase.OUTSIDE)
+                    _give_way()
+                    raise WorkerReleased(self._control.released.change)
+                self.snapshot()
+                continue
+            try:
+                outcome = self._recovery.join(form)
+            except GenerationHalted:
+                continue
+            except Exception as error:  # noqa: BLE001  whatever it is, the coordinator must hear of it and decide
+                if not self._control.is_over(form.generation):
+                    tell_fault(self._link, form.generation, form.step, FaultKind.HYDRATION, error)
+                continue
+            self._control.resized = form.change is not None
+            # It is told again while the new world does not stand; who has stood in it already has heard of it.
+            if form.change is not None and form.change.generation > self._changed_in:
+                self._changed_in, self._change = form.change.generation, form.change
+            return outcome.step if isinstance(outcome, Adopted) else None
+
+    def take_change(self) -> WorldChange | None:
+        """How the world has changed its size since this was asked last, if it has."""
+        change, self._change = self._change, None
+        return change
+
+    def checkpoint(self) -> None:
+        """At a step's boundary: take the copies of the state that are due."""
+        self._copies.tick(self._state, self._control.step)
+        self.snapshot()
+
+    def snapshot(self) -> None:
+        """Where the state stands: take the snapshot for the disk that was ordered, if one was."""
+        asked = self._control.snapshot_due()
+        if asked is not None and self._durable is not None:
+            self._durable.snapshot(self._state, asked, self._control.step, Rank(self._link.env.rank))
+
+    def finish(self) -> bool:
+        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed."""
+        if self._link.failed:
+            return True
+        self._link.board.enter(Phase.WAITING)
+        if self._over():
+            return False
+        self._link.send(WorkerFinished(self._link.env.worker, self._control.generation, self._control.step))
+        while not self._control.await_release():
+            if self._over():
+                return False
+            self.checkpoint()
+        return True
+
+    def _over(self) -> bool:
+        return self._control.halted
+
+
+def _give_way() -> None:
+    """Those who stay train on while this process ends, maybe on the same cores."""
+    with contextlib.suppress(OSError):
+        # Where the kernel groups tasks by session, priorities hold within a session only, and each worker leads one.
+        Path("/proc/self/autogroup").write_text(str(_LOWEST))
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST)

@@ -1,0 +1,405 @@
+"""How a worker takes part in its job: what `Session` asks of it."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import xxhash
+
+from regrow.agent.workers.imports import changed, installed
+from regrow.agent.workers.link import WorkerLink
+from regrow.comm.flight import FLIGHT
+from regrow.comm.process_groups import Formation, Groups
+from regrow.comm.torch_private import device_mesh
+from regrow.core.errors import GenerationHalted, UsageError
+from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.messages import (
+    FaultStage,
+    Role,
+    WorkerCommitted,
+    WorkerNoted,
+    WorkerReady,
+    WorkerStaged,
+    WorldChange,
+)
+from regrow.core.messages.data import BatchRecord, OrderDeclared, OrderSpec
+from regrow.core.phase import Phase
+from regrow.data.loader import Caching
+from regrow.train.state.buddy_copies import BuddyCopies
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.accelerator import accelerator_of
+from regrow.train.worker.assembly import Assembly
+from regrow.train.worker.body import Body
+from regrow.train.worker.cache_reader import Reading
+from regrow.train.worker.control import Control
+from regrow.train.worker.faults import FaultInjector
+from regrow.train.worker.recovery import Recovery, site_of
+from regrow.train.worker.rejoin import Rejoin
+from regrow.train.worker.update_gate import UpdateGate
+
+FORM_S: Seconds = 60.0
+
+
+class SupervisedWorker:
+    """A worker that an agent started."""
+
+    rehearses = True
+    records = True
+    """Whether somebody writes down what steps have read."""
+
+    def __init__(self, link: WorkerLink, groups: Groups) -> None:
+        self._link, self._groups = link, groups
+        self.early = link.early
+        self.trial_steps = link.env.trial_steps
+        self._state: ProtectedState | None = None
+        self._recovery: Recovery | None = None
+        self._verdicts: Rejoin | None = None
+        self._last_collective = ""
+        self._newcomers = False
+        """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
+        self._born = time.monotonic()
+        self.control = Control(
+            link,
+            stop=self._stop,
+            arm=lambda fault: self._faults.arm(fault),
+            stored=lambda answer: self._copies.stored(answer),
+        )
+        self._copies = BuddyCopies(link, every=link.env.buddy_every, halted=lambda: self.control.halted)
+        self._faults = FaultInjector(link, groups, lambda: self._state.parameters() if self._state else [])
+        self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
+        self.body = Body(link, self.control, groups, self._faults, self._gate)
+        self.reading = Reading(link, self.control, lambda: self.body.rehearsing)
+
+    @classmethod
+    def open(cls, link: WorkerLink) -> "SupervisedWorker":
+        """Make the groups of this worker's generation (echo groups for a newcomer) and start to take orders."""
+        env, groups = link.env, Groups()
+        member = cls(link, groups)
+        groups.unit = env.unit
+        if env.elastic:
+            device_mesh.watch()
+        formation = None
+        if env.role is Role.RANK:
+            formation = Formation(env.generation, env.rank, env.world, env.store, site_of(env))
+        link.excused = lambda: member.control.halted or groups.refused or groups.broke()
+        link.advice = member._advice
+        member.control.start()
+        groups.on_asked = link.early.note if link.early.watching else None
+        groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
+        groups.on_collective = member._collective
+        FLIGHT.show = link.board.show_flight
+        return member
+
+    def _collective(self, name: str) -> None:
+        self._last_collective = name
+        if self._newcomers and not self.body.begun:
+            # They are at the next step already; whatever they call there would be taken for the answer to this.
+            raise UsageError(
+                f"{name} was called outside a step, and a fault has just brought in ranks that do not call it",
+                hint="mark the function that calls it @regrow.restartable",
+            )
+        self._link.board.call()
+
+    def _advice(self) -> str:
+        name = self._groups.refused_call if self._groups.refused else self._last_collective
+        if self.body.begun or self._state is None or not name:
+            return ""
+        return f"{name} was called outside a step: mark the function that does @regrow.restartable"
+
+    # --- who this is -------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank now."""
+        return self._link.env.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's rank on its node."""
+        return self._link.env.local_rank
+
+    @property
+    def world(self) -> int:
+        """Ranks in the world."""
+        return self._link.env.world
+
+    @property
+    def unit(self) -> int:
+        """Ranks of one replica, as the job was started."""
+        return self._link.env.unit
+
+    @property
+    def generation(self) -> int:
+        """The membership that this worker runs in."""
+        return self.control.generation
+
+    @property
+    def step(self) -> StepNo:
+        """The step that this worker stands before."""
+        return self.control.step
+
+    @property
+    def halted(self) -> bool:
+        """Whether the generation is over."""
+        return self.control.halted
+
+    # --- before the first step ---------------------------------------------------------------------------------
+
+    @property
+    def holds_initial_state(self) -> bool:
+        """Whether what the script built here counts, and is not overwritten by peers or a checkpoint."""
+        return self._link.env.role is Role.RANK
+
+    @contextmanager
+    def echo(self) -> Iterator[None]:
+        """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
+        self._hear_no_more()
+        with self.body.rehearsal(), self._groups.echo():
+            yield
+
+    def _hear_no_more(self) -> None:
+        """The script has come to its loop."""
+        self.early.stop()
+        self._groups.on_asked = None
+
+    def local(self) -> AbstractContextManager[None]:
+        """Within this, collectives are answered locally."""
+        return self._groups.echo()
+
+    def rehearsed(self) -> bool:
+        """Whether the rehearsed body updated protected state through an optimizer."""
+        return self.body.updated
+
+    def note_of_script(self, text: str) -> None:
+        """Tell people something about the script, once, whichever ranks say it."""
+        self._link.send(WorkerNoted(self._link.env.worker, text))
+
+    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
+        """These groups have the ranks of all replicas, those lie inside one, however many there are."""
+        self._groups.let_follow(across, inside)
+
+    def arrive(
+        self,
+        state: ProtectedState,
+        buckets: str,
+        buffered: Sequence[torch.nn.Module] = (),
+        *,
+        microbatches: int = 0,
+        fixed: str = "",
+    ) -> None:
+        """Report to the coordinator: built and warm.
+
+        Args:
+            buckets: which gradients are reduced together.
+            buffered: the modules whose buffers are the same on all ranks between two steps.
+            microbatches: into how many the script divides a step; 0: into none.
+            fixed: why the world of this script can have no other size; empty: it can.
+        """
+        self._state = state
+        self._hear_no_more()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self.early.bind(f"CUDA device {torch.cuda.current_device()}")
+        self._gate.accelerator = accelerator_of(state.parameters())
+        workplace = Assembly(self._link, self.control, self._groups, self._faults, self._copies)
+        self._recovery, durable = workplace.assemble(state, buffered, form_s=FORM_S)
+        self._verdicts = Rejoin(self._link, self.control, self._recovery, state, self._copies, durable)
+        env, state_at = self._link.env, NO_STATE
+        if env.role is Role.RANK:
+            state_at = durable.load(state, env.rank) if durable is not None and env.resume else StepNo(0)
+        holding = state.layout()
+        self._link.board.enter(Phase.WAITING)
+        self._link.send(
+            WorkerReady(
+                env.worker,
+                state_at,
+                self._recovery.server.endpoint,
+                xxhash.xxh3_64_hexdigest(f"{holding}|{buckets}".encode()),
+                built_s=time.monotonic() - self._born,
+                holding=holding,
+                whole_body=self.body.whole_body,
+                sharded=self._groups.count > 1 or state.distributed(),
+                microbatches=microbatches,
+                fixed=fixed or self._groups.fixed(),
+                between=self.control.first_inside > 0,
+                early=self.early.found,
+                parts=self._recovery.first_look() if env.role is Role.RANK else {},
+                imported=installed(self._link.modules) if self.rank == 0 else [],
+                environment=changed(self._link.environment) if self.rank == 0 else [],
+            )
+        )
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    def compare(self, *, last: bool = False) -> bool:
+        """At a step's boundary: whether replicas have the same state, where that is to be asked.
+
+        False: they have not; the coordinator knows, and `rejoin` waits for its verdict. Raises what collectives do.
+
+        Args:
+            last: no step follows.
+        """
+        if self._recovery is None:
+            return True
+        if self._recovery.sampler is not None and not self.control.halted:
+            self._recovery.sampler.tick(self.control.step, last=last)
+        comparison = self._recovery.comparison
+        return comparison is None or comparison.compare(self.control.step, last=last)
+
+    def cache(self, until: int) -> Caching | None:
+        """The data cache of this node for a training of `until` steps; None where there is none."""
+        return self.reading.cache(until)
+
+    def declare(self, order: OrderSpec) -> None:
+        """Say in which order the steps read their samples."""
+        self._link.send(OrderDeclared(self._link.env.worker, Rank(self.rank), order))
+
+    def fetch(self, number: StepNo, get: Callable[[], Any]) -> Any:
+        """The batch of a step, by `get`."""
+        self._link.board.enter(Phase.DATA, step=number, generation=self.control.generation)
+        self._faults.strike(FaultStage.DATA, number)
+        return get()
+
+    def fetching(self, loader: object) -> AbstractContextManager[None]:
+        """Within this, the script's loader fetches a batch, and may call no collectives."""
+        return self.body.fetching.of(loader)
+
+    def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
+        """Put what was read for a step where the agent finds it should this worker die in it."""
+        if read is not None:
+            self._link.board.show_batch(self.control.generation, number, read)
+
+    def pass_boundary(self) -> bool:
+        """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
+        self._faults.strike(FaultStage.AFTER, StepNo(self.control.step - 1))
+        return self.control.pass_boundary()
+
+    def begin(self, number: StepNo) -> bool:
+        """A body starts; False when the generation is over."""
+        return self.body.begin_step(number, self._state)
+
+    def enter_region(self, number: int, *, training: bool) -> bool:
+        """The `number`th restartable function since the last step starts; False when the generation is over."""
+        if not self.body.begin(self._state if training else None):
+            return False
+        self.control.inside, self.body.entered = number, True
+        if training:
+            self._faults.enter(self.control.step)
+        else:
+            self._faults.enter_between(self.control.step)
+        phase = Phase.COMPUTING if training else Phase.REGION
+        self._link.board.enter(phase, step=self.control.step, generation=self.control.generation)
+        return True
+
+    def leave_region(self, following: int) -> None:
+        """A restartable function has ended well; `following` may be run next."""
+        self._faults.leave()
+        self.control.inside, self.body.begun, self.body.entered = following, False, False
+        self.control.rest()
+        self._link.board.enter(Phase.OUTSIDE)
+
+    def expect_after_steps(self, following: int) -> None:
+        """Where this worker is after a commit: before its first restartable function (1), or past all (0)."""
+        self.control.first_inside = following
+
+    def place_after_step(self, following: int) -> None:
+        """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""
+        self.control.inside = following
+        self._newcomers = self._newcomers and following > 0
+
+    def await_position(self) -> tuple[StepNo, int]:
+        """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
+        return (form := self.control.peek_form()).step, form.inside
+
+    @property
+    def inside(self) -> int:
+        """The restartable function that all run again before they go on; 0: none."""
+        return self._recovery.inside if self._recovery is not None else 0
+
+    def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
+        """As `Body.before_update`."""
+        self.body.before_update(last_collective, self._recovery, closure=closure)
+
+    def commit(self, last_collective: Callable[[], None]) -> bool:
+        """As `Body.commit`."""
+        return self.body.commit(last_collective, self._recovery)
+
+    def abort(self, error: Exception, state: ProtectedState) -> bool:
+        """The attempt failed: put back what it changed, and say so if nobody knows yet."""
+        self.body.abort(error, state)
+        return True
+
+    def abandon(self) -> None:
+        """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
+        self.control.inside = 0
+        self.body.abandon()
+
+    def rejoin(self) -> StepNo | None:
+        """As `Rejoin.rejoin`."""
+        adopted = self._told.rejoin()
+        self._newcomers = True
+        return adopted
+
+    def take_change(self) -> WorldChange | None:
+        """As `Rejoin.take_change`."""
+        return self._told.take_change()
+
+    def checkpoint(self) -> None:
+        """At a step's boundary: take the copies of the state that are due."""
+        self._told.checkpoint()
+
+    def finish(self) -> bool:
+        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed."""
+        return self._told.finish()
+
+    @property
+    def _told(self) -> Rejoin:
+        if self._verdicts is None:
+            raise GenerationHalted("this worker has not arrived yet")
+        return self._verdicts
+
+    # --- the log -----------------------------------------------------------------------------------------------
+
+    def stage(self, number: StepNo, metrics: dict[str, float], parts: Sequence[BatchRecord] = ()) -> None:
+        """Numbers of a step that has not committed, and what its micro-batches have read."""
+        worker, generation = self._link.env.worker, Generation(self.generation)
+        self._link.send(WorkerStaged(worker, generation, number, metrics, list(parts)))
+
+    def announce(
+        self,
+        number: StepNo,
+        generation: Generation,
+        at: Instant,
+        seconds: Seconds,
+        metrics: dict[str, float],
+        *,
+        adopted: bool,
+        read: BatchRecord | None = None,
+        parts: Sequence[BatchRecord] = (),
+        rank: int | None = None,
+    ) -> None:
+        """A step was committed."""
+        self._link.send(
+            WorkerCommitted(
+                self._link.env.worker,
+                generation,
+                number,
+                at,
+                seconds,
+                metrics,
+                adopted=adopted,
+                data=read,
+                parts=list(parts),
+                rank=None if rank is None else Rank(rank),
+            )
+        )
+
+    def _stop(self) -> None:
+        """The generation is over: end all that the training thread may be blocked in. From the control thread."""
+        self._groups.halt()
+        self.body.interrupt.set()
+        self._copies.wake()
+        self.reading.stop()
+        if self._recovery is not None:
+            self._recovery.stop()
