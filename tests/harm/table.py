@@ -10,18 +10,10 @@ from typing import Any
 
 HABITS: dict[str, "Habit"] = {}
 OPEN: dict[str, str] = {
-    "ema_unprotected": "what a body changes and nobody protected is not found",
-    "accumulation_across_steps": "gradients left by a step without an update are not noticed",
-    "generator_of_ones_own": "the rehearsal draws from generators that nobody protected",
-    "nested_epochs": "refused, but after the first epoch only",
-    "epochs_by_islice": "the rehearsal counts as a step of the slice, so the last step is left out",
     "epochs_by_groupby": "its evaluation runs when the next step has begun, where no fault can be struck on demand",
     "evaluation_not_marked": "refused with that sentence, but at the first fault only",
     "early_stopping_unguarded": "a step that must run again ends the loop of its rank, and so the job",
     "early_stopping_local": "a newcomer's own counters start anew; `regrow try` shows it",
-    "enumerated_steps": "a newcomer counts from 0; `regrow try` shows it",
-    "sliced_generator": "a fresh generator in a newcomer does not give what the others have read; cause not yet known",
-    "zipped_steps": "a newcomer's schedule starts anew; `regrow try` shows it",
     "local_count": "a newcomer's own counters start anew; `regrow try` shows it",
 }
 """What does not hold yet, and why."""

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import time
+import weakref
 from collections.abc import Generator, Iterator
 
 from regrow.comm.torch_private import device_mesh
@@ -13,7 +14,7 @@ from regrow.train.announcing import Announcing
 from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop_context import LoopContext
-from regrow.train.rehearsed import check_update
+from regrow.train.rehearsal.rehearsal import Rehearsal
 from regrow.train.restartable import Rehearsed, RestartableCalls
 from regrow.train.state import grad_scalers
 from regrow.train.step import Step
@@ -51,6 +52,9 @@ class StepLoop:
         self._at_boundary = True
         """Whether the script has done all that it does between two steps."""
         self._settling = Settling(member.local)
+        self._rehearsal = Rehearsal(self, self.standing)
+        self.iterator: weakref.ref[Iterator[Step]] | None = None
+        """What the script goes through."""
         self.regions = RestartableCalls(self)
 
     @property
@@ -86,7 +90,9 @@ class StepLoop:
         """The steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
         if member.rehearses and until > 0:
-            yield from self.rehearse()
+            with self.rehearsing():
+                yield from self._rehearsal.run(self.iterator() if self.iterator is not None else None)
+            batches.seek(StepNo(0))
         member.expect_after_steps(self.regions.declared())
         self.standing.protected().between.serves_commits = self.regions.declared() > 0
         self.arrive()
@@ -98,12 +104,10 @@ class StepLoop:
                 self._latest = self.prepare() if member.step < until else None
                 if self._latest is not None:
                     self._at_boundary = False
+                    self._rehearsal.watch_first_steps()
                     yield self._latest
                     self._end_between()
-                    if not self._latest.entered:
-                        raise UsageError(
-                            "the body of the loop did not enter its step", hint="write `with step as batch:`"
-                        )
+                    self._rehearsal.iterated(self._latest)
         except GeneratorExit:
             # The script left the loop early. It may be unwinding an error, so the others are waited for at its exit.
             self._looping = False
@@ -178,19 +182,6 @@ class StepLoop:
         """Before a forward: lay out buckets anew where a backward was cut off, without the others."""
         self._settling.settle(self.modules)
 
-    def rehearse(self) -> Iterator[Step]:
-        """Run the body once against echo groups, and undo it: what a first step costs is paid before it counts."""
-        with self.rehearsing():
-            first = StepNo(0)
-            batch = self.standing.data().batch(first)
-            step = Step(self, first, batch, rehearsal=True)
-            yield step
-            self.standing.protected().between.ends()
-            if not step.entered:
-                raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
-            check_update(self.member, self.standing.protected())
-        self.standing.data().seek(first)
-
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[None]:
         """Within this, collectives are answered locally; afterwards the state is as it was."""
@@ -247,6 +238,8 @@ class StepLoop:
                 self.regions.expect(self.member.inside if step.committed else 0)
             return False
         if step.rehearsal:
+            if error is None:
+                self._rehearsal.left()
             self.standing.protected().between.rehearsed()
             return False
         if error is None:

@@ -1,5 +1,6 @@
 """A training script's whole view of regrow: who it is, `protect`, `steps`."""
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop import STEPS, StepLoop
 from regrow.train.microbatches import Dealer
 from regrow.train.policy import Scaled
+from regrow.train.rehearsal.callers import loop_around, script_frames
 from regrow.train.scale_events import ScaleEvent
 from regrow.train.sharing import Share
 from regrow.train.state.protected import ProtectedState
@@ -168,13 +170,18 @@ class Session:
             raise UsageError(f"until={until} is negative")
         until = min(until, self._member.trial_steps or until)
         standing = self._standing
+        if self._member.rehearses:
+            _refuse_loop_around()
         self._loop.start(STEPS)
         standing.read_share(data)
         reader, reseed = self._reader(loader, until, microbatches), standing.protected().reseed
+        self._member.reads_once = isinstance(loader, Iterator)
         fetching = partial(self._member.fetching, loader)
         standing.batches = Batches(reader, seed=self.seed, place=standing.place, reseed=reseed, fetching=fetching)
         self._member.declare(standing.batches.order)
-        return self._loop.run(until)
+        steps = self._loop.run(until)
+        self._loop.iterator = weakref.ref(steps)
+        return steps
 
     def _reader(self, loader: Any, until: int, microbatches: int | Mapping[int, int] | None) -> StepLoader | Dealer:
         member = self._member
@@ -191,6 +198,17 @@ class Session:
         if self.invariant:
             raise UsageError("world-invariant mode needs micro-batches", hint="give session.steps(microbatches=...)")
         return StepLoader(loader, seed=self.seed, cache=member.cache(until), recorded=member.records)
+
+
+def _refuse_loop_around() -> None:
+    around = loop_around(script_frames())
+    if around is not None:
+        raise UsageError(
+            f"session.steps is called within another loop ({around.f_code.co_filename}:{around.f_lineno}), where a "
+            "second call would be a second loop: a rank that is replaced could not come to it",
+            hint="make one flat loop of all epochs: until=epochs * len(loader), and step.number % len(loader) for what "
+            "an epoch begins or ends with",
+        )
 
 
 def _announces(loop: StepLoop) -> Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]:

@@ -168,7 +168,11 @@ def swa(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "average": average}
 
 
-@habit("EMA that nobody protected", instead="give it to `protect(..., ema=ema)`")
+@habit(
+    "EMA that nobody protected",
+    refused="changes `ema` (AveragedModel), which is not protected",
+    instead="give it to `protect(..., ema=ema)`",
+)
 def ema_unprotected(t: Trial) -> dict[str, Any]:
     net = mlp()
     model, ema = ddp(net), ema_of(net)

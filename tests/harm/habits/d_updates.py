@@ -190,7 +190,11 @@ def swallows_exceptions(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("noise on the gradients from a `torch.Generator` of one's own", instead="protect the generator")
+@habit(
+    "noise on the gradients from a `torch.Generator` of one's own",
+    refused="draws from `noise` (Generator), which is not protected",
+    instead="protect the generator",
+)
 def generator_of_ones_own(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)

@@ -20,7 +20,7 @@ def between(t: Trial, function: Any) -> Any:
 
 @habit(
     "nested epochs, a `session.steps` for each",
-    refused="a second loop",
+    refused="session.steps is called within another loop",
     instead="one flat loop: `until=epochs * len(loader)`, and `step.number % len(loader)` for what an epoch ends with",
 )
 def nested_epochs(t: Trial) -> dict[str, Any]:
@@ -39,7 +39,11 @@ def nested_epochs(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("nested epochs: `for step in islice(steps, n)`", instead="one flat loop")
+@habit(
+    "nested epochs: `for step in islice(steps, n)`",
+    refused="itertools.islice(...) counts what session.steps gives",
+    instead="one flat loop",
+)
 def epochs_by_islice(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
@@ -308,7 +312,11 @@ def progress_bar(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("`enumerate(steps)` as the number of the step", instead="`step.number`: a newcomer starts in the middle")
+@habit(
+    "`enumerate(steps)` as the number of the step",
+    refused="enumerate(...) counts what session.steps gives",
+    instead="`step.number`: a newcomer starts in the middle",
+)
 def enumerated_steps(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
@@ -323,7 +331,11 @@ def enumerated_steps(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("`zip(rates, steps)`: a schedule beside the steps", instead="`rates[step.number]`")
+@habit(
+    "`zip(rates, steps)`: a schedule beside the steps",
+    refused="zip(...) counts what session.steps gives",
+    instead="`rates[step.number]`",
+)
 def zipped_steps(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)

@@ -46,6 +46,7 @@ class StandaloneWorker:
     """A script that nobody supervises: under plain `python`, or under another launcher."""
 
     rehearses = False
+    reads_once = False
     holds_initial_state = True
     records = False
     halted = False

@@ -53,6 +53,8 @@ class SupervisedWorker:
         self._link, self._groups = link, groups
         self.early = link.early
         self.trial_steps = link.env.trial_steps
+        self.reads_once = False
+        """Whether batches come from an iterator, which does not ask again for its place once it has given one."""
         self._state: ProtectedState | None = None
         self._recovery: Recovery | None = None
         self._verdicts: Rejoin | None = None
@@ -155,7 +157,8 @@ class SupervisedWorker:
     @contextmanager
     def echo(self) -> Iterator[None]:
         """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
-        self._hear_no_more()
+        if not self.reads_once:
+            self._hear_no_more()
         with self.body.rehearsal(), self._groups.echo():
             yield
 
@@ -261,9 +264,12 @@ class SupervisedWorker:
         self._faults.strike(FaultStage.DATA, number)
         return get()
 
-    def fetching(self, loader: object) -> AbstractContextManager[None]:
+    @contextmanager
+    def fetching(self, loader: object) -> Iterator[None]:
         """Within this, the script's loader fetches a batch, and may call no collectives."""
-        return self.body.fetching.of(loader)
+        with self.body.fetching.of(loader):
+            yield
+        self._hear_no_more()
 
     def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
         """Put what was read for a step where the agent finds it should this worker die in it."""

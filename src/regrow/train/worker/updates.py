@@ -94,9 +94,9 @@ def witness(objects: Iterable[object], names: Iterable[str] | None = None) -> di
         try:
             if isinstance(thing, torch.optim.Optimizer):
                 settings = [{k: v for k, v in group.items() if k != "params"} for group in thing.param_groups]
-                seen[name] = _token(settings)
+                seen[name] = token(settings)
             elif hasattr(thing, "state_dict"):
-                seen[name] = _token(thing.state_dict())
+                seen[name] = token(thing.state_dict())
         except Exception:  # noqa: BLE001  the script's own code, which is not made for this moment: it counts as changed
             seen[name] = object()
     return seen
@@ -142,11 +142,12 @@ def changed(before: Mapping[str, object], after: Mapping[str, object]) -> set[st
     return {name for name, token in after.items() if name in before and before[name] != token}
 
 
-def _token(value: object) -> object:
+def token(value: object) -> object:
+    """Something that is another when a value, or what lies in it, has changed."""
     if isinstance(value, dict):
-        return tuple((repr(key), _token(item)) for key, item in value.items())
+        return tuple((repr(key), token(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return tuple(_token(item) for item in value)
+        return tuple(token(item) for item in value)
     if isinstance(value, torch.Tensor):
         here = value.detach()
         if value.nbytes > _COMPARED_BYTES or value.is_cuda:

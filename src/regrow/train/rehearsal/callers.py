@@ -1,0 +1,106 @@
+"""Who goes through the steps: the script's frames, iterators that count between it and us, loops around the loop."""
+
+import dis
+import gc
+import inspect
+import itertools
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from types import CodeType, FrameType, GeneratorType
+
+import regrow
+
+_COUNT: dict[type, str] = {
+    enumerate: "enumerate(...)",
+    zip: "zip(...)",
+    itertools.islice: "itertools.islice(...)",
+    itertools.zip_longest: "itertools.zip_longest(...)",
+}
+_PASS_ON: tuple[type, ...] = (
+    tuple,  # in which zip and chain keep theirs
+    map,
+    filter,
+    itertools.chain,
+    itertools.filterfalse,
+    itertools.takewhile,
+    itertools.dropwhile,
+    itertools.starmap,
+    type(iter(())),
+)
+_DEEP = 4
+_LIBRARIES = tuple(
+    os.path.join(folder, "")
+    for folder in {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_OURS = os.path.join(os.path.dirname(os.path.abspath(regrow.__file__)), "")
+
+
+def is_script(file: str) -> bool:
+    """Whether code in this file is the script's own: not ours, no installed package's, no standard library's."""
+    return not file.startswith((*_LIBRARIES, _OURS, "<frozen"))
+
+
+def script_frames(innermost: FrameType | None = None) -> list[FrameType]:
+    """The frames of the script's own code on this thread's stack, innermost first."""
+    mine: list[FrameType] = []
+    for frame in _outwards(innermost or sys._getframe(1)):
+        if is_script(frame.f_code.co_filename):
+            mine.append(frame)
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            break  # what is around that has started the script
+    return mine
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def counted_by(steps: object) -> str:
+    """What counts the items of this iterator, which is being asked for the next one; empty: nothing that is known.
+
+    A rehearsal is an item like any other to such a counter, and a newcomer's begins at 0 in the middle of the training.
+    """
+    # A running generator does not show what it refers to, so those on the stack are found by their frames.
+    between = {
+        id(frame)
+        for frame in itertools.takewhile(_passes_on, _outwards(sys._getframe(1)))
+        if not frame.f_code.co_filename.startswith(_OURS)
+    }
+    running = [
+        each
+        for each in (gc.get_objects() if between else [])
+        if type(each) is GeneratorType and each.gi_frame is not None and id(each.gi_frame) in between
+    ]
+    near: list[object] = [steps, *running]
+    for _ in range(_DEEP):
+        around = [each for each in gc.get_referrers(*near) if type(each) in _COUNT or type(each) in _PASS_ON]
+        for each in around:
+            if type(each) in _COUNT:
+                return _COUNT[type(each)]
+        if not around:
+            break
+        near = around
+    return ""
+
+
+def _passes_on(frame: FrameType) -> bool:
+    generator = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+    return generator or frame.f_code.co_filename.startswith(_OURS)
+
+
+def loop_around(frames: Iterable[FrameType]) -> FrameType | None:
+    """The innermost frame whose present call stands in a `for` loop's body; None: no loop is around it."""
+    return next((frame for frame in frames if _in_for(frame.f_code, frame.f_lasti)), None)
+
+
+def _in_for(code: CodeType, at: int) -> bool:
+    heads = {each.offset for each in dis.get_instructions(code) if each.opname == "FOR_ITER"}
+    return any(
+        each.argval in heads and each.argval < at < each.offset
+        for each in dis.get_instructions(code)
+        if each.opname.startswith("JUMP_BACKWARD")
+    )

@@ -1,0 +1,110 @@
+"""The rehearsal: what is gone through before the first step, and what can be seen in it of the script."""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import StepNo
+from regrow.train.loop_context import LoopContext
+from regrow.train.rehearsal.callers import counted_by, script_frames
+from regrow.train.rehearsal.leftover_gradients import Leftovers
+from regrow.train.rehearsal.unprotected_changes import Unprotected
+from regrow.train.state.protected import ProtectedState
+from regrow.train.step import Step, StepOwner
+from regrow.train.worker.standalone import StandaloneWorker
+from regrow.train.worker.supervised import SupervisedWorker
+
+_WATCHED_STEPS = 2
+
+
+class Rehearsal:
+    """Runs the loop's body against echo groups, once or twice, and looks at what it does.
+
+    Args:
+        owner: of the steps.
+        standing: what the loop rests on.
+    """
+
+    def __init__(self, owner: StepOwner, standing: LoopContext) -> None:
+        self._owner, self._standing = owner, standing
+        self._unprotected: Unprotected | None = None
+        self._to_watch = _WATCHED_STEPS
+
+    def run(self, steps: object) -> Iterator[Step]:
+        """The steps to be rehearsed; they count for nothing. Raises `UsageError` for what a fault could not mend.
+
+        Args:
+            steps: the iterator that the script goes through.
+        """
+        member, state = self._standing.member, self._standing.protected()
+        if member.holds_initial_state:
+            self._refuse_counters(steps)
+        yield from self._body()
+        left = Leftovers(state.parameters())
+        if left and not member.rehearsed():
+            with left.refuse_to_add():
+                yield from self._body()
+        check_update(member, state)
+
+    def _body(self) -> Iterator[Step]:
+        first = StepNo(0)
+        batch = self._standing.data().batch(first)
+        self._watch(sys._getframe(1))
+        step = Step(self._owner, first, batch, rehearsal=True)
+        yield step
+        self._standing.protected().between.ends()
+        self.iterated(step)
+
+    def watch_first_steps(self) -> None:
+        """A step begins: in the first ones a script does what it does only after a step that has happened."""
+        if self._to_watch and self._standing.member.rehearses:
+            self._to_watch -= 1
+            self._watch(sys._getframe(1))
+
+    def _watch(self, innermost: FrameType) -> None:
+        if self._standing.member.holds_initial_state:
+            frames = script_frames(innermost)
+            self._unprotected = Unprotected(self._standing.protected(), self._standing.objects, frames)
+
+    def left(self) -> None:
+        """The body of a step has ended. Raises `UsageError` where it has drawn from what nobody protects."""
+        if self._unprotected is not None:
+            self._unprotected.refuse_changed(drawn=True)
+
+    def iterated(self, step: Step) -> None:
+        """The script asks for what follows `step`.
+
+        Raises `UsageError` where it has not entered it, or has changed what nobody protects.
+        """
+        if not step.entered:
+            raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
+        watched, self._unprotected = self._unprotected, None
+        if watched is not None:
+            watched.refuse_changed()
+
+    @staticmethod
+    def _refuse_counters(steps: object) -> None:
+        counter = counted_by(steps)
+        if counter:
+            raise UsageError(
+                f"{counter} counts what session.steps gives, the rehearsal too, and in a rank that is replaced it "
+                "begins at 0 in the middle of the training",
+                hint="write `for step in session.steps(..., until=...)`, and take step.number where a count is needed",
+            )
+
+
+def check_update(member: SupervisedWorker | StandaloneWorker, state: ProtectedState) -> None:
+    """A body ends. Raises `UsageError` where it has changed parameters past all protected optimizers."""
+    if member.rehearsed():
+        return
+    if state.parameters_changed():
+        raise UsageError(
+            "the step's body changes protected parameters, but no protected optimizer did",
+            hint="protect the optimizer too, or call step.update() before the change",
+        )
+    if state.optimizers():
+        member.note_of_script(
+            "the rehearsed body made no update: no protected optimizer has stepped. Where gradients are "
+            "gathered over several steps, gather them inside one; where another optimizer steps, protect it"
+        )

@@ -1,0 +1,174 @@
+"""What a rehearsal sees of a body: gradients that it leaves, and what it changes though nobody protects it."""
+
+import copy
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, LRScheduler, SequentialLR, StepLR
+
+from regrow.core.errors import UsageError
+from regrow.train.rehearsal.leftover_gradients import Leftovers
+from regrow.train.rehearsal.unprotected_changes import Unprotected
+from regrow.train.state.protected import ProtectedState
+
+Clear = Callable[[nn.Linear], None]
+
+
+def clear_to_none(net: nn.Linear) -> None:
+    net.zero_grad()
+
+
+def clear_to_zero(net: nn.Linear) -> None:
+    net.zero_grad(set_to_none=False)
+
+
+def clear_by_hand(net: nn.Linear) -> None:
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def clear_nothing(net: nn.Linear) -> None:
+    pass
+
+
+def backward(net: nn.Linear, scale: float = 1.0) -> None:
+    (net(torch.ones(1, 2)).sum() * scale).backward()
+
+
+@pytest.mark.parametrize("clear", [clear_to_none, clear_to_zero, clear_by_hand])
+@pytest.mark.parametrize("scale", [1.0, 3e38, float("nan")])
+def test_a_body_that_clears_what_the_last_one_has_left_is_fine(clear: Clear, scale: float) -> None:
+    net = nn.Linear(2, 1)
+    backward(net, scale)
+    left = Leftovers(net.parameters())
+    assert left
+    with left.refuse_to_add():
+        clear(net)
+        backward(net, scale)
+    backward(net)  # and nobody looks any more
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_body_that_adds_to_what_the_last_one_has_left_is_refused(dtype: torch.dtype) -> None:
+    net = nn.Linear(2, 1, dtype=dtype)
+    net(torch.ones(1, 2, dtype=dtype)).sum().backward()
+    with Leftovers(net.parameters()).refuse_to_add(), pytest.raises(UsageError, match="accumulate inside one step"):
+        net(torch.ones(1, 2, dtype=dtype)).sum().backward()
+
+
+def test_gradients_of_zeros_and_none_are_not_left() -> None:
+    net = nn.Linear(2, 1)
+    assert not Leftovers(net.parameters())
+    backward(net)
+    clear_to_zero(net)
+    assert not Leftovers(net.parameters())
+
+
+class Trainer:
+    """A script's own object."""
+
+    def __init__(self, **things: Any) -> None:
+        self.__dict__ |= things
+
+
+def watched(objects: list[object], **locals: Any) -> Unprotected:
+    frame: Any = SimpleNamespace(f_locals=locals, f_globals={})
+    return Unprotected(ProtectedState(objects), objects, [frame])
+
+
+def net_and_optimizer() -> tuple[nn.Linear, torch.optim.SGD]:
+    net = nn.Linear(2, 1)
+    return net, torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def test_an_average_of_the_weights_that_nobody_protects_is_found_even_where_no_version_is_counted() -> None:
+    net, optimizer = net_and_optimizer()
+    ema = copy.deepcopy(net)
+    looking = watched([net, optimizer], trainer=Trainer(ema=ema, net=net))
+    looking.refuse_changed()
+    for parameter in ema.parameters():
+        parameter.data.mul_(0.9)
+    with pytest.raises(UsageError, match=r"changes `trainer.ema` \(Linear\), which is not protected") as refused:
+        looking.refuse_changed()
+    assert "protect(..., ema=trainer.ema)" in str(refused.value)
+
+
+def test_what_is_protected_may_change_under_any_name() -> None:
+    net, optimizer = net_and_optimizer()
+    first, second = ConstantLR(optimizer), StepLR(optimizer, 1)
+    scheduler = SequentialLR(optimizer, [first, second], [3])
+    objects: list[object] = [net, optimizer, scheduler]
+    looking = watched(objects, model=nn.Sequential(net), warmup=first, decay=second, all=[net, scheduler])
+    with torch.no_grad():
+        net.weight.add_(1)
+    optimizer.step()
+    scheduler.step()
+    looking.refuse_changed()
+
+
+@pytest.mark.parametrize("held", [lambda it: {"it": it}, lambda it: [it], lambda it: Trainer(it=it)])
+def test_a_scheduler_that_nobody_protects_is_found_in_what_holds_it(held: Callable[[LRScheduler], object]) -> None:
+    net, optimizer = net_and_optimizer()
+    scheduler = StepLR(optimizer, 3)
+    looking = watched([net, optimizer], holder=held(scheduler))
+    optimizer.step()
+    scheduler.step()
+    with pytest.raises(UsageError, match=r"changes `holder.*` \(StepLR\)"):
+        looking.refuse_changed()
+
+
+def test_a_scaler_that_nobody_protects_is_found() -> None:
+    net, optimizer = net_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu")
+    backward(net)
+    looking = watched([net, optimizer], scaler=scaler)
+    scaler.scale(net(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    with pytest.raises(UsageError, match=r"changes `scaler` \(GradScaler\)"):
+        looking.refuse_changed()
+
+
+@pytest.mark.parametrize("kind", [torch.Generator, np.random.default_rng])
+def test_a_generator_is_looked_at_by_itself(kind: Callable[[], Any]) -> None:
+    net, optimizer = net_and_optimizer()
+    noise = kind()
+    looking = watched([net, optimizer], noise=noise)
+    if isinstance(noise, torch.Generator):
+        torch.randn(3, generator=noise)
+    else:
+        noise.random()
+    looking.refuse_changed()
+    with pytest.raises(UsageError, match=r"draws from `noise` \(Generator\)"):
+        looking.refuse_changed(drawn=True)
+
+
+def test_odd_things_among_a_scripts_variables_do_no_harm() -> None:
+    class Odd:
+        __slots__ = ()
+
+        def __len__(self) -> int:
+            raise RuntimeError
+
+    net, optimizer = net_and_optimizer()
+    mine: list[Any] = [1]
+    mine.append(mine)
+    looking = watched(
+        [net, optimizer],
+        odd=Odd(),
+        scalar=torch.tensor(1.0),
+        lazy=nn.LazyLinear(3),
+        sparse=nn.Embedding(3, 2, sparse=True),
+        meta=nn.Linear(2, 2, device="meta"),
+        empty=nn.Linear(0, 2),
+        cycle=mine,
+        module=sys,
+        wide=list(range(10_000)),
+    )
+    looking.refuse_changed()
