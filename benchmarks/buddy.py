@@ -14,8 +14,6 @@ without copies in the same round. *Streamed* is the speed at which one rank's co
 """
 
 import argparse
-import json
-import os
 import shutil
 import sys
 import tempfile
@@ -30,6 +28,7 @@ import msgspec
 from contest import Job, JobStuck
 from rich.console import Console
 from rich.table import Table
+from targets import tell, warn_if_busy
 
 from regrow.core.records import AnyRecord, CopyStreamed
 
@@ -136,9 +135,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="3 rounds")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
-    if load > cores / 2:
-        print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")
+    warn_if_busy()
     folder = Path(tempfile.mkdtemp(prefix="regrow-buddy-"))
     try:
         measured = measure(folder, 3 if args.quick else args.rounds)
@@ -146,9 +143,7 @@ def main() -> int:
         print(f"{stuck}; records and output are kept in {folder}")
         return 1
     show(measured, Console())
-    if args.json:
-        numbers = dict(figures(measured))
-        args.json.write_text(json.dumps({"figures": numbers}, indent=2) + "\n", encoding="utf-8")
+    tell("buddy", dict(figures(measured)), args.json)
     shutil.rmtree(folder)
     return 0
 

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
+from targets import tell, warn_if_busy
 from torch._C._distributed_c10d import FileStore
 
 from regrow.comm.socket_mesh import Site, SocketMesh
@@ -168,17 +169,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="8 rounds")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
-    if load > cores / 2:
-        print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")
+    warn_if_busy()
     try:
         times = measure(rounds=8 if args.quick else max(1, args.rounds))
     except RankFailed as failed:
         print(f"collectives.py: {failed}", file=sys.stderr)
         return 1
     show(times, Console())
-    if args.json:
-        args.json.write_text(json.dumps({"figures": figures(times)}, indent=2) + "\n", encoding="utf-8")
+    tell("collectives", figures(times), args.json)
     return 0
 
 

@@ -14,8 +14,6 @@ ratio to the side without in the same round.
 """
 
 import argparse
-import json
-import os
 import shutil
 import sys
 import tempfile
@@ -31,6 +29,7 @@ import workload
 from contest import Job, JobStuck
 from rich.console import Console
 from rich.table import Table
+from targets import tell, warn_if_busy
 
 from regrow.core.ids import StepNo
 from regrow.train.state.fingerprints import fingerprint
@@ -177,9 +176,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="short turns, 3 rounds")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
-    if load > cores / 2:
-        print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")
+    warn_if_busy()
     parts = alone()
     folder = Path(tempfile.mkdtemp(prefix="regrow-digests-"))
     try:
@@ -188,9 +185,7 @@ def main() -> int:
         print(f"{stuck}; records and output are kept in {folder}")
         return 1
     show(sides, parts, Console())
-    if args.json:
-        numbers = dict(figures(sides, parts))
-        args.json.write_text(json.dumps({"figures": numbers}, indent=2) + "\n", encoding="utf-8")
+    tell("digests", dict(figures(sides, parts)), args.json)
     shutil.rmtree(folder)
     return 0
 

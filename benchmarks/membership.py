@@ -4,10 +4,11 @@ python benchmarks/membership.py [--json FILE] [--quick]
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from targets import tell
 
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
@@ -114,8 +115,7 @@ def main() -> None:
     print(f"{nodes * 8} ranks on {nodes} nodes, one standby each")
     for name, value in figures.items():
         print(f"{name:24} {value:12.3f}")
-    if options.json:
-        options.json.write_text(json.dumps({"figures": figures}, indent=2) + "\n")
+    tell("membership", figures, options.json)
 
 
 if __name__ == "__main__":

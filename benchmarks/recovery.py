@@ -17,8 +17,6 @@ Exits with 1 when a kill was not recovered.
 """
 
 import argparse
-import json
-import os
 import random
 import shutil
 import sys
@@ -34,6 +32,7 @@ from statistics import fmean, median
 from contest import Job, JobStuck, Kill, lost_seconds, redone_steps, strike
 from rich.console import Console
 from rich.table import Table
+from targets import tell, warn_if_busy
 
 HERE = Path(__file__).resolve().parent
 WORLD = 4
@@ -227,9 +226,7 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[list[Result], list[tupl
 def main() -> int:
     """Measure, print, write; returns the exit code."""
     args = parse()
-    cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
-    if load > cores / 2:
-        print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")
+    warn_if_busy()
     folder = Path(tempfile.mkdtemp(prefix="regrow-recovery-"))
     results, overhead = ([], []) if args.audit else run(args, folder)
     numbers: dict[str, float] = {}
@@ -240,8 +237,7 @@ def main() -> int:
         audit = measure_audit(folder, pairs=args.audit or (3 if args.quick else args.pairs))
         numbers["audit_percent"] = median(100 * (ours / plain - 1) for plain, ours in audit)
         print(f"audit, {len(audit)} pairs: {numbers['audit_percent']:+.2f} % of a step")
-    if args.json:
-        args.json.write_text(json.dumps({"figures": numbers}, indent=2) + "\n", encoding="utf-8")
+    tell("recovery", numbers, args.json)
     if numbers.get("not_recovered"):
         print(f"records and output are kept in {folder}")
         return 1

@@ -22,7 +22,6 @@ requests times what one costs a real server process, measured on both sides. No 
 """
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -38,6 +37,7 @@ from forking import PER_NODE, TOKEN, Failed, Parent, agents, cpu, forked
 from rich.console import Console
 from rich.table import Table
 from store_load import ADDRESS, KEYS, Load, TcpCosts, simulate
+from targets import tell, warn_if_busy
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -177,18 +177,14 @@ def show_store(loads: dict[tuple[int, str], tuple[Load, Load]], console: Console
 def main() -> int:
     """Measure, print, write; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="worlds of up to 16 processes")
+    parser.add_argument("--quick", action="store_true", help="each size once")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
-    if load > cores / 2:
-        print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")
-    console, figures = Console(), dict[str, float]()
+    warn_if_busy()
+    console, figures, rounds = Console(), dict[str, float](), 1 if args.quick else ROUNDS
     try:
         times = {
-            world: {side: min(time_groups(world, side) for _ in range(ROUNDS)) for side in SIDES}
-            for world in WORLDS
-            if world <= 16 or not args.quick
+            world: {side: min(time_groups(world, side) for _ in range(rounds)) for side in SIDES} for world in WORLDS
         }
         show_groups(times, console)
         agents_cost, tcp_cost = cost_of_requests()  # before this process has threads
@@ -218,8 +214,7 @@ def main() -> int:
                 f"{world} ranks: the busiest node's store is busy for {1000 * figures[f'init_s_{world}']:.1f} ms, "
                 f"TCPStore's for {1000 * figures[f'tcpstore_init_s_{world}']:.1f} ms"
             )
-    if args.json:
-        args.json.write_text(json.dumps({"figures": figures}, indent=2) + "\n", encoding="utf-8")
+    tell("rendezvous", figures, args.json)
     return 0
 
 

@@ -1,0 +1,107 @@
+"""What the benchmarks are to reach, in one table, and how each of them ends.
+
+A missed target is printed as missed and stands under `missed` in the JSON; the exit code stays 0, so that the figures
+can always be read. A benchmark that could not measure ends with 1.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound of a figure.
+
+    Attributes:
+        figure: its name in the JSON.
+        most: it should be at most this; None: no such bound.
+        least: it should be at least this; None: no such bound.
+        of: a figure of the same run that the bound is a multiple of; empty: the bound is a number.
+    """
+
+    figure: str
+    most: float | None = None
+    least: float | None = None
+    of: str = ""
+
+    def judge(self, figures: Figures) -> tuple[bool, str] | None:
+        """Whether it was met, and the sentence that says so; None where that was not measured."""
+        if self.figure not in figures or (self.of and self.of not in figures):
+            return None
+        value, base = figures[self.figure], figures[self.of] if self.of else 1.0
+        met = (self.most is None or value <= self.most * base) and (self.least is None or value >= self.least * base)
+        bounds = [("at most", self.most), ("at least", self.least)]
+        said = " and ".join(f"{word} {bound * base:.4g}" for word, bound in bounds if bound is not None)
+        why = f" ({self.most if self.most is not None else self.least:g} of {self.of} {base:.4g})" if self.of else ""
+        return met, f"{self.figure} {value:.4g}, {said}{why}"
+
+
+TARGETS: Mapping[str, tuple[Target, ...]] = {
+    "data": (
+        *(Target(f"first_batch_s_{step}", most=0.020) for step in (10, 1_000, 100_000)),
+        *(
+            Target(f"throughput_over_dataloader{kind}", least=1.0 if "transform" not in kind else 0.95)
+            for kind in ("", "_transform", "_2_ranks", "_transform_2_ranks")
+        ),
+        Target("bytes_8_ranks_over_1", most=1.25),
+        Target("copied_batches", most=0),
+    ),
+    "elastic": (
+        Target("grow_pause_s", most=1.0, of="grow_target_s"),
+        Target("shrink_pause_s", most=0.2),
+        *(Target(f"throughput_ratio_{world}", least=0.9 * world) for world in (2, 3, 4)),
+    ),
+    "hydration": tuple(
+        target
+        for size in ("", "_0.1gb", "_1gb", "_4gb")
+        for target in (
+            Target(f"gbps_1_holder{size}", least=0.7, of=f"gbps_socket{size}"),
+            Target(f"beyond_holder_mib{size}", most=256),
+            Target(f"beyond_receiver_mib{size}", most=256),
+        )
+    ),
+    "recovery": (
+        Target("steps_redone", most=0),
+        Target("not_recovered", most=0),
+        Target("audit_percent", most=0.5),
+    ),
+}
+"""By benchmark."""
+
+
+def missed(benchmark: str, figures: Figures) -> Iterator[str]:
+    """What was not reached, a sentence each."""
+    for target in TARGETS.get(benchmark, ()):
+        verdict = target.judge(figures)
+        if verdict is not None and not verdict[0]:
+            yield verdict[1]
+
+
+def tell(benchmark: str, figures: Figures, path: Path | None, **details: object) -> None:
+    """Print each target as met or missed, and write the figures.
+
+    Args:
+        benchmark: whose targets.
+        figures: what was measured, by name.
+        path: of the JSON; None: none is wanted.
+        **details: what else stands in it.
+    """
+    for target in TARGETS.get(benchmark, ()):
+        verdict = target.judge(figures)
+        if verdict is not None:
+            print(f"{'met   ' if verdict[0] else 'missed'}  {verdict[1]}")
+    if path is not None:
+        told = {"figures": dict(figures), "missed": list(missed(benchmark, figures)), **details}
+        path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def warn_if_busy() -> None:
+    """Say so where other work slows everything down."""
+    cores, (load, _, _) = os.cpu_count() or 1, os.getloadavg()
+    if load > cores / 2:
+        print(f"the machine is busy (load {load:.1f} on {cores} cores): everything will look slower than it is")
