@@ -17,6 +17,7 @@ from regrow.core.messages import (
     NodeJoined,
     NodeProgress,
     Warmth,
+    WorkerAlive,
     WorkerCommitted,
     WorkerExited,
     WorkerHalted,
@@ -70,6 +71,7 @@ class Drive:
         generation: Generation = self.machine.generation
         self.tell(WorkerExited(worker, -9, self.now) for worker in lost)
         self.tell(WorkerHalted(worker, generation, step) for worker in survivors)
+        self.tell(WorkerAlive(worker) for worker in list(self.machine.roster.unproven))
         joiners = [
             worker for worker in self.machine.roster.places.values() if self.machine.roster.workers[worker].pid == 0
         ]
