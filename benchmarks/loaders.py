@@ -10,7 +10,6 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from forking import Failed, Parent
@@ -25,10 +24,8 @@ from regrow.data.cache.producer import Producer
 from regrow.data.dataloader import DataLoader
 from regrow.data.loader import StepLoader
 from regrow.data.mapstyle import end_workers
-from regrow.data.packing.corpus import DONE, MANIFEST, Corpus, Recipe, shard_name, write_whole
-from regrow.data.packing.parts import Part
-from regrow.data.packing.shard import ShardFiles
-from regrow.data.sources.files import SourceFile
+from regrow.data.packing.corpus import Recipe
+from regrow.data.packing.writing import write_corpus
 from regrow.data.tokens import PackedTokens
 
 SEED = 1
@@ -47,22 +44,18 @@ def make_corpus(folder: Path, tokens: int) -> Path:
     """A corpus of random tokens of 16 bits, as `regrow data pack` writes them; returns the file of the tokens."""
     folder.mkdir()
     draw = np.random.default_rng(SEED)
-    with ShardFiles(folder, shard_name(0), "uint16") as files:
-        for begin in range(0, tokens, _BLOCK):
-            files.add(draw.integers(0, 50_000, min(_BLOCK, tokens - begin), dtype=np.uint16), None)
-        shard = files.finish(Part(0, SourceFile("random", 0, ""), 0, 0, 0))
-    (folder / f"{shard.name}{DONE}").unlink()
     recipe = Recipe(
         tokenizer="random",
         tokenizer_digest="",
         column="text",
         append_eos=None,
         dtype="uint16",
-        shard_bytes=0,
+        shard_bytes=1 << 40,
         inputs=[],
     )
-    corpus = Corpus(dtype="uint16", tokens=shard.tokens, documents=shard.documents, recipe=recipe, shards=[shard])
-    write_whole(folder / MANIFEST, msgspec.json.encode(corpus))
+    sizes = [min(_BLOCK, tokens - begin) for begin in range(0, tokens, _BLOCK)]
+    blocks = ((draw.integers(0, 50_000, size, dtype=np.uint16), np.array([size])) for size in sizes)
+    (shard,) = write_corpus(folder, recipe, blocks).shards
     return folder / f"{shard.name}.bin"
 
 

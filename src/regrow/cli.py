@@ -202,13 +202,13 @@ def data() -> None:
 @click.option("--dtype", type=click.Choice(["uint16", "uint32"]), help="Of the tokens.  [what the vocabulary needs]")
 @click.option("--workers", type=click.IntRange(min=1), default=None, metavar="N", help="Processes.  [one a CPU]")
 @click.option(
-    "--shard-bytes", type=click.IntRange(min=1), default=1 << 26, metavar="N", help="Input a shard.  [67108864]"
+    "--shard-bytes", type=click.IntRange(min=1), default=1 << 26, metavar="N", help="A shard's size.  [67108864]"
 )
 def pack(inputs: tuple[str, ...], **words: Any) -> None:
     """Tokenize INPUTs into a corpus that regrow.data.PackedTokens reads.
 
     INPUT is a path, a glob or a URL of JSON Lines (.jsonl, .json, also .gz), Parquet or Arrow files. Run again after an
-    interruption, it goes on from where it was.
+    interruption, it uses what was done. Needs regrow[data].
     """
     from rich.console import Console
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from regrow.core.errors import UsageError
 from regrow.data.tokens import PackedTokens
 
 PATIENCE = 240.0
@@ -25,6 +26,7 @@ import os, signal, time
 def slow(text):
     # From a certain document on it takes so long that the test sees it there.
     if text and int(text.split()[1]) >= int(os.environ.get("SLOW_FROM", "1000")):
+        open(os.environ["SEEN"], "w").close()
         time.sleep(0.5)
     return list(text.encode())
 
@@ -54,9 +56,9 @@ def _command(out: Path, tokenizer: str = "words:slow", workers: int = 2, inputs:
     return [sys.executable, "-m", "regrow", "data", "pack", inputs, *words]
 
 
-def _environment(folder: Path, slow_from: int = 1000) -> dict[str, str]:
+def _environment(folder: Path, slow_from: int = 1000, seen: Path = Path()) -> dict[str, str]:
     mine = {"PYTHONPATH": SOURCE, "REGROW_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-    return os.environ | mine | {"SLOW_FROM": str(slow_from)}
+    return os.environ | mine | {"SLOW_FROM": str(slow_from), "SEEN": str(seen)}
 
 
 def _run(
@@ -73,11 +75,12 @@ def _run(
     )
 
 
-def _start(folder: Path, command: list[str], slow_from: int) -> subprocess.Popen[str]:
+def _start(folder: Path, out: Path, slow_from: int) -> subprocess.Popen[str]:
+    _seen(out).unlink(missing_ok=True)
     return subprocess.Popen(
-        command,
+        _command(out),
         cwd=folder,
-        env=_environment(folder, slow_from),
+        env=_environment(folder, slow_from, _seen(out)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -110,57 +113,90 @@ def _ended(processes: list[psutil.Process]) -> None:
     assert not psutil.wait_procs(processes, timeout=PATIENCE)[1]
 
 
+def _reading(out: Path) -> bool:
+    return (out / "packing").exists()
+
+
+def _seen(out: Path) -> Path:
+    return out.with_suffix(".seen")
+
+
+def _tokenizing(out: Path) -> bool:
+    return _seen(out).exists()
+
+
+def _half_tokenized(out: Path) -> bool:
+    return any(out.glob("packing/*/*_of_00002.arrow"))
+
+
+def _writing(out: Path) -> bool:
+    return any(out.glob("tokens-*"))
+
+
 MOMENTS: dict[str, tuple[int, Callable[[Path], bool]]] = {
-    "the recipe is written": (0, lambda out: (out / "packing.json").exists()),
-    "a shard is begun": (3, lambda out: any(out.glob("*.bin.*.tmp"))),
-    "a shard has its name": (60, lambda out: any(out.glob("*.bin"))),
-    "a shard is done": (60, lambda out: any(out.glob("*.done"))),
-    "half is done": (140, lambda out: len(list(out.glob("*.done"))) >= 4),
-    "all but the last is done": (235, lambda out: len(list(out.glob("*.done"))) >= 9),
+    "the inputs are read": (1000, _reading),
+    "it tokenizes": (3, _tokenizing),
+    "one worker is through": (200, _half_tokenized),
+    "a shard is begun": (1000, _writing),
 }
 """What is waited for, and from which document on it goes slowly so that it is seen."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("what", ["packer", "packer and workers"])
+@pytest.mark.parametrize(
+    ("what", "moment"), [*(("packer", moment) for moment in MOMENTS), ("packer and workers", "it tokenizes")]
+)
 def test_killed_at_any_moment_it_goes_on(
     folder: Path, out: Path, undisturbed: dict[str, bytes], moment: str, what: str
 ) -> None:
-    assert len([name for name in undisturbed if name.endswith(".bin")]) >= 8
+    assert len([name for name in undisturbed if name.endswith(".bin")]) >= 3
     slow_from, reached = MOMENTS[moment]
-    process = _start(folder, _command(out), slow_from)
+    process = _start(folder, out, slow_from)
     _wait(lambda: reached(out), process)
     family = psutil.Process(process.pid).children(recursive=True)
     for one in [process, *(family if what == "packer and workers" else [])]:
         one.kill()
     process.communicate(timeout=PATIENCE)
     _ended(family)  # also those that were not killed: they end with the packer
-    assert not (out / "corpus.json").exists()
-    done = {path.name: path.stat().st_mtime_ns for path in (out).glob("*.done")}
-    shards = {path.name: path.stat().st_mtime_ns for path in (out).glob("*.bin")}
-    again = _run(folder, _command(out, workers=1))
+    if not (out / "corpus.json").exists():
+        with pytest.raises(UsageError, match="is not finished"):
+            PackedTokens(out, 8)
+    again = _run(folder, _command(out))
     assert (again.returncode, again.stderr) == (0, "")
-    assert (f"going on: {len(done)} of" in again.stdout) == bool(done)
     assert _files(out) == undisturbed
-    kept = [name.replace(".done", ".bin") for name in done]
-    assert {name: (out / name).stat().st_mtime_ns for name in kept} == {name: shards[name] for name in kept}
+
+
+def test_what_a_worker_has_tokenized_is_not_tokenized_again(
+    folder: Path, out: Path, undisturbed: dict[str, bytes]
+) -> None:
+    process = _start(folder, out, 200)
+    _wait(lambda: _half_tokenized(out), process)
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    (half,) = out.glob("packing/*/*_of_00002.arrow")
+    written = half.stat().st_mtime_ns
+    process = _start(folder, out, 200)
+    _wait(lambda: _tokenizing(out), process)
+    assert half.stat().st_mtime_ns == written
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    assert _run(folder, _command(out)).returncode == 0
+    assert _files(out) == undisturbed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_says_what_is_done_and_leaves_nobody(
+def test_interrupted_it_leaves_nobody_and_goes_on(
     folder: Path, out: Path, undisturbed: dict[str, bytes], number: signal.Signals
 ) -> None:
-    slow_from, half_done = MOMENTS["half is done"]
-    process = _start(folder, _command(out), slow_from)
-    _wait(lambda: half_done(out), process)
+    process = _start(folder, out, 3)
+    _wait(lambda: _tokenizing(out), process)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    said, err = process.communicate(timeout=PATIENCE)
+    _, err = process.communicate(timeout=PATIENCE)
     _ended(family)
     if number is signal.SIGINT:
         assert process.returncode == 75
-        assert "shards are done and stay; the same command goes on from there" in said
-        assert err.strip() == "regrow: interrupted"
+        assert err.strip().endswith("regrow: interrupted")
+    assert not (out / "corpus.json").exists()
     assert _run(folder, _command(out)).returncode == 0
     assert _files(out) == undisturbed
 
@@ -174,32 +210,14 @@ def test_run_again_on_what_is_complete_it_says_so(folder: Path, undisturbed: dic
 
 
 def test_a_second_packer_is_kept_out(folder: Path, out: Path) -> None:
-    process = _start(folder, _command(out), 0)
-    _wait(lambda: MOMENTS["a shard is begun"][1](out), process)
+    process = _start(folder, out, 0)
+    _wait(lambda: _tokenizing(out), process)
     second = _run(folder, _command(out))
-    assert second.returncode == 2
+    assert second.returncode == 2, (process.poll(), second.stdout)
     assert "another process is packing into" in second.stderr
     assert process.poll() is None
     process.kill()
     process.communicate(timeout=PATIENCE)
-
-
-def test_it_waits_for_the_workers_of_a_packer_that_was_killed(
-    folder: Path, undisturbed: dict[str, bytes], out: Path
-) -> None:
-    process = _start(folder, _command(out), 3)
-    _wait(lambda: MOMENTS["a shard is begun"][1](out), process)
-    (worker, *_) = [one for one in psutil.Process(process.pid).children() if "spawn_main" in " ".join(one.cmdline())]
-    worker.suspend()  # it cannot notice that its packer dies
-    process.kill()
-    process.wait(PATIENCE)
-    kept_out = _run(folder, _command(out))
-    assert (kept_out.returncode, "another process is packing into" in kept_out.stderr) == (2, True)
-    worker.resume()
-    process.communicate(timeout=PATIENCE)
-    again = _run(folder, _command(out))
-    assert (again.returncode, again.stderr) == (0, "")
-    assert _files(out) == undisturbed
 
 
 def test_a_malformed_line_is_named_and_exits_2(folder: Path, out: Path) -> None:
@@ -210,28 +228,22 @@ def test_a_malformed_line_is_named_and_exits_2(folder: Path, out: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"regrow: {folder / 'bad.jsonl'}, line 201: ")
     assert "Traceback" not in done.stderr
-    assert list((out).glob("*.done"))
-    assert not list((out).glob("*.tmp"))
+    assert not (out / "corpus.json").exists()
 
 
-def test_a_worker_that_dies_is_told_and_what_is_done_stays(folder: Path, out: Path) -> None:
+def test_a_worker_that_dies_is_told(folder: Path, out: Path) -> None:
     done = _run(folder, _command(out, tokenizer="words:fatal"))
     assert done.returncode == 2
-    assert "a worker died of SIGKILL while it packed" in done.stderr
+    assert "a worker died while it packed" in done.stderr
     assert "out of memory?" in done.stderr
-    assert list((out).glob("*.done"))
-    assert not list((out).glob("*.tmp"))
+    assert not (out / "corpus.json").exists()
 
 
-def test_where_files_cannot_grow_it_says_so_and_what_is_done_stays(
-    folder: Path, out: Path, undisturbed: dict[str, bytes]
-) -> None:
-    sizes = sorted(len(content) for name, content in undisturbed.items() if name.endswith(".bin"))
-    limit = sizes[len(sizes) // 2]
+def test_where_files_cannot_grow_it_says_so(folder: Path, out: Path, undisturbed: dict[str, bytes]) -> None:
+    limit = 1 << 12
     short = _run(folder, _command(out), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     assert short.returncode == 2
-    assert "a shard cannot be written" in short.stderr
-    assert "make room, then run it again" in short.stderr
+    assert "File too large (make room, or give cache_dir=)" in short.stderr
     assert not list((out).glob("*.tmp"))
     assert _run(folder, _command(out)).returncode == 0
     assert _files(out) == undisturbed
@@ -266,6 +278,4 @@ def test_on_a_terminal_there_is_a_bar(folder: Path, out: Path) -> None:
         seen += piece
     os.close(ours)
     assert process.wait(PATIENCE) == 0
-    assert "shards" in seen.decode()
-    assert "━" in seen.decode()
     assert "is complete" in seen.decode()

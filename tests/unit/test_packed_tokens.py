@@ -44,7 +44,7 @@ def _stream(eos: int | None = EOS) -> list[int]:
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_samples_are_windows_of_the_stream(tmp_path: Path, shard_bytes: int, stride: int | None, dtype: str) -> None:
     corpus = _pack(tmp_path, shard_bytes=shard_bytes, dtype=dtype)
-    assert len(read_corpus(corpus).shards) == {20: 9, 40: 5, 1000: 1}[shard_bytes]
+    assert (len(read_corpus(corpus).shards) > 1) == (shard_bytes < 1000)
     dataset, stream = PackedTokens(corpus, 8, stride=stride), _stream()
     step = stride or 8
     expected = [stream[at : at + 9] for at in range(0, len(stream) - 8, step)]
@@ -157,7 +157,7 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path, harm: str, said: str) -> N
     corpus = _pack(tmp_path)
     manifest = corpus / "corpus.json"
     if harm == "unfinished":
-        manifest.rename(corpus / "packing.json")
+        manifest.rename(corpus / "packing")
     if harm == "garbage":
         manifest.write_text("{")
     if harm == "newer":

@@ -13,19 +13,12 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from regrow.core.errors import DataError, RegrowError, UsageError
-from regrow.data.packing import pool
+from regrow.core.errors import DataError, UsageError
 from regrow.data.packing.corpus import read_corpus
-from regrow.data.packing.documents import documents
 from regrow.data.packing.packer import PackWords, pack
-from regrow.data.packing.parts import split
-from regrow.data.packing.progress import BarView, LineView, open_view
 from regrow.data.packing.tokenizing import load_tokenizer
-from regrow.data.sources.files import find_files
 
 TEXTS = [f"document {number} " * (number % 5) for number in range(60)]
 
@@ -71,21 +64,6 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@given(
-    st.lists(st.sampled_from(["", "x", "zwölf", "long " * 9, "a\nb"]), max_size=12),
-    st.integers(1, 90),
-    st.sampled_from(["", "\n", "  \n", "\r\n"]),
-)
-def test_every_line_belongs_to_one_piece_wherever_it_is_cut(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_bytes: int, blank: str
-) -> None:
-    path = tmp_path_factory.mktemp("cut") / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" + blank for text in texts))
-    parts = split(find_files(path), "text", shard_bytes)
-    assert [document.text for part in parts for document in documents(part, "text")] == texts
-    assert sum(part.weight for part in parts) == path.stat().st_size
-
-
 @pytest.mark.parametrize(("name", "write"), INPUTS)
 def test_all_kinds_of_inputs_give_the_same_stream(
     tmp_path: Path, name: str, write: Callable[[Path, list[str]], Path]
@@ -93,8 +71,18 @@ def test_all_kinds_of_inputs_give_the_same_stream(
     said = _run([write(tmp_path / name, TEXTS)], tmp_path / "out", append_eos="256")
     assert _tokens(tmp_path / "out") == [token for text in TEXTS for token in [*text.encode(), 256]]
     assert "60 documents" in said
-    shards = len(read_corpus(tmp_path / "out").shards)
-    assert shards == 1 if name.endswith(".gz") else shards > 3
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == [], (
+        "what it has worked with is gone"
+    )
+
+
+def test_a_shard_ends_with_the_document_that_fills_it(tmp_path: Path) -> None:
+    texts = ["x" * length for length in (3, 0, 5, 2, 9, 0, 1)]
+    _run([_json(tmp_path / "a.jsonl", texts)], tmp_path / "out", shard_bytes=16)
+    corpus = read_corpus(tmp_path / "out")
+    assert [(shard.tokens, shard.documents) for shard in corpus.shards] == [(8, 3), (11, 2), (1, 2)]
+    ends = [np.fromfile(tmp_path / "out" / f"{shard.name}.idx", dtype="<i8").tolist() for shard in corpus.shards]
+    assert ends == [[3, 3, 8], [2, 11], [0, 1]]
 
 
 def test_the_bytes_do_not_depend_on_the_workers(tmp_path: Path) -> None:
@@ -118,21 +106,21 @@ def test_a_finished_corpus_that_lost_a_file_gets_it_back(tmp_path: Path) -> None
     _run([path], tmp_path / "out")
     before = _files(tmp_path / "out")
     (tmp_path / "out" / "tokens-000001.bin").unlink()
-    assert f"going on: {len(read_corpus(tmp_path / 'out').shards) - 1} of" in _run([path], tmp_path / "out")
+    _run([path], tmp_path / "out")
     assert _files(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"append_eos": "256"}, "--append-eos not given, not 256"),
-        ({"column": "body"}, "--column text, not body"),
-        ({"dtype": "uint32"}, "--dtype uint16, not uint32"),
-        ({"shard_bytes": 301}, "--shard-bytes 300, not 301"),
-        ({"tokenizer": "json:dumps"}, "tokenizer bytes, not json:dumps; --dtype uint16, not uint32"),
-        ({"inputs": ["b.jsonl"]}, "input .*a.jsonl is not given; input .*b.jsonl is new"),
-        ({"inputs": ["a.jsonl", "b.jsonl"]}, "something else: input .*b.jsonl is new"),
-        ({"grown": True}, r"input .*a.jsonl has \d+ bytes now, had \d+"),
+        ({"append_eos": "256"}, "append_eos was None, not 256"),
+        ({"column": "body"}, "column was text, not body"),
+        ({"dtype": "uint32"}, "dtype was uint16, not uint32"),
+        ({"shard_bytes": 301}, "shard_bytes was 300, not 301"),
+        ({"tokenizer": "json:dumps"}, "tokenizer was bytes, not json:dumps; .*dtype was uint16, not uint32"),
+        ({"inputs": ["b.jsonl"]}, "inputs was .*a.jsonl.*, not .*b.jsonl"),
+        ({"inputs": ["a.jsonl", "b.jsonl"]}, "something else: inputs was "),
+        ({"grown": True}, "something else: inputs was "),
     ],
 )
 def test_a_corpus_of_something_else_is_refused_with_what_differs(
@@ -157,7 +145,7 @@ def test_a_changed_tokenizer_of_the_same_name_is_another_one(tmp_path: Path, mon
     _run([path], tmp_path / "out", tokenizer="letters_s:encode")
     (tmp_path / "letters_s.py").write_text("def encode(text):\n    return [ord(letter) + 1 for letter in text]\n")
     sys.modules.pop("letters_s")
-    with pytest.raises(UsageError, match="tokenizer letters_s:encode, changed since"):
+    with pytest.raises(UsageError, match="tokenizer_digest was "):
         _run([path], tmp_path / "out", tokenizer="letters_s:encode")
 
 
@@ -177,22 +165,18 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": 5}', "line 41: its 'text' is a number, not a string"),
     ],
 )
-def test_a_malformed_line_is_named_and_what_is_done_stays(tmp_path: Path, name: str, line: str, said: str) -> None:
+def test_a_malformed_line_is_named_and_can_be_corrected(tmp_path: Path, name: str, line: str, said: str) -> None:
     good = [json.dumps({"text": text}) for text in TEXTS]
     content = "\n".join([*good[:40], line, *good[41:]]).encode()
-    first = _json(tmp_path / "0.jsonl", TEXTS)
-    path = tmp_path / name
+    first, path = _json(tmp_path / "0.jsonl", TEXTS), tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    with pytest.raises(DataError, match=said):
-        _run([first, path], tmp_path / "out")
-    done = {path.name: path.stat().st_ino for path in (tmp_path / "out").glob("*.bin")}
-    assert done
+    for workers in (1, 2):
+        with pytest.raises(DataError, match=f"{path}, {said}"):
+            _run([first, path], tmp_path / "out", workers=workers)
+        with pytest.raises(UsageError, match="is not finished"):
+            read_corpus(tmp_path / "out")
     _json(path, TEXTS)
-    heard = _run([first, path], tmp_path / "out")
-    assert f"{path} was changed: its shards are made anew" in heard
-    assert "going on" in heard
-    after = {path.name: path.stat().st_ino for path in (tmp_path / "out").glob("*.bin")}
-    assert after["tokens-000000.bin"] == done["tokens-000000.bin"]
+    _run([first, path], tmp_path / "out")
     assert _tokens(tmp_path / "out") == list("".join(TEXTS + TEXTS).encode())
     _run([first, path], tmp_path / "undisturbed")
     assert _files(tmp_path / "out") == _files(tmp_path / "undisturbed")
@@ -200,14 +184,14 @@ def test_a_malformed_line_is_named_and_what_is_done_stays(tmp_path: Path, name: 
 
 def test_a_null_in_a_table_is_named_by_its_row(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table({"text": [*TEXTS, None]}), tmp_path / "a.parquet", row_group_size=4)
-    with pytest.raises(DataError, match=r"a.parquet, row 60: its 'text' is empty"):
+    with pytest.raises(DataError, match=r"a.parquet, row 60: its 'text' is null, not a string"):
         _run([tmp_path / "a.parquet"], tmp_path / "out")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", '{"text": ""}\n'])
 def test_inputs_without_anything_are_said(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(UsageError, match=r"nothing in it|have no tokens"):
+    with pytest.raises(UsageError, match="have no tokens"):
         _run([tmp_path / "a.jsonl"], tmp_path / "out")
     _run([_json(tmp_path / "a.jsonl", TEXTS)], tmp_path / "out")  # the folder is not spoilt
 
@@ -289,37 +273,3 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_end_that_cannot_be_is_refused(tmp_path: Path, eos: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         _run([_json(tmp_path / "a.jsonl", TEXTS)], tmp_path / "out", append_eos=eos, dtype="uint16")
-
-
-# --- what people see ---------------------------------------------------------------------------------------------
-
-
-def test_lines_where_there_is_no_terminal_and_a_bar_where_there_is() -> None:
-    assert isinstance(open_view(Console(file=StringIO()), total=1, before=0, shards=1), LineView)
-    assert isinstance(open_view(Console(file=StringIO(), force_terminal=True), total=1, before=0, shards=1), BarView)
-
-
-def test_lines_tell_rate_and_time_left_of_this_run() -> None:
-    out, now = StringIO(), [100.0]
-    console = Console(file=out, width=200)
-    view = LineView(console, total=10_000_000, before=2_000_000, shards=4, clock=lambda: now[0])
-    view.at(2_500_000, 10, 1)
-    assert out.getvalue() == ""
-    now[0] += 6.0
-    view.at(5_000_000, 1234, 2)
-    assert out.getvalue() == "packing: 5.0 MB of 10.0 MB, 500.0 kB/s, 1,234 tokens, 2/4 shards, 10 s left\n"
-
-
-def test_the_bar_tells_the_same() -> None:
-    out = StringIO()
-    console = Console(file=out, width=80, force_terminal=True)
-    with open_view(console, total=10_000_000, before=0, shards=4) as view:
-        view.at(5_000_000, 1234, 2)
-    assert "5.0/10.0 MB" in out.getvalue()
-    assert "1.2k tokens, 2/4 shards" in out.getvalue()
-
-
-def test_a_worker_that_cannot_start_is_an_error_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "serve", sys.exit)  # ends before it reads its first piece
-    with pytest.raises(RegrowError, match="a worker died of exit code"):
-        _run([_json(tmp_path / "a.jsonl", TEXTS)], tmp_path / "out")

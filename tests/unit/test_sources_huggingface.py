@@ -9,7 +9,7 @@ import torch
 
 from regrow.data.dataloader import DataLoader
 from regrow.data.loader import StepLoader
-from regrow.data.sources.arrow import Arrow
+from regrow.data.sources.sets import Arrow
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 datasets: Any = pytest.importorskip("datasets")

@@ -9,8 +9,8 @@ save: `state@n` fixes the position, a retried step gets an identical batch, a ne
 * `seeding` makes everything random that a sample's code reads a function of integers.
 * `loader` takes what a script gives to `session.steps` and answers `batch(step, rank, world)`;
   `sampling` with `mapstyle`, and `streams`, are the two ways there; `kept` gives a batch a second time.
-* `cache` holds batches for all workers of a node; `sources` are data sets of files; `packing` makes
-  pre-tokenized corpora, `tokens` reads them.
+* `cache` holds batches for all workers of a node; `sources` are data sets of files, by Hugging Face `datasets`;
+  `packing` makes pre-tokenized corpora, `tokens` reads them.
 
 This package is imported without torch: what reads the records of a run works out its order by `order`.
 """
@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regrow.data.dataloader import Cached, DataLoader, cached
     from regrow.data.mixed import Mixture
-    from regrow.data.sources.arrow import Arrow
-    from regrow.data.sources.jsonlines import JsonLines
-    from regrow.data.sources.parquet import Parquet
+    from regrow.data.sources.sets import Arrow, JsonLines, Parquet
     from regrow.data.tokens import PackedTokens
 
 __all__ = ["Arrow", "Cached", "DataLoader", "JsonLines", "Mixture", "PackedTokens", "Parquet", "cached"]
@@ -32,9 +30,9 @@ _HOMES = {
     "DataLoader": "regrow.data.dataloader",
     "cached": "regrow.data.dataloader",
     "Mixture": "regrow.data.mixed",
-    "Arrow": "regrow.data.sources.arrow",
-    "JsonLines": "regrow.data.sources.jsonlines",
-    "Parquet": "regrow.data.sources.parquet",
+    "Arrow": "regrow.data.sources.sets",
+    "JsonLines": "regrow.data.sources.sets",
+    "Parquet": "regrow.data.sources.sets",
     "PackedTokens": "regrow.data.tokens",
 }
 

@@ -1,8 +1,6 @@
 """The folder of a corpus: what is in it, and whether it is whole."""
 
-import os
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -10,10 +8,8 @@ from regrow.core.errors import DataError, UsageError
 
 FORMAT = 1
 MANIFEST = "corpus.json"
-RECIPE = "packing.json"
-"""There until the corpus is whole: what it is being made of."""
-DONE = ".done"
-TEMPORARY = ".tmp"
+WORK = "packing"
+"""The folder with what a packing that is not finished has made so far."""
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -28,7 +24,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """All that the bytes of a corpus depend on.
 
     `tokenizer` for people, `tokenizer_digest` for comparison; `append_eos`: the token after each document; `dtype`:
-    uint16 or uint32; `shard_bytes`: about how much input goes into a shard.
+    uint16 or uint32; `shard_bytes`: a shard ends with the document that makes it so large.
     """
 
     format: int = FORMAT
@@ -49,15 +45,6 @@ class Shard(msgspec.Struct, frozen=True):
     documents: int
     digest: str
     index_digest: str
-
-
-class Done(msgspec.Struct, frozen=True):
-    """The note that a shard is there in full: of which piece of which input it was made (`parts.Part`)."""
-
-    shard: Shard
-    source: Input
-    begin: int
-    end: int
 
 
 class Corpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,46 +72,23 @@ def read_corpus(folder: Path) -> Corpus:
     """The manifest of a folder. Raises `UsageError` where it is no corpus, or is not finished."""
     path = folder / MANIFEST
     if not path.exists():
-        if (folder / RECIPE).exists():
+        if (folder / WORK).exists():
             raise UsageError(f"the corpus {folder} is not finished", hint="run the same `regrow data pack` again")
         raise UsageError(f"{folder} is no corpus: it has no {MANIFEST}", hint="make one with `regrow data pack`")
-    corpus = _read(path, Corpus)
-    if corpus.format != FORMAT or corpus.dtype not in ("uint16", "uint32"):
-        raise UsageError(
-            f"{path} is of format {corpus.format} with {corpus.dtype} tokens; this regrow reads format {FORMAT}",
-            hint="make it anew with this version",
-        )
-    return corpus
-
-
-def read_recipe(folder: Path) -> Recipe | None:
-    """What the corpus in a folder is made of, be it finished or not; None where there is nothing of a corpus."""
-    if (folder / MANIFEST).exists():
-        return read_corpus(folder).recipe
-    path = folder / RECIPE
-    return _read(path, Recipe) if path.exists() else None
-
-
-def read_done(folder: Path, number: int) -> Done | None:
-    """The note that a shard is done; None where it is not, or not whole."""
     try:
-        return msgspec.json.decode((folder / f"{shard_name(number)}{DONE}").read_bytes(), type=Done)
-    except (OSError, msgspec.MsgspecError):
-        return None  # it will be made; a torn note cannot come from a rename
-
-
-Known = TypeVar("Known", Corpus, Recipe)
-
-
-def _read(path: Path, kind: type[Known]) -> Known:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        corpus = msgspec.json.decode(path.read_bytes(), type=Corpus)
     except msgspec.MsgspecError as error:
         raise DataError(
             f"{path} is damaged, or of another version of regrow: {error}", hint="make the corpus in another folder"
         ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    if corpus.format != FORMAT or corpus.dtype not in ("uint16", "uint32"):
+        raise UsageError(
+            f"{path} is of format {corpus.format} with {corpus.dtype} tokens; this regrow reads format {FORMAT}",
+            hint="make it anew with this version",
+        )
+    return corpus
 
 
 def damage(folder: Path, shard: Shard, dtype: str) -> str:
@@ -139,27 +103,3 @@ def damage(folder: Path, shard: Shard, dtype: str) -> str:
         if found != size:
             return f"{path} has {found} bytes instead of {size}"
     return ""
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there in full or not at all, also after a power failure."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """The names in a folder are on the disk when this returns."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

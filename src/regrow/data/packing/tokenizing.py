@@ -3,9 +3,10 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,128 +17,86 @@ from regrow.core.errors import UsageError
 Tokens = npt.NDArray[np.integer]
 
 
-class Tokenizer(Protocol):
-    """What turns the text of one document into tokens."""
+@dataclass(frozen=True)
+class Tokenizer:
+    """What turns the text of one document into tokens, of any integer dtype.
+
+    `digest` changes when the tokens may. `vocabulary`: tokens are below it; None where that is not known. `id_of`: the
+    number of a token that is named by its text; None where there is none.
+    """
 
     name: str
     digest: str
-    """Changes when the tokens that it gives may."""
     vocabulary: int | None
-    """Tokens are below this; None where that is not known."""
-
-    def encode(self, text: str) -> Tokens:
-        """The tokens of a document; any integer dtype, one dimension."""
-        ...
-
-    def id_of(self, token: str) -> int | None:
-        """The number of a token that is named by its text; None where there is none."""
-        ...
+    encode: Callable[[str], Tokens]
+    id_of: Callable[[str], int | None] = lambda _: None
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer that `bytes`, a path of a `tokenizer.json`, or `module:function` names. Raises `UsageError`."""
+    """The tokenizer that `bytes`, a path of a `tokenizer.json`, or `module:function` names. Raises `UsageError`.
+
+    Bytes are those of UTF-8, so that 256 is free for the end of a document. Tokens that models want around a text are
+    not added. A function with an attribute `vocabulary` can have 16-bit tokens.
+    """
     if spec == "bytes":
-        return BytesTokenizer()
+        return Tokenizer(
+            "bytes", "bytes", 256, lambda text: np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+        )
     if spec.endswith(".json") or Path(spec).exists():
-        return FileTokenizer(Path(spec))
+        return _of_file(Path(spec))
     if ":" in spec:
-        return FunctionTokenizer(spec)
+        return _of_function(spec)
     raise UsageError(
         f"there is no tokenizer {spec!r}", hint="give bytes, the path of a tokenizer.json, or module:function"
     )
 
 
-class BytesTokenizer:
-    """The bytes of the text in UTF-8, 0 to 255; 256 is free for the end of a document."""
-
-    name = "bytes"
-    digest = "bytes"
-    vocabulary: int | None = 256
-
-    def encode(self, text: str) -> Tokens:
-        """uint8."""
-        return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
-
-    def id_of(self, token: str) -> int | None:
-        """None: bytes have no names."""
-        return None
-
-
-class FileTokenizer:
-    """A `tokenizer.json` of Hugging Face's `tokenizers`. Tokens that models want around a text are not added."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            from tokenizers import Tokenizer as Loaded
-        except ImportError as error:
-            raise UsageError(
-                f"--tokenizer {path} needs tokenizers, which is not installed",
-                hint="pip install 'regrow[tokenizers]'",
-            ) from error
-        if path.is_dir():
-            path = path / "tokenizer.json"
-        try:
-            content = path.read_bytes()
-            self._loaded = Loaded.from_str(content.decode())
-        except OSError as error:
-            raise UsageError(f"--tokenizer {path} cannot be read: {error.strerror}", hint="check the path") from error
-        except Exception as error:  # the library raises bare exceptions
-            raise UsageError(f"--tokenizer {path} is no tokenizer.json: {error}", hint="check the path") from error
-        self._loaded.no_padding()
-        self._loaded.no_truncation()
-        self.name = path.name
-        self.digest = xxhash.xxh3_128_hexdigest(content)
-        self.vocabulary: int | None = max(self._loaded.get_vocab().values(), default=-1) + 1
-
-    def encode(self, text: str) -> Tokens:
-        """int64."""
-        return np.array(self._loaded.encode(text, add_special_tokens=False).ids, dtype=np.int64)
-
-    def id_of(self, token: str) -> int | None:
-        """As the vocabulary has it."""
-        number: int | None = self._loaded.token_to_id(token)
-        return number
-
-
-class FunctionTokenizer:
-    """A function from a text to tokens. Its module's source is what tells versions apart.
-
-    A function with an attribute `vocabulary` (tokens are below it) can have 16-bit tokens; others get 32.
-    """
-
-    def __init__(self, spec: str) -> None:
-        module_name, _, function_name = spec.partition(":")
-        if "" not in sys.path:
-            sys.path.insert(0, "")  # as `python -m` does: modules that lie in the working folder
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:
-            raise UsageError(f"--tokenizer {spec}: importing {module_name} failed: {error!r}") from error
-        function = getattr(module, function_name, None)
-        if not callable(function):
-            raise UsageError(f"--tokenizer {spec}: {module_name} has no function {function_name!r}")
-        self._function: Callable[[str], Sequence[int]] = function
-        self.name = spec
-        self.digest = xxhash.xxh3_128_hexdigest(_source_of(module).encode())
-        given = getattr(function, "vocabulary", None)
-        self.vocabulary = int(given) if given is not None else None
-
-    def encode(self, text: str) -> Tokens:
-        """What the function gives, as integers. Raises `ValueError` where it gives anything else."""
-        tokens = np.asarray(self._function(text))
-        if tokens.size == 0:
-            return np.empty(0, dtype=np.int64)
-        if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
-            raise ValueError(f"{self.name} gave {tokens.dtype} {list(tokens.shape)}, not a list of integers")
-        return tokens
-
-    def id_of(self, token: str) -> int | None:
-        """None: a function has no names."""
-        return None
-
-
-def _source_of(module: object) -> str:
+def _of_file(path: Path) -> Tokenizer:
     try:
-        return inspect.getsource(module)  # type: ignore[arg-type]
+        import tokenizers
+    except ImportError as error:
+        raise UsageError(
+            f"--tokenizer {path} needs tokenizers, which is not installed", hint="pip install 'regrow[tokenizers]'"
+        ) from error
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        content = path.read_bytes()
+        loaded: Any = tokenizers.Tokenizer.from_str(content.decode())
+    except OSError as error:
+        raise UsageError(f"--tokenizer {path} cannot be read: {error.strerror}", hint="check the path") from error
+    except Exception as error:  # the library raises bare exceptions
+        raise UsageError(f"--tokenizer {path} is no tokenizer.json: {error}", hint="check the path") from error
+    loaded.no_padding()
+    loaded.no_truncation()
+
+    def encode(text: str) -> Tokens:
+        return np.array(loaded.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    above = max(loaded.get_vocab().values(), default=-1) + 1
+    return Tokenizer(path.name, xxhash.xxh3_128_hexdigest(content), above, encode, loaded.token_to_id)
+
+
+def _of_function(spec: str) -> Tokenizer:
+    module_name, _, function_name = spec.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: modules that lie in the working folder
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UsageError(f"--tokenizer {spec}: importing {module_name} failed: {error!r}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UsageError(f"--tokenizer {spec}: {module_name} has no function {function_name!r}")
+
+    def encode(text: str) -> Tokens:
+        tokens = np.asarray(function(text))
+        if tokens.size and (tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer)):
+            raise ValueError(f"{spec} gave {tokens.dtype} {list(tokens.shape)}, not a list of integers")
+        return tokens.astype(np.int64)
+
+    try:
+        source = inspect.getsource(module)
     except (OSError, TypeError):
-        return repr(module)  # compiled: there is only its name and place
+        source = repr(module)  # compiled: there is only its name and place
+    vocabulary: int | None = getattr(function, "vocabulary", None)
+    return Tokenizer(spec, xxhash.xxh3_128_hexdigest(source.encode()), vocabulary, encode)

@@ -13,8 +13,10 @@ from regrow.core.errors import DataError, UsageError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-# What a store tells about an object that changes with its content, the surest first.
+PARQUET = (".parquet", ".pq")
+ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _VERSIONS = ("ETag", "etag", "md5Hash", "version_id", "mtime", "LastModified", "last_modified", "updated", "created")
+"""What a store tells about an object that changes with its content, the surest first."""
 
 
 @dataclass(frozen=True)
@@ -39,34 +41,32 @@ class SourceFile:
         return "://" not in self.name
 
     @property
-    def is_gzip(self) -> bool:
-        """Whether it is compressed, so that it cannot be sought in."""
-        return self.name.endswith(".gz")
+    def is_table(self) -> bool:
+        """Whether its name is that of a Parquet or Arrow file."""
+        return self.suffix in PARQUET + ARROW
 
     @property
     def suffix(self) -> str:
-        """The end of its name that tells its kind, without `.gz`; in lower case."""
-        return Path(self.name.removesuffix(".gz")).suffix.lower()
+        """The end of its name, in lower case."""
+        return Path(self.name).suffix.lower()
 
-    def open(self) -> BinaryIO:
-        """Open it to read. Raises `DataError` where it is not there, or no longer the file that was found."""
-        self.check()
-        if self.is_local:
-            return open(self.name, "rb")
-        files, path = file_system(self.name, self.options)
-        return cast(BinaryIO, files.open(path, "rb"))
+    def open(self, *, compression: str | None = None) -> BinaryIO:
+        """Open it to read; `compression="infer"` decompresses what its name says is compressed."""
+        import fsspec
+
+        return cast(BinaryIO, fsspec.open(self.name, "rb", compression=compression, **self.options).open())
 
     def check(self) -> None:
-        """Raises `DataError` where the file is gone or another than when it was found."""
+        """Raises `DataError` where the file is gone, or another than when it was found."""
         hint = "files must stay as they are while they are read; start again to read the new ones"
         try:
-            now = stat(self.name, self.options)
+            now = _stat(self.name, self.options)
         except FileNotFoundError as error:
-            raise DataError(f"{self.name} is gone since it was opened", hint=hint) from error
+            raise DataError(f"{self.name} is gone since it was found", hint=hint) from error
         if now.size != self.size:
-            raise DataError(f"{self.name} has {now.size} bytes now, but had {self.size} when it was opened", hint=hint)
+            raise DataError(f"{self.name} has {now.size} bytes now, but had {self.size} when it was found", hint=hint)
         if now.version != self.version:
-            raise DataError(f"{self.name} was changed since it was opened, its size is the same", hint=hint)
+            raise DataError(f"{self.name} was changed since it was found, its size is the same", hint=hint)
 
 
 def find_files(paths: Paths, options: Mapping[str, Any] | None = None) -> list[SourceFile]:
@@ -77,16 +77,12 @@ def find_files(paths: Paths, options: Mapping[str, Any] | None = None) -> list[S
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
         raise UsageError("no files were given", hint="name at least one path, glob or URL")
-    found: list[SourceFile] = []
-    for each in given:
-        found += _named_by(os.fspath(each), dict(options or {}))
-    return found
+    return [file for each in given for file in _named_by(os.fspath(each).removeprefix("file://"), dict(options or {}))]
 
 
 def _named_by(text: str, options: Mapping[str, Any]) -> list[SourceFile]:
-    text = text.removeprefix("file://")
     try:
-        found = _found(text, options)
+        found = [_stat(name, options) for name in _names(text, options)]
     except FileNotFoundError as error:
         raise UsageError(f"there is no file {error.filename or text}", hint="check the path") from error
     except IsADirectoryError as error:
@@ -98,34 +94,26 @@ def _named_by(text: str, options: Mapping[str, Any]) -> list[SourceFile]:
     return found
 
 
-def _found(text: str, options: Mapping[str, Any]) -> list[SourceFile]:
+def _names(text: str, options: Mapping[str, Any]) -> list[str]:
     if "://" in text:
-        return _behind(text, options)
+        files, path = _file_system(text, options)
+        # A web address may have a question mark of its own.
+        magic = "*" if text.startswith(("http://", "https://")) else "*?["
+        if not any(letter in path for letter in magic):
+            return [text]
+        return [files.unstrip_protocol(name) for name in sorted(files.glob(path))]
     if os.path.lexists(text) or not glob.has_magic(text):
-        return [stat(os.path.abspath(text), options)]
-    names = (os.path.abspath(name) for name in glob.glob(text, recursive=True) if not os.path.isdir(name))
-    return [stat(name, options) for name in sorted(names)]
+        return [os.path.abspath(text)]
+    return sorted(os.path.abspath(name) for name in glob.glob(text, recursive=True) if not os.path.isdir(name))
 
 
-def _behind(url: str, options: Mapping[str, Any]) -> list[SourceFile]:
-    files, path = file_system(url, options)
-    # A web address may have a question mark of its own.
-    magic = "*" if url.startswith(("http://", "https://")) else "*?["
-    if not any(char in path for char in magic):
-        return [stat(url, options)]
-    # Asked for one by one: what a listing tells of a file differs, in some stores, from what the file tells.
-    names = sorted(str(name).removeprefix("/") for name in files.glob(path))
-    return [stat(f"{url.partition('://')[0]}://{name}", options) for name in names]
-
-
-def stat(name: str, options: Mapping[str, Any]) -> SourceFile:
-    """What is there under a path or URL now. Raises `FileNotFoundError`, `IsADirectoryError`, or the store's errors."""
+def _stat(name: str, options: Mapping[str, Any]) -> SourceFile:
     if "://" not in name:
         status = os.stat(name)
         if os.path.isdir(name):
             raise IsADirectoryError(name)
         return SourceFile(name, status.st_size, str(status.st_mtime_ns), options)
-    files, path = file_system(name, options)
+    files, path = _file_system(name, options)
     files.invalidate_cache()
     info = files.info(path)
     if info.get("type") == "directory":
@@ -136,21 +124,18 @@ def stat(name: str, options: Mapping[str, Any]) -> SourceFile:
     return SourceFile(name, int(info["size"]), version, options)
 
 
-def file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """The fsspec file system of a URL, made in this process, and the path on it. Raises `UsageError`."""
+def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise UsageError(f"{url} needs fsspec, which is not installed", hint="pip install 'regrow[data]'") from error
     try:
-        files, path = url_to_fs(url, **options)
+        return cast(tuple[Any, str], url_to_fs(url, **options))
     except (ImportError, ValueError) as error:
         raise UsageError(f"{url} cannot be used: {error}", hint="see fsspec's list of protocols") from error
-    return files, str(path)
 
 
 def digest_of_files(kind: str, files: Iterable[SourceFile], *more: object) -> str:
     """32 hexadecimal digits that change with the names, sizes and versions of the files and with `more`."""
-    digest = xxhash.xxh3_128()
-    digest.update(repr((kind, [(each.name, each.size, each.version) for each in files], more)).encode())
-    return digest.hexdigest()
+    told = repr((kind, [(each.name, each.size, each.version) for each in files], more))
+    return xxhash.xxh3_128_hexdigest(told.encode())

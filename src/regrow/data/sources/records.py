@@ -1,15 +1,13 @@
 """From a line of JSON Lines to a dict, or to an error that names the place."""
 
 import json
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from regrow.core.errors import DataError
-from regrow.data.sources.files import SourceFile
 
 _SHOWN = 60
-_BLOCK = 1 << 22
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
@@ -41,23 +39,11 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value), "a number")
 
 
-def malformed(source: SourceFile, line: int, text: bytes, why: str) -> DataError:
+def malformed(name: str, line: int, text: bytes, why: str) -> DataError:
     """The error for a line that is no record: file, line (from 1), how it starts, and why."""
     shown = text[:_SHOWN].rstrip(b"\r\n").decode("utf-8", "replace")
     more = " …" if len(text.rstrip()) > _SHOWN else ""
     hint = "correct or remove the line"
     if line == 1 and text.lstrip().startswith(b"["):
         hint = "the file looks like one JSON array; JSON Lines has one object a line: jq -c '.[]' makes it of an array"
-    return DataError(f"{source.name}, line {line}: {why}; the line starts {shown}{more}", hint=hint)
-
-
-def line_number(file: BinaryIO, offset: int) -> int:
-    """The number, from 1, of the line at a position: counted through the file, as only an error asks for it."""
-    lines, at = 1, 0
-    file.seek(0)
-    while at < offset:
-        block = file.read(min(_BLOCK, offset - at))
-        if not block:
-            break
-        lines, at = lines + block.count(b"\n"), at + len(block)
-    return lines
+    return DataError(f"{name}, line {line}: {why}; the line starts {shown}{more}", hint=hint)
