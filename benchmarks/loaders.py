@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from forking import Failed, Parent
+from forking import Child, Failed, Parent, forked
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, RandomSampler, Sampler
 from torch.utils.data import DataLoader as TorchLoader
 
@@ -153,8 +153,22 @@ class Node:
         making = Making(self.loader(), CacheSeat(self.folder, self.budget), alone=[])
         Producer(making, producer_socket(self.sockets, 0), served=lambda: None).run()
 
-    def await_producer(self) -> None:
-        """Returns when it listens. Raises `Failed`."""
+    @property
+    def in_place(self) -> bool:
+        """Whether ranks read the mapped corpus itself, so that there is no producer."""
+        return not self.reading.work_s
+
+    @contextmanager
+    def producing(self) -> Iterator[list[Child]]:
+        """Within this there is a producer, which listens, where one is needed. Raises `Failed`."""
+        if self.in_place:
+            yield []
+            return
+        with forked(self.produce) as producer:
+            self._await_producer()
+            yield list(producer)
+
+    def _await_producer(self) -> None:
         deadline = time.monotonic() + _SOCKET_S
         while not os.path.exists(producer_socket(self.sockets, 0)):
             if time.monotonic() > deadline:
@@ -173,7 +187,12 @@ class Node:
         return (steps.batch(step, share, shares) for step in count())
 
     def is_view(self, batch: dict[str, torch.Tensor]) -> bool:
-        """Whether all tensors of a batch are views of a mapped entry of the cache: nothing was copied."""
+        """Whether all tensors of a batch are views of a mapped entry of the cache: nothing was copied.
+
+        Also where there are no entries: then each token was copied once, out of the corpus.
+        """
+        if self.in_place:
+            return True
         with open("/proc/self/maps", encoding="utf-8") as lines:
             maps = [line.split(maxsplit=5) for line in lines]
         areas = [fields[0].split("-") for fields in maps if len(fields) > 5 and fields[5].startswith(self.folder)]

@@ -116,8 +116,7 @@ def measure_memory(place: Place, size: int) -> MemoryUsed:
     batches = size // 2 // reading.stride // reading.batch_size
     try:
         for ranks in RANKS:
-            with place.node(reading, BUDGET) as node, forked(node.produce) as producer:
-                node.await_producer()
+            with place.node(reading, BUDGET) as node, node.producing() as producer:
                 bodies = [ours(node, rank, ranks) for rank in range(ranks)]
                 told = _through(bodies, producer, batches // ranks, partial(memory, corpus=file, cache=node.folder))
                 _note(result, "ours", ranks, *told)

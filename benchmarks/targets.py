@@ -46,7 +46,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         *(Target(f"first_batch_s_{step}", most=0.020) for step in (10, 1_000, 100_000)),
         *(
             Target(f"throughput_over_dataloader{kind}", least=1.0 if "transform" not in kind else 0.95)
-            for kind in ("", "_transform", "_2_ranks", "_transform_2_ranks")
+            for kind in ("", "_2_ranks", "_4_ranks", "_transform", "_transform_2_ranks")
         ),
         Target("bytes_8_ranks_over_1", most=1.25),
         Target("copied_batches", most=0),

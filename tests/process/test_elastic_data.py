@@ -1,6 +1,7 @@
 """What a world that changes its size reads: each global batch is the same set, every sample comes once."""
 
 import pytest
+from tests.corpora import tiny_corpus
 from tests.process.elastic import Elastic
 from tests.process.launching import Site
 from tests.process.training import SCRIPTS, redone
@@ -18,12 +19,13 @@ def _verify(here: Site, *words: str) -> None:
     assert proof.returncode == 0, proof.stdout + proof.stderr
 
 
-@pytest.mark.parametrize("cache", ["cached", "not cached"])
+@pytest.mark.parametrize("cache", ["cached", "not cached", "in place"])
 def test_shares_of_a_global_batch_follow_the_world(here: Site, cache: str) -> None:
-    undisturbed = here.regrow(*_words("undisturbed", 2))
+    extra = ("--corpus", str(tiny_corpus(here.folder / "corpus", 1700))) if cache == "in place" else ()
+    undisturbed = here.regrow(*_words("undisturbed", 2, *extra))
     assert undisturbed.returncode == 0, undisturbed.stdout + undisturbed.stderr
-    flags = ("--replicas", "1:4", *(() if cache == "cached" else ("--data-cache", "off")))
-    with here.start(*_words("job", 2, "--pace", "0.05", flags=flags)) as started:
+    flags = ("--replicas", "1:4", *(("--data-cache", "off") if cache == "not cached" else ()))
+    with here.start(*_words("job", 2, "--pace", "0.05", *extra, flags=flags)) as started:
         job = Elastic(here, "job", started)
         job.settled(2)
         for size in (4, 1, 3):

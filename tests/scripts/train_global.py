@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import regrow
+from regrow.data import PackedTokens
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
@@ -23,6 +24,7 @@ parser.add_argument("--silent", action="store_true", help="log nothing")
 parser.add_argument("--say-steps", action="store_true")
 parser.add_argument("--perturb", action="store_true", help="the data set is another one than in other runs")
 parser.add_argument("--hold", default="", metavar="STEP:FILE", help="wait in that step until the file is there")
+parser.add_argument("--corpus", help="of tokens, packed: read in place")
 parser.add_argument("--size", type=int, default=100)
 parser.add_argument("--pace", type=float, default=0.0, help="seconds a step lasts more, until there is a file `hurry`")
 args = parser.parse_args()
@@ -51,13 +53,17 @@ loader = (
     if args.opaque
     else DataLoader(data, batch_size=6, shuffle=True)
     if args.plain
+    else regrow.DataLoader(PackedTokens(args.corpus, 16), global_batch_size=24, shuffle=True, remainder=args.remainder)
+    if args.corpus
     else regrow.DataLoader(data, global_batch_size=24, shuffle=True, remainder=args.remainder)
 )
 held, _, until = args.hold.partition(":")
 for step in session.steps(loader, until=args.steps):
     if not step.rehearsal:
         pause(args.pace, step.number, args.steps)
-    with step as (x, y):
+    with step as batch:
+        windows = batch["tokens"].float() / 256 if args.corpus else None
+        x, y = batch if windows is None else (windows[:, :-1], windows[:, -1:])
         while held == str(step.number) and not step.rehearsal and not Path(until).exists():
             time.sleep(0.005)
         loss = nn.functional.mse_loss(model(x), y)

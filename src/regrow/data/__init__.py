@@ -7,8 +7,9 @@ save: `state@n` fixes the position, a retried step gets an identical batch, a ne
   shuffles by, `mixture` the order of several data sets by weight.
 * `dataloader` and `mixed` are what a script writes: `DataLoader`, `cached`, `Mixture`.
 * `seeding` makes everything random that a sample's code reads a function of integers.
-* `loader` takes what a script gives to `session.steps` and answers `batch(step, rank, world)`;
-  `sampling` with `mapstyle`, and `streams`, are the two ways there; `kept` gives a batch a second time.
+* `loader` takes what a script gives to `session.steps` and answers `batch(step, share, shares)`, for steps and for
+  micro-batches; `inplace`, `sampling` with `mapstyle`, and `streams` are the ways there; `kept` gives a batch a second
+  time.
 * `cache` holds batches for all workers of a node; `sources` are data sets of files, by Hugging Face `datasets`;
   `packing` makes pre-tokenized corpora, `tokens` reads them.
 

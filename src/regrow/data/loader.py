@@ -13,6 +13,7 @@ from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.cache.entry import digest_of
 from regrow.data.dataloader import Cached, DataLoader
 from regrow.data.fetched import Fetched, Source
+from regrow.data.inplace import InPlaceSource, is_in_place
 from regrow.data.kept import CopiedBatch, Giving, KeptBatch, WatchedBatch
 from regrow.data.mapstyle import MapStyleSource
 from regrow.data.order import OPAQUE
@@ -66,12 +67,16 @@ Caching = Callable[[CachedLoader], Source]
 def cached_loader(loader: object, *, seed: int) -> CachedLoader | None:
     """What a cache must know of a `regrow.DataLoader` or of what `regrow.cached` made; None for anything else.
 
+    None also where batches are slices of a memory map, which is the cache.
+
     Raises `UsageError` where it has no batches.
     """
     if not isinstance(loader, DataLoader | Cached):
         return None
     inner = loader.loader if isinstance(loader, Cached) else loader
     map_style = _is_map_style(inner)
+    if map_style and is_in_place(inner):
+        return None
     spec = source_of(inner, seed=seed).spec
     parts = _parts_of(inner, spec, map_style)
     return CachedLoader(inner, loader.number, loader.version, seed, spec, map_style, parts)
@@ -166,7 +171,9 @@ def source_of(loader: object, *, seed: int) -> Source:
     if isinstance(loader, Cached):
         loader = loader.loader
     if isinstance(loader, TorchLoader):
-        return MapStyleSource(loader, seed=seed) if _is_map_style(loader) else IterableSource(loader, seed=seed)
+        if not _is_map_style(loader):
+            return IterableSource(loader, seed=seed)
+        return InPlaceSource(loader, seed=seed) if is_in_place(loader) else MapStyleSource(loader, seed=seed)
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise UsageError(
             f"session.steps was given the data set {type(loader).__name__} itself, which has samples, not batches",

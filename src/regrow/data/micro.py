@@ -8,6 +8,7 @@ from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.cache.entry import digest_of
 from regrow.data.dataloader import Cached
 from regrow.data.fetched import Fetched, Source
+from regrow.data.inplace import InPlaceSource
 from regrow.data.kept import CopiedBatch, Giving, KeptBatch, WatchedBatch
 from regrow.data.loader import source_of
 from regrow.data.mapstyle import MapStyleSource
@@ -61,7 +62,7 @@ class MicroLoader:
 
     def deal(self, shares: Sequence[int]) -> None:
         """Which shares of each step will be asked for here, in order: so that they can be fetched ahead of time."""
-        if isinstance(self._source, MapStyleSource):
+        if isinstance(self._source, MapStyleSource | InPlaceSource):
             self._source.follow(ShareWalk(tuple(shares)))
 
     def batch(self, step: int, share: int) -> Any:

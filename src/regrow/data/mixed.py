@@ -47,7 +47,7 @@ class Mixture(Dataset[Any]):
 
     def __getitem__(self, index: int | tuple[int, int]) -> Any:
         """Sample `index` of all, one source after another; or (number of the source, index in it)."""
-        number, at = index if isinstance(index, tuple) else self._place_of(index)
+        number, at = self.place_of(index)
         source = self.sources[self._names[number]]
         try:
             return source[at]
@@ -62,7 +62,10 @@ class Mixture(Dataset[Any]):
                 hint="give it back what it had, or start a new training: the order of samples depends on their number",
             ) from error
 
-    def _place_of(self, index: int) -> tuple[int, int]:
+    def place_of(self, index: int | tuple[int, int]) -> tuple[int, int]:
+        """Which source, and which sample of it, sample `index` is. Raises `IndexError`."""
+        if isinstance(index, tuple):
+            return index
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of a mixture of {len(self)}")
         number = next(i for i, end in enumerate(self._ends) if index < end)

@@ -1,5 +1,6 @@
 """Training samples of a pre-tokenized corpus."""
 
+import mmap
 import os
 import threading
 from bisect import bisect_right
@@ -12,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
+from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.data import Dataset
 
 from regrow.core.errors import DataError, UsageError
-from regrow.data.packing.corpus import MANIFEST, Shard, damage, read_corpus
+from regrow.data.packing.corpus import MANIFEST, Shard, damage, item_size, read_corpus
 
 _BLOCK = 1 << 24
+_Numbers = npt.NDArray[np.int64]
 
 
 class PackedTokens(Dataset[dict[str, torch.Tensor]]):
@@ -59,6 +62,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         self.corpus = read_corpus(self._folder)
         self._shards = [shard for shard in self.corpus.shards if shard.tokens]  # an empty file cannot be mapped
         self._ends = list(accumulate(shard.tokens for shard in self._shards))
+        self._ends_array = np.array(self._ends, dtype=np.int64)
         self._count = (self.corpus.tokens - 1 - length) // self.stride + 1
         if self._count < 1:
             raise UsageError(
@@ -74,10 +78,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         return self._count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        at = index + len(self) if index < 0 else index
-        if not 0 <= at < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        begin = at * self.stride
+        begin = self._begin(index)
         pieces, cuts = self._window(begin, begin + self.length + 1)
         tokens = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         sample = {"tokens": _tensor(tokens, self.dtype)}
@@ -91,6 +92,50 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         Nothing is random here, and to seed them for each sample would take longer than the samples do.
         """
         return [self[index] for index in indices]
+
+    @property
+    def window(self) -> tuple[int, bool, torch.dtype | str]:
+        """What batches of several corpora must have in common: length, boundaries, and dtype of `tokens`."""
+        return self.length, self.boundaries, self.corpus.dtype if self.dtype is None else self.dtype
+
+    def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        """These samples as one batch, as torch's `default_collate` makes it of them; each token is copied once."""
+        tokens = np.empty((len(indices), self.length + 1), self.corpus.dtype if self.dtype is None else "int64")
+        begins, numbers, places = self._places(indices)
+        whole = begins + self.length < self._ends_array[numbers]
+        for number in sorted(set(numbers[whole].tolist())):  # np.unique would import numpy.ma
+            rows = np.flatnonzero(whole & (numbers == number))
+            tokens[rows] = sliding_window_view(self._mapped(number, ".bin"), self.length + 1)[places[rows]]
+        for row in np.flatnonzero(~whole).tolist():
+            pieces, _ = self._window(int(begins[row]), int(begins[row]) + self.length + 1)
+            tokens[row] = np.concatenate(pieces)
+        found = torch.from_numpy(tokens)
+        batch = {"tokens": found if self.dtype is None else found.to(self.dtype)}
+        if self.boundaries:
+            cuts = [self._window(begin, begin + self.length + 1)[1] for begin in begins.tolist()]
+            others = [_boundaries(each, self.length + 1) for each in cuts]
+            batch |= {name: torch.stack([each[name] for each in others]) for name in others[0]}
+        return batch
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """Have the kernel read these samples in the background, where they are not in memory."""
+        maps, size = self._own.here(), item_size(self.corpus.dtype)
+        _, numbers, places = self._places(indices)
+        starts = places * size // mmap.PAGESIZE * mmap.PAGESIZE
+        for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
+            if (found := maps.get((number, ".bin"))) is not None:  # what nobody has opened yet is not
+                length = min((self.length + 1) * size + mmap.PAGESIZE, len(found.memory) - start)
+                found.memory.madvise(mmap.MADV_WILLNEED, start, length)
+
+    def _places(self, indices: Sequence[int]) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """For each sample: where in the stream it begins, in which shard, and where in that."""
+        asked = np.asarray(indices, dtype=np.int64)
+        at = np.where(asked < 0, asked + self._count, asked)
+        if (strange := asked[(at < 0) | (at >= self._count)]).size:
+            raise IndexError(f"sample {strange[0]} of {self._count}")
+        begins = at * self.stride
+        numbers = np.searchsorted(self._ends_array, begins, side="right")
+        return begins, numbers, begins - np.concatenate([[0], self._ends_array])[numbers]
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -120,6 +165,12 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
                 if digest.hexdigest() != expected:
                     raise DataError(f"{path} is damaged: its digest is not the one in {MANIFEST}", hint=_ANEW)
 
+    def _begin(self, index: int) -> int:
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return at * self.stride
+
     def _window(self, begin: int, end: int) -> tuple[list[npt.NDArray[Any]], list[int]]:
         """The stream from `begin` to `end` by shards, and where in it documents begin."""
         pieces, cuts = [], []
@@ -143,10 +194,8 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
             shard = self._shards[number]
             self._check(shard)  # beyond the end of a file a map has nothing but SIGBUS
             kind = self.corpus.dtype if suffix == ".bin" else "int64"
-            # Copy on write: torch wants to be able to write, and a write is to stay in this process.
-            path = self._folder / f"{shard.name}{suffix}"
-            found = maps[number, suffix] = np.asarray(np.memmap(path, np.dtype(kind).newbyteorder("<"), mode="c"))
-        return found
+            found = maps[number, suffix] = _Map(self._folder / f"{shard.name}{suffix}", kind)
+        return found.array
 
     def _check(self, shard: Shard) -> None:
         wrong = damage(self._folder, shard, self.corpus.dtype)
@@ -166,11 +215,20 @@ def _tensor(tokens: npt.NDArray[Any], dtype: torch.dtype | None) -> torch.Tensor
 
 def _boundaries(cuts: list[int], length: int) -> dict[str, torch.Tensor]:
     """`documents` and `positions` of a window. Documents begin at `cuts`; some may lie outside, or come twice."""
-    begins = np.unique([0, *(cut for cut in cuts if 0 < cut < length)])
+    begins = sorted({0, *(cut for cut in cuts if 0 < cut < length)})
     lengths = np.diff([*begins, length])
     documents = np.repeat(np.arange(len(begins)), lengths)
     positions = np.arange(length) - np.repeat(begins, lengths)
     return {"documents": torch.from_numpy(documents), "positions": torch.from_numpy(positions)}
+
+
+class _Map:
+    """A file of numbers, mapped copy on write: torch wants to be able to write, and a write stays in this process."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        with path.open("rb") as file:
+            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.array: npt.NDArray[Any] = np.frombuffer(self.memory, np.dtype(kind).newbyteorder("<"))
 
 
 class _Maps(threading.local):
@@ -178,9 +236,9 @@ class _Maps(threading.local):
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._maps: dict[tuple[int, str], npt.NDArray[Any]] = {}
+        self._maps: dict[tuple[int, str], _Map] = {}
 
-    def here(self) -> dict[tuple[int, str], npt.NDArray[Any]]:
+    def here(self) -> dict[tuple[int, str], _Map]:
         """They, after a fork none."""
         if self._process != os.getpid():
             self._process, self._maps = os.getpid(), {}

@@ -1,0 +1,107 @@
+"""Batches of memory-mapped corpora: whoever reads one slices it out of the map.
+
+The page cache is the one copy of a node. So there is nothing to make ahead, no producer, no entry of the node's cache,
+and no loader worker: slicing costs less than fetching a batch from any of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from regrow.data.fetched import Fetched, Place
+from regrow.data.kept import Giving
+from regrow.data.mixed import Mixture
+from regrow.data.order import OPAQUE, Address, samples_digest
+from regrow.data.sampling import plan_of
+from regrow.data.tokens import PackedTokens
+from regrow.data.walks import StepWalk, Walk
+
+
+def is_in_place(loader: DataLoader[Any]) -> bool:
+    """Whether the loader's batches are slices of a map: nothing of the script's own is computed on the way."""
+    return loader.collate_fn is default_collate and loader.worker_init_fn is None and _is_mapped(loader.dataset)
+
+
+def _is_mapped(dataset: Any) -> bool:
+    if type(dataset) is Mixture:
+        first, *others = dataset.sources.values()
+        return _is_mapped(first) and all(_is_mapped(each) and each.window == first.window for each in others)
+    # A subclass may do to its samples what it likes.
+    return type(dataset) is PackedTokens
+
+
+class InPlaceSource:
+    """The batches of a loader for which `is_in_place` holds, made in this process, for any step at any place.
+
+    Args:
+        loader: the script's; its `num_workers` counts for nothing here.
+        seed: of the session.
+    """
+
+    giving = Giving.FRESH
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
+        self._plan = plan_of(loader, seed=seed)
+        self.spec = self._plan.spec
+        self._dataset: Any = loader.dataset
+        self._walk: Walk = StepWalk()
+        self._keys: tuple[Place | None, list[Address]] = None, []
+        """What is expected next."""
+        self._pins = loader.pin_memory and torch.accelerator.is_available()
+
+    def follow(self, walk: Walk) -> None:
+        """From now on, batches are fetched in this order; another order is right too."""
+        self._walk = walk
+
+    def seek(self, step: int, rank: int, world: int) -> None:
+        """Have the kernel read what `step` needs, where that is not in memory."""
+        self._expect((step, rank, world))
+
+    def fetch(self, step: int, rank: int, world: int) -> Fetched:
+        """The batch of `step` at this place. Raises `DataError` where the corpus is damaged."""
+        place = (step, rank, world)
+        keys = self._keys[1] if self._keys[0] == place else self._plan.keys_at(*place)
+        batch = _read(self._dataset, [index for _, index in keys])
+        self._expect(self._walk.after(place))
+        if self._pins:
+            batch = pin_memory(batch)  # type: ignore[no-untyped-call]
+        return Fetched(batch, samples_digest(keys))
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _expect(self, place: Place) -> None:
+        if self._keys[0] == place or self.spec.kind == OPAQUE:  # a script's sampler may have no next step
+            return
+        self._keys = place, self._plan.keys_at(*place)
+        indices = [index for _, index in self._keys[1]]
+        if type(self._dataset) is not Mixture:
+            self._dataset.expect(indices)
+            return
+        for source, inside in _by_source(self._dataset, indices):
+            source.expect([index for _, index in inside])
+
+
+def _read(dataset: Any, indices: Sequence[Any]) -> Any:
+    """What `default_collate` would make of these samples."""
+    if not indices:
+        return default_collate([])  # raises what torch's loader raises
+    if type(dataset) is not Mixture:
+        return dataset.batch(indices)
+    parts = [(inside, source.batch([index for _, index in inside])) for source, inside in _by_source(dataset, indices)]
+    order = torch.argsort(torch.tensor([row for inside, _ in parts for row, _ in inside]))
+    return {name: torch.cat([batch[name] for _, batch in parts])[order] for name in parts[0][1]}
+
+
+def _by_source(mixture: Mixture, indices: Sequence[Any]) -> list[tuple[PackedTokens, list[tuple[int, int]]]]:
+    """For each source of which there is a sample: rows of the batch, and which of the source's samples are there."""
+    places = [mixture.place_of(index) for index in indices]
+    found = []
+    for number, source in enumerate(mixture.sources.values()):
+        inside = [(row, at) for row, (of, at) in enumerate(places) if of == number]
+        if inside:
+            found.append((source, inside))
+    return found
