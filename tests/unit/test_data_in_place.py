@@ -16,7 +16,6 @@ from regrow.data.cache.entry import digest_of
 from regrow.data.inplace import InPlaceSource, is_in_place
 from regrow.data.loader import StepLoader, cached_loader
 from regrow.data.mapstyle import MapStyleSource
-from regrow.data.micro import MicroLoader
 from regrow.data.mixed import Mixture
 from regrow.data.tokens import PackedTokens
 
@@ -93,7 +92,7 @@ def test_steps_read_the_same_as_through_a_pipeline_of_samples(corpus: Path, kind
         assert mine.samples == its.samples
         assert digest_of(mine.batch) == digest_of(its.batch)
     assert isinstance(StepLoader(loader, seed=3)._source, InPlaceSource)
-    assert isinstance(MicroLoader(loader, seed=3, shares=2)._source, InPlaceSource)
+    assert isinstance(StepLoader(loader, seed=3, micro=True)._source, InPlaceSource)
     assert cached_loader(loader, seed=3) is None, "there is nothing for a cache to keep"
 
 

@@ -18,7 +18,11 @@ from regrow.data.kept import CopiedBatch, Giving, KeptBatch, WatchedBatch
 from regrow.data.mapstyle import MapStyleSource
 from regrow.data.order import OPAQUE
 from regrow.data.sampling import tell_place
-from regrow.data.streams import CallableSource, IterableSource, SequenceSource
+from regrow.data.streams import CallableSource, IterableSource, Numbered, SequenceSource, SharedCallable
+from regrow.data.walks import Walk
+
+Share = tuple[int, int]
+"""(share, shares)."""
 
 
 @dataclass(frozen=True)
@@ -83,33 +87,41 @@ def cached_loader(loader: object, *, seed: int) -> CachedLoader | None:
 
 
 class StepLoader:
-    """The batches of a script's loader by step: the same for the same (seed, step, rank, world), however often asked.
+    """The batches of a script's loader by (step, share, shares): the same for the same seed, however often asked.
+
+    A share is a rank's part of a step's global batch; with micro-batches a rank reads several.
 
     loader: one of
-      * a `DataLoader` over a map-style data set. `batch_size` is the rank's, the global batch is `batch_size * world`;
+      * a `DataLoader` over a map-style data set. `batch_size` is a share's, the global batch is `batch_size * shares`;
         regrow's own can have a `global_batch_size` instead.
         With the stock random or sequential sampler the order is `GlobalOrder`'s with the session's seed; a sampler or
-        batch sampler with `set_epoch` keeps its own order and is told rank, world and epoch; any other sampler is
-        drawn with (seed, epoch) and dealt out to the ranks;
-      * a callable `fn(step)` that returns a batch;
-      * a sequence of batches, or any other iterable that is a function of the step.
+        batch sampler with `set_epoch` keeps its own order and is told share, shares and epoch; any other sampler is
+        drawn with (seed, epoch) and dealt out to the shares;
+      * a callable `fn(step)`, of micro-batches `fn(step, share)`, that returns a batch;
+      * a sequence of batches, or any other iterable that is a function of the step; of micro-batches number
+        `step * shares + share` of it, started over at its end. Who needs a few of them goes through all.
 
     cache: for a loader that may be cached, gives the source to use. None: batches are made in this process.
-    recorded: whether `record` tells the digest of a batch's content, which costs a pass over its bytes.
+    recorded: whether records tell the digest of a batch's content, which costs a pass over its bytes.
+    micro: whether shares are micro-batches.
 
     Asking seeds the global random generators: whoever needs them seeded afterwards does so. Raises `UsageError`
     for what is none of these or has no batches.
     """
 
-    def __init__(self, loader: object, *, seed: int, cache: Caching | None = None, recorded: bool = True) -> None:
+    def __init__(
+        self, loader: object, *, seed: int, cache: Caching | None = None, recorded: bool = True, micro: bool = False
+    ) -> None:
         described = cached_loader(loader, seed=seed) if cache is not None else None
         if cache is not None and described is not None:
             self._source = cache(described)
         else:
             self._source = source_of(loader, seed=seed)
-        self._recorded = recorded
-        self._kept: KeptBatch | None = None
-        self._kept_for: tuple[int, int, int] | None = None
+        if micro:
+            self._source = _shared(self._source, loader, seed)
+        self._recorded, self._micro = recorded, micro
+        self._step = -1
+        self._kept: dict[Share, tuple[KeptBatch, BatchRecord]] = {}
         self._record: BatchRecord | None = None
 
     @property
@@ -124,46 +136,66 @@ class StepLoader:
             raise UsageError("no batch was read yet", hint="call batch() first")
         return self._record
 
-    def batch(self, step: int, rank: int, world: int) -> Any:
-        """The batch of `step` for `rank` of `world`; an exception of the data set's own passes through.
+    def records(self, step: int, shares: Sequence[Share]) -> list[BatchRecord]:
+        """What was read for these shares of a step, in their order; those that were not read last are left out."""
+        return [self._kept[share][1] for share in shares if step == self._step and share in self._kept]
 
-        Whatever the body did to a batch, asking for it again gives it as it was. Raises `UsageError` where the loader
-        has no batch for the step any more.
+    def follow(self, walk: Walk) -> None:
+        """In which order batches will be asked for here: so that they can be fetched ahead of time."""
+        if isinstance(self._source, MapStyleSource | InPlaceSource):
+            self._source.follow(walk)
+
+    def batch(self, step: int, share: int, shares: int) -> Any:
+        """The batch of a share of `step`; an exception of the data set's own passes through.
+
+        Whatever the body did to a batch, asking for it again gives it as it was, until another step is asked for.
+        Raises `UsageError` where the loader has no batch for the step any more.
         """
-        again = self._kept_again(step, rank, world)
-        if again is not None:
-            return again[0]
-        self._kept = self._kept_for = self._record = None
-        fetched = self._source.fetch(step, rank, world)
+        found = self._found(step, (share, shares))
+        if found is not None:
+            kept, record = found
+            self._record = BatchRecord(share, shares, record.digest, record.samples)
+            return kept.again()
+        if step != self._step or not self._micro:
+            self._kept.clear()
+        self._step, self._record = step, None
+        self._kept.pop((share, shares), None)
+        fetched = self._source.fetch(step, share, shares)
         keep = WatchedBatch if self._source.giving is Giving.FRESH else CopiedBatch
-        self._record = BatchRecord(rank, world, self._digest(fetched), fetched.samples)
-        self._kept, self._kept_for = keep(fetched.batch), (step, rank, world)
+        self._record = BatchRecord(share, shares, self._digest(fetched), fetched.samples)
+        self._kept[share, shares] = keep(fetched.batch), self._record
         return fetched.batch
 
-    def seek(self, step: int, rank: int, world: int) -> None:
-        """Makes ready for `step`, so that loader workers fetch it in time; does nothing where that is so."""
-        if self._kept_for != (step, rank, world):
-            self._source.seek(step, rank, world)
+    def seek(self, step: int, share: int, shares: int) -> None:
+        """Makes ready for a share of `step`, so that loader workers fetch it in time; does nothing where that is so."""
+        if step != self._step or (share, shares) not in self._kept:
+            self._source.seek(step, share, shares)
 
     def close(self) -> None:
         """Ends loader workers and waits for them. May be called twice."""
-        self._kept = self._kept_for = None
+        self._kept.clear()
         self._source.close()
 
-    def _kept_again(self, step: int, rank: int, world: int) -> tuple[Any] | None:
-        kept, record = self._kept, self._record
-        if kept is None or record is None or self._kept_for is None or self._kept_for[0] != step:
+    def _found(self, step: int, share: Share) -> tuple[KeptBatch, BatchRecord] | None:
+        if step != self._step or not self._kept:
             return None
-        same_place = self._kept_for == (step, rank, world)
-        if self._source.giving is Giving.ONCE or (same_place and kept.intact()):
-            self._record = BatchRecord(rank, world, record.digest, record.samples)
-            return (kept.again(),)
-        return None
+        once = self._source.giving is Giving.ONCE
+        if once and not self._micro:
+            return next(iter(self._kept.values()))  # whatever place this rank has by now
+        found = self._kept.get(share)
+        return found if found is not None and (once or found[0].intact()) else None
 
     def _digest(self, fetched: Fetched) -> str:
         if fetched.digest is not None:
             return fetched.digest
         return digest_of(fetched.batch) if self._recorded else ""
+
+
+def _shared(source: Source, loader: object, seed: int) -> Source:
+    """The same where each share of a step is asked for by itself."""
+    if isinstance(source, CallableSource) and callable(loader):
+        return SharedCallable(loader, seed=seed)
+    return Numbered(source) if isinstance(source, SequenceSource | IterableSource) else source
 
 
 def source_of(loader: object, *, seed: int) -> Source:

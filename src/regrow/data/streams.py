@@ -186,3 +186,44 @@ class IterableSource:
 
     def _name(self) -> str:
         return f"the {type(self._iterable).__name__}"
+
+
+class SharedCallable:
+    """A function of the step and the share."""
+
+    giving = Giving.FRESH
+
+    def __init__(self, function: Callable[[int, int], Any], *, seed: int) -> None:
+        self._function, self._seed = function, seed
+        self.spec = OrderSpec(OPAQUE, spec_seed(seed))
+
+    def seek(self, step: int, rank: int, world: int) -> None:
+        """There is nothing to make ready."""
+
+    def fetch(self, step: int, rank: int, world: int) -> Fetched:
+        """The batch of a share; its random numbers depend on the seed, the step and the share."""
+        seed_everything(Draw.STREAM, self._seed, step, rank)
+        return Fetched(self._function(step, rank))
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Numbered:
+    """Batches that come one after another, each a share of a step."""
+
+    def __init__(self, source: SequenceSource | IterableSource) -> None:
+        self._source = source
+        self.giving, self.spec = source.giving, source.spec
+
+    def seek(self, step: int, rank: int, world: int) -> None:
+        """The same for every place."""
+        self._source.seek(step * world + rank, 0, 1)
+
+    def fetch(self, step: int, rank: int, world: int) -> Fetched:
+        """The batch of a share. Raises `UsageError` where there is none, or no longer any."""
+        return self._source.fetch(step * world + rank, 0, 1)
+
+    def close(self) -> None:
+        """Ends what the iterator holds."""
+        self._source.close()

@@ -9,9 +9,11 @@ import torch.distributed as dist
 
 from regrow.core.errors import UsageError
 from regrow.core.messages.data import BatchRecord, OrderSpec
-from regrow.data.micro import MicroLoader, batch_size_of, samples_in
+from regrow.data.loader import StepLoader
+from regrow.data.micro import batch_size_of, samples_in
 from regrow.data.order import global_batch_of
 from regrow.data.seeding import seed_everything
+from regrow.data.walks import ShareWalk
 from regrow.step.dealing import MicroBatchCounts, MicroBatchRange, deal, refusal, total
 from regrow.train.gradients.averaged import Gradients
 
@@ -264,7 +266,9 @@ class Dealer:
         self._counts = MicroBatchCounts(count)
         self._script_loader = loader
         self._seed, self._even = seed, even
-        self._loader = MicroLoader(loader, seed=seed, shares=self._counts.all[0] * unit, recorded=recorded)
+        self._loader = StepLoader(loader, seed=seed, recorded=recorded, micro=True)
+        self._cut = self._counts.all[0] * unit
+        """How many shares a step's global batch has."""
         if self._counts.fixed is None:
             self._check_constant()
         self._shares: list[int] = []
@@ -310,7 +314,7 @@ class Dealer:
 
     def records(self, step: int) -> list[BatchRecord]:
         """What this rank has read for its micro-batches of a step, as far as it has come."""
-        return self._loader.records(step, self._shares)
+        return self._loader.records(step, [(share, self._cut) for share in self._shares])
 
     def batch(self, step: int, share: int, shares: int) -> MicroBatches:
         """This rank's micro-batches of a step; the first is fetched already.
@@ -323,7 +327,7 @@ class Dealer:
             UsageError: there are too few micro-batches, or ranks that make up no whole replicas.
         """
         dealt, place = self._deal(share, shares)
-        self._loader.batch(step, dealt.start * self.unit + place)
+        self.fetch(step, dealt.start * self.unit + place)
         return MicroBatches(self, step, dealt, place, shares)
 
     def _deal(self, share: int, shares: int) -> tuple[MicroBatchRange, int]:
@@ -337,15 +341,15 @@ class Dealer:
             raise UsageError(reason, hint="change microbatches=, or the number of replicas")
         replica, place = divmod(share, self.unit)
         dealt = deal(count, replicas, replica)
-        self._loader.divide(count * self.unit)
+        self._cut = count * self.unit
         self._shares = [index * self.unit + place for index in range(*dealt)]
-        self._loader.deal(self._shares)
+        self._loader.follow(ShareWalk(tuple(self._shares)))
         return dealt, place
 
     def seek(self, step: int, share: int, shares: int) -> None:
         """Makes ready for a step, so that loader workers fetch it in time."""
         dealt, place = self._deal(share, shares)
-        self._loader.seek(step, dealt.start * self.unit + place)
+        self._loader.seek(step, dealt.start * self.unit + place, self._cut)
 
     def close(self) -> None:
         """Ends loader workers and waits for them."""
@@ -353,7 +357,7 @@ class Dealer:
 
     def fetch(self, step: int, share: int) -> Any:
         """The data of one share of a step."""
-        return self._loader.batch(step, share)
+        return self._loader.batch(step, share, self._cut)
 
     def seed(self, step: int, share: int) -> None:
         """Seed all random generators for a micro-batch."""
