@@ -24,6 +24,7 @@ from regrow.core.messages import (
 )
 from regrow.core.messages.sights import WorkerSight
 from regrow.core.phase import Phase
+from regrow.core.records import Noted
 from regrow.membership.machine import Command, EndJob, Membership
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class Job:
         self.now += after
         commands = self.machine.handle(fact, self.now)
         self.said += commands
+        assert not [each for each in commands if isinstance(each, Noted) and "was not foreseen" in each.text]
         return commands
 
     def wait(self) -> list[Command]:

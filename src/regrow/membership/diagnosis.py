@@ -34,6 +34,11 @@ def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: 
     return f"{where}{twice}:\n{error.traceback.rstrip()}"
 
 
+def unforeseen(change: str) -> str:
+    """The job's state changed in a way that our own table does not have."""
+    return f"a defect of regrow, please report it: the job's state changed from {change}, which was not foreseen"
+
+
 def early_reads(where: str) -> str:
     """Standbys that have run the script would be wrong."""
     return (

@@ -130,6 +130,8 @@ class Membership:
             self._advance(now)
             if self.state is before:
                 break
+        for change in self._ladder.job.take_unforeseen():
+            self._orders.note(say.unforeseen(change), now)
         return self._orders.take()
 
     def next_deadline(self) -> Instant | None:
@@ -245,7 +247,7 @@ class Membership:
             case Releasing() if late:
                 self._ladder.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, self.facts.build_deadline), now)
             case Releasing(again_at=at) if now >= at:
-                self._ladder.state = Releasing(now + self.facts.halt_deadline)
+                self._ladder.job.goto(Releasing(now + self.facts.halt_deadline))
                 self._orders.release(Stage.RELEASED, now)
             case _:
                 pass
@@ -254,7 +256,7 @@ class Membership:
         """Who was never ready acts no more, and who hangs instead of halting; who is only slow is waited for."""
         hung = self._standstills.overdue(now) if halt_over else []
         if halt_over:
-            self._ladder.state = Mending(now + self.facts.halt_patience / 4)
+            self._ladder.job.goto(Mending(now + self.facts.halt_patience / 4))
         if late or hung:
             self._ladder.fence_late([*late, *hung], "no answer in time", now)
             self._standstills.fenced(hung)
@@ -289,9 +291,9 @@ class Membership:
                 if self._checkpoints.finished(self.step, now):
                     self._ladder.release(now)
                 elif at is not None:
-                    self._ladder.state = Training()
+                    self._ladder.job.goto(Training())
             case Training(deadline=None) if roster.count(Stage.FINISHED):
-                self._ladder.state = Training(now + self.facts.build_deadline)
+                self._ladder.job.goto(Training(now + self.facts.build_deadline))
             case Releasing() if roster.all_at(Stage.GONE):
                 self._ladder.end(OK, "", now)
             case Restarting() if not roster.present() and self._checkpoints.idle:

@@ -92,7 +92,8 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
                 pass
             case _:
                 message = f"strike {number}"
-                target.raise_in_body(ErrorReport("RuntimeError", message, f"RuntimeError: {message}"))
+                # Errors of independent causes: each at a place of its own.
+                target.raise_in_body(ErrorReport("RuntimeError", message, f"RuntimeError: {message}", message))
 
     return strike_now
 

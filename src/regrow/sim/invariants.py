@@ -241,6 +241,8 @@ class Invariants:
                 require(line.faults >= 1 or line.kind in PLANNED, "an incident has a fault, or was planned")
                 require(line.steps_lost >= 0 and (line.faults > 0 or line.steps_lost == 0), "a plan loses no step")
                 self.closed.append(line)
+            case Noted() if "was not foreseen" in line.text:
+                raise InvariantBroken(line.text)
             case Noted() if line.text.startswith("all workers are started again"):
                 self.restarts += 1
                 self._floor = StepNo(0)

@@ -375,7 +375,7 @@ class StepLoop:
         return ended
 
     def finish(self) -> None:
-        """As `_ends`, for a script that has left the loop: no step can be run any more."""
+        """As `ends`, for a script that has left the loop: no step can be run any more."""
         self._looping, at = False, self.member.step
         self._announcing.send()
         self.recover_if_halted()

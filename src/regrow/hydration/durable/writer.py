@@ -1,4 +1,4 @@
-"""Writing a durable checkpoint: each rank's part, then what makes them one. See `durable_layout` for what is where."""
+"""Writing a durable checkpoint: each rank's part, then what makes them one. See `layout.py` for what is where."""
 
 from collections.abc import Sequence
 from typing import BinaryIO, Protocol

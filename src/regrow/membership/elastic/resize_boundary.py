@@ -90,7 +90,7 @@ class ResizeBoundary:
         state, self._by = self._ladder.state, min(self._by, by)
         if isinstance(state, Switching) and state.at is not None:
             deadline = min(state.deadline, now + self._pace.patience(state.margin), self._last_moment)
-            self._ladder.state = replace(state, deadline=deadline)
+            self._ladder.job.goto(replace(state, deadline=deadline))
 
     def committed(self, event: WorkerCommitted, now: Instant) -> None:
         """A rank has gone on."""
@@ -134,11 +134,11 @@ class ResizeBoundary:
             if hung := overdue(now):
                 self._ladder.fence_late(hung, "no answer in time", now)
             else:
-                self._ladder.state = replace(state, deadline=now + self._facts.halt_patience / 4)
+                self._ladder.job.goto(replace(state, deadline=now + self._facts.halt_patience / 4))
         elif state.at is not None and self._may_wait(now):
             # Nobody is kept from a step: who stands already would wait for the others there, whatever happens.
             longer = max(state.deadline - self._begun_at, 0.0)
-            self._ladder.state = replace(state, deadline=min(now + longer, self._begun_at + _PATIENCE_S))
+            self._ladder.job.goto(replace(state, deadline=min(now + longer, self._begun_at + _PATIENCE_S)))
             self._orders.halt_before(state.at, self._ladder.generation, self._reason)
         else:
             self._at_once("not all have stopped in time", now)
@@ -149,14 +149,14 @@ class ResizeBoundary:
         if not isinstance(state, Switching) or plan is None:
             return
         if roster.all_at(Stage.FINISHED):
-            ladder.state = Training()  # The training ended before that step.
+            ladder.job.goto(Training())  # The training ended before that step.
         elif roster.count(Stage.FINISHED) and roster.count(Stage.HALTED):
             self._at_once("the training ends", now)
         if not roster.all_at(Stage.HALTED) or not isinstance(ladder.state, Switching):
             return
         ladder.incidents.halted(now)
         self._plan = None
-        ladder.state = Mending(now + self._facts.halt_patience)
+        ladder.job.goto(Mending(now + self._facts.halt_patience))
         if not state.over and self._possible(plan) and self._carry_out(plan, now) and plan.kind != "preempt":
             self.changed_at = now
 
@@ -165,7 +165,7 @@ class ResizeBoundary:
     def _order(self, margin: int, tries: int, now: Instant) -> None:
         ladder = self._ladder
         at, by = StepNo(ladder.step + margin), self._last_moment
-        ladder.state = Switching(at, min(now + self._pace.patience(margin), by), margin, tries)
+        ladder.job.goto(Switching(at, min(now + self._pace.patience(margin), by), margin, tries))
         self._orders.halt_before(at, ladder.generation, self._reason)
         if now + self._pace.until(margin) > by:
             self._at_once("there is no time for another step", now)
@@ -188,7 +188,7 @@ class ResizeBoundary:
         if not isinstance(state, Switching) or (state.at is None and not self._roster.count(*IN_GENERATION)):
             return
         over = state.over or self._roster.count(Stage.FINISHED) > 0
-        ladder.state = replace(state, at=None, deadline=now + self._facts.halt_deadline, over=over)
+        ladder.job.goto(replace(state, at=None, deadline=now + self._facts.halt_deadline, over=over))
         plan = self._plan
         if plan is not None:
             self._orders.write(

@@ -18,6 +18,8 @@ from regrow.membership import recovery_point, scaling
 from regrow.membership.faults import FaultPlan, ScriptErrors
 from regrow.membership.held_copies import HeldCopies
 from regrow.membership.incident import Budget, Incidents
+from regrow.membership.job_state import JobState
+from regrow.membership.layouts import Layouts
 from regrow.membership.orders import Orders
 from regrow.membership.recovery import proof_of_life, standbys
 from regrow.membership.recovery.corruption import Doubts
@@ -28,7 +30,6 @@ from regrow.membership.states import (
     Building,
     Ended,
     Forming,
-    Gathering,
     Mending,
     Releasing,
     Restarting,
@@ -52,12 +53,11 @@ class Ladder:
 
     def __init__(self, facts: JobSpec, faults: Sequence[FaultSpec], resume: bool) -> None:
         self.facts = facts
-        self.state: State = Gathering()
+        self.job = JobState()
         self.generation = Generation(0)
         self.step = StepNo(0)
         self.restarts = 0
-        self.layouts: dict[Rank, str] = {}
-        """What workers for one place have in common: digest of their reduction layout and state names."""
+        self.layouts = Layouts(facts.unit)
         self.copies = HeldCopies()
         self.doubts = Doubts()
         self.roster = Roster()
@@ -85,6 +85,11 @@ class Ladder:
         """How many newcomers for a rank have died before they were built, since the last generation stood."""
 
     @property
+    def state(self) -> State:
+        """Where the job is."""
+        return self.job.now
+
+    @property
     def resumes(self) -> bool:
         """Whether workers that start the job, or start it again, read the newest durable checkpoint."""
         return self._resume
@@ -109,7 +114,9 @@ class Ladder:
                 lost = [node.away_since for node in self.roster.nodes.values() if node.away_since is not None]
                 self.short_since = min(lost, default=now)
             return False
-        self.state, self.generation, self.layouts, self.doubts.open = Building(), generation, {}, None
+        self.job.goto(Building())
+        self.generation, self.doubts.open = generation, None
+        self.layouts.forget()
         self.short_since = None
         before = self.change.before if self.change is not None else self.replicas or self.facts.replicas
         reason = "all workers are started, on the nodes that there are"
@@ -139,7 +146,7 @@ class Ladder:
         )
         if not isinstance(self.state, Mending):
             self.halt(cause, now)
-            self.state = Mending(halt_deadline=now + self.facts.halt_patience)
+            self.job.goto(Mending(halt_deadline=now + self.facts.halt_patience))
 
     def halt(self, reason: str, now: Instant) -> None:
         """Everyone in the generation gives it up, at once."""
@@ -204,13 +211,8 @@ class Ladder:
         if worker.stage is Stage.IDLE:
             return True
         anywhere = not (self.roster.sharded or self.roster.grouped)
-        fits = anywhere or self.place(worker.built_for) == self.place(rank)
+        fits = anywhere or self.layouts.place(worker.built_for) == self.layouts.place(rank)
         return fits and not standbys.stale(worker, rank, local_rank, world or self.world)
-
-    def place(self, rank: Rank | None) -> Rank:
-        """What ranks with the same part of the state have in common: their place in the replica."""
-        rank = Rank(0) if rank is None else rank
-        return rank if self.facts.unit == 1 else Rank(rank % self.facts.unit)
 
     def start_if_seated(self, worker: WorkerRecord, now: Instant) -> None:
         """An `imports` standby that has got a rank runs the script."""
@@ -237,7 +239,7 @@ class Ladder:
         self.incidents.ordered(set(self.roster.places), start.step, max(0, had - start.step), now)
         self.generation, self.step, self.short_since = generation, start.step, None
         self._tell_change(now)
-        self.state = Forming(now + self.facts.form_deadline, start.step)
+        self.job.goto(Forming(now + self.facts.form_deadline, start.step))
         self.orders.form(generation, start, now, change=self._telling)
 
     def _tell_change(self, now: Instant) -> None:
@@ -266,7 +268,8 @@ class Ladder:
         step = self.state.step if isinstance(self.state, Forming) else self.step
         self.losses.over()
         self._failed.clear()
-        self.state, self.doubts.open, self._telling = Training(), None, None
+        self.job.goto(Training())
+        self.doubts.open, self._telling = None, None
         workers = {str(rank): worker for rank, worker in self.roster.places.items()}
         self.orders.write(
             record.GenerationFormed(at=now, generation=self.generation, step=step, workers=workers),
@@ -275,7 +278,7 @@ class Ladder:
 
     def release(self, now: Instant) -> None:
         """Every rank has run its last step, and nobody needs its state any more."""
-        self.state = Releasing(now + self.facts.halt_deadline)
+        self.job.goto(Releasing(now + self.facts.halt_deadline))
         if self.wanted != self.replicas:
             self.orders.note(say.change_too_late(self.replicas, self.wanted, self.wanted_by), now)
         self.orders.release(Stage.FINISHED, now)
@@ -298,7 +301,7 @@ class Ladder:
         self.incidents.climb("restart")
         self._resume = self._resume or self.facts.durable
         self.restarts += 1
-        self.state = Restarting(deadline=now + self.facts.halt_deadline)
+        self.job.goto(Restarting(deadline=now + self.facts.halt_deadline))
         for each in list(self.roster.workers.values()):
             if each.living:
                 self.orders.fence(each, cause, now)
@@ -313,7 +316,7 @@ class Ladder:
     def await_verdict(self, now: Instant) -> None:
         """A worker has failed before its first step: for a moment another's death may turn out to be the cause."""
         if self.state == Building():
-            self.state = Building(verdict_at=now + self.facts.verdict_grace)
+            self.job.goto(Building(verdict_at=now + self.facts.verdict_grace))
 
     def script_failed(self, now: Instant) -> None:
         """An error of the script before its first step, and nobody else's death explains it."""
@@ -343,7 +346,7 @@ class Ladder:
         fits = self.fits(worker)
         if worker.role is not Role.STANDBY:
             if not fits:
-                self.end(SCRIPT_ERROR, self._differs(worker), now)
+                self.end(SCRIPT_ERROR, self.layouts.differs(worker), now)
         elif fits:
             self.roster.nodes[worker.node].failed_standbys = 0
             standbys.see_early_reads(self.roster, self.orders, worker, now)
@@ -352,16 +355,9 @@ class Ladder:
             self.standby_failed(worker, now)
             self.orders.fence(worker, "built another model", now)
 
-    def _differs(self, worker: WorkerRecord) -> str:
-        text = say.layout_differs(worker.worker, worker.rank)
-        unit = self.facts.unit
-        return f"{text}; or is a replica not {unit} ranks (--replica-ranks)?" if worker.sharded and unit > 1 else text
-
     def fits(self, worker: WorkerRecord) -> bool:
         """Whether a worker has built the same model as the others."""
-        # Where ranks have different parts, a worker must have that of the rank under which it was built.
-        key = self.place(worker.built_for) if worker.sharded else Rank(0)
-        return self.layouts.setdefault(key, worker.layout) == worker.layout
+        return self.layouts.fits(worker)
 
     def own_error(self, worker: WorkerRecord) -> str:
         """The error that ended the worker's script, for people; empty where it told none."""
@@ -370,7 +366,7 @@ class Ladder:
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
         """Nothing more is decided."""
-        self.state = Ended(code)
+        self.job.goto(Ended(code))
         self.orders.end(code, diagnosis, now)
 
     def _spend(self, cause: str, now: Instant) -> bool:

@@ -52,7 +52,7 @@ class Regroup:
             return
         ladder.short_since = None
         if isinstance(ladder.state, Waiting):
-            ladder.state = Mending(now + self._facts.halt_patience)
+            ladder.job.goto(Mending(now + self._facts.halt_patience))
         if drop:
             if not self._stand(drop):
                 return
@@ -252,7 +252,7 @@ class Regroup:
             self._orders.note(say.nodes_waited_for(sorted(homes), stuck, self._facts.node_deadline), now)
         busy = roster.count(Stage.HALTING, Stage.RELEASED, *BUILDING)
         if not busy and isinstance(ladder.state, Mending):
-            ladder.state = Waiting(ladder.short_since + self._facts.node_deadline)
+            ladder.job.goto(Waiting(ladder.short_since + self._facts.node_deadline))
 
     def _change(self, kind: str, reason: str, by: Instant | None = None) -> Change:
         """To be written down with the next generation; what was to be before, and has come to nothing, is not."""
@@ -275,7 +275,7 @@ class Regroup:
             self.give_up(now)
             return
         self._ladder.step = step
-        self._ladder.state = Waiting(now + self._checkpoints.patience, saving=True)
+        self._ladder.job.goto(Waiting(now + self._checkpoints.patience, saving=True))
 
     def give_up(self, now: Instant) -> None:
         """There will be no room in time: the job ends, to be run again."""

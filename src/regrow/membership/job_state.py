@@ -1,0 +1,59 @@
+"""The job's state: the one place where it changes, and the table of what may follow what."""
+
+from collections.abc import Mapping
+
+from regrow.membership.states import (
+    Building,
+    Ended,
+    Forming,
+    Gathering,
+    Mending,
+    Releasing,
+    Restarting,
+    State,
+    Switching,
+    Training,
+    Waiting,
+)
+
+NEXT: Mapping[type[State], frozenset[type[State]]] = {
+    Gathering: frozenset({Building, Ended}),
+    Building: frozenset({Building, Forming, Restarting, Ended}),
+    Forming: frozenset({Training, Mending, Restarting, Ended}),
+    Training: frozenset({Training, Switching, Mending, Restarting, Releasing, Ended}),
+    Switching: frozenset({Switching, Training, Forming, Mending, Restarting, Ended}),
+    Mending: frozenset({Mending, Forming, Waiting, Restarting, Ended}),
+    Waiting: frozenset({Waiting, Forming, Mending, Restarting, Ended}),
+    Restarting: frozenset({Restarting, Building, Ended}),
+    Releasing: frozenset({Releasing, Mending, Restarting, Ended}),
+    Ended: frozenset(),
+}
+"""Which states may follow which. A state of the same kind follows where only what it waits for changes."""
+
+
+class JobState:
+    """Where the job is. Nothing but `goto` changes it.
+
+    A change that the table does not have is a defect of ours. It is made all the same, since a job that goes on is
+    worth more than a table, and kept in `unforeseen` until somebody says it; tests and simulator let none pass.
+    """
+
+    def __init__(self) -> None:
+        self._now: State = Gathering()
+        self.unforeseen: list[str] = []
+
+    @property
+    def now(self) -> State:
+        """The present state."""
+        return self._now
+
+    def goto(self, new: State) -> None:
+        """Be in another state from now on."""
+        before, self._now = self._now, new
+        if type(new) not in NEXT[type(before)]:
+            self.unforeseen.append(f"{type(before).__name__} → {type(new).__name__}")
+
+    def take_unforeseen(self) -> list[str]:
+        """The changes since the last call that the table does not have."""
+        taken, self.unforeseen = self.unforeseen, []
+        return taken

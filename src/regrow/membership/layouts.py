@@ -1,0 +1,39 @@
+"""Whether workers have built the same model."""
+
+from regrow.core.ids import Rank
+from regrow.membership import diagnosis as say
+from regrow.membership.roster import WorkerRecord
+
+
+class Layouts:
+    """What workers for one place have in common: a digest of their reduction layout and state names.
+
+    Args:
+        unit: ranks of one replica.
+    """
+
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+        self._known: dict[Rank, str] = {}
+
+    def forget(self) -> None:
+        """All workers are started anew."""
+        self._known.clear()
+
+    def place(self, rank: Rank | None) -> Rank:
+        """What ranks with the same part of the state have in common: their place in the replica."""
+        rank = Rank(0) if rank is None else rank
+        return rank if self._unit == 1 else Rank(rank % self._unit)
+
+    def fits(self, worker: WorkerRecord) -> bool:
+        """Whether a worker has built the same model as those before it."""
+        # Where ranks have different parts, a worker must have that of the rank under which it was built.
+        key = self.place(worker.built_for) if worker.sharded else Rank(0)
+        return self._known.setdefault(key, worker.layout) == worker.layout
+
+    def differs(self, worker: WorkerRecord) -> str:
+        """The sentence for a worker that does not."""
+        text = say.layout_differs(worker.worker, worker.rank)
+        if not worker.sharded or self._unit == 1:
+            return text
+        return f"{text}; or is a replica not {self._unit} ranks (--replica-ranks)?"
