@@ -75,3 +75,23 @@ def test_a_temporary_folder_too_deep_for_sockets_is_refused(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="shorter folder"):
         folder.make_socket_dir(deep)
     assert list(deep.iterdir()) == []
+
+
+def test_two_jobs_cannot_write_their_checkpoints_to_one_folder(tmp_path: Path) -> None:
+    shared = tmp_path / "new" / "checkpoints"
+    with folder.hold_checkpoints(str(shared)):
+        second = folder.hold_checkpoints(str(shared))
+        with pytest.raises(UsageError, match="another job writes its checkpoints"), second:
+            pass
+        with folder.hold_checkpoints(str(tmp_path / "other")), folder.hold_checkpoints(""):
+            pass
+        with folder.hold_checkpoints("memory://shared"), folder.hold_checkpoints("memory://shared"):
+            pass
+    with folder.hold_checkpoints(str(shared)):
+        assert os.listdir(shared) == [], "nothing of ours lies among the checkpoints"
+
+
+def test_a_checkpoint_folder_that_cannot_be_made_is_left_to_who_writes_to_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with folder.hold_checkpoints(str(tmp_path / "file" / "checkpoints")):
+        pass

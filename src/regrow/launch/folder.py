@@ -3,10 +3,13 @@
 `job.json` holds the job's secret, so folder and file are their owner's only; the secret is taken out at the end.
 """
 
+import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -73,6 +76,32 @@ def _refuse_running(folder: Path, name: JobId) -> None:
     entry = read_entry(folder)
     if entry is not None and entry.running:
         raise UsageError(f"a job named {name} is running", hint=f"choose another --job, or end it: regrow stop {name}")
+
+
+@contextlib.contextmanager
+def hold_checkpoints(checkpoint_dir: str) -> Iterator[None]:
+    """Within this, no other job that runs here writes to this folder of durable checkpoints; the kernel holds it.
+
+    A URL, and a file system that locks no folders, cannot be held. Raises `UsageError` where another job has it.
+    """
+    with contextlib.ExitStack() as held:
+        if checkpoint_dir and "://" not in checkpoint_dir:
+            with contextlib.suppress(OSError):
+                _hold(Path(checkpoint_dir), held)
+        yield
+
+
+def _hold(directory: Path, held: contextlib.ExitStack) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    held.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"another job writes its checkpoints to {directory}: each would remove the other's",
+            hint="give this job a --checkpoint-dir of its own, or wait for the other (`regrow jobs`)",
+        ) from None
 
 
 def make_log_dir(folder: Path) -> None:

@@ -109,6 +109,7 @@ class _Launch:
         token = plan.token or secrets.token_urlsafe(32)
         machine = Membership(facts, plan.faults, resume=plan.resume)
         async with AsyncExitStack() as stack:
+            stack.enter_context(folder.hold_checkpoints(plan.checkpoint_dir or ""))
             events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
             disk = stack.enter_context(Background("regrow-records"))
             coordinator = Coordinator(
