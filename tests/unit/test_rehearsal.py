@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ConstantLR, LRScheduler, SequentialLR, Step
 
 from regrow.core.errors import UsageError
 from regrow.train.rehearsal.leftover_gradients import Leftovers
+from regrow.train.rehearsal.rehearsal import beyond_a_message
 from regrow.train.rehearsal.unprotected_changes import Unprotected
 from regrow.train.state.protected import ProtectedState
 
@@ -172,3 +173,29 @@ def test_odd_things_among_a_scripts_variables_do_no_harm() -> None:
         wide=list(range(10_000)),
     )
     looking.refuse_changed()
+
+
+class Seen:
+    """Counts samples by their names."""
+
+    def __init__(self, names: int) -> None:
+        self.state = {"seen": {f"sample {at}": at for at in range(names)}, "bank": torch.zeros(10_000)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_python_state_that_fits_in_no_message_is_told_with_the_object_that_has_it() -> None:
+    net, optimizer = net_and_optimizer()
+    small, large = Seen(3), Seen(1_000)
+    state = ProtectedState([net, optimizer], {"few": small, "many": large})
+    assert beyond_a_message(state) == ""
+    told = beyond_a_message(state, most=10_000)
+    assert "of them in many" in told
+    assert "tensors or arrays" in told
+    assert beyond_a_message(ProtectedState([net, optimizer], {"few": small}), most=10_000) == "", (
+        "tensors are beside it"
+    )

@@ -4,8 +4,11 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
+import msgspec
+
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
+from regrow.core.wire import MAX_FRAME_BYTES
 from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.callers import counted_by, script_frames
 from regrow.train.rehearsal.leftover_gradients import Leftovers
@@ -16,6 +19,8 @@ from regrow.train.worker.standalone import StandaloneWorker
 from regrow.train.worker.supervised import SupervisedWorker
 
 _WATCHED_STEPS = 2
+_ROOM = 4 << 20
+"""For the names and shapes of tensors, which are in the same message."""
 
 
 class Rehearsal:
@@ -46,6 +51,8 @@ class Rehearsal:
             with left.refuse_to_add():
                 yield from self._body()
         check_update(member, state)
+        if too_large := beyond_a_message(state):
+            member.note_of_script(too_large)
 
     def _body(self) -> Iterator[Step]:
         first = StepNo(0)
@@ -92,6 +99,20 @@ class Rehearsal:
                 "begins at 0 in the middle of the training",
                 hint="write `for step in session.steps(..., until=...)`, and take step.number where a count is needed",
             )
+
+
+def beyond_a_message(state: ProtectedState, most: int = MAX_FRAME_BYTES - _ROOM) -> str:
+    """What of the Python state is too large for the one message in which a newcomer gets it; empty: nothing is."""
+    python = state.canonical()[0].python
+    if len(python) <= most:
+        return ""
+    parts: dict[str, bytes] = msgspec.msgpack.decode(python)["objects"]
+    name, largest = max(parts.items(), key=lambda part: len(part[1]), default=("", b""))
+    return (
+        f"the protected Python state has {len(python) / 1e6:,.1f} MB, {len(largest) / 1e6:,.1f} of them in {name}: a "
+        f"rank that is replaced gets it in one message of at most {most / 1e6:,.0f} MB, so no fault could be mended. "
+        "Keep large things in tensors or arrays, which may have any size"
+    )
 
 
 def check_update(member: SupervisedWorker | StandaloneWorker, state: ProtectedState) -> None:
