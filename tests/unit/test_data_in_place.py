@@ -12,12 +12,14 @@ from torch.utils.data import RandomSampler, default_collate
 
 import regrow
 from regrow.core.errors import DataError
+from regrow.core.messages.data import BatchRecord
 from regrow.data.cache.entry import digest_of
 from regrow.data.inplace import InPlaceSource, is_in_place
 from regrow.data.loader import StepLoader, cached_loader
 from regrow.data.mapstyle import MapStyleSource
 from regrow.data.mixed import Mixture
 from regrow.data.tokens import PackedTokens
+from regrow.data.walks import ShareWalk
 
 TOKENS, LENGTH = 3000, 12
 KINDS: list[dict[str, Any]] = [
@@ -94,6 +96,21 @@ def test_steps_read_the_same_as_through_a_pipeline_of_samples(corpus: Path, kind
     assert isinstance(StepLoader(loader, seed=3)._source, InPlaceSource)
     assert isinstance(StepLoader(loader, seed=3, micro=True)._source, InPlaceSource)
     assert cached_loader(loader, seed=3) is None, "there is nothing for a cache to keep"
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "a mixture"])
+def test_micro_batches_are_those_of_a_pipeline_of_samples(corpus: Path, kind: str) -> None:
+    loader, walk = _loaders(corpus)[kind], ShareWalk((2, 3))
+    one, pipeline = StepLoader(loader, seed=3, micro=True), MapStyleSource(loader, seed=3)
+    one.follow(walk)
+    place = (4, 2, 6)
+    one.seek(*place)
+    for _ in range(5):
+        expected = pipeline.fetch(*place)
+        assert digest_of(one.batch(*place)) == digest_of(expected.batch)
+        assert one.record == BatchRecord(place[1], 6, digest_of(expected.batch), expected.samples)
+        place = walk.after(place)
+    assert [record.share for record in one.records(6, [(2, 6), (3, 6)])] == [2]
 
 
 class Cut(PackedTokens):
