@@ -174,8 +174,7 @@ class Producers:
             producer=ProducerSeat(producer.loader),
             warmth=Warmth.BUILT,
             checkpoint_dir=None,
-            buddy_every=0,
-            digest_every=0,
+            spec=msgspec.structs.replace(request.env.spec, buddy_every=0, digest_every=0),
         )
         self._spawn(msgspec.structs.replace(request, env=env), theirs)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from regrow.core.errors import UsageError
-from regrow.core.ids import Generation, JobId, NodeId, Rank, Seconds, WorkerId
+from regrow.core.ids import Generation, NodeId, Rank, Seconds, WorkerId
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages import FaultSpec, Role, Warmth
 from regrow.core.messages.data import CacheSeat, ProducerSeat
@@ -147,9 +147,8 @@ class AgentConfig(msgspec.Struct, frozen=True):
 class WorkerEnv(msgspec.Struct, frozen=True):
     """What a worker is told by its agent, through environment variables `REGROW_*`."""
 
-    job: JobId
+    spec: JobSpec
     worker: WorkerId
-    node: NodeId
     role: Role
     rank: Rank
     local_rank: int
@@ -166,27 +165,13 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     bind: str
     advertise: str
     warmth: Warmth
-    nodes: int = 1
-    """How many nodes the job may have, now or later."""
     local: bool = False
     """All nodes of the job are on this machine."""
-    unit: int = 1
-    """Ranks of one replica."""
-    elastic: bool = False
-    """Whether the world may change its size."""
     patience: Seconds = 3600.0
     """How long a worker that stands halted waits for the coordinator's word."""
     resume: bool = False
     checkpoint_dir: str | None = None
-    digest_every: int = 0
-    """Steps between two comparisons of the replicas' state; 0: never."""
-    audit: bool = True
-    """Whether replicas are looked at for differences now and then."""
-    trial_steps: int = 0
-    """Most steps of a trial; 0: this is none."""
     faults: list[FaultSpec] = []
-    buddy_every: int = 0
-    """Steps between two copies of the state in the agent's memory; 0: none."""
     data: CacheSeat | None = None
     """The data cache of this node; None: there is none."""
     producer: ProducerSeat | None = None
@@ -197,11 +182,11 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     @property
     def one_machine(self) -> bool:
         """Whether all workers of the job are on this machine, so that unix sockets reach all of them."""
-        return self.local or self.nodes == 1
+        return self.local or self.spec.node_limit == 1
 
     def variables(self) -> dict[str, str]:
         """The environment variables that carry this to the worker."""
-        return {self.VARIABLE: msgspec.json.encode(self).decode(), "REGROW_JOB": self.job}
+        return {self.VARIABLE: msgspec.json.encode(self).decode(), "REGROW_JOB": self.spec.job}
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> "WorkerEnv | None":

@@ -143,9 +143,8 @@ def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> Worker
         store: where the agent of this node serves the keys.
     """
     return WorkerEnv(
-        job=config.facts.job,
+        spec=config.facts,
         worker=order.worker,
-        node=config.node,
         role=order.role,
         rank=order.rank,
         local_rank=order.local_rank,
@@ -159,17 +158,10 @@ def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> Worker
         bind=config.bind,
         advertise=config.advertise,
         warmth=order.warmth or config.facts.warmth,
-        nodes=config.facts.node_limit,
         local=config.local,
-        unit=config.facts.unit,
-        elastic=config.facts.elastic,
         patience=_PATIENCE_S + config.facts.node_deadline,
         resume=order.resume,
         checkpoint_dir=config.checkpoint_dir,
         faults=order.faults,
-        buddy_every=config.facts.buddy_every,
-        digest_every=config.facts.digest_every,
-        audit=config.facts.audit,
-        trial_steps=config.facts.trial_steps,
         data=CacheSeat(config.data_dir, config.data_budget) if config.data_dir else None,
     )

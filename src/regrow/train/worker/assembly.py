@@ -50,20 +50,20 @@ class Assembly:
             socket_dir=env.socket_dir,
             bind=env.bind,
             advertise=env.advertise,
-            nodes=1 if env.one_machine else max(2, env.nodes),
+            nodes=1 if env.one_machine else max(2, env.spec.node_limit),
         )
         server.open()
         atexit.register(server.close)
         comparison = sampler = None
-        if env.audit and not env.digest_every:
+        if env.spec.audit and not env.spec.digest_every:
             sampler = Sampler(self.link, self.control, state, own=lambda: state.buffers_of_no(buffered))
-        if env.digest_every:
+        if env.spec.digest_every:
             comparison = Comparison(
                 self.link,
                 self.groups,
                 self.control,
                 state,
-                every=env.digest_every,
+                every=env.spec.digest_every,
                 own=lambda: state.buffers_of_no(buffered),
                 builder=env.role is Role.RANK,
             )

@@ -52,7 +52,7 @@ class SupervisedWorker:
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self._groups = link, groups
         self.early = link.early
-        self.trial_steps = link.env.trial_steps
+        self.trial_steps = link.env.spec.trial_steps
         self.reads_once = False
         """Whether batches come from an iterator, which does not ask again for its place once it has given one."""
         self._state: ProtectedState | None = None
@@ -68,7 +68,7 @@ class SupervisedWorker:
             arm=lambda fault: self._faults.arm(fault),
             stored=lambda answer: self._copies.stored(answer),
         )
-        self._copies = BuddyCopies(link, every=link.env.buddy_every, halted=lambda: self.control.halted)
+        self._copies = BuddyCopies(link, every=link.env.spec.buddy_every, halted=lambda: self.control.halted)
         self._faults = FaultInjector(link, groups, lambda: self._state.parameters() if self._state else [])
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.body = Body(link, self.control, groups, self._faults, self._gate)
@@ -79,8 +79,8 @@ class SupervisedWorker:
         """Make the groups of this worker's generation (echo groups for a newcomer) and start to take orders."""
         env, groups = link.env, Groups()
         member = cls(link, groups)
-        groups.unit = env.unit
-        if env.elastic:
+        groups.unit = env.spec.unit
+        if env.spec.elastic:
             device_mesh.watch()
         formation = None
         if env.role is Role.RANK:
@@ -130,7 +130,7 @@ class SupervisedWorker:
     @property
     def unit(self) -> int:
         """Ranks of one replica, as the job was started."""
-        return self._link.env.unit
+        return self._link.env.spec.unit
 
     @property
     def generation(self) -> int:
