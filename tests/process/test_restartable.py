@@ -62,8 +62,19 @@ def test_a_training_with_a_loop_of_its_own_is_called_again(here: Site, undisturb
     assert_equal(outcome, undisturbed["training"], faults=len(faults))
 
 
-def test_an_unwrapped_collective_that_fails_between_steps_is_named(here: Site) -> None:
+def test_an_unwrapped_collective_between_steps_is_made_again(here: Site, undisturbed: dict[str, Outcome]) -> None:
     outcome = run(here, "unwrapped", "unwrapped")
+    assert outcome.code == 0, outcome.output
+    assert {rank: final["digest"] for rank, final in outcome.finals.items()} == {
+        rank: final["digest"] for rank, final in undisturbed["between"].finals.items()
+    }
+    assert {str(final["last"]) for final in outcome.finals.values()} == {
+        str(final["last"]) for final in undisturbed["between"].finals.values()
+    }
+
+
+def test_an_unwrapped_collective_that_fails_where_none_was_seen_before_is_named(here: Site) -> None:
+    outcome = run(here, "unseen", "unseen")
     assert outcome.code == 1
     assert "allreduce was called outside a step" in outcome.output
     assert "@regrow.restartable" in outcome.output

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import regrow
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--mode", choices=["between", "training", "unwrapped"], default="between")
+parser.add_argument("--mode", choices=["between", "training", "unwrapped", "unseen"], default="between")
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--out", type=Path)
 args = parser.parse_args()
@@ -64,7 +64,16 @@ def score() -> float:
     return float(total[0] / total[1])
 
 
-evaluate = score if args.mode == "unwrapped" else regrow.restartable(score)
+evaluate = score if args.mode.startswith("un") else regrow.restartable(score)
+DEADLY = {"unwrapped": 5, "unseen": 2}
+"""The step behind which rank 1 dies once; the first evaluation is behind step 2."""
+
+
+def die_once() -> None:
+    mark = args.out.with_suffix(".died")
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @regrow.restartable(training=True)
@@ -90,8 +99,8 @@ else:
             optimizer.step()
             optimizer.zero_grad()
         if step.number % 3 == 2:
-            if args.mode == "unwrapped" and step.number == 5 and session.rank == 1 and step.committed:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if step.number == DEADLY.get(args.mode) and session.rank == 1 and step.committed:
+                die_once()
             first = evaluate()
             second = evaluate()
             if step.committed:

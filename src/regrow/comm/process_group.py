@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,30 @@ _COLLECTIVES = (
 )
 
 
+class Call(NamedTuple):
+    """A collective that the script calls.
+
+    Attributes:
+        name: of the collective.
+        size: of its group.
+        echoed: whether it would be answered locally.
+        answer: calls it now, with what it is given.
+        args: of the script's call.
+        options: the same by name.
+    """
+
+    name: str
+    size: int
+    echoed: bool
+    answer: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+Between = Callable[[Call], Any]
+"""Takes over a call of a collective, and returns its work; None: it does not."""
+
+
 class Owner(Protocol):
     """What a group asks of all groups together: `regrow.comm.process_groups.Groups`."""
 
@@ -61,10 +85,14 @@ class Owner(Protocol):
     on_collective: Callable[[str], None] | None
     after_collective: Callable[[str], None] | None
     on_asked: Callable[[PlaceInWorld, str], None] | None
+    between: "Between | None"
 
     def drop(self, group: "RegrowGroup") -> None:
         """Forget a group, and free what it has."""
         ...
+
+
+_POINT_TO_POINT = ("send", "recv", "recv_anysource")
 
 
 class RegrowGroup(ProcessGroup):
@@ -200,6 +228,14 @@ class RegrowGroup(ProcessGroup):
             checking.check(name, args, options, self._count)
         if self._groups.on_call is not None:
             self._groups.on_call(name, self._count)
+        between = self._groups.between
+        if between is not None and self._coalescing is None and name not in _POINT_TO_POINT:
+            work = between(Call(name, self._count, self.echo is not None, self._answer, args, options))
+            if work is not None:
+                return work
+        return self._answer(name, args, options)
+
+    def _answer(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if self.echo is not None:
             return self._kept(self.echo.call(name, args, options))
         groups, transport = self._groups, self.transport

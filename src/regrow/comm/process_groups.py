@@ -15,7 +15,7 @@ import xxhash
 from regrow.comm import nccl
 from regrow.comm.echo import EchoTransport
 from regrow.comm.group_ranks import RankInWorld, fixed, moved, spans
-from regrow.comm.process_group import BACKEND, EchoScope, RegrowGroup, send_together
+from regrow.comm.process_group import BACKEND, Between, EchoScope, RegrowGroup, send_together
 from regrow.comm.refusing_store import RefusingStore
 from regrow.comm.socket_mesh import Site, SocketMesh
 from regrow.comm.store import AgentStore
@@ -55,6 +55,8 @@ class Groups:
         self.after_collective: Callable[[str], None] | None = None
         self.on_asked: Callable[[PlaceInWorld, str], None] | None = None
         """Told when a group is asked for its rank or size, and by what, while that may not be the last."""
+        self.between: Between | None = None
+        """Asked first whether it takes over a call of a collective."""
         self.unit = 1
         """Ranks of one replica."""
         self._groups: list[RegrowGroup] = []

@@ -89,12 +89,12 @@ class StepLoop:
     def run(self, until: int) -> Iterator[Step]:
         """The steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
+        member.take_over(self.regions.lone)
         if member.rehearses and until > 0:
             with self.rehearsing():
                 yield from self._rehearsal.run(self.iterator() if self.iterator is not None else None)
             batches.seek(StepNo(0))
-        member.expect_after_steps(self.regions.declared())
-        self.standing.protected().between.serves_commits = self.regions.declared() > 0
+        self.regions.prepare()
         self.arrive()
         try:
             self._looping = True
@@ -344,6 +344,12 @@ class StepLoop:
     def runs_again(self) -> bool:
         """Whether the step whose body has just ended did not happen."""
         return self._latest is not None and not self._latest.committed
+
+    @property
+    def behind_a_body(self) -> bool:
+        """Whether the script is at what it does after a step's body, rehearsed or real."""
+        step = self._rehearsal.step or (None if self._at_boundary else self._latest)
+        return step is not None and step.left
 
     @property
     def between_steps(self) -> bool:

@@ -3,16 +3,21 @@
 import contextlib
 import functools
 import sys
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from regrow.comm.process_group import Call as Asked
+from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation
 from regrow.data.seeding import seed_everything
+from regrow.train.lone_calls import LoneCall
+from regrow.train.state.moment import ALWAYS
 from regrow.train.state.restartable_effects import RestartableEffects
 
 if TYPE_CHECKING:
@@ -32,6 +37,14 @@ class Rehearsed(BaseException):
     """The training's function has come to its first update: the rehearsal is over."""
 
 
+class _Called(NamedTuple):
+    """What was called between two steps; `lone`: a collective without a function around it."""
+
+    name: str
+    call: Call
+    lone: bool = False
+
+
 class RestartableCalls:
     """The restartable functions of one worker: those that it has called since its last step, in order.
 
@@ -43,25 +56,62 @@ class RestartableCalls:
         global _current
         _current = self
         self._loop = loop
-        self._calls: list[tuple[str, Call]] = []
+        self._calls: list[_Called] = []
+        self._thread = threading.get_ident()
         self._watch: RestartableEffects | None = None
         self._at = 0
         self._due = 0
+        self._unknown = False
+        """Whether a collective was called since the last step before it was known that the script calls any there."""
         self._training = self._rehearsing = self._rehearsed = False
         self._seed: tuple[int, int, int] | None = None
         self._begun_at = 0.0
 
     # --- between steps -----------------------------------------------------------------------------------------
 
-    def between(self, name: str, call: Call) -> Any:
-        """Run a function that may stand between two steps."""
+    def lone(self, call: Asked) -> Work | None:
+        """A collective is called: between two steps, and of all ranks, it is a restartable function by itself.
+
+        None: it is called like any other.
+        """
+        loop = self._loop
+        if self._at or not loop.behind_a_body or call.size != loop.member.world or call.size == 1:
+            return None
+        if any(getattr(given, "asyncOp", False) for given in call.args):
+            return None  # the script waits for it later, maybe behind what others do before they come to it
+        if threading.get_ident() != self._thread:
+            return None
+        if not _declared:
+            # Not yet, and neither is what follows before the next step: all ranks must know of the same calls.
+            self._declare()
+            self._unknown = loop.between_steps
+        if self._unknown or call.echoed or not loop.between_steps:
+            return None
+        work: Work = self.between(call.name, LoneCall(call), lone=True)
+        return work
+
+    def _declare(self) -> None:
+        """Something may run between steps, whether the script has said so or not."""
+        global _declared
+        if not _declared:
+            _declared = True
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Make ready for what this script may run between its steps."""
+        self._loop.member.expect_after_steps(self.declared())
+        state = self._loop.standing.protected()
+        state.between.serves_commits = state.modes.calls_between = self.declared() > 0
+
+    def between(self, name: str, call: Call, *, lone: bool = False) -> Any:
+        """Run a function that may stand between two steps; `lone`: a collective that changes nothing else."""
         loop = self._loop
         if self._at or not loop.between_steps:
             return call()
         if loop.runs_again:
             with loop.member.local():  # the others may not be here; all come here when the step has happened
                 return call()
-        self._calls.append((name, call))
+        self._calls.append(_Called(name, call, lone))
         number = len(self._calls)
         if number >= self._due:
             return self._run(number)
@@ -77,7 +127,7 @@ class RestartableCalls:
         return result
 
     def _attempt(self, number: int) -> Any:
-        loop, (name, call) = self._loop, self._calls[number - 1]
+        loop, (name, call, lone) = self._loop, self._calls[number - 1]
         stands = loop.member.step
         while True:
             if not self._training and loop.member.step != stands:
@@ -89,10 +139,10 @@ class RestartableCalls:
             if self._training:
                 # A newcomer has none, and a call that was given up may have left some.
                 loop.standing.protected().drop_gradients()
-            if not self._enter(number, name):
+            if not (self._enter_lone(number) if lone else self._enter(number, name)):
                 continue
             try:
-                with contextlib.nullcontext() if self._training else self._watched.watch(name):
+                with contextlib.nullcontext() if self._training or lone else self._watched.watch(name):
                     result = call()
             except Exception as error:
                 if not loop.failed(error):
@@ -131,10 +181,15 @@ class RestartableCalls:
         self._begun_at = time.monotonic()
         return True
 
+    def _enter_lone(self, number: int) -> bool:
+        self._loop.standing.protected().begin_region(self._watched.entry(number), ALWAYS)
+        return self._loop.member.enter_region(number, training=False)
+
     def committed(self) -> None:
         """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
         self._calls.clear()
         self._due = 0
+        self._unknown = False
         if self._watch is not None:
             self._watch.forget()
 
@@ -152,12 +207,15 @@ class RestartableCalls:
 
     def recovered(self, first: int) -> None:
         """Others may still run the function numbered `first`: all run again from there that this one has left."""
+        if self._loop.standing.protected().modes.calls_between:
+            self._declare()
         last = self._at or len(self._calls) + 1
         if not first or first >= last:
             return
         with self._loop.standing.protected().between.leaves_no_trace():
             for number in range(first, last):
-                self._watched.enter_again(number)
+                if not self._calls[number - 1].lone:
+                    self._watched.enter_again(number)
                 self._run(number)
 
     def expect(self, first: int) -> None:
@@ -165,6 +223,8 @@ class RestartableCalls:
 
         0: they are past all of them.
         """
+        if first:
+            self._declare()
         self._calls.clear()
         self._due = first or sys.maxsize
         self._loop.member.place_after_step(first)
@@ -178,12 +238,12 @@ class RestartableCalls:
         self._training = True
         register_module_forward_pre_hook(self._seed_at_forward)
         if not loop.member.rehearses:
-            self._calls.append((name, call))
+            self._calls.append(_Called(name, call))
             return self._run(1)
         self._rehearse(name, call)
         loop.arrive()
         loop.recover()
-        self._calls.append((name, call))
+        self._calls.append(_Called(name, call))
         result = self._run(1)
         loop.finish()
         return result

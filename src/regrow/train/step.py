@@ -60,7 +60,7 @@ class Step:
         """This worker's in it; in a world of another size it may have another."""
         self.rehearsal = rehearsal
         self.committed = False
-        self.entered = False
+        self.entered = self.left = False
         self.inside = False
         self.staged: dict[str, torch.Tensor | float] = {}
         self._owner = owner
@@ -83,7 +83,9 @@ class Step:
         if isinstance(self._batch, MicroBatches):
             self._batch.leave()
         self._batch, self.inside = None, False
-        return self._owner.leave(self, error)
+        absorbed = self._owner.leave(self, error)
+        self.left = True
+        return absorbed
 
     @property
     def microbatches(self) -> MicroBatches:

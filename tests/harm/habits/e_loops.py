@@ -114,7 +114,8 @@ def flat_epochs_with_evaluation(t: Trial) -> dict[str, Any]:
 
 @habit(
     "an evaluation with collectives between steps that is not marked",
-    instead="mark the function with `@regrow.restartable`",
+    instead="each of its collectives is made again; `@regrow.restartable` runs the function again as one",
+    between=True,
 )
 def evaluation_not_marked(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
@@ -131,6 +132,33 @@ def evaluation_not_marked(t: Trial) -> dict[str, Any]:
             x, y = batch(5)
             torch.distributed.all_reduce(mse(model.module(x), y))
     return {"model": model, "optimizer": optimizer}
+
+
+@habit(
+    "the same after each third step, and a scheduler goes by its score",
+    instead="until it has been seen once, a fault in it ends the job with that sentence",
+    between=True,
+)
+def evaluation_not_marked_decides(t: Trial) -> dict[str, Any]:
+    model = ddp(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    t.session.protect(model, optimizer, scheduler)
+    for step in t.steps(until=16):
+        with step as (x, y):
+            loss = mse(model(x), y)
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            backward(loss)
+            optimizer.step()
+        if step.committed and step.number % 3 == 0:
+            with torch.no_grad():
+                x, y = batch(5 + t.session.rank)
+                torch.distributed.all_reduce(score := mse(model.module(x), y))
+                everybody: list[Any] = [None] * t.session.world_size
+                torch.distributed.all_gather_object(everybody, {"rank": t.session.rank, "score": float(score)})
+            scheduler.step(sum(each["score"] * (1 + each["rank"]) for each in everybody))
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 
 @habit("a validation of each rank's own after the body, `eval()` and `train()`")

@@ -35,6 +35,8 @@ class Rehearsal:
         self._owner, self._standing = owner, standing
         self._unprotected: Unprotected | None = None
         self._to_watch = _WATCHED_STEPS
+        self.step: Step | None = None
+        """The one that is being rehearsed."""
 
     def run(self, steps: object) -> Iterator[Step]:
         """The steps to be rehearsed; they count for nothing. Raises `UsageError` for what a fault could not mend.
@@ -58,8 +60,9 @@ class Rehearsal:
         first = StepNo(0)
         batch = self._standing.data().batch(first)
         self._watch(sys._getframe(1))
-        step = Step(self._owner, first, batch, rehearsal=True)
+        self.step = step = Step(self._owner, first, batch, rehearsal=True)
         yield step
+        self.step = None
         self._standing.protected().between.ends()
         self.iterated(step)
 

@@ -32,6 +32,8 @@ class Modes:
         self._parameters = parameters
         self.living: list[Place] = []
         """The attributes that steps change."""
+        self.calls_between = False
+        """Whether the script was seen to call something between steps that all ranks run again after a fault."""
 
     def take(self) -> "Remembered":
         """The modes as they are now."""
@@ -83,6 +85,7 @@ class Modes:
         return {
             "evaluating": [path for path, module in self._modules.items() if not module.training],
             "frozen": [name for name, parameter in self._parameters.items() if not parameter.requires_grad],
+            "between": self.calls_between,
             "values": [[path, key, getattr(self._modules[path], key, None)] for path, key in self.living],
         }
 
@@ -94,6 +97,7 @@ class Modes:
         for name, parameter in self._parameters.items():
             if parameter.requires_grad == (name in frozen):
                 parameter.requires_grad_(name not in frozen)
+        self.calls_between = self.calls_between or bool(told.get("between"))
         values = told.get("values")
         for path, key, value in values if isinstance(values, list) else ():
             if path in self._modules:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from regrow.comm.process_group import Between
 from regrow.comm.process_groups import Groups
 from regrow.core.config import TorchrunEnv
 from regrow.core.early_reads import EarlyReads
@@ -132,6 +133,9 @@ class StandaloneWorker:
         return True
 
     def leave_region(self, following: int) -> None:
+        """Nothing is run again."""
+
+    def take_over(self, between: Between) -> None:
         """Nothing is run again."""
 
     def expect_after_steps(self, following: int) -> None:

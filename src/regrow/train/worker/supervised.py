@@ -11,6 +11,7 @@ import xxhash
 from regrow.agent.workers.imports import changed, installed
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.flight import FLIGHT
+from regrow.comm.process_group import Between
 from regrow.comm.process_groups import Formation, Groups
 from regrow.comm.torch_private import device_mesh
 from regrow.core.errors import GenerationHalted, UsageError
@@ -304,6 +305,10 @@ class SupervisedWorker:
         self.control.inside, self.body.begun, self.body.entered = following, False, False
         self.control.rest()
         self._link.board.enter(Phase.OUTSIDE)
+
+    def take_over(self, between: Between) -> None:
+        """Ask this first for each call of a collective."""
+        self._groups.between = between
 
     def expect_after_steps(self, following: int) -> None:
         """Where this worker is after a commit: before its first restartable function (1), or past all (0)."""

@@ -1,0 +1,55 @@
+"""Collectives that a script calls between two steps, outside of restartable functions: each is one by itself."""
+
+from typing import Any
+
+import torch
+
+from regrow.comm.process_group import Call
+from regrow.comm.torch_private.internals import Work
+
+
+class LoneCall:
+    """One such call. Where a fault ends it, it is made again with what it was given.
+
+    Made once more after it has returned, for a newcomer, it leaves the script's tensors alone.
+
+    Args:
+        call: as the script makes it; tensors in it are read, written or both.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._args: Any = call.args
+        self._given: Any = _copied(call.args)
+        self._begun = False
+
+    def __call__(self) -> Work:
+        """Make the call, and wait for it. Raises what collectives do; then it can be made again."""
+        args = self._args
+        if args is None:
+            args = _copied(self._given)
+        elif self._begun:
+            _put(args, self._given)
+        self._begun = True
+        work: Work = self._call.answer(self._call.name, args, self._call.options)
+        work.wait()
+        self._args = None
+        return work
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, list | tuple):
+        copies = [_copied(each) for each in value]
+        return copies if isinstance(value, list) else tuple(copies)
+    return value
+
+
+def _put(there: Any, given: Any) -> None:
+    if isinstance(there, torch.Tensor):
+        with torch.no_grad():
+            there.copy_(given)
+    elif isinstance(there, list | tuple):
+        for each, was in zip(there, given, strict=True):
+            _put(each, was)

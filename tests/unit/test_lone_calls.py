@@ -1,0 +1,71 @@
+"""A collective between two steps that is made again after a fault."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from regrow.comm.process_group import Call
+from regrow.core.errors import GenerationHalted
+from regrow.train.lone_calls import LoneCall
+
+
+class Done:
+    """Work that has nothing to wait for."""
+
+    def wait(self) -> None:
+        """Done."""
+
+
+class Sums:
+    """Adds 10 to what it is given, in place, as a reduction does; fails in its middle as often as it is told."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.seen: list[list[float]] = []
+
+    def __call__(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done:
+        (tensor,) = args[0]
+        self.seen.append(tensor.tolist())
+        tensor.add_(10)
+        if self.failures:
+            self.failures -= 1
+            raise GenerationHalted("the generation is over")
+        return Done()
+
+
+def asked(answer: Sums, tensor: torch.Tensor) -> LoneCall:
+    return LoneCall(Call("allreduce", 2, False, answer, ([tensor],), {}))
+
+
+def test_a_call_that_failed_in_its_middle_is_made_again_with_what_it_was_given() -> None:
+    answer, tensor = Sums(failures=1), torch.tensor([1.0, 2.0])
+    call = asked(answer, tensor)
+    with pytest.raises(GenerationHalted):
+        call()
+    call()
+    assert answer.seen == [[1.0, 2.0], [1.0, 2.0]]
+    assert tensor.tolist() == [11.0, 12.0]
+
+
+def test_a_call_made_once_more_for_a_newcomer_leaves_the_scripts_tensors_alone() -> None:
+    answer, tensor = Sums(), torch.tensor([1.0])
+    call = asked(answer, tensor)
+    call()
+    tensor.fill_(5.0)
+    call()
+    call()
+    assert answer.seen == [[1.0]] * 3
+    assert tensor.tolist() == [5.0]
+
+
+def test_a_tensor_of_inference_mode_can_be_given_again() -> None:
+    answer = Sums(failures=1)
+    with torch.inference_mode():
+        tensor = torch.tensor([1.0])
+        call = asked(answer, tensor)
+        with pytest.raises(GenerationHalted):
+            call()
+        call()
+    call()
+    assert answer.seen == [[1.0]] * 3
