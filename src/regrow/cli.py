@@ -14,6 +14,7 @@ import click
 
 from regrow.core.config import data_home, hang_floor, jobs_home, runtime_home, state_home
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
+from regrow.core.exit_codes import INTERNAL_ERROR, REFUSED, RUN_AGAIN, USAGE
 from regrow.core.messages import FaultHow, FaultStage
 from regrow.launch import options, torchrun
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from regrow.launch.job import HostEnvironment
     from regrow.launch.remote import CoordinatorClient
     from regrow.membership.orders import AnswerScale
-
-REFUSED, USAGE, RUN_AGAIN, INTERNAL_ERROR = 1, 2, 75, 70
 
 _AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": torchrun.spelled_out}
 

@@ -11,6 +11,7 @@ import pytest
 
 from regrow.core.config import Script
 from regrow.core.errors import UsageError
+from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
@@ -37,7 +38,7 @@ from regrow.core.messages import (
 from regrow.core.records import JobEnded, Noted, Record
 from regrow.membership.admission import JoinOffer
 from regrow.membership.orders import AnswerScale, Command, EndJob
-from regrow.membership.server.coordinator import INTERNAL_ERROR, Coordinator
+from regrow.membership.server.coordinator import Coordinator
 
 FACTS = JobSpec(JobId("j"), 2, 1, 0, Warmth.IMPORTS, 1, 60.0, None, False)
 TOKEN = {"Authorization": "Bearer secret"}

@@ -2,13 +2,13 @@
 
 from tests.unit.membership_job import Job
 
+from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
 from regrow.core.messages import FormGeneration, HaltGeneration, WorkerHalted
 from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer
 from regrow.core.records import IncidentClosed, IncidentOpened, ReplicaCorrupted
 from regrow.launch.listing import status_lines
 from regrow.membership.recovery.corruption import MOST_TIMES
-from regrow.membership.recovery.ladder import RUN_AGAIN, SCRIPT_ERROR
 from regrow.membership.recovery_point import Start, SurvivorState, go_back
 from regrow.membership.states import Ended
 

@@ -31,6 +31,7 @@ from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.background import Background
 from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.errors import ProtocolError
+from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import (
     AgentOrder,
@@ -171,7 +172,7 @@ class Agent:
 
     def _fail(self, place: str, error: BaseException | None) -> None:
         _log.error("the agent of node %s fails: %s", self._config.node, place, exc_info=error)
-        self._end(Ending(70, 0.0, f"{place}: {error!r}"))
+        self._end(Ending(INTERNAL_ERROR, 0.0, f"{place}: {error!r}"))
 
     def _from_thread(self, call: Callable[[Any], None], fact: object) -> None:
         if self._ending is not None:

@@ -12,6 +12,7 @@ import msgspec
 
 from regrow.agent.workers.processes import adopt_orphans
 from regrow.core.errors import DeadlineExceeded, UsageError
+from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import NO_STATE, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.launch import folder
@@ -24,7 +25,6 @@ from regrow.launch.job import JobPlan
 from regrow.launch.local import GATHER_DEADLINE, VERDICT_DEADLINE, report_left
 from regrow.launch.remote import refusal_of
 from regrow.membership.orders import AnswerScale, EndJob
-from regrow.membership.recovery.ladder import OK, RUN_AGAIN
 from regrow.membership.server.http_api import DrainWish
 from regrow.membership.view import JobView
 

@@ -18,6 +18,7 @@ from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
+from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import StopRequested
@@ -31,7 +32,6 @@ from regrow.launch.console import Console, Interruptions
 from regrow.launch.job import JobPlan, job_nodes, node_name
 from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
-from regrow.membership.recovery.ladder import OK, RUN_AGAIN
 from regrow.membership.server.coordinator import Coordinator, Watcher
 from regrow.membership.states import Gathering
 from regrow.observe.record import EventWriter

@@ -10,6 +10,7 @@ In every state with something to wait for there is a deadline, and what has not 
 
 from collections.abc import Sequence
 
+from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Generation, Instant, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
@@ -39,7 +40,7 @@ from regrow.membership.incident import Incident
 from regrow.membership.nodes import Nodes
 from regrow.membership.orders import AnswerScale, Command, EndJob
 from regrow.membership.recovery import proof_of_life, standbys
-from regrow.membership.recovery.ladder import OK, RUN_AGAIN, SCRIPT_ERROR, Ladder
+from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.recovery.standstill import Standstills
 from regrow.membership.roster import Roster, Stage, WorkerRecord
@@ -59,7 +60,7 @@ from regrow.membership.states import (
 from regrow.membership.view import JobView, NodeView, WorkerView
 from regrow.membership.workers import Workers
 
-__all__ = ["OK", "RUN_AGAIN", "SCRIPT_ERROR", "Command", "EndJob", "Gathering", "JobView", "Membership"]
+__all__ = ["Command", "EndJob", "Gathering", "JobView", "Membership"]
 
 
 class Membership:

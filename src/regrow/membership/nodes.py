@@ -8,13 +8,14 @@ survivors keep their state meanwhile; unless the job may go on with fewer (`reco
 from collections.abc import Sequence
 
 from regrow.core import records as record
+from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Generation, Instant, NodeId
 from regrow.core.messages import NodeJoined, NodeLost, NodeStopped
 from regrow.core.messages.copies import CopiesHeld
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.placement import NodeDomain, buddies
-from regrow.membership.recovery.ladder import RUN_AGAIN, Ladder
+from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import NodeRecord, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Ended, Gathering, Releasing
 

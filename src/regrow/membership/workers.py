@@ -1,6 +1,7 @@
 """What is said by workers, and of them: where they stand, what they have done, what ails them, how they end."""
 
 from regrow.core import records as record
+from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import NO_STATE, Instant, Rank, StepNo
 from regrow.core.messages import (
     FaultFired,
@@ -26,7 +27,7 @@ from regrow.membership.elastic.resize_boundary import ResizeBoundary
 from regrow.membership.recovery import standbys
 from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
-from regrow.membership.recovery.ladder import SCRIPT_ERROR, Ladder
+from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Forming, Releasing
 

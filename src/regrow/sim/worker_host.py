@@ -1,18 +1,18 @@
 """What a simulated worker asks of the world it lives in."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.core.messages import Member, WorkerCommitted, WorkerFact
 from regrow.sim.collectives import Group
 from regrow.sim.script import Doing, SimScript
 
-if TYPE_CHECKING:
-    from regrow.sim.workers import SimWorker
+W = TypeVar("W", contravariant=True)
+"""The kind of worker that lives there."""
 
 
-class WorkerHost(Protocol):
+class WorkerHost(Protocol[W]):
     """What a worker asks of the world it lives in."""
 
     script: SimScript
@@ -31,15 +31,15 @@ class WorkerHost(Protocol):
         """A time that is about so long."""
         ...
 
-    def say(self, worker: "SimWorker", fact: WorkerFact) -> None:
+    def say(self, worker: W, fact: WorkerFact) -> None:
         """Carry a fact to the coordinator."""
         ...
 
-    def progressed(self, worker: "SimWorker", commit: WorkerCommitted) -> None:
+    def progressed(self, worker: W, commit: WorkerCommitted) -> None:
         """A commit that only the agent is told of."""
         ...
 
-    def exited(self, worker: "SimWorker", code: int) -> None:
+    def exited(self, worker: W, code: int) -> None:
         """The process has ended."""
         ...
 
@@ -47,10 +47,10 @@ class WorkerHost(Protocol):
         """The groups of a generation, the same for all its members."""
         ...
 
-    def entered(self, worker: "SimWorker", doing: Doing) -> None:
+    def entered(self, worker: W, doing: Doing) -> None:
         """A worker does something else now: the moment for a fault to strike."""
         ...
 
-    def hung(self, worker: "SimWorker") -> None:
+    def hung(self, worker: W) -> None:
         """A worker makes no progress any more."""
         ...

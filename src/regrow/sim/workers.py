@@ -48,7 +48,7 @@ class SimWorker:
         around: the world.
     """
 
-    def __init__(self, spawn: SpawnWorker, warmth: Warmth, around: WorkerHost) -> None:
+    def __init__(self, spawn: SpawnWorker, warmth: Warmth, around: "WorkerHost[SimWorker]") -> None:
         self.worker: WorkerId = spawn.worker
         self.spawn = spawn
         self.rank = spawn.rank

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,14 +17,22 @@ from regrow.data.walks import ShareWalk
 from regrow.step.dealing import MicroBatchCounts, MicroBatchRange, deal, refusal, total
 from regrow.train.gradients.averaged import Gradients
 
-if TYPE_CHECKING:
-    from regrow.train.step import Step
-
 _OUTSIDE = -1
 """In the place of a share: what a body draws before its first and after its last micro-batch, the same on all ranks."""
 _MISSING = -math.inf
 _REHEARSED = 2
 """Micro-batches in a rehearsal: one without and one with a reduction, if there are two."""
+
+
+class StepInProgress(Protocol):
+    """What micro-batches need of the step that they belong to."""
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether nothing of it counts."""
+
+    def log(self, **metrics: torch.Tensor | float) -> None:
+        """Log numbers of the whole step."""
 
 
 class MicroBatch:
@@ -79,7 +87,7 @@ class MicroBatches:
         self._place, self._shares = place, shares
         self._usual = dealer.usual(self.count)
         self._divides_by = 0
-        self._step: Step | None = None
+        self._step: StepInProgress | None = None
         self._open: MicroBatch | None = None
         self._begun = self._complete = False
         self._weights: dict[int, int] = {}
@@ -89,7 +97,7 @@ class MicroBatches:
         """How many this rank has."""
         return self.share.stop - self.share.start
 
-    def enter(self, step: "Step") -> None:
+    def enter(self, step: StepInProgress) -> None:
         """The step's body begins."""
         self._step = step
         self._dealer.current = self
@@ -194,7 +202,7 @@ class MicroBatches:
             )
         return list(names.pop())
 
-    def _settle(self, step: "Step") -> float:
+    def _settle(self, step: StepInProgress) -> float:
         """Hear the weights and numbers of all ranks' micro-batches, and log the step's; the sum of the weights.
 
         One small all-reduce: a row of float64 for each share, so counts up to 2**53 are exact.

@@ -1,51 +1,19 @@
 """Replicas that differ: whose state was wrong, on which node, and what the world goes back to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from regrow.core import records as record
+from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR
 from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer
 from regrow.membership import diagnosis as say
-from regrow.membership import recovery_point
 from regrow.membership.incident import CORRUPTION
+from regrow.membership.recovery.doubts import Doubt
+from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import WorkerRecord
 
-if TYPE_CHECKING:
-    from regrow.membership.recovery.ladder import Ladder
-
-SCRIPT_ERROR, RUN_AGAIN = 1, 75
 MOST_TIMES = 3
 """How often the comparison before one step may fail: what has gone wrong so often will again."""
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """The states at `step` are not to be trusted. `wrong`: the ranks that are known to be wrong, others may be too."""
-
-    step: StepNo
-    wrong: frozenset[Rank]
-
-
-@dataclass
-class Doubts:
-    """Whether the survivors' newest state counts."""
-
-    open: Doubt | None = None
-
-    def start(self, standings: Sequence[recovery_point.SurvivorState]) -> recovery_point.Start | None:
-        """Where to start while there is a doubt; None where no trusted state is left."""
-        if self.open is None:
-            return None
-        agreed = recovery_point.go_back(standings, self.open.step)
-        if agreed is not None or any(each.verified >= 0 for each in standings):
-            return agreed
-        # Before there is any agreement only a majority can be followed.
-        right = frozenset(e.rank for e in standings if e.state_at == self.open.step and e.rank not in self.open.wrong)
-        if self.open.wrong and {e.holding for e in standings if e.rank in right} == {e.holding for e in standings}:
-            return recovery_point.Start(self.open.step, right)
-        return None
 
 
 class Corruption:
@@ -55,7 +23,7 @@ class Corruption:
         ladder: the job's state.
     """
 
-    def __init__(self, ladder: "Ladder") -> None:
+    def __init__(self, ladder: Ladder) -> None:
         self._ladder = ladder
         self._heard: Generation | None = None
         self._step: StepNo | None = None

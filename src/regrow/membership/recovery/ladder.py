@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 import msgspec
 
 from regrow.core import records as record
+from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR
 from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import FaultSpec, Role, WorldChange
@@ -22,7 +23,7 @@ from regrow.membership.job_state import JobState
 from regrow.membership.layouts import Layouts
 from regrow.membership.orders import Orders
 from regrow.membership.recovery import proof_of_life, standbys
-from regrow.membership.recovery.corruption import Doubts
+from regrow.membership.recovery.doubts import Doubts
 from regrow.membership.recovery.losses import Losses
 from regrow.membership.roster import BUILDING, Roster, Seat, Stage, WorkerRecord
 from regrow.membership.scaling import Change
@@ -37,7 +38,6 @@ from regrow.membership.states import (
     Training,
 )
 
-OK, SCRIPT_ERROR, RUN_AGAIN = 0, 1, 75
 STANDBY_ATTEMPTS = 3
 _PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 3}
 

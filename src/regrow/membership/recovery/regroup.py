@@ -7,11 +7,12 @@ minimum the survivors stand still and hold the state until there is room again, 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
+from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank
 from regrow.membership import diagnosis as say
 from regrow.membership import recovery_point, scaling
 from regrow.membership.checkpoints import Checkpoints
-from regrow.membership.recovery.ladder import RUN_AGAIN, Ladder, standing
+from regrow.membership.recovery.ladder import Ladder, standing
 from regrow.membership.roster import BUILDING, Stage, WorkerRecord
 from regrow.membership.scaling import Change
 from regrow.membership.states import Mending, Waiting

@@ -2,13 +2,14 @@
 
 import msgspec
 
+from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import NodeSeen, TakeStacks
 from regrow.core.messages.sights import WorkerSight
 from regrow.membership import diagnosis as say
 from regrow.membership.recovery import hangs
 from regrow.membership.recovery.hangs import Bounds, Look
-from regrow.membership.recovery.ladder import SCRIPT_ERROR, Ladder
+from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import Forming, Switching, Training

@@ -12,6 +12,7 @@ from aiohttp import WSMsgType, web
 
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.errors import RegrowError, UsageError
+from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
@@ -35,7 +36,6 @@ from regrow.membership.server.agent_link import AgentLink
 from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.http_replies import refusal, words_of
 
-INTERNAL_ERROR = 70
 """Exit code of a job that ended by a defect of regrow itself (`EX_SOFTWARE`)."""
 HELLO_DEADLINE = 10.0
 _CLOSE_DEADLINE = 1.0

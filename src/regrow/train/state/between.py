@@ -8,20 +8,32 @@ given the state as it was at the commit.
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from regrow.core.errors import StateError
 from regrow.core.ids import NO_STATE, StepNo
-from regrow.train.state.audit import Look, ScriptPart, changed
-from regrow.train.state.modes import Place
-from regrow.train.state.moment import Scope
-
-if TYPE_CHECKING:
-    from regrow.train.state.protected import ProtectedState
+from regrow.train.state.audit import Habits, Look, ScriptPart, changed
+from regrow.train.state.looking import Looker
+from regrow.train.state.modes import Modes, Place
+from regrow.train.state.moment import Moment, Scope
 
 _ATTRIBUTES_EVERY = 100
 _LEARNT_AFTER = 2
 """So many steps are watched closely: all that may change is digested, and copied where newcomers may ask for it."""
+
+
+class RememberedState(Protocol):
+    """Protected state, as far as moments of it can be remembered and compared."""
+
+    modes: Modes
+    looker: Looker
+    habits: Habits
+
+    def moment(self) -> Moment:
+        """Memory for another moment to go back to; forgotten when the state is replaced."""
+
+    def dismiss(self, moment: Moment) -> None:
+        """A moment is not needed any more."""
 
 
 class Between:
@@ -31,7 +43,7 @@ class Between:
         state: what is protected.
     """
 
-    def __init__(self, state: "ProtectedState") -> None:
+    def __init__(self, state: RememberedState) -> None:
         self._state = state
         self._looker = state.looker
         self._commit, self._mark, self._now = state.moment(), state.moment(), state.moment()

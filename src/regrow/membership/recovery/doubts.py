@@ -1,0 +1,35 @@
+"""Whether the survivors' newest state counts, once replicas were found to differ. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regrow.core.ids import Rank, StepNo
+from regrow.membership import recovery_point
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """The states at `step` are not to be trusted. `wrong`: the ranks that are known to be wrong, others may be too."""
+
+    step: StepNo
+    wrong: frozenset[Rank]
+
+
+@dataclass
+class Doubts:
+    """Whether the survivors' newest state counts."""
+
+    open: Doubt | None = None
+
+    def start(self, standings: Sequence[recovery_point.SurvivorState]) -> recovery_point.Start | None:
+        """Where to start while there is a doubt; None where no trusted state is left."""
+        if self.open is None:
+            return None
+        agreed = recovery_point.go_back(standings, self.open.step)
+        if agreed is not None or any(each.verified >= 0 for each in standings):
+            return agreed
+        # Before there is any agreement only a majority can be followed.
+        right = frozenset(e.rank for e in standings if e.state_at == self.open.step and e.rank not in self.open.wrong)
+        if self.open.wrong and {e.holding for e in standings if e.rank in right} == {e.holding for e in standings}:
+            return recovery_point.Start(self.open.step, right)
+        return None
