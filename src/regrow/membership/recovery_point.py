@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
 from regrow.core.messages.copies import KeptCopy
+from regrow.membership.roster import WorkerRecord
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class SurvivorState:
     node: NodeId
     ready: bool = False
     verified: StepNo = NO_STATE
+
+
+def standing(worker: WorkerRecord) -> SurvivorState:
+    """Where a worker stands, and what it has."""
+    rank = worker.rank if worker.rank is not None else Rank(-1)
+    return SurvivorState(rank, worker.holding, worker.state_at, worker.node, worker.ready, worker.verified)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import WorldChange
-from regrow.membership.roster import Seat
+from regrow.membership.roster import Roster, Seat
 
 
 @dataclass(frozen=True)
@@ -172,3 +172,17 @@ def _emptiest(left: Mapping[NodeId, Sequence[int]]) -> NodeId | None:
 def unlike_places(holdings: Sequence[str], unit: int) -> Rank | None:
     """The first rank that has another part of the state than the rank at its place in the first replica, if any."""
     return next((Rank(rank) for rank, holding in enumerate(holdings) if holding != holdings[rank % unit]), None)
+
+
+def added_ranks(before: int, after: int, unit: int) -> tuple[Rank, ...]:
+    """The ranks that a larger world has besides those of a smaller one."""
+    return tuple(Rank(rank) for rank in range(before * unit, after * unit))
+
+
+def free_slots(roster: Roster, attempts: int) -> dict[NodeId, list[int]]:
+    """Where workers of a larger world can be started: not where `attempts` in a row have failed."""
+    return {
+        node.node: node.free()
+        for node in roster.usable_nodes()
+        if node.failed_candidates < attempts and not node.unpaid
+    }

@@ -29,14 +29,9 @@ from regrow.core.messages import (
     WorkerReady,
     WorkerResumed,
 )
-from regrow.core.messages.sights import WorkerSight
-from regrow.core.phase import Phase
 from regrow.sim.collectives import Group
-from regrow.sim.script import IN_STEP, PHASES, Doing
+from regrow.sim.script import IN_STEP, Doing
 from regrow.sim.worker_host import WorkerHost
-
-_CALLS = {Doing.REDUCING: 1, Doing.VOTING: 2, Doing.UPDATING: 2}
-_WATCHED = IN_STEP | {Doing.HALTING, Doing.FORMING, Doing.HYDRATING}
 
 
 class SimWorker:
@@ -62,7 +57,7 @@ class SimWorker:
         self.stalled = False
         self.slow_until: Instant = float("-inf")
         """Until then it computes, and does nothing else."""
-        self._since: Instant = around.now()
+        self.since: Instant = around.now()
         self.group: Group | None = None
         self._warmth = warmth
         self._around = around
@@ -159,26 +154,6 @@ class SimWorker:
         """It computes for so much longer, whatever it is told."""
         if self.alive:
             self.slow_until = self._around.now() + lasts
-
-    @property
-    def watched(self) -> bool:
-        """Whether its standing still may mean something."""
-        return self.hung or self.stalled or (self.doing in _WATCHED)
-
-    def sight(self, now: Instant) -> WorkerSight:
-        """What its agent sees of it."""
-        stuck = self.hung or self.stalled
-        return WorkerSight(
-            worker=self.worker,
-            generation=self.generation,
-            step=self.state,
-            calls=_CALLS.get(self.doing, 0),
-            phase=PHASES.get(self.doing, Phase.COMPUTING),
-            seconds=now - self._since,
-            waits=self.doing in (Doing.REDUCING, Doing.VOTING) and not stuck,
-            stopped=self.hung,
-            busy=now < self.slow_until and not stuck,
-        )
 
     def raise_in_body(self, error: ErrorReport) -> None:
         """The step's own code raises; anywhere else the script fails."""
@@ -395,7 +370,7 @@ class SimWorker:
     # --- small things ------------------------------------------------------------------------------------------
 
     def _enter(self, doing: Doing) -> None:
-        self.doing, self._since = doing, self._around.now()
+        self.doing, self.since = doing, self._around.now()
         self._ticket += 1
         self._around.entered(self, doing)
 

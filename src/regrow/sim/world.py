@@ -16,7 +16,6 @@ from regrow.core.messages import (
     NodeJoined,
     NodeLost,
     NodeProgress,
-    NodeSeen,
     NodeStopped,
     ScaleRequested,
     SpawnWorker,
@@ -32,7 +31,7 @@ from regrow.core.messages import (
 from regrow.core.messages.checkpoints import SnapshotForDisk
 from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotTaken
 from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
-from regrow.core.messages.sights import StacksTaken, WorkerSight
+from regrow.core.messages.sights import StacksTaken
 from regrow.core.records import Record
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.orders import AnswerScale
@@ -42,11 +41,10 @@ from regrow.sim.faults import SimFault, Wish, striking
 from regrow.sim.invariants import InvariantBroken, Invariants, require
 from regrow.sim.network import Network, NetworkConditions, Timeline
 from regrow.sim.script import Doing, SimScript
+from regrow.sim.sights import Lookout, watched
 from regrow.sim.workers import SimWorker
 
 LEASE = 10.0
-_LOOK_S = 10.0
-
 _FOR_THE_AGENT = (
     StacksTaken | WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
 )
@@ -97,7 +95,13 @@ class World:
         self._strikes = list(strikes)
         self._unsent: dict[NodeId, dict[WorkerId, WorkerCommitted]] = {}
         self._alarm: Instant | None = None
-        self._watching = False
+        self._lookout = Lookout(
+            self.workers,
+            heard=lambda worker: worker.spawn.node in self._connected and self._heard(worker),
+            now=self.now,
+            after=self.after,
+            say=self.say_of_agent,
+        )
         self._lives: dict[NodeId, int] = {}
         """How many agents each node has lost; whoever belongs to one of those is heard no more."""
         self._connected: set[NodeId] = set()
@@ -308,25 +312,7 @@ class World:
     def hung(self, worker: SimWorker) -> None:
         """The agents see it, as any worker that stands still; the coordinator judges."""
         self.bad_moments.add("hang")
-        self._watch()
-
-    def _watch(self) -> None:
-        if not self._watching:
-            self._watching = True
-            self.after(_LOOK_S, self._look)
-
-    def _look(self) -> None:
-        """All agents tell what they see, as long as somebody stands still."""
-        now, self._watching = self._timeline.now, False
-        seen: dict[NodeId, list[WorkerSight]] = {}
-        for worker in self.workers.values():
-            if worker.alive and worker.spawn.node in self._connected and self._heard(worker):
-                seen.setdefault(worker.spawn.node, []).append(worker.sight(now))
-        if any(sight.seconds >= _LOOK_S for sights in seen.values() for sight in sights):
-            for node, sights in seen.items():
-                self.say_of_agent(node, NodeSeen(node, sights, 0.5))
-        if any(worker.alive and worker.watched for worker in self.workers.values()):
-            self._watch()
+        self._lookout.watch()
 
     def progressed(self, worker: SimWorker, commit: WorkerCommitted) -> None:
         """A commit: the agent tells of it within a second."""
@@ -397,8 +383,8 @@ class World:
 
     def entered(self, worker: SimWorker, doing: Doing) -> None:
         """Strikes that wait for this moment, and the agent's eye on who waits for ever in a collective."""
-        if worker.watched:
-            self._watch()
+        if watched(worker):
+            self._lookout.watch()
         place = worker.rank if worker.seated else None
         nth = self._counts[place, doing] = self._counts.get((place, doing), 0) + 1
         for number, strike in enumerate(self._strikes):

@@ -5,6 +5,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
 
 from regrow.comm.torch_private import device_mesh
 from regrow.core.errors import GenerationHalted, StateError, UsageError
@@ -14,8 +15,9 @@ from regrow.train.announcing import Announcing
 from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop_context import LoopContext
+from regrow.train.rehearsal.echoed import echoed
 from regrow.train.rehearsal.rehearsal import Rehearsal
-from regrow.train.restartable import Rehearsed, RestartableCalls
+from regrow.train.restartable import RestartableCalls
 from regrow.train.state import grad_scalers
 from regrow.train.step import Step
 from regrow.train.worker.rejoin import WorkerReleased
@@ -182,25 +184,9 @@ class StepLoop:
         """Before a forward: lay out buckets anew where a backward was cut off, without the others."""
         self._settling.settle(self.modules)
 
-    @contextlib.contextmanager
-    def rehearsing(self) -> Iterator[None]:
+    def rehearsing(self) -> AbstractContextManager[None]:
         """Within this, collectives are answered locally; afterwards the state is as it was."""
-        member, state = self.member, self.standing.protected()
-        kept = state.capture() if member.holds_initial_state else None
-        attributes = state.modes.attributes()
-        state.begin(closely=True)
-        with member.echo():
-            try:
-                yield
-            except Rehearsed:
-                pass  # as far as this rehearsal goes
-            finally:
-                self.modules.settle(all_of_them=True)
-        state.modes.learn(attributes)
-        state.modes.undo(attributes)
-        if kept is not None:
-            state.restore(kept)
-        self.modules.overwritten()
+        return echoed(self.member, self.standing.protected(), self.modules)
 
     # --- the end of a body -------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ switched at once. One change is under way at a time; what is asked for meanwhile
 from collections.abc import Sequence
 
 from regrow.core import records as record
-from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
+from regrow.core.ids import Generation, Instant, Rank, Seconds
 from regrow.core.messages import NodeDraining, NodeJoined, Role, ScaleRequested, StopNode
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
@@ -271,7 +271,7 @@ class Resizing:
         if ladder.replicas < size < ladder.wanted and self._oldest_leaver() is not None:
             return None  # Their slots are about to be free: one change is better than two.
         kind = "grow" if size > ladder.replicas else "shrink"
-        return ResizePlan(kind, size, self._ranks(ladder.replicas, size), ladder.wanted_by)
+        return ResizePlan(kind, size, scaling.added_ranks(ladder.replicas, size, self._facts.unit), ladder.wanted_by)
 
     def _preempt(self, leaving: Sequence[NodeRecord], now: Instant) -> ResizePlan | None:
         """Nodes are given back.
@@ -301,7 +301,9 @@ class Resizing:
             and self._room() >= size - ladder.replicas
         ):
             # So that somebody else has the state before they leave.
-            return ResizePlan("preempt", size, self._ranks(ladder.replicas, size), reason, by=by)
+            return ResizePlan(
+                "preempt", size, scaling.added_ranks(ladder.replicas, size, self._facts.unit), reason, by=by
+            )
         if self._mender.covered(set(moving)) or self._mender.can_save():
             return ResizePlan("preempt", ladder.replicas, (), reason, ResizeWay.HOLD, by)
         if reason not in self._told:
@@ -309,24 +311,13 @@ class Resizing:
             self._orders.note(f"{reason}; nobody else can hold the state, so training goes on there", now)
         return None
 
-    def _ranks(self, before: int, after: int) -> tuple[Rank, ...]:
-        unit = self._facts.unit
-        return tuple(Rank(rank) for rank in range(before * unit, after * unit))
-
     def _room(self) -> int:
         """For how many replicas more there is room; those that candidates build for count."""
         return self._free_seats() // self._facts.unit
 
     def _free_seats(self) -> int:
         building = sum(self._roster.nodes[each.node].usable for each in self._roster.candidates.values())
-        return sum(len(slots) for slots in self._free().values()) + building
-
-    def _free(self) -> dict[NodeId, list[int]]:
-        return {
-            node.node: node.free()
-            for node in self._roster.usable_nodes()
-            if node.failed_candidates < STANDBY_ATTEMPTS and not node.unpaid
-        }
+        return sum(len(slots) for slots in scaling.free_slots(self._roster, STANDBY_ATTEMPTS).values()) + building
 
     def _keep_only(self, need: Sequence[Rank], now: Instant) -> None:
         """Candidates for other ranks come to be those for these, where they fit, or are done without.
@@ -352,7 +343,7 @@ class Resizing:
                 self._orders.fence(worker, "it is not wanted any more", now)
 
     def _spawn(self, ranks: Sequence[Rank], world: int, now: Instant) -> None:
-        for seat in scaling.new_seats(ranks, self._facts.unit, self._free()):
+        for seat in scaling.new_seats(ranks, self._facts.unit, scaling.free_slots(self._roster, STANDBY_ATTEMPTS)):
             standby = self._standby(seat, world)
             if standby is None:
                 self._ladder.spawn_candidate(seat, world, now)

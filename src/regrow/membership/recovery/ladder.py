@@ -221,7 +221,7 @@ class Ladder:
 
     def form(self, generation: Generation, now: Instant) -> None:
         """Order a membership, when it is known where it starts. Who has the state gives it to who has not."""
-        standings = [standing(worker) for worker in self.roster.seated()]
+        standings = [recovery_point.standing(worker) for worker in self.roster.seated()]
         self.roster.sharded = len({each.holding for each in standings}) > 1
         start: recovery_point.Start | recovery_point.Uncovered | None = self.doubts.start(standings)
         if start is None and self.doubts.open is not None:
@@ -390,11 +390,3 @@ class Ladder:
     def _spawn(self, seat: Seat, role: Role, now: Instant) -> None:
         resume = self._resume and role is Role.RANK
         self.orders.spawn(seat, role, generation=self.generation, restarts=self.restarts, resume=resume, now=now)
-
-
-def standing(worker: WorkerRecord) -> recovery_point.SurvivorState:
-    """Where a worker stands, and what it has."""
-    rank = worker.rank if worker.rank is not None else Rank(-1)
-    return recovery_point.SurvivorState(
-        rank, worker.holding, worker.state_at, worker.node, worker.ready, worker.verified
-    )

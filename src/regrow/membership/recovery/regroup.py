@@ -12,7 +12,7 @@ from regrow.core.ids import NO_STATE, Generation, Instant, Rank
 from regrow.membership import diagnosis as say
 from regrow.membership import recovery_point, scaling
 from regrow.membership.checkpoints import Checkpoints
-from regrow.membership.recovery.ladder import Ladder, standing
+from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import BUILDING, Stage, WorkerRecord
 from regrow.membership.scaling import Change
 from regrow.membership.states import Mending, Waiting
@@ -290,5 +290,5 @@ class Regroup:
 
 def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:
     """Where a worker stands; one that is dead has no state any more."""
-    stands = standing(worker)
+    stands = recovery_point.standing(worker)
     return stands if worker.living else replace(stands, state_at=NO_STATE, ready=False)

@@ -14,7 +14,7 @@ from regrow.comm.flight import FLIGHT
 from regrow.comm.process_group import Between
 from regrow.comm.process_groups import Formation, Groups
 from regrow.comm.torch_private import device_mesh
-from regrow.core.errors import GenerationHalted, UsageError
+from regrow.core.errors import GenerationHalted
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import (
     FaultStage,
@@ -38,6 +38,7 @@ from regrow.train.worker.control import Control
 from regrow.train.worker.faults import FaultInjector
 from regrow.train.worker.recovery import Recovery, site_of
 from regrow.train.worker.rejoin import Rejoin
+from regrow.train.worker.stray_calls import StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
 
 FORM_S: Seconds = 60.0
@@ -59,9 +60,6 @@ class SupervisedWorker:
         self._state: ProtectedState | None = None
         self._recovery: Recovery | None = None
         self._verdicts: Rejoin | None = None
-        self._last_collective = ""
-        self._newcomers = False
-        """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
         self._born = time.monotonic()
         self.control = Control(
             link,
@@ -73,6 +71,7 @@ class SupervisedWorker:
         self._faults = FaultInjector(link, groups, lambda: self._state.parameters() if self._state else [])
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.body = Body(link, self.control, groups, self._faults, self._gate)
+        self._stray = StrayCalls(link.board, groups, self.body)
         self.reading = Reading(link, self.control, lambda: self.body.rehearsing)
 
     @classmethod
@@ -87,29 +86,13 @@ class SupervisedWorker:
         if env.role is Role.RANK:
             formation = Formation(env.generation, env.rank, env.world, env.store, site_of(env))
         link.excused = lambda: member.control.halted or groups.refused or groups.broke()
-        link.advice = member._advice
+        link.advice = lambda: member._stray.advice() if member._state is not None else ""
         member.control.start()
         groups.on_asked = link.early.note if link.early.watching else None
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
-        groups.on_collective = member._collective
+        groups.on_collective = member._stray.called
         FLIGHT.show = link.board.show_flight
         return member
-
-    def _collective(self, name: str) -> None:
-        self._last_collective = name
-        if self._newcomers and not self.body.begun:
-            # They are at the next step already; whatever they call there would be taken for the answer to this.
-            raise UsageError(
-                f"{name} was called outside a step, and a fault has just brought in ranks that do not call it",
-                hint="mark the function that calls it @regrow.restartable",
-            )
-        self._link.board.call()
-
-    def _advice(self) -> str:
-        name = self._groups.refused_call if self._groups.refused else self._last_collective
-        if self.body.begun or self._state is None or not name:
-            return ""
-        return f"{name} was called outside a step: mark the function that does @regrow.restartable"
 
     # --- who this is -------------------------------------------------------------------------------------------
 
@@ -317,7 +300,8 @@ class SupervisedWorker:
     def place_after_step(self, following: int) -> None:
         """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""
         self.control.inside = following
-        self._newcomers = self._newcomers and following > 0
+        if following == 0:
+            self._stray.newcomers = False
 
     def await_position(self) -> tuple[StepNo, int]:
         """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
@@ -349,7 +333,7 @@ class SupervisedWorker:
     def rejoin(self) -> StepNo | None:
         """As `Rejoin.rejoin`."""
         adopted = self._told.rejoin()
-        self._newcomers = True
+        self._stray.newcomers = True
         return adopted
 
     def take_change(self) -> WorldChange | None:

@@ -1,0 +1,30 @@
+"""A stretch of a script that counts for nothing: collectives are answered locally, and its changes are undone."""
+
+import contextlib
+from collections.abc import Iterator
+
+from regrow.train.gradients.wrappers import Modules
+from regrow.train.restartable import Rehearsed
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.standalone import StandaloneWorker
+from regrow.train.worker.supervised import SupervisedWorker
+
+
+@contextlib.contextmanager
+def echoed(member: SupervisedWorker | StandaloneWorker, state: ProtectedState, modules: Modules) -> Iterator[None]:
+    """Within this, collectives are answered locally; afterwards the state is as it was. `Rehearsed` ends it early."""
+    kept = state.capture() if member.holds_initial_state else None
+    attributes = state.modes.attributes()
+    state.begin(closely=True)
+    with member.echo():
+        try:
+            yield
+        except Rehearsed:
+            pass  # as far as this rehearsal goes
+        finally:
+            modules.settle(all_of_them=True)
+    state.modes.learn(attributes)
+    state.modes.undo(attributes)
+    if kept is not None:
+        state.restore(kept)
+    modules.overwritten()

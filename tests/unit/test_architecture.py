@@ -1,0 +1,169 @@
+"""What keeps the house in order and no linter knows: sizes, names, and paths in the documentation."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import regrow
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_FILE_LINES = 400
+MOST_CLASS_LINES = 350
+MOST_FILES = 24
+
+TWO_MEANINGS = {"At", "Ready", "Walk"}
+"""Names of classes in the data room that stand for two things yet. None is to be added."""
+
+EXPORTED = {
+    "DataLoader",
+    "Policy",
+    "RegrowError",
+    "ScaleEvent",
+    "Session",
+    "Step",
+    "__version__",
+    "cached",
+    "init",
+    "restartable",
+}
+"""What users import. A name comes here together with its documentation, and goes with a major version."""
+
+
+def sources(package: Path) -> list[Path]:
+    return sorted(package.rglob("*.py"))
+
+
+def too_long_files(package: Path) -> Iterator[str]:
+    for path in sources(package):
+        lines = len(path.read_text().splitlines())
+        if lines > MOST_FILE_LINES:
+            yield f"{path.relative_to(package)} has {lines} lines"
+
+
+def too_long_classes(package: Path) -> Iterator[str]:
+    for path in sources(package):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MOST_CLASS_LINES:
+                    yield f"{node.name} in {path.relative_to(package)} has {lines} lines"
+
+
+def too_full_folders(package: Path) -> Iterator[str]:
+    for folder in sorted({path.parent for path in sources(package)}):
+        files = len(list(folder.glob("*.py")))
+        if files > MOST_FILES:
+            yield f"{folder.relative_to(package)} has {files} files"
+
+
+def meanings(package: Path) -> dict[str, list[str]]:
+    """The places of each public class name."""
+    found: dict[str, list[str]] = {}
+    for path in sources(package):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(package)))
+    return found
+
+
+def ambiguous_names(package: Path) -> Iterator[str]:
+    for name, places in meanings(package).items():
+        if len(places) > 1 and name not in TWO_MEANINGS:
+            yield f"{name}: {', '.join(places)}"
+
+
+def torch_names_outside(package: Path, room: str) -> Iterator[str]:
+    """Imports of what torch does not promise to keep, in other files than those of the room."""
+    for path in sources(package):
+        if (package / room) in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            named: list[str] = []
+            if isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                named = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in named:
+                words = name.split(".")
+                if words[0] == "torch" and any(word.startswith("_") for word in words):
+                    yield f"{path.relative_to(package)} imports {name}"
+
+
+def missing_files(documents: list[Path], root: Path) -> Iterator[str]:
+    """Names of Python files in documents that are no file's of the repository."""
+    known = {
+        str(path.relative_to(root))
+        for top in ("src", "tests", "benchmarks", "examples")
+        for path in sources(root / top)
+    }
+    for document in documents:
+        for named in re.findall(r"`((?:\w+/)*\w+\.py)`", document.read_text()):
+            if not any(path == named or path.endswith("/" + named) for path in known) and named not in EXAMPLES:
+                yield f"{document.relative_to(root)} names {named}"
+
+
+EXAMPLES = {"train.py"}
+"""What documentation calls a user's own script."""
+
+
+def test_no_file_is_too_long() -> None:
+    assert list(too_long_files(ROOT / "src/regrow")) == []
+
+
+def test_no_class_is_too_long() -> None:
+    assert list(too_long_classes(ROOT / "src/regrow")) == []
+
+
+def test_no_folder_is_too_full() -> None:
+    assert list(too_full_folders(ROOT / "src/regrow")) == []
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    assert list(ambiguous_names(ROOT / "src/regrow")) == []
+
+
+def test_what_may_have_two_meanings_still_has() -> None:
+    found = meanings(ROOT / "src/regrow")
+    assert {name for name in TWO_MEANINGS if len(found.get(name, [])) < 2} == set()
+
+
+def test_every_file_that_is_named_in_the_documentation_exists() -> None:
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    assert list(missing_files(documents, ROOT)) == []
+
+
+def test_the_exported_names_are_frozen() -> None:
+    assert set(regrow.__all__) == EXPORTED
+    assert all(hasattr(regrow, name) for name in EXPORTED)
+
+
+def test_each_of_these_would_be_seen(tmp_path: Path) -> None:
+    room = tmp_path / "src/room"
+    room.mkdir(parents=True)
+    (room / "long.py").write_text("class Long:\n    x = 0\n" + "\n" * 350 + "    y = 0\n" + "\n" * 60)
+    (room / "twin.py").write_text("class Long:\n    pass\n\n\nfrom torch.distributed._shard import api\n")
+    for number in range(MOST_FILES):
+        (room / f"file{number}.py").write_text("import torch._dynamo\n" if number == 0 else "")
+    document = tmp_path / "page.md"
+    document.write_text("See `room/long.py`, `twin.py` and `room/gone.py`; you run `train.py`.\n")
+    package = tmp_path / "src"
+    assert list(too_long_files(package)) == ["room/long.py has 413 lines"]
+    assert list(too_long_classes(package)) == ["Long in room/long.py has 353 lines"]
+    assert list(too_full_folders(package)) == [f"room has {MOST_FILES + 2} files"]
+    assert list(ambiguous_names(package)) == ["Long: room/long.py, room/twin.py"]
+    assert list(torch_names_outside(package, "elsewhere")) == [
+        "room/file0.py imports torch._dynamo",
+        "room/twin.py imports torch.distributed._shard.api",
+    ]
+    assert list(torch_names_outside(package, "room")) == []
+    for top in ("tests", "benchmarks", "examples"):
+        (tmp_path / top).mkdir()
+    assert list(missing_files([document], tmp_path)) == ["page.md names room/gone.py"]
+
+
+@pytest.mark.parametrize("name", sorted(TWO_MEANINGS))
+def test_exceptions_are_of_the_data_room(name: str) -> None:
+    assert all(place.startswith(("data/", "step/")) for place in meanings(ROOT / "src/regrow")[name])
