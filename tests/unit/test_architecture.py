@@ -135,6 +135,11 @@ def test_every_file_that_is_named_in_the_documentation_exists() -> None:
     assert list(missing_files(documents, ROOT)) == []
 
 
+def test_what_torch_does_not_promise_to_keep_is_imported_in_one_room() -> None:
+    outside = set(torch_names_outside(ROOT / "src/regrow", "comm/torch_private"))
+    assert outside <= {"data/cache/client.py imports torch.utils.data._utils.pin_memory.pin_memory"}
+
+
 def test_the_exported_names_are_frozen() -> None:
     assert set(regrow.__all__) == EXPORTED
     assert all(hasattr(regrow, name) for name in EXPORTED)

@@ -12,10 +12,11 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from regrow.comm import nccl
-from regrow.comm.nccl import Communicator, NcclTransport
+from regrow.comm.nccl import NcclTransport
 from regrow.comm.process_group import Owner, RegrowGroup, send_together
 from regrow.comm.torch_private import internals
 from regrow.comm.torch_private.internals import HashStore
+from regrow.comm.torch_private.nccl_group import Communicator
 from regrow.comm.transport import MeshTransport
 
 CUDA = torch.device("cuda", 0)

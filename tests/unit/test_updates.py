@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from regrow.comm.torch_private import grad_scalers
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import StepNo
-from regrow.train.state import grad_scalers
 from regrow.train.worker.update_gate import UpdateGate
 from regrow.train.worker.updates import Updates
 

@@ -84,7 +84,7 @@ class Collectives:
         """The sum of sparse tensors, added up in the order of ranks: every rank hears what the others have."""
         mine = tensor.detach().coalesce()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
-        self.all_gather(counts, torch.tensor([mine._nnz()]))
+        self.all_gather(counts, torch.tensor([len(mine.values())]))
         indices, values = mine.indices().contiguous(), mine.values().contiguous()
         found = [(indices.new_empty(len(indices), int(n)), values.new_empty(int(n), *values.shape[1:])) for n in counts]
         self.all_gather([each for each, _ in found], indices)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from regrow.core.errors import UsageError
+from regrow.comm.torch_private.pipeline import vote_on_shapes
 
 _DEPTH = 24
 """How far up a caller is looked for: torch wraps its functions a few times."""
@@ -60,7 +60,7 @@ def answer_special(tensor: torch.Tensor) -> bool:
             _fill_with_objects(tensor, frame.f_locals[name])
             return True
         if frame.f_code.co_name in _VOTES and "pipelining" in frame.f_code.co_filename:
-            tensor.fill_(_vote(frame.f_locals["self"]))
+            tensor.fill_(vote_on_shapes(frame.f_locals["self"]))
             return True
     return False
 
@@ -81,16 +81,3 @@ def _pickled(item: Any) -> bytes:
     except (pickle.PicklingError, TypeError, AttributeError):
         return pickle.dumps(None)  # a placeholder may be anything
     return buffer.getvalue()
-
-
-def _vote(stage: Any) -> int:
-    """What all other stages vote: that shapes need no asking, as this one's do not."""
-    from torch.distributed.pipelining._utils import InferenceMode
-
-    if InferenceMode.needs_dynamic(stage._user_meta, stage.has_backward):
-        raise UsageError(
-            f"stage {stage.stage_index} of a pipeline would ask its neighbours for the shapes that it receives, and a "
-            "newcomer builds without them",
-            hint="give PipelineStage its input_args and output_args",
-        )
-    return 1

@@ -6,13 +6,13 @@ for CPU ones.
 
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 
 from regrow.comm.flight import FLIGHT
-from regrow.comm.torch_private.internals import ProcessGroup, Store, Work, inner_group
+from regrow.comm.torch_private.internals import Store, Work
+from regrow.comm.torch_private.nccl_group import Communicator, make_communicator
 from regrow.comm.transport import RUN_S, MeshTransport
 from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse
@@ -42,29 +42,14 @@ def settle_environment(keep: bool) -> None:
         os.environ.update(_OURS)
 
 
-class Communicator:
-    """NCCL's backend and the process group that runs its collectives."""
-
-    def __init__(self, backend: Any, group: Any) -> None:
-        self.backend, self.group = backend, group
-
-
 Connect = Callable[[Store, int, int, Seconds], Communicator]
 """Makes the communicator of one rank: store, rank, ranks, and how long one collective may take."""
 
 
 def connect(store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:
     """NCCL's own; it talks to its peers at its first collective."""
-    from torch.distributed import ProcessGroupNCCL
-
     settle_environment(keeps_nccl_settings())
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=run_s)
-    backend = ProcessGroupNCCL(store, rank, size, options)
-    group = inner_group(store, rank, size)
-    group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, backend)
-    group._set_default_backend(ProcessGroup.BackendType.NCCL)
-    return Communicator(backend, group)
+    return make_communicator(store, rank, size, run_s)
 
 
 class NcclTransport:
@@ -106,22 +91,21 @@ class NcclTransport:
         """The calls that follow are one to NCCL, so that sends and receives among them cannot wait for each other."""
         if self._inner is None or device.type != "cuda":
             return False
-        self._inner.group._start_coalescing(device)
+        self._inner.start_coalescing(device)
         return True
 
     def end_coalescing(self, device: torch.device) -> Work | None:
         """The work of the calls since `start_coalescing`; None: the generation is over."""
         if self._inner is None:
             return None
-        work: Work = self._inner.group._end_coalescing(device)
-        return work
+        return self._inner.end_coalescing(device)
 
     def set_timeout(self, seconds: Seconds) -> None:
         """How long a collective may take that begins from now on."""
         self._run_s = seconds
         self._mesh.set_timeout(seconds)
         if self._inner is not None:
-            self._inner.backend._set_default_timeout(timedelta(seconds=seconds))
+            self._inner.set_timeout(seconds)
 
     def broke(self) -> bool:
         """Whether a collective has failed so far."""

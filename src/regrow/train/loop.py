@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 
-from regrow.comm.torch_private import device_mesh
+from regrow.comm.torch_private import device_mesh, grad_scalers
 from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.messages.vocabulary import STATE_METRIC
@@ -18,7 +18,6 @@ from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.echoed import echoed
 from regrow.train.rehearsal.rehearsal import Rehearsal
 from regrow.train.restartable import RestartableCalls
-from regrow.train.state import grad_scalers
 from regrow.train.step import Step
 from regrow.train.worker.rejoin import WorkerReleased
 from regrow.train.worker.standalone import StandaloneWorker

@@ -60,7 +60,7 @@ class MicroBatch:
         Raises:
             UsageError: called twice, or out of turn, or `loss` is no scalar, or `weight` is no count.
         """
-        self._owner._backward(self, loss, weight)
+        self._owner._backward(self, loss, weight)  # noqa: SLF001 - users shall not call it
 
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Log numbers of this micro-batch; the step's are their means over the global batch, by weight, on every rank.
@@ -70,7 +70,7 @@ class MicroBatch:
         Args:
             metrics: floats, or tensors with one element.
         """
-        self._owner._log(self, metrics)
+        self._owner._log(self, metrics)  # noqa: SLF001
 
 
 class MicroBatches:

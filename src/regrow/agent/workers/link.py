@@ -49,7 +49,8 @@ class WorkerLink:
         """What was imported before the script began."""
         self.environment = inherited_environment()
         """As it was then."""
-        self._pid = os.getpid()
+        self.pid = os.getpid()
+        """The process that may use it; its forks may not."""
         self._gone = False
         codec: FrameCodec[WorkerOrder] = FrameCodec(WorkerOrder)
         self._channel = BlockingChannel(sock, codec)
@@ -61,7 +62,7 @@ class WorkerLink:
         with cls._lock:
             link = cls._current
             if link is not None:
-                return link if link._pid == os.getpid() else None
+                return link if link.pid == os.getpid() else None
             env = WorkerEnv.read()
             if env is None or not _descriptors_are_ours(env):
                 return None

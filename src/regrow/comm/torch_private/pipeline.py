@@ -1,7 +1,10 @@
-"""What an aborted step leaves behind in a pipeline's schedule, and how to clear it."""
+"""Pipelines: what an aborted step leaves behind in a schedule, and what a stage votes about shapes."""
 
 import sys
 from types import TracebackType
+from typing import Any
+
+from regrow.core.errors import UsageError
 
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _LEFT_OVERS = (
@@ -32,3 +35,16 @@ def reset_unfinished(error: BaseException) -> None:
                 if hasattr(schedule, name):
                     getattr(schedule, name).clear()
         traceback = traceback.tb_next
+
+
+def vote_on_shapes(stage: Any) -> int:
+    """What all other stages vote: that shapes need no asking, as this one's do not."""
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    if InferenceMode.needs_dynamic(stage._user_meta, stage.has_backward):
+        raise UsageError(
+            f"stage {stage.stage_index} of a pipeline would ask its neighbours for the shapes that it receives, and a "
+            "newcomer builds without them",
+            hint="give PipelineStage its input_args and output_args",
+        )
+    return 1

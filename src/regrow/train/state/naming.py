@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from regrow.comm.torch_private.module_buffers import buffers_of
 from regrow.core.errors import StateError, UsageError
 
 RESERVED = "regrow"
@@ -198,12 +199,13 @@ def _clean(fqn: str) -> str:
 def _buffers(name: str, module: nn.Module, seen: set[tuple[int, str]]) -> Iterable[BufferSlot]:
     tensors: set[int] = set()
     for path, owner in module.named_modules():
-        for key, tensor in owner._buffers.items():
-            if tensor is None or id(tensor) in tensors or (id(owner._buffers), key) in seen:
+        home = buffers_of(owner)
+        for key, tensor in home.items():
+            if tensor is None or id(tensor) in tensors or (id(home), key) in seen:
                 continue
             tensors.add(id(tensor))
             fqn = _clean(f"{path}.{key}" if path else key)
-            yield BufferSlot(f"{name}.{fqn}", owner._buffers, key, isinstance(owner, _RUNNING_STATISTICS))
+            yield BufferSlot(f"{name}.{fqn}", home, key, isinstance(owner, _RUNNING_STATISTICS))
 
 
 def _optimized(
