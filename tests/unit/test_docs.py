@@ -10,6 +10,7 @@ SOURCE = ROOT / "src" / "regrow"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 LINKED = [*PAGES, *sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 CODE = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+FILES = [*CODE, *(ROOT / "tests").rglob("*.py")]
 
 
 def has_method(owner: str, method: str) -> bool:
@@ -21,11 +22,11 @@ def has_method(owner: str, method: str) -> bool:
 
 
 def is_there(file: str) -> bool:
-    """Whether a path is one of the source's, of the repository's, or the end of one of the source's."""
-    return (SOURCE / file).exists() or (ROOT / file).exists() or any(str(each).endswith("/" + file) for each in CODE)
+    """Whether a path is one of the source's, of the repository's, or the end of one of the source's or the tests'."""
+    return (SOURCE / file).exists() or (ROOT / file).exists() or any(str(each).endswith("/" + file) for each in FILES)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     named = set(re.findall(r"`([\w./]+\.py)`", page.read_text())) - {"train.py", "a.py"}
     assert sorted(file for file in named if not is_there(file)) == []

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from regrow.comm.process_group import Call
+from regrow.comm.process_group import AskedCollective
 from regrow.core.errors import GenerationHalted
 from regrow.train.lone_calls import LoneCall
 
@@ -35,7 +35,7 @@ class Sums:
 
 
 def asked(answer: Sums, tensor: torch.Tensor) -> LoneCall:
-    return LoneCall(Call("allreduce", 2, False, answer, ([tensor],), {}))
+    return LoneCall(AskedCollective("allreduce", 2, False, answer, ([tensor],), {}))
 
 
 def test_a_call_that_failed_in_its_middle_is_made_again_with_what_it_was_given() -> None:

@@ -49,7 +49,7 @@ _COLLECTIVES = (
 )
 
 
-class Call(NamedTuple):
+class AskedCollective(NamedTuple):
     """A collective that the script calls.
 
     Attributes:
@@ -69,7 +69,7 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-Between = Callable[[Call], Any]
+Between = Callable[[AskedCollective], Any]
 """Takes over a call of a collective, and returns its work; None: it does not."""
 
 
@@ -230,7 +230,7 @@ class RegrowGroup(ProcessGroup):
             self._groups.on_call(name, self._count)
         between = self._groups.between
         if between is not None and self._coalescing is None and name not in _POINT_TO_POINT:
-            work = between(Call(name, self._count, self.echo is not None, self._answer, args, options))
+            work = between(AskedCollective(name, self._count, self.echo is not None, self._answer, args, options))
             if work is not None:
                 return work
         return self._answer(name, args, options)

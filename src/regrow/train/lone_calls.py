@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from regrow.comm.process_group import Call
+from regrow.comm.process_group import AskedCollective
 from regrow.comm.torch_private.internals import Work
 
 
@@ -17,7 +17,7 @@ class LoneCall:
         call: as the script makes it; tensors in it are read, written or both.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: AskedCollective) -> None:
         self._call = call
         self._args: Any = call.args
         self._given: Any = _copied(call.args)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from regrow.comm.process_group import Call as Asked
+from regrow.comm.process_group import AskedCollective as Asked
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation

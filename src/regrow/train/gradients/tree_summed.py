@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.modules.batchnorm import _NormBase
 
 from regrow.comm.collectives import PIECE_BYTES
 from regrow.comm.torch_private import ddp, fsdp_gradients
@@ -26,6 +25,7 @@ from regrow.hydration.shards import is_distributed
 from regrow.step.dealing import Counter, MicroBatchRange
 from regrow.train.gradients.allocation import keep_freed_memory
 from regrow.train.gradients.wrappers import Modules
+from regrow.train.state.naming import RUNNING_STATISTICS
 from regrow.train.state.protected import ProtectedState
 
 _ALIGN_BYTES = 64
@@ -313,7 +313,7 @@ def refuse_what_varies(modules: Modules) -> None:
     roots: list[torch.nn.Module] = [*modules.replicated, *modules.plain]
     for root in roots:
         for name, module in root.named_modules():
-            if isinstance(module, _NormBase) and module.track_running_stats and module.training:
+            if isinstance(module, RUNNING_STATISTICS) and module.track_running_stats and module.training:
                 raise UsageError(
                     f"{name or 'the model'} is a {type(module).__name__} whose running statistics change in training: "
                     "they would depend on which rank computed which micro-batch, and in what order",

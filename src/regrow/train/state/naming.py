@@ -17,7 +17,7 @@ from regrow.core.errors import StateError, UsageError
 
 RESERVED = "regrow"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-_RUNNING_STATISTICS = (
+RUNNING_STATISTICS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
@@ -26,6 +26,7 @@ _RUNNING_STATISTICS = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
+"""Layers whose buffers change in a forward while they train."""
 
 
 @runtime_checkable
@@ -205,7 +206,7 @@ def _buffers(name: str, module: nn.Module, seen: set[tuple[int, str]]) -> Iterab
                 continue
             tensors.add(id(tensor))
             fqn = _clean(f"{path}.{key}" if path else key)
-            yield BufferSlot(f"{name}.{fqn}", home, key, isinstance(owner, _RUNNING_STATISTICS))
+            yield BufferSlot(f"{name}.{fqn}", home, key, isinstance(owner, RUNNING_STATISTICS))
 
 
 def _optimized(
