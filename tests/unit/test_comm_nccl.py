@@ -125,6 +125,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
         on_call=None,
         on_collective=None,
         after_collective=None,
+        between=None,
     )
     made = RegrowGroup(cast(Owner, owner), "pair", [0, 1], 0, run_s=60.0)
     made.transport, _ = formed(Nccl(), Mesh())
