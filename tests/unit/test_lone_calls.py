@@ -7,7 +7,7 @@ import torch
 
 from regrow.comm.process_group import AskedCollective
 from regrow.core.errors import GenerationHalted
-from regrow.train.lone_calls import LoneCall
+from regrow.train.lone_calls import Kept, LoneCall
 
 
 class Done:
@@ -69,3 +69,23 @@ def test_a_tensor_of_inference_mode_can_be_given_again() -> None:
         call()
     call()
     assert answer.seen == [[1.0]] * 3
+
+
+def test_what_an_evaluation_gathers_is_not_kept_without_bound() -> None:
+    """Each batch under FSDP gathers all parameters."""
+    kept, part, whole = Kept(), torch.zeros(1 << 18), torch.zeros(1 << 20)
+    gathered = AskedCollective("_allgather_base", 4, False, Sums(), (whole, part), {})
+    number = AskedCollective("allreduce", 4, False, Sums(), ([torch.zeros(1)],), {})
+    taken = 0
+    while kept.takes(gathered):
+        kept.add(gathered)
+        taken += 1
+    assert taken == Kept.MOST_BYTES // whole.nbytes
+    assert not kept.takes(number)
+    kept.forget()
+    assert kept.takes(number)
+
+
+def test_calls_whose_arguments_differ_between_ranks_are_not_taken_over() -> None:
+    """The root of a gather has the outputs, so ranks would not agree on which calls are kept."""
+    assert not Kept().takes(AskedCollective("gather", 4, False, Sums(), ([[]], [torch.zeros(1)]), {}))

@@ -7,6 +7,53 @@ import torch
 from regrow.comm.process_group import AskedCollective
 from regrow.comm.torch_private.internals import Work
 
+ALIKE = frozenset(
+    {
+        "allreduce",
+        "allreduce_coalesced",
+        "reduce",
+        "broadcast",
+        "allgather",
+        "_allgather_base",
+        "all_gather_single",
+        "barrier",
+    }
+)
+"""Collectives whose largest argument has the same size on all ranks."""
+
+
+class Kept:
+    """How much is kept of the calls since the last step. All ranks come to the same answer for the same calls."""
+
+    MOST_BYTES = 16 << 20
+    """An evaluation under FSDP gathers all parameters for each batch: these are not kept."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def forget(self) -> None:
+        """The calls are over."""
+        self._bytes = 0
+
+    def takes(self, call: AskedCollective) -> bool:
+        """Whether there is room for what a call is given."""
+        return call.name in ALIKE and self._bytes + largest(call.args) <= self.MOST_BYTES
+
+    def add(self, call: AskedCollective) -> None:
+        """What this call is given is kept."""
+        self._bytes += largest(call.args)
+
+
+def largest(args: tuple[Any, ...]) -> int:
+    """Bytes of the largest argument."""
+    return max(map(_nbytes, args), default=0)
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return sum(map(_nbytes, value)) if isinstance(value, list | tuple) else 0
+
 
 class LoneCall:
     """One such call. Where a fault ends it, it is made again with what it was given.

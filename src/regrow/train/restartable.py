@@ -16,7 +16,7 @@ from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation
 from regrow.data.seeding import seed_everything
-from regrow.train.lone_calls import LoneCall
+from regrow.train.lone_calls import Kept, LoneCall
 from regrow.train.state.moment import ALWAYS
 from regrow.train.state.restartable_effects import RestartableEffects
 
@@ -57,6 +57,7 @@ class RestartableCalls:
         _current = self
         self._loop = loop
         self._calls: list[_Called] = []
+        self._kept = Kept()
         self._thread = threading.get_ident()
         self._watch: RestartableEffects | None = None
         self._at = 0
@@ -85,8 +86,10 @@ class RestartableCalls:
             # Not yet, and neither is what follows before the next step: all ranks must know of the same calls.
             self._declare()
             self._unknown = loop.between_steps
-        if self._unknown or call.echoed or not loop.between_steps:
+        if self._unknown or call.echoed or not loop.between_steps or not self._kept.takes(call):
             return None
+        if not loop.runs_again:
+            self._kept.add(call)
         work: Work = self.between(call.name, LoneCall(call), lone=True)
         return work
 
@@ -188,6 +191,7 @@ class RestartableCalls:
     def committed(self) -> None:
         """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
         self._calls.clear()
+        self._kept.forget()
         self._due = 0
         self._unknown = False
         if self._watch is not None:
@@ -226,6 +230,7 @@ class RestartableCalls:
         if first:
             self._declare()
         self._calls.clear()
+        self._kept.forget()
         self._due = first or sys.maxsize
         self._loop.member.place_after_step(first)
 
