@@ -5,6 +5,7 @@ does change buffers (running statistics) and may change small Python state; of t
 """
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -15,10 +16,17 @@ from regrow.train.state.protected import ProtectedState
 
 
 class FrozenState:
-    """A `StateSource` over protected state, as it was when `freeze` was called."""
+    """A `StateSource` over protected state, as it was when `freeze` was called.
 
-    def __init__(self, state: ProtectedState) -> None:
+    Args:
+        state: what is read.
+        wait: returns when all that the calling thread has enqueued on its device is done. Readers are threads of
+            their own, whose streams wait for nothing that the script computes on another one.
+    """
+
+    def __init__(self, state: ProtectedState, wait: Callable[[], None]) -> None:
         self._state = state
+        self._wait = wait
         self._lock = threading.Lock()
         self._inventory: Inventory | None = None
         self._table: dict[str, torch.Tensor] = {}
@@ -30,6 +38,7 @@ class FrozenState:
             step: where the state stands.
             whole_body: the next body changes parameters before newcomers are known to be done, so these are copied too.
         """
+        self._wait()
         state = self._state
         state.state_at = step
         inventory = state.inventory(step)
@@ -37,6 +46,7 @@ class FrozenState:
         lasting = set() if whole_body else state.lasting()
         with torch.no_grad():
             table = {name: t if name in lasting else t.detach().clone() for name, t in table.items()}
+        self._wait()
         with self._lock:
             self._inventory, self._table = inventory, table
 

@@ -15,6 +15,7 @@ from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import DurableState
 from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.accelerator import Accelerator
 from regrow.train.worker.comparison import Comparison
 from regrow.train.worker.control import Control
 from regrow.train.worker.faults import FaultInjector
@@ -31,6 +32,7 @@ class Assembly:
     groups: Groups
     faults: FaultInjector
     copies: BuddyCopies
+    accelerator: Accelerator
 
     def assemble(
         self, state: ProtectedState, buffered: Sequence[torch.nn.Module], *, form_s: Seconds
@@ -43,7 +45,7 @@ class Assembly:
             form_s: deadline for re-forming the groups, in seconds.
         """
         env = self.link.env
-        frozen = FrozenState(state)
+        frozen = FrozenState(state, self.accelerator.wait)
         server = HydrationServer(
             frozen,
             token=env.token,
@@ -76,6 +78,7 @@ class Assembly:
             server,
             self.faults,
             self.copies,
+            self.accelerator,
             form_s=form_s,
             comparison=comparison,
             sampler=sampler,

@@ -23,6 +23,7 @@ from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
 from regrow.train.state.staged import StagedState
+from regrow.train.worker.accelerator import Accelerator
 from regrow.train.worker.comparison import Comparison
 from regrow.train.worker.control import Control
 from regrow.train.worker.faults import FaultInjector
@@ -52,6 +53,7 @@ class Recovery:
     server: HydrationServer
     faults: FaultInjector
     copies: BuddyCopies
+    accelerator: Accelerator
     form_s: Seconds
     comparison: Comparison | None = None
     sampler: Sampler | None = None
@@ -199,6 +201,8 @@ class Recovery:
             self._receiving = reception
         if self.control.is_over(form.generation):
             reception.cancel()
+        # What arrives is written from other threads: nothing of the script's own may still be on its way there.
+        self.accelerator.wait()
         try:
             return reception.run()
         finally:

@@ -189,7 +189,7 @@ class SupervisedWorker:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.early.bind(f"CUDA device {torch.cuda.current_device()}")
         self._gate.accelerator = accelerator_of(state.parameters())
-        workplace = Assembly(self._link, self.control, self._groups, self._faults, self._copies)
+        workplace = Assembly(self._link, self.control, self._groups, self._faults, self._copies, self._gate.accelerator)
         self._recovery, durable = workplace.assemble(state, buffered, form_s=FORM_S)
         self._verdicts = Rejoin(self._link, self.control, self._recovery, state, self._copies, durable)
         env, state_at = self._link.env, NO_STATE
