@@ -107,7 +107,7 @@ for step in session.steps(Loader(), until=3 * len(ways) + 3):
             if once(step.number, "gil"):
                 lock, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
                 libc.pthread_mutex_lock(lock)
-                libc.pthread_mutex_lock(lock)  # unlike a sleep, it goes on waiting when stacks are asked for by a signal
+                libc.pthread_mutex_lock(lock)  # unlike a sleep, it goes on when a signal asks for stacks
             if once(step.number, "collective"):
                 dist.recv(torch.zeros(1), src=0)
         model(batch.reshape(1, 4)).sum().backward()
