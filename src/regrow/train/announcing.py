@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from regrow.core.ids import Generation, Instant, Seconds
+from regrow.core.ids import Generation, Instant, Rank, Seconds
+from regrow.core.messages import WorkerCommitted, WorkerStaged
 from regrow.core.messages.data import BatchRecord
 from regrow.train.batches import Batches
 from regrow.train.step import Step
-from regrow.train.worker.standalone import StandaloneWorker
-from regrow.train.worker.supervised import SupervisedWorker
+from regrow.train.worker.participation import Participation
 
 _log = logging.getLogger("regrow.steps")
 if _log.level == logging.NOTSET:
@@ -38,7 +38,7 @@ class Announcing:
         member: whom it is said to.
     """
 
-    def __init__(self, member: SupervisedWorker | StandaloneWorker) -> None:
+    def __init__(self, member: Participation) -> None:
         self._member = member
         self._unsent: _Unsent | None = None
 
@@ -48,7 +48,9 @@ class Announcing:
             isinstance(value, torch.Tensor) and value.is_cuda for value in step.staged.values()
         ):
             # Reading a CUDA tensor would stall the device in mid-step: those wait for the commit.
-            self._member.stage(step.number, step.numbers(), batches.parts(step.number) if batches else [])
+            member, parts = self._member, batches.parts(step.number) if batches else []
+            generation = Generation(member.generation)
+            member.send(WorkerStaged(member.worker, generation, step.number, step.numbers(), list(parts)))
 
     def committed(self, step: Step, begun_at: Instant, batches: Batches | None, *, adopted: bool) -> None:
         """The step has happened. Said at the next `send`.
@@ -69,15 +71,18 @@ class Announcing:
             return
         unsent, self._unsent = self._unsent, None
         number, numbers = unsent.step.number, unsent.step.numbers()
-        self._member.announce(
-            number,
-            unsent.generation,
-            unsent.at,
-            unsent.seconds,
-            numbers,
-            adopted=unsent.adopted,
-            read=unsent.read,
-            parts=unsent.parts,
-            rank=unsent.step.rank,
+        self._member.send(
+            WorkerCommitted(
+                self._member.worker,
+                unsent.generation,
+                number,
+                unsent.at,
+                unsent.seconds,
+                numbers,
+                adopted=unsent.adopted,
+                data=unsent.read,
+                parts=list(unsent.parts),
+                rank=Rank(unsent.step.rank),
+            )
         )
         _log.info("step %d: %s", number, numbers)

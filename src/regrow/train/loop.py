@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 
-from regrow.comm.torch_private import device_mesh, grad_scalers
+from regrow.comm.torch_private import grad_scalers
 from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.messages.vocabulary import STATE_METRIC
@@ -19,9 +19,8 @@ from regrow.train.rehearsal.echoed import echoed
 from regrow.train.rehearsal.rehearsal import Rehearsal
 from regrow.train.restartable import RestartableCalls
 from regrow.train.step import Step
+from regrow.train.worker.participation import Participation
 from regrow.train.worker.rejoin import WorkerReleased
-from regrow.train.worker.standalone import StandaloneWorker
-from regrow.train.worker.supervised import SupervisedWorker
 
 STEPS = "steps()"
 _EXACT = 13
@@ -32,12 +31,12 @@ class StepLoop:
     """The one loop of a worker.
 
     Args:
-        member: how this process takes part in a job; `StandaloneWorker` outside one.
+        member: how this process takes part in a job.
         seed: what the order of data and all random numbers of the steps derive from.
         invariant: whether the result must not depend on the number of replicas.
     """
 
-    def __init__(self, member: SupervisedWorker | StandaloneWorker, *, seed: int, invariant: bool) -> None:
+    def __init__(self, member: Participation, *, seed: int, invariant: bool) -> None:
         self.member, self.seed, self.invariant = member, seed, invariant
         self.standing = LoopContext(member)
         self.modules = Modules()
@@ -76,15 +75,13 @@ class StepLoop:
         """Built and warm: stand before the first step, or where the others are."""
         modules, dealer = self.modules, self.standing.dealer
         modules.check_hooks()
-        unit, world = self.member.unit, self.member.world
-        across = [*modules.spanning, *device_mesh.follows(unit=unit, world=world)]
-        self.member.let_follow(across, device_mesh.inside(unit=unit, world=world))
+        self.standing.let_follow(modules.spanning)
         self.member.arrive(
             self.standing.protected(),
             modules.buckets(),
             modules.buffered,
             microbatches=dealer.most if dealer is not None else 0,
-            fixed=self.standing.fixed() if self.standing.batches is not None else "the script has no session.steps",
+            fixed=self.standing.fixed(),
         )
 
     def run(self, until: int) -> Iterator[Step]:
@@ -154,16 +151,17 @@ class StepLoop:
         self.settle()
         if not self.agrees():
             return None
-        member.checkpoint()
+        member.waiting.checkpoint()
         try:
-            batch = member.fetch(number, lambda: batches.batch(number))
+            member.fetches(number)
+            batch = batches.batch(number)
         except Exception as error:
             if not self.failed(error):
                 raise
             return None
         member.show_read(number, batches.record(number))
         state.begin()
-        if not member.begin(number):
+        if not member.body.begin_step(number, state):
             return None
         attempt = self._attempts.get(number, 0)
         self._attempts = {number: attempt + 1}
@@ -198,7 +196,7 @@ class StepLoop:
         if self.standing.dealer is not None:
             self.standing.dealer.check_complete()
         self.standing.protected().updates()
-        self.member.before_update(self.modules.share_buffers, closure=closure)
+        self.member.body.before_update(self.modules.share_buffers, closure=closure)
         self.regions.before_update(closure=closure)
 
     def after_update(self, optimizer: object) -> None:
@@ -229,7 +227,7 @@ class StepLoop:
             return False
         if error is None:
             try:
-                if self.member.commit(self.modules.share_buffers):
+                if self.member.body.commit(self.modules.share_buffers):
                     # A generation that is over is left only when all that the script does after the step is done.
                     self._settled(step)
                     return False
@@ -237,15 +235,14 @@ class StepLoop:
             except Exception as fault:  # noqa: BLE001  what ends the step is told as an error of its body is
                 error = fault
         if not isinstance(error, Exception):
-            self.member.abandon()
+            self.member.body.abandon()
             return False
         if self.member.body.complete:
             # All that the step changes is changed: the error is one of what comes after it.
             self.member.body.conclude()
             self._settled(step)
-            self._owing = self.member.abort(error, self.standing.protected())
-            self.modules.reset(error)
-            self._settling.watch(self.modules)
+            self._owing = self.member.body.abort(error, self.standing.protected())
+            self._settling.cut_off(self.modules, error)
             return self._owing
         return self.failed(error, step)
 
@@ -266,10 +263,9 @@ class StepLoop:
 
         False: outside a job, where there is nobody to tell; the error is the script's.
         """
-        if not self.member.abort(error, self.standing.protected()):
+        if not self.member.body.abort(error, self.standing.protected()):
             return False
-        self.modules.reset(error)
-        self._settling.watch(self.modules)
+        self._settling.cut_off(self.modules, error)
         self.recover(step)
         return True
 
@@ -287,7 +283,7 @@ class StepLoop:
         """
         self._owing = False
         try:
-            adopted = self.member.rejoin()
+            adopted = self.member.waiting.rejoin()
         except WorkerReleased as leaving:
             # What a loop or a body that it unwinds still does is nothing to the others.
             self._left, self._looping = True, False
@@ -300,9 +296,7 @@ class StepLoop:
         self.modules.overwritten()
         grad_scalers.begin_anew(self.standing.objects)
         self.standing.follow_world()
-        if self.standing.batches is not None:
-            self.standing.batches.seek(self.member.step)
-        self.standing.hooks.tell(self.member.take_change(), self.member.step)
+        self.standing.hooks.tell(self.member.waiting.take_change(), self.member.step)
         self._place_after()
         self.regions.recovered(self.member.inside)
 
@@ -359,7 +353,7 @@ class StepLoop:
         self._looping = False
         self._announcing.send()
         ended = not self.recover_if_halted() and self.agrees(last=True)
-        if ended and not self.member.finish():
+        if ended and not self.member.waiting.finish():
             self.recover()
             ended = False
         self._looping = not ended
@@ -370,7 +364,7 @@ class StepLoop:
         self._looping, at = False, self.member.step
         self._announcing.send()
         self.recover_if_halted()
-        while not self.member.finish():
+        while not self.member.waiting.finish():
             self.recover()
             if self.standing.batches is None:
                 continue

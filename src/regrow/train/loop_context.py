@@ -1,5 +1,7 @@
 """What a worker's loop rests on: its member, its protected state, its batches, and its place in the world."""
 
+from collections.abc import Iterable
+
 from torch.distributed.device_mesh import DeviceMesh
 
 from regrow.comm.torch_private import device_mesh
@@ -9,18 +11,17 @@ from regrow.train.microbatches import Dealer
 from regrow.train.scale_events import ScaleHooks
 from regrow.train.sharing import Share, share_of
 from regrow.train.state.protected import ProtectedState
-from regrow.train.worker.standalone import StandaloneWorker
-from regrow.train.worker.supervised import SupervisedWorker
+from regrow.train.worker.participation import Participation
 
 
 class LoopContext:
     """The part of a loop that decides nothing about steps.
 
     Args:
-        member: how this process takes part in a job; `StandaloneWorker` outside one.
+        member: how this process takes part in a job.
     """
 
-    def __init__(self, member: SupervisedWorker | StandaloneWorker) -> None:
+    def __init__(self, member: Participation) -> None:
         self.member = member
         self.state: ProtectedState | None = None
         self.batches: Batches | None = None
@@ -55,9 +56,11 @@ class LoopContext:
     def fixed(self) -> str:
         """Why the world can have no other size, as far as its data goes; empty: it can."""
         dealer, unit, world = self.dealer, self.member.unit, self.member.world
+        if self.batches is None:
+            return "the script has no session.steps"
         if isinstance(self._data_of, tuple):
             return f"session.steps was given data={self._data_of}, which is for one world only"
-        if dealer is None and self.data().order.global_batch == 0:
+        if dealer is None and self.batches.order.global_batch == 0:
             return (
                 "the global batch would follow the number of ranks "
                 "(give session.steps microbatches=, or make a regrow.DataLoader with global_batch_size=)"
@@ -69,14 +72,22 @@ class LoopContext:
             )
         return device_mesh.refusal(self.objects, unit=unit, world=world)
 
+    def let_follow(self, spanning: Iterable[object]) -> None:
+        """The groups of wrappers that span all replicas, and of device meshes, are to follow the world."""
+        unit, world = self.member.unit, self.member.world
+        across = [*spanning, *device_mesh.follows(unit=unit, world=world)]
+        self.member.let_follow(across, device_mesh.inside(unit=unit, world=world))
+
     def follow_world(self) -> None:
-        """The world may have another size: bring along what knows ranks, and read this rank's share of the data."""
+        """A new generation: bring along what knows ranks, and read this rank's share of the data, from its step on."""
         before, self._stood = self._stood, (self.member.rank, self.member.world)
         if before != self._stood:
             device_mesh.resize(
                 self.objects, unit=self.member.unit, before=before[1], world=self.member.world, rank=self.member.rank
             )
             self._share = share_of(self._data_of)
+        if self.batches is not None:
+            self.batches.seek(self.member.step)
 
     def protected(self) -> ProtectedState:
         """What is protected. Raises `UsageError` where nothing is."""

@@ -15,6 +15,7 @@ from regrow.comm.process_group import AskedCollective as Asked
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation
+from regrow.core.messages import WorkerCommitted
 from regrow.data.seeding import seed_everything
 from regrow.train.lone_calls import Kept, LoneCall
 from regrow.train.state.moment import ALWAYS
@@ -152,9 +153,9 @@ class RestartableCalls:
                     raise
                 continue
             except BaseException:
-                loop.member.abandon()
+                loop.member.body.abandon()
                 raise
-            loop.member.leave_region(0 if self._training else number + 1)
+            loop.member.body.leave_region(0 if self._training else number + 1)
             if self._training and loop.member.halted:
                 continue  # others may still need this worker in it
             return result
@@ -174,7 +175,7 @@ class RestartableCalls:
             state, scope = loop.standing.protected(), self._watched.scope(name)
             state.between.extend(scope)
             state.begin_region(self._watched.entry(number), scope)
-        if not loop.member.enter_region(number, training=self._training):
+        if not loop.member.body.enter_region(number, loop.standing.protected() if self._training else None):
             return False
         step, (share, _) = loop.member.step, loop.standing.place()
         seed = loop.seed + (0 if self._training else _STREAM * number)
@@ -186,7 +187,7 @@ class RestartableCalls:
 
     def _enter_lone(self, number: int) -> bool:
         self._loop.standing.protected().begin_region(self._watched.entry(number), ALWAYS)
-        return self._loop.member.enter_region(number, training=False)
+        return self._loop.member.body.enter_region(number, None)
 
     def committed(self) -> None:
         """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
@@ -289,10 +290,10 @@ class RestartableCalls:
             return
         member = self._loop.member
         number, generation = member.step, Generation(member.generation)
-        if not member.commit(self._loop.modules.share_buffers):
+        if not member.body.commit(self._loop.modules.share_buffers):
             raise GenerationHalted(f"step {number} was given up")
         now = time.monotonic()
-        member.announce(number, generation, now, now - self._begun_at, {}, adopted=False)
+        member.send(WorkerCommitted(member.worker, generation, number, now, now - self._begun_at))
         if member.halted or not member.pass_boundary() or not self._enter(self._at, ""):
             raise GenerationHalted(f"the training goes on from step {member.step} in a new generation")
 

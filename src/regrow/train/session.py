@@ -10,6 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.errors import UsageError
+from regrow.core.ids import Rank
+from regrow.core.messages.data import OrderDeclared
 from regrow.data.loader import StepLoader
 from regrow.step.policy import Policy
 from regrow.train.batches import Batches
@@ -24,22 +26,21 @@ from regrow.train.sharing import Share
 from regrow.train.state.protected import ProtectedState
 from regrow.train.state.unprotected import UnprotectedOptimizers
 from regrow.train.step import Step
-from regrow.train.worker.standalone import StandaloneWorker
-from regrow.train.worker.supervised import SupervisedWorker
+from regrow.train.worker.participation import Participation
 
 
 class Session:
     """One worker's part in the training. Made by `regrow.init()`.
 
     Args:
-        member: how this process takes part in a job; `StandaloneWorker` outside one.
+        member: how this process takes part in a job.
         seed: what the order of data and all random numbers of the steps derive from.
         invariant: whether the result must not depend on the number of replicas.
     """
 
     _loop_kind: ClassVar[type[StepLoop]] = StepLoop
 
-    def __init__(self, member: SupervisedWorker | StandaloneWorker, *, seed: int, invariant: bool = False) -> None:
+    def __init__(self, member: Participation, *, seed: int, invariant: bool = False) -> None:
         self._member, self.seed, self.invariant = member, seed, invariant
         self._loop = self._loop_kind(member, seed=seed, invariant=invariant)
         self._standing = self._loop.standing
@@ -131,7 +132,7 @@ class Session:
             optimizer.register_step_pre_hook(_announces(loop))
             optimizer.register_step_post_hook(lambda optimizer, *_: loop.after_update(optimizer))
         self._member.body.watch(standing.objects)
-        if isinstance(self._member, SupervisedWorker):
+        if self._member.rehearses:
             body = self._member.body
             UnprotectedOptimizers(standing.state, inside=lambda: body.entered)
 
@@ -178,7 +179,8 @@ class Session:
         self._member.reads_once = isinstance(loader, Iterator)
         fetching = partial(self._member.fetching, loader)
         standing.batches = Batches(reader, seed=self.seed, place=standing.place, reseed=reseed, fetching=fetching)
-        self._member.declare(standing.batches.order)
+        member = self._member
+        member.send(OrderDeclared(member.worker, Rank(member.rank), standing.batches.order))
         steps = self._loop.run(until)
         self._loop.iterator = weakref.ref(steps)
         return steps

@@ -27,8 +27,12 @@ class Settling:
                 modules.settle()
             self._unhook(modules)
 
-    def watch(self, modules: Modules) -> None:
-        """A backward was cut off: where a body has several of one module, its forwards settle the buckets too."""
+    def cut_off(self, modules: Modules, error: BaseException) -> None:
+        """A step ended by `error`: make ready for the next. Where a body has several forwards, they settle buckets too.
+
+        Raises `UsageError` where torch cannot.
+        """
+        modules.reset(error)
         if modules.unsettled and not self._hooks:
 
             def settle(*_: object) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.restartable import Rehearsed
 from regrow.train.state.protected import ProtectedState
-from regrow.train.worker.standalone import StandaloneWorker
-from regrow.train.worker.supervised import SupervisedWorker
+from regrow.train.worker.participation import Participation
 
 
 @contextlib.contextmanager
-def echoed(member: SupervisedWorker | StandaloneWorker, state: ProtectedState, modules: Modules) -> Iterator[None]:
+def echoed(member: Participation, state: ProtectedState, modules: Modules) -> Iterator[None]:
     """Within this, collectives are answered locally; afterwards the state is as it was. `Rehearsed` ends it early."""
     kept = state.capture() if member.holds_initial_state else None
     attributes = state.modes.attributes()

@@ -15,8 +15,7 @@ from regrow.train.rehearsal.leftover_gradients import Leftovers
 from regrow.train.rehearsal.unprotected_changes import Unprotected
 from regrow.train.state.protected import ProtectedState
 from regrow.train.step import Step, StepOwner
-from regrow.train.worker.standalone import StandaloneWorker
-from regrow.train.worker.supervised import SupervisedWorker
+from regrow.train.worker.participation import Participation
 
 _WATCHED_STEPS = 2
 _ROOM = 4 << 20
@@ -118,7 +117,7 @@ def beyond_a_message(state: ProtectedState, most: int = MAX_FRAME_BYTES - _ROOM)
     )
 
 
-def check_update(member: SupervisedWorker | StandaloneWorker, state: ProtectedState) -> None:
+def check_update(member: Participation, state: ProtectedState) -> None:
     """A body ends. Raises `UsageError` where it has changed parameters past all protected optimizers."""
     if member.rehearsed():
         return

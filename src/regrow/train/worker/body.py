@@ -45,6 +45,8 @@ class Body:
         self._whole = False
         """Whether all state was remembered at the begin, since this body cannot be parted from its update."""
         self._costs_said = False
+        self.recovery: Recovery | None = None
+        """Knows who reads this worker's state; None before it has arrived."""
         self.fetching = Fetching()
         groups.on_call = self._called
 
@@ -115,35 +117,32 @@ class Body:
         if self.rehearsing:
             self.updates.ended()
 
-    def before_update(
-        self, last_collective: Callable[[], None], recovery: Recovery | None, *, closure: bool = False
-    ) -> None:
+    def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
         """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
 
         Args:
             last_collective: what all ranks still have to exchange before they update.
-            recovery: knows who reads this worker's state.
             closure: the optimizer computes gradients itself.
         """
         if self.rehearsing:
             self.updated = True
             self.updates.began(closure=closure)
             return
-        if not self.begun or recovery is None or self._control.updating:
+        if not self.begun or self.recovery is None or self._control.updating:
             return
         if not self._whole:
-            self._gate.enter(last_collective, recovery, interrupted=self.interrupt.struck)
+            self._gate.enter(last_collective, self.recovery, interrupted=self.interrupt.struck)
         self.updates.began(closure=closure)
 
-    def commit(self, last_collective: Callable[[], None], recovery: Recovery | None) -> bool:
+    def commit(self, last_collective: Callable[[], None]) -> bool:
         """The body has ended well; False when it must run again all the same.
 
         A body that has not come through the gate does so now. Raises what `before_update` does.
         """
         self.updates.rest()
-        if self.begun and recovery is not None and not self._control.updating:
+        if self.begun and self.recovery is not None and not self._control.updating:
             whole, cut_off = self._control.all_whole, self.interrupt.struck
-            self._gate.enter(last_collective, recovery, interrupted=cut_off, whole_body=whole)
+            self._gate.enter(last_collective, self.recovery, interrupted=cut_off, whole_body=whole)
         self._faults.leave()
         self._faults.strike(FaultStage.COMMIT, self._control.step)
         return self.conclude()
@@ -163,7 +162,7 @@ class Body:
         """Whether all that this step changes is changed, so that an error now comes after it."""
         return self.begun and self._control.updating and self.updates.whole
 
-    def abort(self, error: Exception, state: ProtectedState) -> None:
+    def abort(self, error: Exception, state: ProtectedState) -> bool:
         """The attempt failed: put back what it changed, and say so if nobody knows yet."""
         self.left()
         self._faults.leave()
@@ -179,6 +178,7 @@ class Body:
         if news:
             kind = FaultKind.COLLECTIVE if self._symptom(error) else FaultKind.BODY
             tell_fault(self._link, self._control.generation, step, kind, error)
+        return True
 
     def _put_back(self, state: ProtectedState, step: StepNo) -> None:
         lost = state.rollback()
@@ -196,12 +196,13 @@ class Body:
 
     def abandon(self) -> None:
         """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
+        self._control.inside = 0
         self.left()
         self._faults.leave()
         self.begun = self._whole = False
         self._control.fail()
 
-    def begin_step(self, number: StepNo, state: ProtectedState | None) -> bool:
+    def begin_step(self, number: StepNo, state: ProtectedState) -> bool:
         """The body of a step starts; False when the generation is over."""
         if not self.begin(state):
             return False
@@ -209,3 +210,24 @@ class Body:
         self._faults.enter(number)
         self._link.board.enter(Phase.COMPUTING)
         return True
+
+    def enter_region(self, number: int, training: ProtectedState | None) -> bool:
+        """The `number`th restartable function since the last step starts; False when the generation is over.
+
+        Args:
+            training: what it trains, where it stands in the place of the steps; None: it stands between two.
+        """
+        if not self.begin(training):
+            return False
+        self._control.inside, self.entered = number, True
+        (self._faults.enter if training is not None else self._faults.enter_between)(self._control.step)
+        phase = Phase.COMPUTING if training is not None else Phase.REGION
+        self._link.board.enter(phase, step=self._control.step, generation=self._control.generation)
+        return True
+
+    def leave_region(self, following: int) -> None:
+        """A restartable function has ended well; `following` may be run next."""
+        self._faults.leave()
+        self._control.inside, self.begun, self.entered = following, False, False
+        self._control.rest()
+        self._link.board.enter(Phase.OUTSIDE)

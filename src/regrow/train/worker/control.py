@@ -64,6 +64,8 @@ class Control:
         """Set when nobody needs this worker's state any more."""
         self.resized = False
         """Whether the present generation has another size than the one before."""
+        self.reformed = False
+        """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
         self._snapshot_at: StepNo | None = None
         self.whole_body = False
         """Whether bodies are given up with their updates, on all ranks: some rank has seen that they must be."""

@@ -85,6 +85,7 @@ class Rejoin:
             # It is told again while the new world does not stand; who has stood in it already has heard of it.
             if form.change is not None and form.change.generation > self._changed_in:
                 self._changed_in, self._change = form.change.generation, form.change
+            self._control.reformed = True
             return outcome.step if isinstance(outcome, Adopted) else None
 
     def take_change(self) -> WorldChange | None:

@@ -1,51 +1,65 @@
-"""What `Session` asks, answered for a script that nobody supervises: nothing is ever given up or run again."""
+"""A worker that nobody supervises: nothing is ever given up or run again."""
 
 import atexit
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from regrow.comm.process_group import Between
 from regrow.comm.process_groups import Groups
 from regrow.core.config import TorchrunEnv
 from regrow.core.early_reads import EarlyReads
-from regrow.core.ids import Generation, Instant, Seconds, StepNo
-from regrow.core.messages import WorldChange
-from regrow.core.messages.data import BatchRecord, OrderSpec
-from regrow.data.loader import Caching
-from regrow.train.state.protected import ProtectedState
+from regrow.core.ids import Seconds, StepNo, WorkerId
 
 FORM_S: Seconds = 60.0
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """Nobody is told, nothing is given up, and the world never changes."""
+
+
+def _yes(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _as_it_is(*_: Any, **__: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class StandaloneBody:
-    """What a body would be asked that could be given up."""
+    """A body that is never given up: an error in it is the script's."""
 
-    complete = False
+    complete = entered = False
+    watch = enter = before_update = stepped = left = abandon = leave_region = _nothing
+    begin_step = enter_region = _yes
+    conclude = abort = _no
 
-    def watch(self, objects: Iterable[object]) -> None:
-        """Nothing is given up."""
+    def __init__(self) -> None:
+        self.step = StepNo(0)
 
-    def stepped(self, optimizer: object) -> None:
-        """Nothing is given up."""
+    def commit(self, last_collective: Callable[[], None]) -> bool:
+        """The body has ended well."""
+        self.step = StepNo(self.step + 1)
+        return True
 
-    def enter(self) -> None:
-        """Nothing is interrupted."""
 
-    def left(self) -> None:
-        """Nothing is interrupted."""
+class StandaloneWaiting:
+    """There is nobody to wait for, and durable checkpoints are `regrow run`'s."""
 
-    def conclude(self) -> bool:
-        """No error comes after a step."""
-        return False
+    checkpoint = rejoin = take_change = _nothing
+    finish = _yes
 
 
 class StandaloneWorker:
-    """A script that nobody supervises: under plain `python`, or under another launcher."""
+    """A script under plain `python`, or under another launcher."""
 
+    worker = WorkerId("")
     rehearses = False
     reads_once = False
     holds_initial_state = True
@@ -56,10 +70,14 @@ class StandaloneWorker:
     trial_steps = 0
     unit = 1
 
+    echo = local = fetching = _as_it_is
+    rehearsed = compare = pass_boundary = _yes
+    note_of_script = send = let_follow = arrive = cache = fetches = show_read = _nothing
+    take_over = expect_after_steps = place_after_step = _nothing
+
     def __init__(self, rank: int, local_rank: int, world: int) -> None:
         self.rank, self.local_rank, self.world = rank, local_rank, world
-        self.step = StepNo(0)
-        self.body = StandaloneBody()
+        self.body, self.waiting = StandaloneBody(), StandaloneWaiting()
         self.early = EarlyReads()
 
     @classmethod
@@ -73,132 +91,14 @@ class StandaloneWorker:
         Groups().install(rank=0, world=1, formation=None, form_s=FORM_S)
         return cls(0, 0, 1)
 
-    def echo(self) -> AbstractContextManager[None]:
-        """Never rehearses."""
-        return nullcontext()
-
-    def local(self) -> AbstractContextManager[None]:
-        """Never needed."""
-        return nullcontext()
-
-    def rehearsed(self) -> bool:
-        """Never rehearses."""
-        return True
-
-    def note_of_script(self, text: str) -> None:
-        """Nobody to tell."""
-
-    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
-        """The world never changes."""
-
-    def arrive(
-        self,
-        state: ProtectedState,
-        buckets: str,
-        buffered: Sequence[torch.nn.Module] = (),
-        *,
-        microbatches: int = 0,
-        fixed: str = "",
-    ) -> None:
-        """Nobody to report to."""
-
-    def compare(self, *, last: bool = False) -> bool:
-        """Nobody to compare with."""
-        return True
-
-    def cache(self, until: int) -> Caching | None:
-        """No agent keeps one."""
-        return None
-
-    def declare(self, order: OrderSpec) -> None:
-        """Nobody to tell."""
-
-    def fetch(self, number: StepNo, get: Callable[[], Any]) -> Any:
-        """The batch of a step, by `get`."""
-        return get()
-
-    def fetching(self, loader: object) -> AbstractContextManager[None]:
-        """A loader may do what it likes."""
-        return nullcontext()
-
-    def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
-        """Nobody to show it to."""
-
-    def begin(self, number: StepNo) -> bool:
-        """A body starts."""
-        return True
-
-    def enter_region(self, number: int, *, training: bool) -> bool:
-        """Nothing is run again."""
-        return True
-
-    def leave_region(self, following: int) -> None:
-        """Nothing is run again."""
-
-    def take_over(self, between: Between) -> None:
-        """Nothing is run again."""
-
-    def expect_after_steps(self, following: int) -> None:
-        """Nothing is run again."""
-
-    def place_after_step(self, following: int) -> None:
-        """Nothing is run again."""
+    @property
+    def step(self) -> StepNo:
+        """The step that this worker stands before."""
+        return self.body.step
 
     def await_position(self) -> tuple[StepNo, int]:
         """There are no others."""
         return self.step, 0
-
-    def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
-        """Nobody reads the state."""
-
-    def commit(self, last_collective: Callable[[], None]) -> bool:
-        """The body has ended well."""
-        self.step = StepNo(self.step + 1)
-        return True
-
-    def abort(self, error: Exception, state: ProtectedState) -> bool:
-        """Nobody to tell: the error is the script's."""
-        return False
-
-    def abandon(self) -> None:
-        """Nothing to give up."""
-
-    def rejoin(self) -> StepNo | None:
-        """The world never changes."""
-        return None
-
-    def pass_boundary(self) -> bool:
-        """The world never changes."""
-        return True
-
-    def take_change(self) -> WorldChange | None:
-        """The world never changes."""
-        return None
-
-    def checkpoint(self) -> None:
-        """Durable checkpoints are `regrow run`'s."""
-
-    def finish(self) -> bool:
-        """Nobody to wait for."""
-        return True
-
-    def stage(self, number: StepNo, metrics: dict[str, float], parts: Sequence[BatchRecord] = ()) -> None:
-        """Nobody to tell."""
-
-    def announce(
-        self,
-        number: StepNo,
-        generation: Generation,
-        at: Instant,
-        seconds: Seconds,
-        metrics: dict[str, float],
-        *,
-        adopted: bool,
-        read: BatchRecord | None = None,
-        parts: Sequence[BatchRecord] = (),
-        rank: int | None = None,
-    ) -> None:
-        """Nobody to tell."""
 
 
 def _leave_torch() -> None:

@@ -4,6 +4,7 @@ from regrow.comm.process_groups import Groups
 from regrow.core.board import Board
 from regrow.core.errors import UsageError
 from regrow.train.worker.body import Body
+from regrow.train.worker.control import Control
 
 
 class StrayCalls:
@@ -12,19 +13,18 @@ class StrayCalls:
     Args:
         board: where its agent sees that it goes on.
         groups: which of its calls were refused.
+        control: whether others may stand elsewhere.
         body: whether it is in one.
     """
 
-    def __init__(self, board: Board, groups: Groups, body: Body) -> None:
-        self._board, self._groups, self._body = board, groups, body
+    def __init__(self, board: Board, groups: Groups, control: Control, body: Body) -> None:
+        self._board, self._groups, self._control, self._body = board, groups, control, body
         self._last = ""
-        self.newcomers = False
-        """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
 
     def called(self, name: str) -> None:
         """The script calls a collective. Raises `UsageError` where others would take it for another one."""
         self._last = name
-        if self.newcomers and not self._body.begun:
+        if self._control.reformed and not self._body.begun:
             # They are at the next step already; whatever they call there would be taken for the answer to this.
             raise UsageError(
                 f"{name} was called outside a step, and a fault has just brought in ranks that do not call it",

@@ -1,9 +1,8 @@
-"""How a worker takes part in its job: what `Session` asks of it."""
+"""How a worker that an agent started takes part in its job."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 import xxhash
@@ -15,17 +14,15 @@ from regrow.comm.process_group import Between
 from regrow.comm.process_groups import Formation, Groups
 from regrow.comm.torch_private import device_mesh
 from regrow.core.errors import GenerationHalted
-from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import (
     FaultStage,
     Role,
-    WorkerCommitted,
+    WorkerFact,
     WorkerNoted,
     WorkerReady,
-    WorkerStaged,
-    WorldChange,
 )
-from regrow.core.messages.data import BatchRecord, OrderDeclared, OrderSpec
+from regrow.core.messages.data import BatchRecord
 from regrow.core.phase import Phase
 from regrow.data.loader import Caching
 from regrow.train.state.buddy_copies import BuddyCopies
@@ -36,7 +33,7 @@ from regrow.train.worker.body import Body
 from regrow.train.worker.cache_reader import Reading
 from regrow.train.worker.control import Control
 from regrow.train.worker.faults import FaultInjector
-from regrow.train.worker.recovery import Recovery, site_of
+from regrow.train.worker.recovery import site_of
 from regrow.train.worker.rejoin import Rejoin
 from regrow.train.worker.stray_calls import StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
@@ -53,13 +50,12 @@ class SupervisedWorker:
 
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self._groups = link, groups
-        self.early = link.early
+        self.worker, self.early = link.env.worker, link.early
         self.trial_steps = link.env.spec.trial_steps
         self.reads_once = False
         """Whether batches come from an iterator, which does not ask again for its place once it has given one."""
         self._state: ProtectedState | None = None
-        self._recovery: Recovery | None = None
-        self._verdicts: Rejoin | None = None
+        self._rejoin: Rejoin | None = None
         self._born = time.monotonic()
         self.control = Control(
             link,
@@ -71,7 +67,7 @@ class SupervisedWorker:
         self._faults = FaultInjector(link, groups, lambda: self._state.parameters() if self._state else [])
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.body = Body(link, self.control, groups, self._faults, self._gate)
-        self._stray = StrayCalls(link.board, groups, self.body)
+        self._stray = StrayCalls(link.board, groups, self.control, self.body)
         self.reading = Reading(link, self.control, lambda: self.body.rehearsing)
 
     @classmethod
@@ -159,6 +155,10 @@ class SupervisedWorker:
         """Whether the rehearsed body updated protected state through an optimizer."""
         return self.body.updated
 
+    def send(self, fact: WorkerFact) -> None:
+        """Tell the agent."""
+        self._link.send(fact)
+
     def note_of_script(self, text: str) -> None:
         """Tell people something about the script, once, whichever ranks say it."""
         self._link.send(WorkerNoted(self._link.env.worker, text))
@@ -176,22 +176,16 @@ class SupervisedWorker:
         microbatches: int = 0,
         fixed: str = "",
     ) -> None:
-        """Report to the coordinator: built and warm.
-
-        Args:
-            buckets: which gradients are reduced together.
-            buffered: the modules whose buffers are the same on all ranks between two steps.
-            microbatches: into how many the script divides a step; 0: into none.
-            fixed: why the world of this script can have no other size; empty: it can.
-        """
+        """As `Participation.arrive`."""
         self._state = state
         self._hear_no_more()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.early.bind(f"CUDA device {torch.cuda.current_device()}")
         self._gate.accelerator = accelerator_of(state.parameters())
         workplace = Assembly(self._link, self.control, self._groups, self._faults, self._copies, self._gate.accelerator)
-        self._recovery, durable = workplace.assemble(state, buffered, form_s=FORM_S)
-        self._verdicts = Rejoin(self._link, self.control, self._recovery, state, self._copies, durable)
+        recovery, durable = workplace.assemble(state, buffered, form_s=FORM_S)
+        self.body.recovery = recovery
+        self._rejoin = Rejoin(self._link, self.control, recovery, state, self._copies, durable)
         env, state_at = self._link.env, NO_STATE
         if env.role is Role.RANK:
             state_at = durable.load(state, env.rank) if durable is not None and env.resume else StepNo(0)
@@ -201,7 +195,7 @@ class SupervisedWorker:
             WorkerReady(
                 env.worker,
                 state_at,
-                self._recovery.server.endpoint,
+                recovery.server.endpoint,
                 xxhash.xxh3_64_hexdigest(f"{holding}|{buckets}".encode()),
                 built_s=time.monotonic() - self._born,
                 holding=holding,
@@ -211,7 +205,7 @@ class SupervisedWorker:
                 fixed=fixed or self._groups.fixed(),
                 between=self.control.first_inside > 0,
                 early=self.early.found,
-                parts=self._recovery.first_look() if env.role is Role.RANK else {},
+                parts=recovery.first_look() if env.role is Role.RANK else {},
                 imported=installed(self._link.modules) if self.rank == 0 else [],
                 environment=changed(self._link.environment) if self.rank == 0 else [],
             )
@@ -227,26 +221,22 @@ class SupervisedWorker:
         Args:
             last: no step follows.
         """
-        if self._recovery is None:
+        recovery = self.body.recovery
+        if recovery is None:
             return True
-        if self._recovery.sampler is not None and not self.control.halted:
-            self._recovery.sampler.tick(self.control.step, last=last)
-        comparison = self._recovery.comparison
+        if recovery.sampler is not None and not self.control.halted:
+            recovery.sampler.tick(self.control.step, last=last)
+        comparison = recovery.comparison
         return comparison is None or comparison.compare(self.control.step, last=last)
 
     def cache(self, until: int) -> Caching | None:
         """The data cache of this node for a training of `until` steps; None where there is none."""
         return self.reading.cache(until)
 
-    def declare(self, order: OrderSpec) -> None:
-        """Say in which order the steps read their samples."""
-        self._link.send(OrderDeclared(self._link.env.worker, Rank(self.rank), order))
-
-    def fetch(self, number: StepNo, get: Callable[[], Any]) -> Any:
-        """The batch of a step, by `get`."""
+    def fetches(self, number: StepNo) -> None:
+        """The batch of a step is about to be fetched."""
         self._link.board.enter(Phase.DATA, step=number, generation=self.control.generation)
         self._faults.strike(FaultStage.DATA, number)
-        return get()
 
     @contextmanager
     def fetching(self, loader: object) -> Iterator[None]:
@@ -265,30 +255,6 @@ class SupervisedWorker:
         self._faults.strike(FaultStage.AFTER, StepNo(self.control.step - 1))
         return self.control.pass_boundary()
 
-    def begin(self, number: StepNo) -> bool:
-        """A body starts; False when the generation is over."""
-        return self.body.begin_step(number, self._state)
-
-    def enter_region(self, number: int, *, training: bool) -> bool:
-        """The `number`th restartable function since the last step starts; False when the generation is over."""
-        if not self.body.begin(self._state if training else None):
-            return False
-        self.control.inside, self.body.entered = number, True
-        if training:
-            self._faults.enter(self.control.step)
-        else:
-            self._faults.enter_between(self.control.step)
-        phase = Phase.COMPUTING if training else Phase.REGION
-        self._link.board.enter(phase, step=self.control.step, generation=self.control.generation)
-        return True
-
-    def leave_region(self, following: int) -> None:
-        """A restartable function has ended well; `following` may be run next."""
-        self._faults.leave()
-        self.control.inside, self.body.begun, self.body.entered = following, False, False
-        self.control.rest()
-        self._link.board.enter(Phase.OUTSIDE)
-
     def take_over(self, between: Between) -> None:
         """Ask this first for each call of a collective."""
         self._groups.between = between
@@ -301,7 +267,7 @@ class SupervisedWorker:
         """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""
         self.control.inside = following
         if following == 0:
-            self._stray.newcomers = False
+            self.control.reformed = False
 
     def await_position(self) -> tuple[StepNo, int]:
         """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
@@ -310,85 +276,14 @@ class SupervisedWorker:
     @property
     def inside(self) -> int:
         """The restartable function that all run again before they go on; 0: none."""
-        return self._recovery.inside if self._recovery is not None else 0
-
-    def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
-        """As `Body.before_update`."""
-        self.body.before_update(last_collective, self._recovery, closure=closure)
-
-    def commit(self, last_collective: Callable[[], None]) -> bool:
-        """As `Body.commit`."""
-        return self.body.commit(last_collective, self._recovery)
-
-    def abort(self, error: Exception, state: ProtectedState) -> bool:
-        """The attempt failed: put back what it changed, and say so if nobody knows yet."""
-        self.body.abort(error, state)
-        return True
-
-    def abandon(self) -> None:
-        """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
-        self.control.inside = 0
-        self.body.abandon()
-
-    def rejoin(self) -> StepNo | None:
-        """As `Rejoin.rejoin`."""
-        adopted = self._told.rejoin()
-        self._stray.newcomers = True
-        return adopted
-
-    def take_change(self) -> WorldChange | None:
-        """As `Rejoin.take_change`."""
-        return self._told.take_change()
-
-    def checkpoint(self) -> None:
-        """At a step's boundary: take the copies of the state that are due."""
-        self._told.checkpoint()
-
-    def finish(self) -> bool:
-        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed."""
-        return self._told.finish()
+        return self.body.recovery.inside if self.body.recovery is not None else 0
 
     @property
-    def _told(self) -> Rejoin:
-        if self._verdicts is None:
+    def waiting(self) -> Rejoin:
+        """Where to wait for the others. Raises `GenerationHalted` before `arrive`."""
+        if self._rejoin is None:
             raise GenerationHalted("this worker has not arrived yet")
-        return self._verdicts
-
-    # --- the log -----------------------------------------------------------------------------------------------
-
-    def stage(self, number: StepNo, metrics: dict[str, float], parts: Sequence[BatchRecord] = ()) -> None:
-        """Numbers of a step that has not committed, and what its micro-batches have read."""
-        worker, generation = self._link.env.worker, Generation(self.generation)
-        self._link.send(WorkerStaged(worker, generation, number, metrics, list(parts)))
-
-    def announce(
-        self,
-        number: StepNo,
-        generation: Generation,
-        at: Instant,
-        seconds: Seconds,
-        metrics: dict[str, float],
-        *,
-        adopted: bool,
-        read: BatchRecord | None = None,
-        parts: Sequence[BatchRecord] = (),
-        rank: int | None = None,
-    ) -> None:
-        """A step was committed."""
-        self._link.send(
-            WorkerCommitted(
-                self._link.env.worker,
-                generation,
-                number,
-                at,
-                seconds,
-                metrics,
-                adopted=adopted,
-                data=read,
-                parts=list(parts),
-                rank=None if rank is None else Rank(rank),
-            )
-        )
+        return self._rejoin
 
     def _stop(self) -> None:
         """The generation is over: end all that the training thread may be blocked in. From the control thread."""
@@ -396,5 +291,5 @@ class SupervisedWorker:
         self.body.interrupt.set()
         self._copies.wake()
         self.reading.stop()
-        if self._recovery is not None:
-            self._recovery.stop()
+        if self.body.recovery is not None:
+            self.body.recovery.stop()

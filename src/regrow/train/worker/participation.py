@@ -1,0 +1,202 @@
+"""What a session and its loop need of the worker that they run in, whether somebody supervises it or nobody does."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+from regrow.comm.process_group import Between
+from regrow.core.early_reads import EarlyReads
+from regrow.core.ids import StepNo, WorkerId
+from regrow.core.messages import WorkerFact, WorldChange
+from regrow.core.messages.data import BatchRecord
+from regrow.data.loader import Caching
+from regrow.train.state.protected import ProtectedState
+
+
+class AttemptBody(Protocol):
+    """The body of a step, from its begin to its commit, or back."""
+
+    entered: bool
+    """Whether the script is in it."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that this step changes is changed, so that an error now comes after it."""
+
+    def watch(self, objects: Iterable[object]) -> None:
+        """These are protected: see what a body does to them, and when."""
+
+    def begin_step(self, number: StepNo, state: ProtectedState) -> bool:
+        """The body of a step starts; False when the generation is over."""
+
+    def enter(self) -> None:
+        """The script comes into the body of a step."""
+
+    def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
+        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is."""
+
+    def stepped(self, optimizer: object) -> None:
+        """A protected optimizer has stepped."""
+
+    def left(self) -> None:
+        """The script is out of the body."""
+
+    def commit(self, last_collective: Callable[[], None]) -> bool:
+        """The body has ended well; False when it must run again all the same. Raises what `before_update` does."""
+
+    def conclude(self) -> bool:
+        """All that the step changes is changed: commit it."""
+
+    def abort(self, error: Exception, state: ProtectedState) -> bool:
+        """The attempt failed: put back what it changed. False: outside a job, where the error is the script's."""
+
+    def abandon(self) -> None:
+        """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
+
+    def enter_region(self, number: int, training: ProtectedState | None) -> bool:
+        """The `number`th restartable function since the last step starts; False when the generation is over."""
+
+    def leave_region(self, following: int) -> None:
+        """A restartable function has ended well; `following` may be run next."""
+
+
+class WaitingRoom(Protocol):
+    """Where a worker waits for the others."""
+
+    def checkpoint(self) -> None:
+        """At a step's boundary: take the copies of the state that are due."""
+
+    def rejoin(self) -> StepNo | None:
+        """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any."""
+
+    def take_change(self) -> WorldChange | None:
+        """How the world has changed its size since this was asked last, if it has."""
+
+    def finish(self) -> bool:
+        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed."""
+
+
+class Participation(Protocol):
+    """A worker's part in its job. `supervised.py` and `standalone.py` have one each; one test holds both to it."""
+
+    worker: WorkerId
+    early: EarlyReads
+    """What the script asks of its place before its loop."""
+    rehearses: bool
+    records: bool
+    """Whether somebody writes down what steps have read."""
+    reads_once: bool
+    """Whether batches come from an iterator, which does not ask again for its place once it has given one."""
+    trial_steps: int
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank now."""
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's rank on its node."""
+
+    @property
+    def world(self) -> int:
+        """Ranks in the world."""
+
+    @property
+    def unit(self) -> int:
+        """Ranks of one replica, as the job was started."""
+
+    @property
+    def generation(self) -> int:
+        """The membership that this worker runs in."""
+
+    @property
+    def step(self) -> StepNo:
+        """The step that this worker stands before."""
+
+    @property
+    def halted(self) -> bool:
+        """Whether the generation is over."""
+
+    @property
+    def inside(self) -> int:
+        """The restartable function that all run again before they go on; 0: none."""
+
+    @property
+    def holds_initial_state(self) -> bool:
+        """Whether what the script built here counts, and is not overwritten by peers or a checkpoint."""
+
+    @property
+    def body(self) -> AttemptBody:
+        """The body of the present step."""
+
+    @property
+    def waiting(self) -> WaitingRoom:
+        """Where to wait for the others. Raises `GenerationHalted` before `arrive`."""
+
+    def echo(self) -> AbstractContextManager[None]:
+        """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
+
+    def local(self) -> AbstractContextManager[None]:
+        """Within this, collectives are answered locally."""
+
+    def rehearsed(self) -> bool:
+        """Whether the rehearsed body updated protected state through an optimizer."""
+
+    def note_of_script(self, text: str) -> None:
+        """Tell people something about the script, once, whichever ranks say it."""
+
+    def send(self, fact: WorkerFact) -> None:
+        """Tell whoever supervises this worker."""
+
+    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
+        """These groups have the ranks of all replicas, those lie inside one, however many there are."""
+
+    def arrive(
+        self,
+        state: ProtectedState,
+        buckets: str,
+        buffered: Sequence[torch.nn.Module] = (),
+        *,
+        microbatches: int = 0,
+        fixed: str = "",
+    ) -> None:
+        """Report to the coordinator: built and warm.
+
+        Args:
+            buckets: which gradients are reduced together.
+            buffered: the modules whose buffers are the same on all ranks between two steps.
+            microbatches: into how many the script divides a step; 0: into none.
+            fixed: why the world of this script can have no other size; empty: it can.
+        """
+
+    def compare(self, *, last: bool = False) -> bool:
+        """At a step's boundary: whether replicas have the same state, where that is to be asked."""
+
+    def cache(self, until: int) -> Caching | None:
+        """The data cache of this node for a training of `until` steps; None where there is none."""
+
+    def fetches(self, number: StepNo) -> None:
+        """The batch of a step is about to be fetched."""
+
+    def fetching(self, loader: object) -> AbstractContextManager[None]:
+        """Within this, the script's loader fetches a batch, and may call no collectives."""
+
+    def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
+        """Put what was read for a step where the agent finds it should this worker die in it."""
+
+    def pass_boundary(self) -> bool:
+        """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
+
+    def take_over(self, between: Between) -> None:
+        """Ask this first for each call of a collective."""
+
+    def expect_after_steps(self, following: int) -> None:
+        """Where this worker is after a commit: before its first restartable function (1), or past all (0)."""
+
+    def place_after_step(self, following: int) -> None:
+        """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""
+
+    def await_position(self) -> tuple[StepNo, int]:
+        """For a newcomer: where the others stand, and which restartable function since their last step they are in."""

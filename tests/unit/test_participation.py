@@ -1,0 +1,126 @@
+"""A worker's part in its job: the same calls, in the same order, whether it is supervised or alone."""
+
+import inspect
+from typing import Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from regrow.core.ids import Generation, StepNo, WorkerId
+from regrow.core.messages import WorkerNoted
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.participation import AttemptBody, Participation, WaitingRoom
+from regrow.train.worker.rejoin import Rejoin
+from regrow.train.worker.standalone import StandaloneWorker
+from regrow.train.worker.supervised import SupervisedWorker
+
+
+def supervised() -> SupervisedWorker:
+    link = MagicMock()
+    link.env.rank, link.env.local_rank, link.env.world, link.env.worker = 0, 0, 1, WorkerId("w")
+    link.env.spec.unit, link.env.spec.trial_steps, link.env.patience = 1, 0, 0.0
+    groups = MagicMock(refused=False)
+    groups.broke.return_value = False
+    member = SupervisedWorker(link, groups)
+    member.control.resume(Generation(0), StepNo(0))
+    recovery = MagicMock(inside=0, sharded=False, sampler=None, comparison=None)
+    member.body.recovery = recovery
+    member._rejoin = Rejoin(link, member.control, recovery, state(), MagicMock(), None)
+    return member
+
+
+def state() -> ProtectedState:
+    model = torch.nn.Linear(2, 1)
+    return ProtectedState([model, torch.optim.SGD(model.parameters(), lr=0.1)], {})
+
+
+@pytest.fixture(params=[supervised, lambda: StandaloneWorker(0, 0, 1)], ids=["supervised", "standalone"])
+def member(request: pytest.FixtureRequest) -> Participation:
+    return cast(Participation, request.param())
+
+
+def asked(protocol: type) -> dict[str, inspect.Signature | None]:
+    """What a protocol asks for: methods with how they are called, and attributes."""
+    methods = {name: value for name, value in vars(protocol).items() if not name.startswith("_")}
+    found = {name: inspect.signature(value) if inspect.isfunction(value) else None for name, value in methods.items()}
+    return found | dict.fromkeys(inspect.get_annotations(protocol))
+
+
+def check(protocol: type, made: Any) -> None:
+    names = asked(protocol)
+    assert names
+    for name, signature in names.items():
+        assert hasattr(made, name), name
+        if signature is not None:
+            _, *parameters = signature.parameters.values()
+            given = [1 for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+            named = {p.name: 1 for p in parameters if p.kind is p.KEYWORD_ONLY}
+            inspect.signature(getattr(made, name)).bind(*given, **named)
+
+
+def test_whatever_a_loop_asks_is_there_and_can_be_called_so(member: Participation) -> None:
+    check(Participation, member)
+    check(AttemptBody, member.body)
+    check(WaitingRoom, member.waiting)
+
+
+def test_it_begins_alone_before_step_0(member: Participation) -> None:
+    assert (member.rank, member.local_rank, member.world, member.unit) == (0, 0, 1, 1)
+    assert (member.step, member.halted, member.inside, member.trial_steps) == (0, False, 0, 0)
+    assert member.holds_initial_state or member.rehearses
+
+
+def test_a_step_goes_from_its_begin_to_its_commit(member: Participation) -> None:
+    protected = state()
+    exchanged: list[str] = []
+    for number in (StepNo(0), StepNo(1)):
+        assert member.pass_boundary()
+        member.waiting.checkpoint()
+        member.fetches(number)
+        member.show_read(number, None)
+        protected.begin()
+        assert member.body.begin_step(number, protected)
+        member.body.enter()
+        member.body.before_update(lambda: exchanged.append("buffers"))
+        member.body.stepped(protected.optimizers()[0])
+        member.body.left()
+        assert member.body.commit(lambda: exchanged.append("buffers"))
+        assert member.step == number + 1 and not member.body.entered
+    assert exchanged == (["buffers"] * 2 if member.rehearses else [])
+
+
+def test_an_error_in_a_body_leaves_the_step_where_it_was(member: Participation) -> None:
+    protected = state()
+    protected.begin()
+    assert member.body.begin_step(StepNo(0), protected)
+    member.body.enter()
+    handled = member.body.abort(RuntimeError("of the script"), protected)
+    assert handled == member.rehearses, "alone, the error is the script's"
+    assert member.step == 0 and not member.body.entered
+
+
+def test_a_body_that_the_script_leaves_is_given_up(member: Participation) -> None:
+    protected = state()
+    protected.begin()
+    assert member.body.begin_step(StepNo(0), protected)
+    member.body.enter()
+    member.body.abandon()
+    assert member.step == 0 and not member.body.entered and not member.body.complete
+
+
+def test_a_function_between_two_steps_changes_no_step(member: Participation) -> None:
+    member.expect_after_steps(1)
+    assert member.body.enter_region(1, None)
+    member.body.leave_region(2)
+    member.place_after_step(0)
+    assert member.step == 0
+    assert member.compare() and member.waiting.take_change() is None
+
+
+def test_what_is_told_of_the_script_reaches_whoever_supervises_it(member: Participation) -> None:
+    member.note_of_script("a note")
+    member.send(WorkerNoted(WorkerId("w"), "another"))
+    if isinstance(member, SupervisedWorker):
+        sent = cast(Any, member)._link.send.call_args_list
+        assert [call.args[0].text for call in sent] == ["a note", "another"]
