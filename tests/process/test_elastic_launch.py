@@ -205,6 +205,9 @@ def test_a_drained_node_of_this_machine_leaves_and_its_launcher_starts_no_other(
         job.wait_for("node1 has left the job, which goes on without it")
         until_world(job, 1)
         assert "starting another" not in job.output
+        refused = here.regrow("drain", "j", "node0")
+        assert refused.returncode == 1
+        assert "without node0 there is room for 0 replicas, and this job needs at least 1" in refused.stderr
         finish(here, job, world=1)
     assert changes(here) == [("preempt", "shrink")]
 

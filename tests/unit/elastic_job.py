@@ -6,6 +6,7 @@ from tests.unit.membership_job import Job
 
 from regrow.core.ids import NO_STATE, NodeId, Seconds, WorkerId
 from regrow.core.messages import (
+    DrainRequested,
     HaltGeneration,
     NodeDraining,
     NodeJoined,
@@ -65,6 +66,12 @@ def shrunk(job: Job, replicas: int) -> Job:
 
 def drain(job: Job, node: str, grace: Seconds = 60.0) -> None:
     job.tell(NodeDraining(NodeId(node), grace, "its time is over"))
+
+
+def ask_back(job: Job, node: str, *, certain: bool = False) -> AnswerScale:
+    """As `regrow drain`; what becomes of it."""
+    said = job.tell(DrainRequested(NodeId(node), 60.0, "an operator asks for it", certain))
+    return next(command for command in said if isinstance(command, AnswerScale))
 
 
 def lose(job: Job, node: str) -> None:

@@ -16,11 +16,11 @@ from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
     AgentOrder,
+    DrainRequested,
     Fact,
     FaultHow,
     FaultRequested,
     FaultSpec,
-    NodeDraining,
     NodeJoined,
     NodeLost,
     NodeProgress,
@@ -362,16 +362,18 @@ async def test_a_size_that_is_asked_for_is_answered_with_the_machines_own_senten
         assert (await ask(coordinator, "POST", "/scale", b'{"replicas": 3}'))[0] == 409
 
 
-async def test_a_node_that_is_there_can_be_given_back() -> None:
-    machine = ScriptedMachine()
-    async with serving(machine) as (coordinator, _), agent(coordinator, "node0"):
-        await machine.hears()
+async def test_a_node_that_is_asked_back_is_answered_with_the_machines_own_sentence() -> None:
+    def answer(fact: Fact) -> list[Command]:
+        return [AnswerScale(fact.grace == 5, "why")] if isinstance(fact, DrainRequested) else []
+
+    machine = ScriptedMachine(answer)
+    async with serving(machine) as (coordinator, _):
         status, said = await ask(coordinator, "POST", "/drain", b'{"node": "node0", "grace": 5, "reason": "dust"}')
-        assert (status, said["accepted"]) == (200, True)
-        assert await machine.hears() == NodeDraining(NodeId("node0"), 5.0, "dust")
-        status, said = await ask(coordinator, "POST", "/drain", b'{"node": "node9"}')
-        assert (status, said["accepted"]) == (200, False)
-        assert said["reason"] == "this job has no node node9; its nodes are: node0"
+        assert (status, said["accepted"], said["reason"]) == (200, True, "why")
+        assert await machine.hears() == DrainRequested(NodeId("node0"), 5.0, "dust")
+        status, said = await ask(coordinator, "POST", "/drain", b'{"node": "node9", "certain": true}')
+        assert (status, said["accepted"], said["reason"]) == (200, False, "why")
+        assert await machine.hears() == DrainRequested(NodeId("node9"), 30.0, "an operator asked for it", certain=True)
         assert (await ask(coordinator, "POST", "/drain", b'{"node": "node0", "grace": -1}'))[0] == 400
 
 

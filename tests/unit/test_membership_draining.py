@@ -1,11 +1,13 @@
 """Nodes that are given back: their ranks leave, move, or wait, fact by fact."""
 
 from tests.unit.elastic_job import (
+    ask_back,
     candidates,
     comes,
     drain,
     elastic,
     grown,
+    lose,
     phase,
     planned,
     scale,
@@ -35,6 +37,7 @@ from regrow.core.messages.checkpoints import (
 )
 from regrow.core.messages.copies import TakeSnapshot
 from regrow.core.records import GrowthWeighed, IncidentClosed, IncidentOpened, Noted
+from regrow.membership.orders import AnswerScale
 
 # --- nodes that are given back ----------------------------------------------------------------------------------------
 
@@ -224,3 +227,72 @@ def test_a_node_that_is_given_back_while_its_candidates_build_is_done_without() 
     assert (phase(job), job.all(IncidentOpened)) == ("training", [])
     comes(job, "n2", 2)
     assert [job.machine.roster.workers[each].node for each in candidates(job)[-2:]] == ["n2", "n2"]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_asked_back_is_given_back_as_one_that_announces_it() -> None:
+    job = two_nodes()
+    assert ask_back(job, "n0") == AnswerScale(True, "n0 is given back; its ranks have 60 s to leave it")
+    at = planned(job)
+    stop(job)
+    assert [(member.rank, member.node) for member in form(job).members] == [(0, "n1"), (1, "n1")]
+    job.joined().stepped(at)
+    assert job.last(IncidentClosed).kind == "preempt"
+
+
+def test_a_node_that_is_not_there_is_not_given_back() -> None:
+    job = two_nodes()
+    assert ask_back(job, "n7") == AnswerScale(False, "this job has no node n7; its nodes are: n0, n1")
+    lose(job, "n1")
+    assert ask_back(job, "n1", certain=True) == AnswerScale(False, "this job has no node n1; its nodes are: n0")
+    assert not any(node.draining for node in job.machine.snapshot().nodes)
+
+
+def test_a_node_is_given_back_once() -> None:
+    job = two_nodes()
+    assert ask_back(job, "n0").accepted
+    until = job.machine.roster.nodes[NodeId("n0")].leave_by
+    again = ask_back(job, "n0")
+    assert not again.accepted and "n0 is given back already (an operator asks for it)" in again.reason
+    assert job.machine.roster.nodes[NodeId("n0")].leave_by == until
+    assert ask_back(job, "n0", certain=True).accepted, "its launcher may have less time"
+
+
+def test_a_node_without_which_there_are_too_few_replicas_is_kept_and_nobody_stops() -> None:
+    job = two_nodes(min_replicas=3)
+    refused = ask_back(job, "n0")
+    assert not refused.accepted
+    assert refused.reason.startswith("without n0 there is room for 2 replicas, and this job needs at least 3 (")
+    assert not job.all(HaltGeneration) and not any(node.draining for node in job.machine.snapshot().nodes)
+    comes(job, "n2", slots=1)
+    assert ask_back(job, "n0").accepted, "there is room elsewhere"
+
+
+def test_a_node_that_goes_in_any_case_is_never_refused() -> None:
+    job = two_nodes(min_replicas=3)
+    assert ask_back(job, "n0", certain=True).accepted
+    assert [node.draining for node in job.machine.snapshot().nodes] == [True, False]
+
+
+def test_the_nodes_of_a_world_that_can_have_no_other_size_are_kept() -> None:
+    job = two_nodes()
+    for worker in job.machine.roster.seated():
+        worker.fixed = "the script has no session.steps"
+    refused = ask_back(job, "n0")
+    assert not refused.accepted
+    assert "cannot have fewer than its 4: the script has no session.steps" in refused.reason
+
+
+def test_two_nodes_cannot_both_be_given_back_where_one_must_stay() -> None:
+    job = two_nodes()
+    assert ask_back(job, "n0").accepted
+    assert not ask_back(job, "n1").accepted
+
+
+def test_no_node_is_given_back_after_the_last_step() -> None:
+    job = two_nodes()
+    for rank in job.ranks:
+        job.finished(rank, 6)
+    assert ask_back(job, "n0") == AnswerScale(False, "the job has run its last step")

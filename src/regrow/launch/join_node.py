@@ -211,7 +211,7 @@ class _Joining:
             asyncio.get_running_loop().call_later(grace, self._give_up, late)
 
     async def _drain(self, session: aiohttp.ClientSession, why: str) -> None:
-        wish = DrainWish(self._plan.node, self._plan.drain_grace, why)
+        wish = DrainWish(self._plan.node, self._plan.drain_grace, why, certain=True)
         try:
             answer = await self._ask(session, "POST", "/drain", AnswerScale, msgspec.json.encode(wish))
         except (aiohttp.ClientError, TimeoutError, UsageError) as error:

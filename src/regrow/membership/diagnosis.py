@@ -274,6 +274,29 @@ def node_drains(node: NodeId, grace: Seconds, reason: str) -> str:
     return f"{node} is given back within {grace:g} s: {reason}"
 
 
+def drain_accepted(node: NodeId, grace: Seconds) -> str:
+    """What happens now."""
+    return f"{node} is given back; its ranks have {grace:g} s to leave it"
+
+
+def no_such_node(node: NodeId, there: Sequence[NodeId]) -> str:
+    """A node that is not there cannot be given back."""
+    return f"this job has no node {node}; its nodes are: {', '.join(there) or 'none yet'}"
+
+
+def drains_already(node: NodeId, reason: str) -> str:
+    """A node is asked back a second time."""
+    return f"{node} is given back already ({reason}); see `regrow status`"
+
+
+def drain_leaves_too_few(node: NodeId, room: int, least: int, fixed: str) -> str:
+    """Without a node the job could only stand still."""
+    replicas = f"{room} replica{'' if room == 1 else 's'}"
+    needs = f"this job cannot have fewer than its {least}: {fixed}" if fixed else f"this job needs at least {least}"
+    cure = "add a node first; or send its agent SIGUSR1, and the job waits for room"
+    return f"without {node} there is room for {replicas}, and {needs} ({cure})"
+
+
 def scale_accepted(before: int, wanted: int) -> str:
     """What happens now."""
     if before in (0, wanted):

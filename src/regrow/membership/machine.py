@@ -14,6 +14,7 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Generation, Instant, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
+    DrainRequested,
     Fact,
     FaultRequested,
     FaultSpec,
@@ -102,6 +103,8 @@ class Membership:
                 self._fault_requested(event.fault, now)
             case ScaleRequested():
                 self._resizing.requested(event, now)
+            case DrainRequested():
+                self._resizing.drain_requested(event, now)
             case NodeDraining():
                 self._resizing.draining(event, now)
             case TimeAdvanced():

@@ -25,6 +25,7 @@ from regrow.core.messages.copies import (
 )
 from regrow.core.messages.data import DataNoted, OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.facts import (
+    DrainRequested,
     FaultFired,
     FaultRequested,
     HaltMissed,
@@ -81,6 +82,7 @@ __all__ = [
     "AgentFact",
     "AgentOrder",
     "ArmFault",
+    "DrainRequested",
     "ErrorReport",
     "Fact",
     "FaultFired",
@@ -233,5 +235,5 @@ AgentOrder = (
 )
 """What the coordinator orders an agent, for itself or for one of its workers."""
 
-Fact = AgentFact | NodeLost | StopRequested | FaultRequested | ScaleRequested | TimeAdvanced
+Fact = AgentFact | NodeLost | StopRequested | FaultRequested | ScaleRequested | DrainRequested | TimeAdvanced
 """All that the membership machine is told."""

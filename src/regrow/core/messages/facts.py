@@ -44,6 +44,18 @@ class NodeDraining(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class DrainRequested(msgspec.Struct, frozen=True, tag=True):
+    """Somebody asks for a node back, as `NodeDraining`; the machine may refuse.
+
+    `certain`: the node goes in any case, as its own launcher has heard.
+    """
+
+    node: NodeId
+    grace: Seconds
+    reason: str
+    certain: bool = False
+
+
 class NodeStopped(msgspec.Struct, frozen=True, tag=True):
     """An agent has ended all its processes, as ordered."""
 

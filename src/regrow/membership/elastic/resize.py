@@ -9,15 +9,16 @@ from collections.abc import Sequence
 
 from regrow.core import records as record
 from regrow.core.ids import Generation, Instant, Rank, Seconds
-from regrow.core.messages import NodeDraining, NodeJoined, Role, ScaleRequested, StopNode
+from regrow.core.messages import DrainRequested, NodeDraining, NodeJoined, Role, ScaleRequested
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
-from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan, ResizeWay
+from regrow.membership.elastic.draining import Draining
+from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan
 from regrow.membership.orders import AnswerScale
 from regrow.membership.recovery.ladder import STANDBY_ATTEMPTS, Ladder
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
-from regrow.membership.states import Mending, Releasing
+from regrow.membership.states import Releasing
 
 _WARM = (Stage.READY, Stage.IDLE)
 """Standbys that can be candidates, the best first."""
@@ -41,10 +42,7 @@ class Resizing:
         """The generation in which it was looked at."""
         self._pausing = False
         """A change waits for the least time between two."""
-        self._draining: list[NodeRecord] = []
-        """Nodes that are given back."""
-        self._told: set[str] = set()
-        """Drains that were said to be impossible."""
+        self._drains = Draining(ladder, mender, switch)
         self._no_larger: tuple[int, str] | None = None
         """More replicas than so many cannot be, as a candidate's script has said, and why."""
 
@@ -70,24 +68,23 @@ class Resizing:
         self._look = True
         self._orders.add_answer(AnswerScale(True, say.scale_accepted(ladder.replicas, size)))
 
-    def draining(self, event: NodeDraining, now: Instant) -> None:
-        """A node is given back: nothing more is started on it, and its ranks leave it at the next boundary."""
-        node = self._roster.nodes.get(event.node)
-        if node is None or node.away:
-            return
-        if node.leave_by is None:
-            self._orders.note(say.node_drains(node.node, event.grace, event.reason), now)
-        node.leave_by, node.leave_reason = now + event.grace, event.reason
-        if node.seats:
-            self._switch.hurry(node.leave_by, now)
-        if node not in self._draining:
-            self._draining.append(node)
-        self._told.clear()
+    def drain_requested(self, event: DrainRequested, now: Instant) -> None:
+        """Somebody asks for a node back; answered at once."""
+        self._drains.requested(event, now)
         self._look = True
+
+    def draining(self, event: NodeDraining, now: Instant) -> None:
+        """A node says that it will be taken away."""
+        self._drains.begin(event, now)
+        self._look = True
+
+    def let_go(self, now: Instant) -> None:
+        """Nodes that are given back end when nobody of the job is left on them."""
+        self._drains.let_go(now)
 
     def node_came(self, node: NodeRecord, event: NodeJoined, now: Instant, *, new: bool) -> None:
         """There is a node more: the world may grow onto it, by as many replicas as it has room for."""
-        self._told.clear()
+        self._drains.reconsider()
         self._look = True
         if self._ladder.world == 0:
             return
@@ -184,22 +181,6 @@ class Resizing:
         if len(built) == len(need):
             self._switch.begin(plan, now)
 
-    def let_go(self, now: Instant) -> None:
-        """Nodes that are given back end when nobody of the job is left on them."""
-        for node in [node for node in self._draining if node.leave_by is None or node.away or node.stopped]:
-            self._draining.remove(node)
-        between = isinstance(self._ladder.state, Mending)
-        for node in self._draining:
-            if node.seats or node.leave_by is None:
-                continue
-            if between and now < node.leave_by:
-                continue  # Its agent is to hear where the others go on.
-            for standby in list(node.standbys.values()):
-                self._orders.fence(standby, "its node is given back", now)
-            if not node.others:
-                node.stopped = True
-                self._orders.add(StopNode(node.node, node.leave_reason, max(1.0, node.leave_by - now)))
-
     # --- parts of it -------------------------------------------------------------------------------------------
 
     @property
@@ -259,9 +240,8 @@ class Resizing:
     def _plan(self, now: Instant) -> ResizePlan | None:
         """What the world should become now; None: what it is."""
         ladder = self._ladder
-        leaving = [node for node in self._draining if node.seats]
-        if leaving:
-            return self._preempt(leaving, now)
+        if self._drains.leaving:
+            return self._drains.plan(now, free=self._free_seats(), most=self._most)
         size = ladder.limits.fit(min(ladder.wanted, ladder.replicas + self._room(), self._most))
         if size is None or size == ladder.replicas or self._mender.fixed():
             return None
@@ -272,44 +252,6 @@ class Resizing:
             return None  # Their slots are about to be free: one change is better than two.
         kind = "grow" if size > ladder.replicas else "shrink"
         return ResizePlan(kind, size, scaling.added_ranks(ladder.replicas, size, self._facts.unit), ladder.wanted_by)
-
-    def _preempt(self, leaving: Sequence[NodeRecord], now: Instant) -> ResizePlan | None:
-        """Nodes are given back.
-
-        Go on with fewer replicas; else move ranks, as many at once as there is room for and as leave the state behind;
-        else stand still in time.
-        """
-        ladder, limits = self._ladder, self._ladder.limits
-        moving = sorted(w.rank for node in leaving for w in node.seats.values() if w.rank is not None)
-        staying = ladder.replicas - len({rank // self._facts.unit for rank in moving})
-        reason = "; ".join(f"{node.node} is given back: {node.leave_reason}" for node in leaving)
-        by = min(node.leave_by for node in leaving if node.leave_by is not None)
-        fixed = self._mender.fixed()
-        size = None if fixed else limits.fit(min(ladder.wanted, staying))
-        if size is not None:
-            return ResizePlan("preempt", size, (), reason, by=by)
-        free = self._free_seats()
-        movable = self._mender.dispensable(moving)[:free]
-        if movable:
-            return ResizePlan("preempt", ladder.replicas, tuple(movable), reason, ResizeWay.MOVE, by)
-        size = limits.next_above(ladder.replicas)
-        if (
-            staying == 0
-            and size is not None
-            and size <= self._most
-            and not fixed
-            and self._room() >= size - ladder.replicas
-        ):
-            # So that somebody else has the state before they leave.
-            return ResizePlan(
-                "preempt", size, scaling.added_ranks(ladder.replicas, size, self._facts.unit), reason, by=by
-            )
-        if self._mender.covered(set(moving)) or self._mender.can_save():
-            return ResizePlan("preempt", ladder.replicas, (), reason, ResizeWay.HOLD, by)
-        if reason not in self._told:
-            self._told.add(reason)
-            self._orders.note(f"{reason}; nobody else can hold the state, so training goes on there", now)
-        return None
 
     def _room(self) -> int:
         """For how many replicas more there is room; those that candidates build for count."""

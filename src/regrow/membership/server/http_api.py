@@ -9,7 +9,7 @@ from aiohttp import web
 from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId, Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import Fact, FaultRequested, FaultSpec, NodeDraining, ScaleRequested, StopRequested
+from regrow.core.messages import DrainRequested, Fact, FaultRequested, FaultSpec, ScaleRequested, StopRequested
 from regrow.membership.admission import JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale, EndJob
 from regrow.membership.server.http_replies import refusal, reply
@@ -31,11 +31,15 @@ class ScaleWish(msgspec.Struct, frozen=True):
 
 
 class DrainWish(msgspec.Struct, frozen=True):
-    """`POST /drain`: a node is to be given back, within so many seconds."""
+    """`POST /drain`: a node is to be given back, within so many seconds.
+
+    `certain`: it goes in any case, so the job cannot refuse.
+    """
 
     node: NodeId
     grace: Seconds = 30.0
     reason: str = ""
+    certain: bool = False
 
 
 class ApiHost(Protocol):
@@ -44,11 +48,6 @@ class ApiHost(Protocol):
     @property
     def over(self) -> bool:
         """Whether the job has ended."""
-        ...
-
-    @property
-    def connected(self) -> list[NodeId]:
-        """The nodes whose agents are connected."""
         ...
 
     def submit(self, fact: Fact) -> AnswerScale | None:
@@ -152,16 +151,11 @@ class HttpApi:
         wish = await _read(request, DrainWish)
         if isinstance(wish, web.Response):
             return wish
-        if self._host.over:
-            return _ending()
-        if wish.node not in self._host.connected:
-            there = ", ".join(self._host.connected) or "none yet"
-            return reply(AnswerScale(False, f"this job has no node {wish.node}; its nodes are: {there}"))
         if not 0 <= wish.grace < float("inf"):
             return refusal(400, f"a grace of {wish.grace} s cannot be", "")
         reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
-        self._host.submit(NodeDraining(wish.node, wish.grace, reason))
-        return reply(AnswerScale(True, f"{wish.node} is given back; its ranks have {wish.grace:g} s to leave it"))
+        answer = self._host.submit(DrainRequested(wish.node, wish.grace, reason, wish.certain))
+        return _ending() if answer is None else reply(answer)
 
 
 async def _read(request: web.Request, kind: type[Asked]) -> Asked | web.Response:

@@ -1,0 +1,135 @@
+"""Nodes that are given back: what is refused, how the world does without them, and when their agents end."""
+
+from regrow.core.ids import Instant
+from regrow.core.messages import DrainRequested, NodeDraining, StopNode
+from regrow.membership import diagnosis as say
+from regrow.membership import scaling
+from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan, ResizeWay
+from regrow.membership.orders import AnswerScale
+from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.recovery.regroup import Regroup
+from regrow.membership.roster import NodeRecord
+from regrow.membership.states import Mending, Releasing
+
+
+class Draining:
+    """Decides about the nodes that are given back.
+
+    Args:
+        ladder: the job's state.
+        mender: knows who may go.
+        switch: a change of the world that may be under way.
+    """
+
+    def __init__(self, ladder: Ladder, mender: Regroup, switch: ResizeBoundary) -> None:
+        self._ladder, self._mender, self._switch = ladder, mender, switch
+        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._nodes: list[NodeRecord] = []
+        self._told: set[str] = set()
+        """Drains that were said to be impossible."""
+
+    @property
+    def leaving(self) -> list[NodeRecord]:
+        """The nodes that are given back and still have ranks."""
+        return [node for node in self._nodes if node.seats]
+
+    def reconsider(self) -> None:
+        """There is more room: what was impossible may be possible."""
+        self._told.clear()
+
+    def requested(self, event: DrainRequested, now: Instant) -> None:
+        """Somebody asks for a node back; answered at once."""
+        refusal = self._refusal(event)
+        if not refusal:
+            self.begin(event, now)
+        self._orders.add_answer(AnswerScale(not refusal, refusal or say.drain_accepted(event.node, event.grace)))
+
+    def _refusal(self, event: DrainRequested) -> str:
+        """Why a node cannot be given back; empty: it can. What its own launcher announces is not refused."""
+        ladder, there = self._ladder, {node.node: node for node in self._roster.living_nodes()}
+        node = there.get(event.node)
+        if node is None:
+            return say.no_such_node(event.node, sorted(there))
+        if event.certain:
+            return ""
+        if isinstance(ladder.state, Releasing):
+            return "the job has run its last step"
+        if node.leave_by is not None:
+            return say.drains_already(node.node, node.leave_reason)
+        room = sum(each.slots for each in self._roster.usable_nodes() if each is not node) // self._facts.unit
+        fixed = self._mender.fixed() if node.seats else ""
+        least = ladder.replicas if fixed else ladder.limits.least
+        if node.seats and (room < least or ladder.limits.fit(min(ladder.wanted, room)) is None):
+            return say.drain_leaves_too_few(node.node, room, least, fixed)
+        return ""
+
+    def begin(self, event: NodeDraining | DrainRequested, now: Instant) -> None:
+        """A node is given back: nothing more is started on it, and its ranks leave it at the next boundary."""
+        node = self._roster.nodes.get(event.node)
+        if node is None or node.away:
+            return
+        if node.leave_by is None:
+            self._orders.note(say.node_drains(node.node, event.grace, event.reason), now)
+        node.leave_by, node.leave_reason = now + event.grace, event.reason
+        if node.seats:
+            self._switch.hurry(node.leave_by, now)
+        if node not in self._nodes:
+            self._nodes.append(node)
+        self._told.clear()
+
+    def let_go(self, now: Instant) -> None:
+        """Nodes that are given back end when nobody of the job is left on them."""
+        for node in [node for node in self._nodes if node.leave_by is None or node.away or node.stopped]:
+            self._nodes.remove(node)
+        between = isinstance(self._ladder.state, Mending)
+        for node in self._nodes:
+            if node.seats or node.leave_by is None:
+                continue
+            if between and now < node.leave_by:
+                continue  # Its agent is to hear where the others go on.
+            for standby in list(node.standbys.values()):
+                self._orders.fence(standby, "its node is given back", now)
+            if not node.others:
+                node.stopped = True
+                self._orders.add(StopNode(node.node, node.leave_reason, max(1.0, node.leave_by - now)))
+
+    def plan(self, now: Instant, *, free: int, most: int) -> ResizePlan | None:
+        """What the world should become without the nodes that are given back; None: what it is.
+
+        Go on with fewer replicas; else move ranks, as many at once as there is room for and as leave the state behind;
+        else stand still in time.
+
+        Args:
+            free: how many ranks other nodes have room for.
+            most: more replicas are not tried.
+        """
+        ladder, limits, leaving = self._ladder, self._ladder.limits, self.leaving
+        moving = sorted(w.rank for node in leaving for w in node.seats.values() if w.rank is not None)
+        staying = ladder.replicas - len({rank // self._facts.unit for rank in moving})
+        reason = "; ".join(f"{node.node} is given back: {node.leave_reason}" for node in leaving)
+        by = min(node.leave_by for node in leaving if node.leave_by is not None)
+        fixed = self._mender.fixed()
+        size = None if fixed else limits.fit(min(ladder.wanted, staying))
+        if size is not None:
+            return ResizePlan("preempt", size, (), reason, by=by)
+        movable = self._mender.dispensable(moving)[:free]
+        if movable:
+            return ResizePlan("preempt", ladder.replicas, tuple(movable), reason, ResizeWay.MOVE, by)
+        size = limits.next_above(ladder.replicas)
+        if (
+            staying == 0
+            and size is not None
+            and size <= most
+            and not fixed
+            and free // self._facts.unit >= size - ladder.replicas
+        ):
+            # So that somebody else has the state before they leave.
+            return ResizePlan(
+                "preempt", size, scaling.added_ranks(ladder.replicas, size, self._facts.unit), reason, by=by
+            )
+        if self._mender.covered(set(moving)) or self._mender.can_save():
+            return ResizePlan("preempt", ladder.replicas, (), reason, ResizeWay.HOLD, by)
+        if reason not in self._told:
+            self._told.add(reason)
+            self._orders.note(f"{reason}; nobody else can hold the state, so training goes on there", now)
+        return None
