@@ -31,6 +31,8 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.patience = PATIENCE
+        """How long a command may take, in seconds."""
         self.home = folder / "home"
         self.runtime = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
 
@@ -56,11 +58,12 @@ class Site:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = self.popen(words, output=output.fileno(), errors=errors.fileno(), **more)
             try:
-                code = process.wait(PATIENCE)
+                code = process.wait(self.patience)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(PATIENCE)
-                raise AssertionError(f"{words} did not end in {PATIENCE} s: {_text(output)}{_text(errors)}") from None
+                late = f"{words} did not end in {self.patience} s"
+                raise AssertionError(f"{late}: {_text(output)}{_text(errors)}") from None
             return subprocess.CompletedProcess(list(words), code, _text(output), _text(errors))
 
     def start(self, *words: str, **more: str) -> "Running":

@@ -34,11 +34,12 @@ from torch.utils.checkpoint import checkpoint
 
 import regrow
 
-VOCABULARY, LENGTH, DIM, HEADS, HIDDEN, LAYERS = 101, 16, 42, 6, 99, 4
+VOCABULARY, LENGTH, DIM, HEADS, HIDDEN = 101, 16, 42, 6, 99
 BATCH, MICROBATCHES, WORLD = 8, 4, 4
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=["ddp", "fsdp2", "hsdp", "tp_dp", "pp_dp"], required=True)
 parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--out", type=Path, help="every rank writes its digest beside this, and its losses")
 parser.add_argument("--clip", action="store_true", help="clip the norm of all gradients: a reduction before the update")
 parser.add_argument("--compile", action="store_true", help="compile each block")
@@ -144,7 +145,7 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def whole(args: argparse.Namespace) -> Transformer:
-    model = Transformer(LAYERS, recompute=args.checkpoint_activations)
+    model = Transformer(args.layers, recompute=args.checkpoint_activations)
     if args.compile:
         for block in model.blocks:
             block.compile()
@@ -194,7 +195,7 @@ def with_tp_dp(args: argparse.Namespace) -> Training:
         "norm": SequenceParallel(),
         "head": ColwiseParallel(input_layouts=along_length, output_layouts=Shard(-1), use_local_output=False),
     }
-    for at in range(LAYERS):
+    for at in range(args.layers):
         block = f"blocks.{at}"
         plan |= {
             f"{block}.norm1": SequenceParallel(),
@@ -227,7 +228,7 @@ def with_pp_dp(args: argparse.Namespace) -> Training:
     mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("pp", "dp"))
     at = mesh.get_local_rank("pp")
     first, last = at == 0, at == 1
-    model = Transformer(LAYERS // 2, recompute=args.checkpoint_activations, first=first, last=last)
+    model = Transformer(args.layers // 2, recompute=args.checkpoint_activations, first=first, last=last)
     wrapped = DistributedDataParallel(model, process_group=mesh.get_group("dp"), bucket_cap_mb=0.05)
     size = BATCH // MICROBATCHES
     inner = torch.empty(size, LENGTH, DIM, requires_grad=True)

@@ -30,6 +30,19 @@ def test_a_fault_in_backward_strikes_whichever_parameters_are_frozen(frozen: lis
     faults.leave()
 
 
+@pytest.mark.parametrize("names", [("net", "average"), ("average", "net")])
+def test_a_fault_in_backward_strikes_beside_parameters_that_get_no_gradient(names: tuple[str, str]) -> None:
+    """Those of an average of the weights, say: protected, but no part of the forward."""
+    models = torch.nn.ModuleDict(
+        {name: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)) for name in names}
+    )
+    faults = injector(models)
+    faults.enter(StepNo(3))
+    with pytest.raises(RuntimeError, match="fault on demand"):
+        models["net"](torch.ones(1, 2)).sum().backward()
+    faults.leave()
+
+
 def test_a_body_with_nothing_that_trains_can_be_asked_to_fail() -> None:
     model = torch.nn.Linear(2, 1).requires_grad_(False)
     faults = injector(model)

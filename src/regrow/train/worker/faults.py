@@ -54,7 +54,7 @@ class FaultInjector:
         if self._due(FaultStage.FORWARD):
             self._hooks.append(register_module_forward_pre_hook(lambda *_: self.strike(FaultStage.FORWARD, step)))
         if self._due(FaultStage.BACKWARD):
-            self._hooks.append(self._in_backward(step))
+            self._hooks += self._in_backward(step)
         if self._due(FaultStage.REDUCE):
             self._groups.after_collective = lambda name: (
                 self.strike(FaultStage.REDUCE, step) if "reduce" in name else None
@@ -66,14 +66,18 @@ class FaultInjector:
         if self._due(FaultStage.BETWEEN):
             self._groups.after_collective = lambda name: self.strike(FaultStage.BETWEEN, step)
 
-    def _in_backward(self, step: StepNo) -> Any:
+    def _in_backward(self, step: StepNo) -> list[Any]:
         # A frozen parameter has no gradient to hook.
         trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
-        middle = trained[len(trained) // 2] if trained else None
-        if middle is None or is_distributed(middle):
+        middle = len(trained) // 2
+        if not trained or is_distributed(trained[middle]):
             # The forward runs on what was gathered, so nothing flows back to the shard itself.
-            return register_module_full_backward_pre_hook(lambda *_: self.strike(FaultStage.BACKWARD, step))
-        return middle.register_hook(lambda grad: self.strike(FaultStage.BACKWARD, step))  # type: ignore[no-untyped-call]
+            return [register_module_full_backward_pre_hook(lambda *_: self.strike(FaultStage.BACKWARD, step))]
+        # The middle one may get no gradient in this body, as that of an average of weights; the next one does.
+        return [
+            parameter.register_hook(lambda grad: self.strike(FaultStage.BACKWARD, step))  # type: ignore[no-untyped-call]
+            for parameter in trained[: middle + 1]
+        ]
 
     def leave(self) -> None:
         """The body has ended: take the hooks away."""
