@@ -4,7 +4,7 @@ import pytest
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import WorkerCommitted
-from regrow.membership.elastic.pace import AHEAD_S, LEAST_AHEAD, Pace
+from regrow.membership.pace import AHEAD_S, LEAST_AHEAD, Pace
 from regrow.membership.roster import Seat
 from regrow.membership.scaling import (
     Limits,

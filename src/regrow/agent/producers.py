@@ -18,10 +18,10 @@ from regrow.agent.output import OutputPump
 from regrow.agent.workers.worker import Worker
 from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.config import AgentConfig
+from regrow.core.exit_codes import exit_text
 from regrow.core.ids import Generation, Instant, Rank, Seconds, WorkerId
 from regrow.core.messages import ErrorReport, Role, SpawnWorker, Warmth, WorkerFact, WorkerFailed
 from regrow.core.messages.data import ProducerSeat, ProducerServed, producer_given_up, producer_socket
-from regrow.membership.diagnosis import exit_text
 
 DEATHS = 3
 """So many in a row that made no entry, and there is no other."""

@@ -1,4 +1,6 @@
-"""With which codes a launcher ends, and what they tell a scheduler."""
+"""With which codes processes end: what a launcher's tells a scheduler, what a worker's is, and how one is said."""
+
+import signal
 
 OK = 0
 SCRIPT_ERROR = 1
@@ -8,6 +10,27 @@ REFUSED = 1
 USAGE = 2
 """A flag or an argument cannot be right."""
 INTERNAL_ERROR = 70
-"""A defect of regrow."""
+"""A defect of regrow (`EX_SOFTWARE`)."""
 RUN_AGAIN = 75
 """The machines, not the script: the job may be started again as it is."""
+
+LOST_AGENT = 1
+"""Of a worker whose agent is gone: there is nobody left to work for."""
+ON_DEMAND = 17
+"""Of a worker that a fault on demand ends (`exit`)."""
+NODE_LOST = -9
+"""What is written down for the workers of a lost node: nobody saw their end."""
+
+
+def exit_text(code: int, *, memory: bool = False) -> str:
+    """How a process ended, in words. `memory`: the kernel ended it since memory had run out."""
+    if memory:
+        return "was ended by the kernel because memory ran out (smaller batches, fewer loaders, or a higher limit)"
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = {"SIGBUS": " (is /dev/shm or the disk full?)", "SIGKILL": ""}.get(name, "")
+    return f"was ended by {name}{hint}"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from regrow.core.config import AgentConfig
+from regrow.core.exit_codes import exit_text
 from regrow.core.ids import Seconds
-from regrow.launch.processes import describe_exit
 
 AGENT_COMMAND = (sys.executable, "-m", "regrow.agent")
 
@@ -59,7 +59,7 @@ class AgentProcess:
 
     async def wait(self) -> str:
         """Wait, as long as the job lasts, until it has ended; how it did, in words."""
-        return describe_exit(await self._process.wait())
+        return exit_text(await self._process.wait())
 
     async def end(self, *, within: Seconds) -> None:
         """Give it `within` seconds to end by itself, then kill it."""

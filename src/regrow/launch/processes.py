@@ -33,13 +33,3 @@ def is_alive(pid: int, started: float) -> bool:
 def start_time() -> float:
     """When this process started, in seconds since the epoch."""
     return float(psutil.Process().create_time())
-
-
-def describe_exit(code: int) -> str:
-    """How a process ended, in words. `code` as of `subprocess`: negative is the signal."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"

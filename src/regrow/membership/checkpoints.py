@@ -25,12 +25,11 @@ from regrow.core.messages.checkpoints import (
 )
 from regrow.core.messages.copies import TakeSnapshot
 from regrow.membership.orders import Orders
+from regrow.membership.pace import LEAST_AHEAD, Pace
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 
 SNAPSHOT_S: Seconds = 600.0
 WRITE_S: Seconds = 1800.0
-_AHEAD_S: Seconds = 0.5
-"""How far ahead, in steps of the present speed, a step is chosen at which several ranks take a snapshot."""
 _MOST_AHEAD = 1 << 12
 _NO_NEWS_S: Seconds = 0.2
 _NUMBER = re.compile(r"\d+")
@@ -85,21 +84,20 @@ class Checkpoints:
         facts: how often, how many are kept.
         roster: who holds which rank.
         orders: takes what is to be done.
+        pace: of the steps.
     """
 
-    def __init__(self, facts: JobSpec, roster: Roster, orders: Orders) -> None:
-        self._facts, self._roster, self._orders = facts, roster, orders
+    def __init__(self, facts: JobSpec, roster: Roster, orders: Orders, pace: Pace) -> None:
+        self._facts, self._roster, self._orders, self._pace = facts, roster, orders, pace
         self._state: State = NoCheckpoint()
         self._attempt = 0
         self._next_at: Instant | None = None
-        self._ahead = 2
+        self._ahead = LEAST_AHEAD
         self._written: StepNo | None = None
         self._given_up: StepNo | None = None
         """The last step of the training, if it could not be written."""
         self._at_end = False
         self._said: set[str] = set()
-        self._sample: tuple[Instant, StepNo] | None = None
-        self._speed = 0.0
 
     # --- what the membership machine calls ---------------------------------------------------------------------
 
@@ -118,7 +116,6 @@ class Checkpoints:
         """The job trains, and has come to `step`: begin a checkpoint if it is time for one."""
         if not self._facts.checkpoint_every:
             return
-        self._measure(step, now)
         if self._next_at is None:
             self._next_at = now + self._facts.checkpoint_every
         elif isinstance(self._state, NoCheckpoint) and now >= self._next_at:
@@ -219,7 +216,7 @@ class Checkpoints:
         self._attempt += 1
         writers = list(self._writers(step if halted else None))
         if len(writers) > 1 and not exactly:
-            step = StepNo(step + max(self._ahead, round(self._speed * _AHEAD_S)))
+            step = StepNo(step + max(self._ahead, self._pace.ahead(now)))
         asked = {worker.worker: (rank, worker.node) for rank, worker in writers}
         self._state = Snapshotting(step, now, now + SNAPSHOT_S, asked)
         for worker in asked:
@@ -297,11 +294,3 @@ class Checkpoints:
             self._said.add(cause)
             then = "the job ends without it" if self._at_end else "training goes on"
             self._orders.note(f"state@{step} could not be written to disk: {reason}; {then}", now)
-
-    def _measure(self, step: StepNo, now: Instant) -> None:
-        """Steps a second, lately."""
-        if self._sample is None or step < self._sample[1]:
-            self._sample = now, step
-        elif now - self._sample[0] >= 1.0:
-            self._speed = (step - self._sample[1]) / (now - self._sample[0])
-            self._sample = now, step

@@ -1,29 +1,15 @@
 """The sentences in which a job says why it ended. Cause, place, cure."""
 
-import signal
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from regrow.core.exit_codes import exit_text
 from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import ErrorReport
 from regrow.membership.recovery_point import Uncovered
 from regrow.membership.roster import WorkerRecord
 from regrow.membership.samples import Divergence
 from regrow.membership.scaling import Weighed
-
-
-def exit_text(code: int, *, memory: bool = False) -> str:
-    """How a process ended, in words. `memory`: the kernel ended it since memory had run out."""
-    if memory:
-        return "was ended by the kernel because memory ran out (smaller batches, fewer loaders, or a higher limit)"
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = {"SIGBUS": " (is /dev/shm or the disk full?)", "SIGKILL": ""}.get(name, "")
-    return f"was ended by {name}{hint}"
 
 
 def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: bool = False) -> str:

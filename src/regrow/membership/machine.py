@@ -40,6 +40,7 @@ from regrow.membership.elastic.resize_boundary import ResizeBoundary
 from regrow.membership.incident import Incident
 from regrow.membership.nodes import Nodes
 from regrow.membership.orders import AnswerScale, Command, EndJob
+from regrow.membership.pace import Pace
 from regrow.membership.recovery import proof_of_life, standbys
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.regroup import Regroup
@@ -77,12 +78,13 @@ class Membership:
         self.facts = facts
         self._ladder = ladder = Ladder(facts, faults, resume)
         self._orders, self._plan = ladder.orders, ladder.plan
-        self._checkpoints = Checkpoints(facts, self.roster, self._orders)
+        pace = Pace()
+        self._checkpoints = Checkpoints(facts, self.roster, self._orders, pace)
         self._mender = Regroup(ladder, self._checkpoints)
-        self._switch = ResizeBoundary(ladder, self._mender)
+        self._switch = ResizeBoundary(ladder, self._mender, pace)
         self._resizing = Resizing(ladder, self._mender, self._switch)
         self._nodes = Nodes(ladder, self._resizing)
-        self._workers = Workers(ladder, self._resizing, self._switch)
+        self._workers = Workers(ladder, self._resizing, self._switch, pace)
         self._standstills = Standstills(ladder, self._mender)
 
     # --- what the outside calls --------------------------------------------------------------------------------

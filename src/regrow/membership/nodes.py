@@ -8,7 +8,7 @@ survivors keep their state meanwhile; unless the job may go on with fewer (`reco
 from collections.abc import Sequence
 
 from regrow.core import records as record
-from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.exit_codes import NODE_LOST, RUN_AGAIN
 from regrow.core.ids import Generation, Instant, NodeId
 from regrow.core.messages import NodeJoined, NodeLost, NodeStopped
 from regrow.core.messages.copies import CopiesHeld
@@ -18,9 +18,6 @@ from regrow.membership.placement import NodeDomain, buddies
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import NodeRecord, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Ended, Gathering, Releasing
-
-_LOST_CODE = -9
-"""What is written down as the exit code of workers whose node was lost: nobody saw their end."""
 
 
 class Nodes:
@@ -104,7 +101,7 @@ class Nodes:
             self._roster.move(worker, Stage.GONE, now)
             self._orders.write(
                 record.WorkerGone(
-                    at=now, worker=worker.worker, rank=worker.rank, code=_LOST_CODE, reason=record.NODE_LOST
+                    at=now, worker=worker.worker, rank=worker.rank, code=NODE_LOST, reason=record.NODE_LOST
                 )
             )
         for forgotten in self._roster.forget_dead():

@@ -1,7 +1,7 @@
 """What is said by workers, and of them: where they stand, what they have done, what ails them, how they end."""
 
 from regrow.core import records as record
-from regrow.core.exit_codes import SCRIPT_ERROR
+from regrow.core.exit_codes import SCRIPT_ERROR, exit_text
 from regrow.core.ids import NO_STATE, Instant, Rank, StepNo
 from regrow.core.messages import (
     FaultFired,
@@ -24,6 +24,7 @@ from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, Replicas
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.elastic.resize_boundary import ResizeBoundary
+from regrow.membership.pace import Pace
 from regrow.membership.recovery import standbys
 from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
@@ -61,10 +62,11 @@ class Workers:
         ladder: the job's state.
         resizing: told of candidates and leavers.
         switch: told of those that stop as planned.
+        pace: told of steps.
     """
 
-    def __init__(self, ladder: Ladder, resizing: Resizing, switch: ResizeBoundary) -> None:
-        self._ladder, self._resizing, self._switch = ladder, resizing, switch
+    def __init__(self, ladder: Ladder, resizing: Resizing, switch: ResizeBoundary, pace: Pace) -> None:
+        self._ladder, self._resizing, self._switch, self._pace = ladder, resizing, switch, pace
         self._corruption = Corruption(ladder)
         self.auditor = Auditor(ladder)
         self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
@@ -190,7 +192,7 @@ class Workers:
             self._joined(worker, now)
         if worker.stage not in (Stage.MEMBER, Stage.FINISHED):
             return
-        self._switch.committed(event, now)
+        self._pace.committed(event, now)
         worker.committed = event.step
         worker.state_at = max(worker.state_at, StepNo(event.step + 1))
         self._ladder.step = max(self._ladder.step, worker.state_at)
@@ -226,7 +228,7 @@ class Workers:
         self._roster.move(worker, Stage.GONE, now)
         for forgotten in self._roster.forget_dead():
             self._errors.forget(forgotten)
-        why = say.exit_text(event.code, memory=event.memory)
+        why = exit_text(event.code, memory=event.memory)
         self._orders.write(
             record.WorkerGone(at=now, worker=worker.worker, rank=worker.rank, code=event.code, reason=why)
         )
@@ -274,7 +276,7 @@ class Workers:
             cause = say.cut_off(error) or f"{error.type}: {error.message}"
             self._ladder.losses.told = f"rank {rank} failed by {cause}"
         else:
-            cause = say.exit_text(event.code, memory=event.memory)
+            cause = exit_text(event.code, memory=event.memory)
         self._ladder.mend("exit", [worker], f"rank {rank} {cause}", now, self._plan.when(worker.worker, event.at))
 
     def _served(self, worker: WorkerRecord, now: Instant) -> None:

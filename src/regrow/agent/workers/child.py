@@ -24,6 +24,7 @@ from regrow.agent.workers.tracebacks import report
 from regrow.core.board import BoardReading
 from regrow.core.config import Script, WorkerEnv
 from regrow.core.errors import RegrowError
+from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import (
     Role,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from regrow.agent.workers.seed import WorkerSeed
 
 _ADOPTION_S: Seconds = 10.0
-_LOST_AGENT = 1
 _RENDEZVOUS = "regrow.comm.rendezvous"
 _PRODUCING = "regrow.train.producing"
 
@@ -71,7 +71,7 @@ def _await_adoption(seed: "WorkerSeed") -> None:
         os.sched_yield()
     die_with_parent(signal.SIGKILL)
     if os.getppid() != seed.agent:
-        os._exit(_LOST_AGENT)
+        os._exit(LOST_AGENT)
 
 
 def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:

@@ -8,6 +8,7 @@ import threading
 from regrow.agent.workers.imports import import_ahead
 from regrow.agent.workers.link import AgentGone, WorkerLink, placed
 from regrow.core.config import publish_rank
+from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE
 from regrow.core.messages import (
     ImportModules,
@@ -20,7 +21,6 @@ from regrow.core.messages import (
     WorkerReady,
 )
 
-_LOST_AGENT = 1
 _Told = StartScript | ImportModules | ReleaseWorker
 
 
@@ -68,7 +68,7 @@ def _listen(link: WorkerLink, told: "queue.SimpleQueue[_Told]") -> None:
                     continue  # nothing else concerns a worker that has neither groups nor state
     except AgentGone:
         pass
-    os._exit(_LOST_AGENT)
+    os._exit(LOST_AGENT)
 
 
 def _await_end(told: "queue.SimpleQueue[_Told]") -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from regrow.core.ids import Instant, Rank, Seconds, StepNo
-from regrow.core.messages import HaltMissed, WorkerCommitted, WorkerHalted
-from regrow.membership.elastic.pace import Pace
+from regrow.core.messages import HaltMissed, WorkerHalted
+from regrow.membership.pace import Pace
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import IN_GENERATION, Stage, WorkerRecord
@@ -65,14 +65,15 @@ class ResizeBoundary:
     Args:
         ladder: the job's state.
         mender: brings the halted generation to the next one.
+        pace: of the steps.
     """
 
-    def __init__(self, ladder: Ladder, mender: Regroup) -> None:
+    def __init__(self, ladder: Ladder, mender: Regroup, pace: Pace) -> None:
         self.changed_at: Instant = float("-inf")
         """When the world was changed last without need."""
         self._ladder, self._mender = ladder, mender
         self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
-        self._pace = Pace()
+        self._pace = pace
         self._plan: ResizePlan | None = None
         self._begun_at: Instant = 0.0
         """When it was begun."""
@@ -91,10 +92,6 @@ class ResizeBoundary:
         if isinstance(state, Switching) and state.at is not None:
             deadline = min(state.deadline, now + self._pace.patience(state.margin), self._last_moment)
             self._ladder.job.goto(replace(state, deadline=deadline))
-
-    def committed(self, event: WorkerCommitted, now: Instant) -> None:
-        """A rank has gone on."""
-        self._pace.committed(event, now)
 
     def expects(self, worker: WorkerRecord) -> bool:
         """Whether a worker was told to stop as planned."""

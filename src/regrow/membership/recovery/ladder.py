@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 import msgspec
 
 from regrow.core import records as record
-from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR
+from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR, exit_text
 from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import FaultSpec, Role, WorldChange
@@ -325,7 +325,7 @@ class Ladder:
         told = next((worker for worker in failed if self.errors.of(worker.worker)), failed[0])
         code = told.exit_code or 0
         if (self.facts.max_restarts or 0) > self.restarts:
-            self.restart(f"rank {told.rank} {say.exit_text(code)}", now, told)
+            self.restart(f"rank {told.rank} {exit_text(code)}", now, told)
         else:
             self.end(SCRIPT_ERROR, self.own_error(told) or say.died_building(told.rank, code), now)
 

@@ -36,7 +36,6 @@ from regrow.membership.server.agent_link import AgentLink
 from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.http_replies import refusal, words_of
 
-"""Exit code of a job that ended by a defect of regrow itself (`EX_SOFTWARE`)."""
 HELLO_DEADLINE = 10.0
 _CLOSE_DEADLINE = 1.0
 _SHORTEST_WAIT = 0.001

@@ -10,6 +10,7 @@ import msgspec
 
 from regrow.agent.workers.link import AgentGone, WorkerLink
 from regrow.core.errors import DeadlineExceeded, GenerationHalted
+from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Generation, StepNo
 from regrow.core.messages import (
     ArmFault,
@@ -27,8 +28,6 @@ from regrow.core.messages import (
 from regrow.core.messages.copies import SnapshotStored, TakeSnapshot
 from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Stopped, Transaction, Updating
 from regrow.train.worker.stacks import stacks
-
-LOST_AGENT = 1
 
 
 class Control:

@@ -11,11 +11,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook, register_m
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
+from regrow.core.exit_codes import ON_DEMAND
 from regrow.core.ids import StepNo
 from regrow.core.messages import FaultFired, FaultHow, FaultSpec, FaultStage
 from regrow.hydration.shards import is_distributed, local
 
-EXIT_CODE = 17
 PAUSE_S = 1.0
 
 
@@ -119,7 +119,7 @@ def _suffer(how: FaultHow) -> None:
         case FaultHow.SIGSTOP:
             os.kill(os.getpid(), signal.SIGSTOP)
         case FaultHow.EXIT:
-            os._exit(EXIT_CODE)
+            os._exit(ON_DEMAND)
         case FaultHow.PAUSE:
             time.sleep(PAUSE_S)
         case FaultHow.EXCEPTION:

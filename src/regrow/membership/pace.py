@@ -1,4 +1,4 @@
-"""How fast steps are made, to say where they will be in a moment. Pure."""
+"""How fast steps are made, to say where they will be in a moment: for planned halts and for snapshots. Pure."""
 
 import math
 from collections import deque
@@ -8,7 +8,7 @@ from regrow.core.ids import Generation, Instant, Seconds, StepNo, WorkerId
 from regrow.core.messages import WorkerCommitted
 
 AHEAD_S: Seconds = 0.3
-"""How far ahead of the present step a planned halt is, so that its order is there before the step is."""
+"""How far ahead of the present step something is planned, so that its order is there before the step is."""
 LEAST_AHEAD = 2
 _LEAST_STEP_S: Seconds = 1e-4
 _RECENT = 3
