@@ -37,13 +37,19 @@ from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.elastic.resize_boundary import ResizeBoundary
+from regrow.membership.held_copies import HeldCopies
 from regrow.membership.incident import Incident
+from regrow.membership.job import Job, WantedSize
 from regrow.membership.nodes import Nodes
 from regrow.membership.orders import AnswerScale, Command, EndJob
 from regrow.membership.pace import Pace
 from regrow.membership.recovery import proof_of_life, standbys
+from regrow.membership.recovery.auditing import Auditor
+from regrow.membership.recovery.corruption import Corruption
+from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.regroup import Regroup
+from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.recovery.standstill import Standstills
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 from regrow.membership.states import (
@@ -76,16 +82,23 @@ class Membership:
 
     def __init__(self, facts: JobSpec, faults: Sequence[FaultSpec] = (), resume: bool = False) -> None:
         self.facts = facts
-        self._ladder = ladder = Ladder(facts, faults, resume)
-        self._orders, self._plan = ladder.orders, ladder.plan
+        self._job = job = Job(facts, faults, resume)
+        self._orders, self._plan = job.orders, job.plan
+        self._size, self._standbys, self._copies = WantedSize(facts), Standbys(job), HeldCopies()
+        self._ladder = ladder = Ladder(job, self._standbys, self._copies)
+        self._generations = Generations(job, self._size, ladder, self._standbys, self._copies)
         pace = Pace()
         self._checkpoints = Checkpoints(facts, self.roster, self._orders, pace)
-        self._mender = Regroup(ladder, self._checkpoints)
-        self._switch = ResizeBoundary(ladder, self._mender, pace)
-        self._resizing = Resizing(ladder, self._mender, self._switch)
-        self._nodes = Nodes(ladder, self._resizing)
-        self._workers = Workers(ladder, self._resizing, self._switch, pace)
-        self._standstills = Standstills(ladder, self._mender)
+        self._mender = Regroup(job, self._size, ladder, self._generations, self._checkpoints)
+        self._switch = ResizeBoundary(job, ladder, self._mender, pace)
+        self._resizing = Resizing(job, self._size, self._standbys, self._mender, self._switch)
+        self._nodes = Nodes(job, ladder, self._generations, self._copies, self._resizing)
+        self._auditor = Auditor(job, ladder)
+        corruption = Corruption(job, ladder, self._generations.doubts)
+        self._workers = Workers(
+            job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._switch, pace
+        )
+        self._standstills = Standstills(job, ladder, self._mender)
 
     # --- what the outside calls --------------------------------------------------------------------------------
 
@@ -100,7 +113,7 @@ class Membership:
                 self._nodes.lost(event, now)
                 self._checkpoints.node_lost(event.node, now)
             case StopRequested():
-                self._ladder.end(RUN_AGAIN, say.stopped(event.reason, self.step), now)
+                self._job.end(RUN_AGAIN, say.stopped(event.reason, self.step), now)
             case FaultRequested():
                 self._fault_requested(event.fault, now)
             case ScaleRequested():
@@ -117,7 +130,7 @@ class Membership:
                 for commit in event.commits:
                     self._workers.tell(commit, now)
             case CopiesHeld():
-                self._ladder.copies.tell(event)
+                self._copies.tell(event)
             case SnapshotHeld() | PartsWritten() | CheckpointWritten() | CheckpointFailed():
                 self._checkpoints.tell(event, now)
             case CopyStreamEnded():
@@ -136,13 +149,13 @@ class Membership:
             self._advance(now)
             if self.state is before:
                 break
-        for change in self._ladder.job.take_unforeseen():
+        for change in self._job.take_unforeseen():
             self._orders.note(say.unforeseen(change), now)
         return self._orders.take()
 
     def next_deadline(self) -> Instant | None:
         """When `TimeAdvanced` must be sent at the latest; None: nothing is being waited for."""
-        short = self._ladder.short_since if isinstance(self.state, Restarting) else None
+        short = self._job.short_since if isinstance(self.state, Restarting) else None
         waits = [
             deadlines.earliest(self.state, self.roster, self.facts),
             self._checkpoints.next_deadline(),
@@ -158,48 +171,48 @@ class Membership:
             phase=type(self.state).__name__.lower(),
             generation=self.generation,
             step=self.step,
-            restarts=self._ladder.restarts,
-            incidents=self._ladder.incidents.count,
+            restarts=self._job.restarts,
+            incidents=self._job.incidents.count,
             ranks=[WorkerView.of(worker) for worker in self.roster.seated()],
             standbys=[WorkerView.of(worker) for worker in self.roster.standbys()],
             candidates=[WorkerView.of(worker) for _, worker in sorted(self.roster.candidates.items())],
             nodes=[NodeView.of(node) for node in self.roster.nodes.values()],
-            replicas=self._ladder.replicas,
-            wanted=self._ladder.wanted,
-            min_replicas=self._ladder.limits.least,
-            max_replicas=self._ladder.limits.most,
+            replicas=self._job.replicas,
+            wanted=self._size.wanted,
+            min_replicas=self._size.limits.least,
+            max_replicas=self._size.limits.most,
             unit=self.facts.unit,
         )
 
     @property
     def state(self) -> State:
         """What the job is doing, and until when."""
-        return self._ladder.state
+        return self._job.state
 
     @property
     def generation(self) -> Generation:
         """The newest membership that was ordered."""
-        return self._ladder.generation
+        return self._job.generation
 
     @property
     def step(self) -> StepNo:
         """The newest state that is known of."""
-        return self._ladder.step
+        return self._job.step
 
     @property
     def world(self) -> int:
         """Ranks of the present world, or of the one that is being formed."""
-        return self._ladder.world
+        return self._job.world
 
     @property
     def roster(self) -> Roster:
         """Who there is."""
-        return self._ladder.roster
+        return self._job.roster
 
     @property
     def incident(self) -> Incident | None:
         """The open incident."""
-        return self._ladder.incidents.open
+        return self._job.incidents.open
 
     # --- people, time ------------------------------------------------------------------------------------------
 
@@ -207,7 +220,7 @@ class Membership:
         name = self.roster.places.get(fault.rank)
         worker = None if name is None else self.roster.workers[name]
         if worker is None:
-            self._orders.note(f"no rank {fault.rank} to fail: the world has ranks 0 to {self._ladder.world - 1}", now)
+            self._orders.note(f"no rank {fault.rank} to fail: the world has ranks 0 to {self._job.world - 1}", now)
         elif fault.stage is FaultStage.BETWEEN and worker.has_session and not worker.between:
             self._orders.add_answer(AnswerScale(False, say.nothing_between()))
         elif self._plan.add(fault):
@@ -215,12 +228,12 @@ class Membership:
 
     def _say_where_it_resumes(self, now: Instant) -> None:
         """The first workers stand where the checkpoint has put them, if they were to read one."""
-        if self._ladder.resumes:
+        if self._job.resumes:
             states = [worker.state_at for worker in self.roster.seated()]
-            self._orders.note(say.resumed(states, asked=not self._ladder.restarts), now)
+            self._orders.note(say.resumed(states, asked=not self._job.restarts), now)
 
     def _deadlines(self, now: Instant) -> None:
-        short = self._ladder.short_since
+        short = self._job.short_since
         late = deadlines.late(self.state, self.roster, self.facts, now)
         match self.state:
             case Building(verdict_at=at) if at is not None and now >= at:
@@ -233,7 +246,7 @@ class Membership:
                 self._ladder.fence_late(late, "no new groups in time", now)
             case Training(deadline=at):
                 for standby in late:
-                    self._ladder.standby_failed(standby, now)
+                    self._standbys.failed(standby, now)
                     self._orders.fence(standby, "not ready in time", now, dump=True)
                 if at is not None and now >= at:
                     self._ladder.mend("hang", [], "some ranks have finished and others have not", now, now)
@@ -247,13 +260,13 @@ class Membership:
                 self._mender.overdue(waiting, now)
             case Restarting(deadline=at) if now >= at and self.roster.present():
                 stuck = [worker.worker for worker in self.roster.workers.values() if worker.stage is not Stage.GONE]
-                self._ladder.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
+                self._job.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
             case Restarting() if short is not None and now >= short + self.facts.node_deadline:
                 self._mender.give_up(now)
             case Releasing() if late:
-                self._ladder.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, self.facts.build_deadline), now)
+                self._job.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, self.facts.build_deadline), now)
             case Releasing(again_at=at) if now >= at:
-                self._ladder.job.goto(Releasing(now + self.facts.halt_deadline))
+                self._job.goto(Releasing(now + self.facts.halt_deadline))
                 self._orders.release(Stage.RELEASED, now)
             case _:
                 pass
@@ -262,7 +275,7 @@ class Membership:
         """Who was never ready acts no more, and who hangs instead of halting; who is only slow is waited for."""
         hung = self._standstills.overdue(now) if halt_over else []
         if halt_over:
-            self._ladder.job.goto(Mending(now + self.facts.halt_patience / 4))
+            self._job.goto(Mending(now + self.facts.halt_patience / 4))
         if late or hung:
             self._ladder.fence_late([*late, *hung], "no answer in time", now)
             self._standstills.fenced(hung)
@@ -277,10 +290,10 @@ class Membership:
         match self.state:
             case Building(verdict_at=None) if roster.all_at(Stage.READY):
                 self._say_where_it_resumes(now)
-                self._workers.auditor.started(now)
-                self._ladder.form(self.generation, now)
+                self._auditor.started(now)
+                self._generations.form(self.generation, now)
             case Building(verdict_at=None) if roster.all_at(Stage.GONE):
-                self._ladder.end(OK, "", now)  # Any code but 0 has been judged by `_exited_building`.
+                self._job.end(OK, "", now)  # Any code but 0 has been judged by `_exited_building`.
             case Building(verdict_at=None) if roster.count(Stage.GONE) and roster.count(Stage.READY):
                 self._ladder.await_verdict(now)
             case Mending() | Waiting(saving=False):
@@ -290,27 +303,27 @@ class Membership:
             case Switching():
                 self._switch.advance(now)
             case Forming() if roster.all_at(Stage.MEMBER, Stage.FINISHED):
-                self._ladder.formed(now)
+                self._generations.formed(now)
                 standbys.renew(roster, self._orders, now)
                 self._nodes.formed()
             case Training(deadline=at) if roster.all_at(Stage.FINISHED):
                 if self._checkpoints.finished(self.step, now):
-                    self._ladder.release(now)
+                    self._generations.release(now)
                 elif at is not None:
-                    self._ladder.job.goto(Training())
+                    self._job.goto(Training())
             case Training(deadline=None) if roster.count(Stage.FINISHED):
-                self._ladder.job.goto(Training(now + self.facts.build_deadline))
+                self._job.goto(Training(now + self.facts.build_deadline))
             case Releasing() if roster.all_at(Stage.GONE):
-                self._ladder.end(OK, "", now)
+                self._job.end(OK, "", now)
             case Restarting() if not roster.present() and self._checkpoints.idle:
-                self._ladder.build(Generation(self.generation + 1), now)
+                self._generations.build(Generation(self.generation + 1), now)
             case _:
                 pass
         if isinstance(self.state, Ended):
             return
         if isinstance(self.state, Training) and self.incident is None:
             self._resizing.advance(now)
-            self._ladder.top_up_standbys(now)
+            self._standbys.top_up(now)
         self._resizing.let_go(now)
         if isinstance(self.state, Training):
             self._checkpoints.training(self.step, now)

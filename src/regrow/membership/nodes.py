@@ -14,7 +14,10 @@ from regrow.core.messages import NodeJoined, NodeLost, NodeStopped
 from regrow.core.messages.copies import CopiesHeld
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
+from regrow.membership.held_copies import HeldCopies
+from regrow.membership.job import Job
 from regrow.membership.placement import NodeDomain, buddies
+from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import NodeRecord, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Ended, Gathering, Releasing
@@ -24,19 +27,25 @@ class Nodes:
     """Decides about nodes; what follows for workers is the ladder's.
 
     Args:
-        ladder: the job's state.
+        job: whose they are.
+        ladder: for what their loss means.
+        generations: begins the first one.
+        copies: what nodes have of the state.
         resizing: may grow the world onto a node that has come.
     """
 
-    def __init__(self, ladder: Ladder, resizing: Resizing) -> None:
-        self._ladder, self._resizing = ladder, resizing
+    def __init__(
+        self, job: Job, ladder: Ladder, generations: Generations, copies: HeldCopies, resizing: Resizing
+    ) -> None:
+        self._job, self._ladder, self._generations = job, ladder, generations
+        self._copies, self._resizing = copies, resizing
         self._placed: list[tuple[NodeId, str]] = []
         """The nodes between which copies are exchanged, and where each of them takes them."""
-        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
 
     def joined(self, event: NodeJoined, now: Instant) -> None:
         """An agent registered: a node of a job that gathers, a lost one that is back, or one more."""
-        node, gathering = self._roster.nodes.get(event.node), isinstance(self._ladder.state, Gathering)
+        node, gathering = self._roster.nodes.get(event.node), isinstance(self._job.state, Gathering)
         known = node is not None
         self._placed = []
         if node is None:
@@ -48,7 +57,7 @@ class Nodes:
         complete = len(self._roster.living_nodes()) >= self._facts.nodes
         if complete and gathering:
             self._place_copies(self._roster.living_nodes())
-            self._ladder.build(Generation(1), now)
+            self._generations.build(Generation(1), now)
         elif not gathering:
             if not any(each.away and each.seats for each in self._roster.nodes.values()):
                 self._place_copies(self._roster.member_nodes())
@@ -60,7 +69,7 @@ class Nodes:
         if node is None or node.away:
             return
         seated = self._away(node, now)
-        if not isinstance(self._ladder.state, Gathering):
+        if not isinstance(self._job.state, Gathering):
             self._give_up(seated, say.node_lost(node.node, event.reason), now)
 
     def stopped(self, event: NodeStopped, now: Instant) -> None:
@@ -77,20 +86,20 @@ class Nodes:
 
     def _away(self, node: NodeRecord, now: Instant) -> list[WorkerRecord]:
         node.away_since = now
-        self._ladder.copies.forget(node.node)
+        self._copies.forget(node.node)
         self._resizing.changed()
         return self._bury(node, now)
 
     def _give_up(self, seated: list[WorkerRecord], cause: str, now: Instant) -> None:
-        match self._ladder.state:
+        match self._job.state:
             case Building() if seated:
                 self._ladder.restart(cause, now)
             case state if isinstance(state, RUNNING) and seated:
                 self._ladder.mend("node", seated, cause, now, now)
-                if not self._roster.living_nodes() and not isinstance(self._ladder.state, Ended):
+                if not self._roster.living_nodes() and not isinstance(self._job.state, Ended):
                     self._ladder.restart(cause, now)
             case Releasing() if seated:
-                self._ladder.end(RUN_AGAIN, say.lost_after_loop(cause), now)
+                self._job.end(RUN_AGAIN, say.lost_after_loop(cause), now)
             case _:
                 pass
 
@@ -105,7 +114,7 @@ class Nodes:
                 )
             )
         for forgotten in self._roster.forget_dead():
-            self._ladder.errors.forget(forgotten)
+            self._job.errors.forget(forgotten)
         return [worker for worker in workers if worker.seated]
 
     def _back(self, node: NodeRecord, event: NodeJoined, now: Instant) -> None:
@@ -113,9 +122,9 @@ class Nodes:
         node.slots, node.away_since, node.failed_standbys, node.failed_candidates = event.slots, None, 0, 0
         node.leave_by, node.stopped, node.unpaid = None, False, False
         self._roster.short.add(node.node)
-        self._ladder.copies.tell(CopiesHeld(node.node, self._ladder.generation, []))
+        self._copies.tell(CopiesHeld(node.node, self._job.generation, []))
         if node.seats:
-            self._ladder.incidents.climb("node")
+            self._job.incidents.climb("node")
         self._orders.note(f"{node.node} is back, on {event.host}", now)
 
     def _place_copies(self, nodes: Sequence[NodeRecord]) -> None:

@@ -24,11 +24,13 @@ from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, Replicas
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.elastic.resize_boundary import ResizeBoundary
+from regrow.membership.job import Job
 from regrow.membership.pace import Pace
 from regrow.membership.recovery import standbys
 from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
 from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Forming, Releasing
 
@@ -59,18 +61,32 @@ class Workers:
     """Enters what is said of workers; what follows is the ladder's.
 
     Args:
-        ladder: the job's state.
+        job: whose they are.
+        ladder: for what strikes them.
+        standbys: told of what they have built.
+        corruption: told of replicas that differ.
+        auditor: told of samples of their state.
         resizing: told of candidates and leavers.
         switch: told of those that stop as planned.
         pace: told of steps.
     """
 
-    def __init__(self, ladder: Ladder, resizing: Resizing, switch: ResizeBoundary, pace: Pace) -> None:
-        self._ladder, self._resizing, self._switch, self._pace = ladder, resizing, switch, pace
-        self._corruption = Corruption(ladder)
-        self.auditor = Auditor(ladder)
-        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
-        self._errors, self._plan = ladder.errors, ladder.plan
+    def __init__(
+        self,
+        job: Job,
+        ladder: Ladder,
+        standbys: Standbys,
+        corruption: Corruption,
+        auditor: Auditor,
+        resizing: Resizing,
+        switch: ResizeBoundary,
+        pace: Pace,
+    ) -> None:
+        self._job, self._ladder, self._standbys = job, ladder, standbys
+        self._corruption, self._auditor = corruption, auditor
+        self._resizing, self._switch, self._pace = resizing, switch, pace
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._errors, self._plan = job.errors, job.plan
         self._short_in: int | None = None
         """After how many restarts a rank was ended since memory had run out, where that was the last to happen."""
         self._noted: set[str] = set()
@@ -100,9 +116,9 @@ class Workers:
                 self._worker_exited(worker, event, now)
             case WorkerFailed():
                 self._errors.tell(worker.worker, event.error, event.step)
-                if event.own and isinstance(self._ladder.state, RUNNING) and worker.seated and not worker.leaver:
+                if event.own and isinstance(self._job.state, RUNNING) and worker.seated and not worker.leaver:
                     text = say.script_error(worker.rank, event.step, event.error)
-                    self._ladder.end(SCRIPT_ERROR, text, now)
+                    self._job.end(SCRIPT_ERROR, text, now)
             case WorkerReady():
                 self._worker_ready(worker, event, now)
             case ModulesImported():
@@ -111,7 +127,7 @@ class Workers:
                 self._worker_noted(worker, event, now)
             case WorkerAlive():
                 pass
-            case _ if event.generation == self._ladder.generation:
+            case _ if event.generation == self._job.generation:
                 self._generation_fact(worker, event, now)
 
     def _generation_fact(self, worker: WorkerRecord, event: _GenerationFact, now: Instant) -> None:
@@ -133,20 +149,20 @@ class Workers:
             case HaltMissed():
                 self._switch.missed(event, now)
             case WorkerResumed() if worker.stage is Stage.JOINING:
-                self._ladder.incidents.resumed(event.form_s, event.hydrated_bytes)
+                self._job.incidents.resumed(event.form_s, event.hydrated_bytes)
                 self._joined(worker, now)
             case WorkerCommitted():
                 self._worker_committed(worker, event, now)
             case WorkerFinished() if worker.stage in IN_GENERATION - {Stage.FINISHED}:
                 worker.state_at = event.state_at
-                self._ladder.step = max(self._ladder.step, event.state_at)
+                self._job.step = max(self._job.step, event.state_at)
                 self._roster.move(worker, Stage.FINISHED, now)
                 self._served(worker, now)
             case WorkerFaulted():
                 self._worker_faulted(worker, event, now)
-            case StateSampled() if isinstance(self._ladder.state, RUNNING):
-                self.auditor.sampled(worker, event, now)
-            case ReplicasDiffer() | CorruptionNamed() if isinstance(self._ladder.state, RUNNING):
+            case StateSampled() if isinstance(self._job.state, RUNNING):
+                self._auditor.sampled(worker, event, now)
+            case ReplicasDiffer() | CorruptionNamed() if isinstance(self._job.state, RUNNING):
                 self._corruption.tell(event, now)
             case _:
                 pass
@@ -157,8 +173,8 @@ class Workers:
             self._orders.note(event.text, now, worker)
 
     def _joined(self, worker: WorkerRecord, now: Instant) -> None:
-        if isinstance(self._ladder.state, Forming):
-            worker.state_at = self._ladder.state.step
+        if isinstance(self._job.state, Forming):
+            worker.state_at = self._job.state.step
         worker.ready, worker.inside, worker.torn_at = False, 0, None
         self._roster.move(worker, Stage.MEMBER, now)
 
@@ -169,7 +185,7 @@ class Workers:
             if worker.stage is not Stage.IDLE:
                 self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
             self._roster.move(worker, Stage.IDLE, now)
-            self._ladder.start_if_seated(worker, now)
+            self._standbys.start_if_seated(worker, now)
             standbys.prepare(self._roster, self._orders, worker)
             return
         standbys.learn(self._roster, event)
@@ -185,7 +201,7 @@ class Workers:
         if worker.candidate_for is not None:
             self._resizing.candidate_ready(worker, now)
         else:
-            self._ladder.built(worker, now)
+            self._standbys.built(worker, now)
 
     def _worker_committed(self, worker: WorkerRecord, event: WorkerCommitted, now: Instant) -> None:
         if worker.stage is Stage.JOINING:
@@ -195,7 +211,7 @@ class Workers:
         self._pace.committed(event, now)
         worker.committed = event.step
         worker.state_at = max(worker.state_at, StepNo(event.step + 1))
-        self._ladder.step = max(self._ladder.step, worker.state_at)
+        self._job.step = max(self._job.step, worker.state_at)
         self._served(worker, now)
 
     def _worker_faulted(self, worker: WorkerRecord, event: WorkerFaulted, now: Instant) -> None:
@@ -207,23 +223,23 @@ class Workers:
             told = self._errors.shared(event.step, event.generation, error)
             self._ladder.losses.error(rank, event.step, error)
             if self._errors.again(event.step, event.generation, error):
-                self._ladder.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
+                self._job.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
                 return
             if told:
-                self._ladder.incidents.also([rank])
+                self._job.incidents.also([rank])
                 return
             struck = self._plan.when(worker.worker, now)
             self._ladder.mend("exception", [worker], f"{error.type}: {error.message}", now, struck)
         elif worker.stage in IN_GENERATION:
             if event.kind is FaultKind.COLLECTIVE and self._errors.unexplained(event.step, event.generation, error):
-                self._ladder.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
+                self._job.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
                 return
             what = "collective" if event.kind is FaultKind.COLLECTIVE else "hydration"
             self._ladder.mend(what, [], f"{what} failed on rank {rank}: {error.message}", now, now)
 
     def _worker_exited(self, worker: WorkerRecord, event: WorkerExited, now: Instant) -> None:
         was, worker.exit_code = worker.stage, event.code
-        if isinstance(self._ladder.state, RUNNING):
+        if isinstance(self._job.state, RUNNING):
             self._ladder.newcomer_failed(worker)
         self._roster.move(worker, Stage.GONE, now)
         for forgotten in self._roster.forget_dead():
@@ -238,15 +254,15 @@ class Workers:
         if worker.candidate_for is not None:
             self._resizing.candidate_lost(worker, why, now)
         elif not worker.seated:
-            self._ladder.standby_failed(worker, now)
-        elif isinstance(self._ladder.state, Building):
+            self._standbys.failed(worker, now)
+        elif isinstance(self._job.state, Building):
             self._exited_building(worker, event, why, now)
-        elif isinstance(self._ladder.state, Releasing):
+        elif isinstance(self._job.state, Releasing):
             if event.code != 0:
-                self._ladder.end(
+                self._job.end(
                     SCRIPT_ERROR, self._ladder.own_error(worker) or say.died_after_loop(worker.rank, event.code), now
                 )
-        elif isinstance(self._ladder.state, RUNNING):
+        elif isinstance(self._job.state, RUNNING):
             self._lost(worker, event, now)
 
     def _exited_building(self, worker: WorkerRecord, event: WorkerExited, why: str, now: Instant) -> None:
@@ -254,12 +270,10 @@ class Workers:
         if code == 0 and not worker.has_session:
             return
         if code < 0:
-            again = self._short_in is not None and self._short_in < self._ladder.restarts
-            self._short_in = self._ladder.restarts if memory else None
+            again = self._short_in is not None and self._short_in < self._job.restarts
+            self._short_in = self._job.restarts if memory else None
             if again and self._short_in is not None:
-                self._ladder.end(
-                    SCRIPT_ERROR, f"rank {worker.rank} {why}, for the second time before its first step", now
-                )
+                self._job.end(SCRIPT_ERROR, f"rank {worker.rank} {why}, for the second time before its first step", now)
                 return
             self._ladder.restart(f"rank {worker.rank} {why}", now, worker)
         else:
@@ -271,7 +285,7 @@ class Workers:
         if told is not None:
             error, step = told
             if not say.cut_off(error) and self._errors.ended_again(step, error):
-                self._ladder.end(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
+                self._job.end(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
                 return
             cause = say.cut_off(error) or f"{error.type}: {error.message}"
             self._ladder.losses.told = f"rank {rank} failed by {cause}"
@@ -281,8 +295,8 @@ class Workers:
 
     def _served(self, worker: WorkerRecord, now: Instant) -> None:
         """A rank has gone on; the last one closes the incident."""
-        self._orders.write(*self._ladder.incidents.served(_rank(worker), self._ladder.generation, now))
-        if self._ladder.incidents.open is None and (told := self._ladder.losses.passed()):
+        self._orders.write(*self._job.incidents.served(_rank(worker), self._job.generation, now))
+        if self._job.incidents.open is None and (told := self._ladder.losses.passed()):
             self._orders.note(told, now, worker)
 
 

@@ -5,8 +5,8 @@ from regrow.core.messages import DrainRequested, NodeDraining, StopNode
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
 from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan, ResizeWay
+from regrow.membership.job import Job, WantedSize
 from regrow.membership.orders import AnswerScale
-from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import NodeRecord
 from regrow.membership.states import Mending, Releasing
@@ -16,14 +16,15 @@ class Draining:
     """Decides about the nodes that are given back.
 
     Args:
-        ladder: the job's state.
+        job: whose they are.
+        size: that the world should have.
         mender: knows who may go.
         switch: a change of the world that may be under way.
     """
 
-    def __init__(self, ladder: Ladder, mender: Regroup, switch: ResizeBoundary) -> None:
-        self._ladder, self._mender, self._switch = ladder, mender, switch
-        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+    def __init__(self, job: Job, size: WantedSize, mender: Regroup, switch: ResizeBoundary) -> None:
+        self._job, self._size, self._mender, self._switch = job, size, mender, switch
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
         self._nodes: list[NodeRecord] = []
         self._told: set[str] = set()
         """Drains that were said to be impossible."""
@@ -46,20 +47,20 @@ class Draining:
 
     def _refusal(self, event: DrainRequested) -> str:
         """Why a node cannot be given back; empty: it can. What its own launcher announces is not refused."""
-        ladder, there = self._ladder, {node.node: node for node in self._roster.living_nodes()}
+        job, there = self._job, {node.node: node for node in self._roster.living_nodes()}
         node = there.get(event.node)
         if node is None:
             return say.no_such_node(event.node, sorted(there))
         if event.certain:
             return ""
-        if isinstance(ladder.state, Releasing):
+        if isinstance(job.state, Releasing):
             return "the job has run its last step"
         if node.leave_by is not None:
             return say.drains_already(node.node, node.leave_reason)
         room = sum(each.slots for each in self._roster.usable_nodes() if each is not node) // self._facts.unit
         fixed = self._mender.fixed() if node.seats else ""
-        least = ladder.replicas if fixed else ladder.limits.least
-        if node.seats and (room < least or ladder.limits.fit(min(ladder.wanted, room)) is None):
+        least = job.replicas if fixed else self._size.limits.least
+        if node.seats and (room < least or self._size.limits.fit(min(self._size.wanted, room)) is None):
             return say.drain_leaves_too_few(node.node, room, least, fixed)
         return ""
 
@@ -81,7 +82,7 @@ class Draining:
         """Nodes that are given back end when nobody of the job is left on them."""
         for node in [node for node in self._nodes if node.leave_by is None or node.away or node.stopped]:
             self._nodes.remove(node)
-        between = isinstance(self._ladder.state, Mending)
+        between = isinstance(self._job.state, Mending)
         for node in self._nodes:
             if node.seats or node.leave_by is None:
                 continue
@@ -103,32 +104,30 @@ class Draining:
             free: how many ranks other nodes have room for.
             most: more replicas are not tried.
         """
-        ladder, limits, leaving = self._ladder, self._ladder.limits, self.leaving
+        job, limits, leaving = self._job, self._size.limits, self.leaving
         moving = sorted(w.rank for node in leaving for w in node.seats.values() if w.rank is not None)
-        staying = ladder.replicas - len({rank // self._facts.unit for rank in moving})
+        staying = job.replicas - len({rank // self._facts.unit for rank in moving})
         reason = "; ".join(f"{node.node} is given back: {node.leave_reason}" for node in leaving)
         by = min(node.leave_by for node in leaving if node.leave_by is not None)
         fixed = self._mender.fixed()
-        size = None if fixed else limits.fit(min(ladder.wanted, staying))
+        size = None if fixed else limits.fit(min(self._size.wanted, staying))
         if size is not None:
             return ResizePlan("preempt", size, (), reason, by=by)
         movable = self._mender.dispensable(moving)[:free]
         if movable:
-            return ResizePlan("preempt", ladder.replicas, tuple(movable), reason, ResizeWay.MOVE, by)
-        size = limits.next_above(ladder.replicas)
+            return ResizePlan("preempt", job.replicas, tuple(movable), reason, ResizeWay.MOVE, by)
+        size = limits.next_above(job.replicas)
         if (
             staying == 0
             and size is not None
             and size <= most
             and not fixed
-            and free // self._facts.unit >= size - ladder.replicas
+            and free // self._facts.unit >= size - job.replicas
         ):
             # So that somebody else has the state before they leave.
-            return ResizePlan(
-                "preempt", size, scaling.added_ranks(ladder.replicas, size, self._facts.unit), reason, by=by
-            )
+            return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._facts.unit), reason, by=by)
         if self._mender.covered(set(moving)) or self._mender.can_save():
-            return ResizePlan("preempt", ladder.replicas, (), reason, ResizeWay.HOLD, by)
+            return ResizePlan("preempt", job.replicas, (), reason, ResizeWay.HOLD, by)
         if reason not in self._told:
             self._told.add(reason)
             self._orders.note(f"{reason}; nobody else can hold the state, so training goes on there", now)

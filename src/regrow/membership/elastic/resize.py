@@ -14,9 +14,10 @@ from regrow.membership import diagnosis as say
 from regrow.membership import scaling
 from regrow.membership.elastic.draining import Draining
 from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan
+from regrow.membership.job import Job, WantedSize
 from regrow.membership.orders import AnswerScale
-from regrow.membership.recovery.ladder import STANDBY_ATTEMPTS, Ladder
 from regrow.membership.recovery.regroup import Regroup
+from regrow.membership.recovery.standbys import ATTEMPTS, Standbys
 from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
 from regrow.membership.states import Releasing
 
@@ -28,21 +29,23 @@ class Resizing:
     """Decides which size the world should have, and begins the change.
 
     Args:
-        ladder: the job's state.
+        job: whose world it is.
+        size: that it should have.
+        standbys: who may be candidates.
         mender: knows who may go.
         switch: carries the change out.
     """
 
-    def __init__(self, ladder: Ladder, mender: Regroup, switch: ResizeBoundary) -> None:
-        self._ladder, self._mender, self._switch = ladder, mender, switch
-        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+    def __init__(self, job: Job, size: WantedSize, standbys: Standbys, mender: Regroup, switch: ResizeBoundary) -> None:
+        self._job, self._size, self._standbys, self._mender, self._switch = job, size, standbys, mender, switch
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
         self._look = True
         """Something has happened since the world was last looked at."""
         self._seen = Generation(0)
         """The generation in which it was looked at."""
         self._pausing = False
         """A change waits for the least time between two."""
-        self._drains = Draining(ladder, mender, switch)
+        self._drains = Draining(job, size, mender, switch)
         self._no_larger: tuple[int, str] | None = None
         """More replicas than so many cannot be, as a candidate's script has said, and why."""
 
@@ -50,23 +53,23 @@ class Resizing:
 
     def requested(self, event: ScaleRequested, now: Instant) -> None:
         """Somebody asks for a number of replicas; answered at once."""
-        ladder = self._ladder
+        job = self._job
         asked: int | str = event.replicas
         if event.ranks is not None:
             asked = scaling.replicas_of(event.ranks, self._facts.unit)
         refusal = asked if isinstance(asked, str) else self._refusal(asked)
         size = asked if isinstance(asked, int) else event.replicas
-        if not refusal and event.stay is not None and size > ladder.replicas:
+        if not refusal and event.stay is not None and size > job.replicas:
             refusal = self._weigh(size, event.stay, now)
         if refusal:
             self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=refusal))
             self._orders.add_answer(AnswerScale(False, refusal))
             return
-        ladder.wanted, ladder.wanted_by = size, event.reason
+        self._size.wanted, self._size.wanted_by = size, event.reason
         for node in self._roster.nodes.values():
             node.failed_candidates, node.unpaid = 0, False
         self._look = True
-        self._orders.add_answer(AnswerScale(True, say.scale_accepted(ladder.replicas, size)))
+        self._orders.add_answer(AnswerScale(True, say.scale_accepted(job.replicas, size)))
 
     def drain_requested(self, event: DrainRequested, now: Instant) -> None:
         """Somebody asks for a node back; answered at once."""
@@ -86,18 +89,18 @@ class Resizing:
         """There is a node more: the world may grow onto it, by as many replicas as it has room for."""
         self._drains.reconsider()
         self._look = True
-        if self._ladder.world == 0:
+        if self._job.world == 0:
             return
-        ladder, unit = self._ladder, self._facts.unit
-        wanted = ladder.wanted
+        job, unit = self._job, self._facts.unit
+        wanted = self._size.wanted
         if new:
             everywhere = sum(each.slots for each in self._roster.usable_nodes()) // unit
             wanted = max(wanted, min(wanted + node.slots // unit, everywhere, self._most))
-        size = ladder.limits.fit(min(wanted, ladder.replicas + self._room()))
-        if event.stay is not None and size is not None and size > ladder.replicas:
+        size = self._size.limits.fit(min(wanted, job.replicas + self._room()))
+        if event.stay is not None and size is not None and size > job.replicas:
             node.unpaid = bool(self._weigh(size, event.stay, now))
-        if not node.unpaid and (wanted > ladder.wanted or (size is not None and size > ladder.replicas)):
-            ladder.wanted, ladder.wanted_by = wanted, f"{node.node} has come"
+        if not node.unpaid and (wanted > self._size.wanted or (size is not None and size > job.replicas)):
+            self._size.wanted, self._size.wanted_by = wanted, f"{node.node} has come"
 
     def changed(self) -> None:
         """Something has happened that may make room, or take it."""
@@ -110,21 +113,21 @@ class Resizing:
         self._look = True
         rank = worker.candidate_for
         if rank is not None and not self._mender.is_replica(worker, rank):
-            self._orders.write(record.ScaleRefused(at=now, replicas=self._ladder.wanted, reason=self._mender.fixed()))
+            self._orders.write(record.ScaleRefused(at=now, replicas=self._size.wanted, reason=self._mender.fixed()))
             self._orders.fence(worker, "built another part of the state", now)
-        elif worker.fixed and rank is not None and rank >= self._ladder.world:
+        elif worker.fixed and rank is not None and rank >= self._job.world:
             self._candidate_fixed(worker, rank, now)
-        elif not self._ladder.fits(worker):
+        elif not self._standbys.fits(worker):
             self._count_failure(worker, f"candidate {worker.worker} built another model", now)
             self._orders.fence(worker, "built another model", now)
 
     def _candidate_fixed(self, worker: WorkerRecord, rank: Rank, now: Instant) -> None:
         """A larger world could never change again, or not even run: the job goes on without it."""
-        ladder = self._ladder
-        size = max(ladder.wanted, rank // self._facts.unit + 1)
+        job = self._job
+        size = max(self._size.wanted, rank // self._facts.unit + 1)
         self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=worker.fixed))
-        self._no_larger = ladder.replicas, worker.fixed
-        ladder.wanted = min(ladder.wanted, ladder.replicas)
+        self._no_larger = job.replicas, worker.fixed
+        self._size.wanted = min(self._size.wanted, job.replicas)
         if worker.role is Role.STANDBY:
             self._roster.nominate(worker, None, worker.local_rank)
         else:
@@ -164,7 +167,7 @@ class Resizing:
 
     def advance(self, now: Instant) -> None:
         """The job trains and nothing is wrong: begin what is wanted, go on with it, or do without it."""
-        generation = self._ladder.generation
+        generation = self._job.generation
         if (not self._look and self._seen == generation) or self._roster.count(Stage.FINISHED):
             return
         self._look = self._pausing = False
@@ -195,15 +198,15 @@ class Resizing:
     @property
     def _most(self) -> int:
         """More replicas are not tried."""
-        most = self._ladder.limits.most
+        most = self._size.limits.most
         return most if self._no_larger is None else min(most, self._no_larger[0])
 
     def _refusal(self, size: int) -> str:
-        ladder = self._ladder
-        if isinstance(ladder.state, Releasing):
+        job = self._job
+        if isinstance(job.state, Releasing):
             return "the job has run its last step"
-        refusal = ladder.limits.refusal(size)
-        if refusal or size == ladder.replicas:
+        refusal = self._size.limits.refusal(size)
+        if refusal or size == job.replicas:
             return refusal
         fixed = self._mender.fixed()
         if fixed:
@@ -214,16 +217,16 @@ class Resizing:
         if batches and size > batches:
             return say.too_few_microbatches(size, batches)
         slots = sum(node.slots for node in self._roster.nodes.values() if node.leave_by is None)
-        if ladder.world and size * self._facts.unit > slots:
+        if job.world and size * self._facts.unit > slots:
             return say.too_few_slots(size, self._facts.unit, slots)
         return ""
 
     def _weigh(self, size: int, stay: Seconds, now: Instant) -> str:
         """Why growing to a size does not pay; empty: it does. Both sides are written down."""
-        before = self._ladder.replicas
+        before = self._job.replicas
         if before == 0:
             return ""
-        weighed = scaling.weigh(before, size, stay, self._ladder.incidents.pauses.get("grow", 0.0))
+        weighed = scaling.weigh(before, size, stay, self._job.incidents.pauses.get("grow", 0.0))
         self._orders.write(
             record.GrowthWeighed(
                 at=now,
@@ -239,19 +242,19 @@ class Resizing:
 
     def _plan(self, now: Instant) -> ResizePlan | None:
         """What the world should become now; None: what it is."""
-        ladder = self._ladder
+        job = self._job
         if self._drains.leaving:
             return self._drains.plan(now, free=self._free_seats(), most=self._most)
-        size = ladder.limits.fit(min(ladder.wanted, ladder.replicas + self._room(), self._most))
-        if size is None or size == ladder.replicas or self._mender.fixed():
+        size = self._size.limits.fit(min(self._size.wanted, job.replicas + self._room(), self._most))
+        if size is None or size == job.replicas or self._mender.fixed():
             return None
         if now < self._may_change_at:
             self._pausing = True
             return None
-        if ladder.replicas < size < ladder.wanted and self._oldest_leaver() is not None:
+        if job.replicas < size < self._size.wanted and self._oldest_leaver() is not None:
             return None  # Their slots are about to be free: one change is better than two.
-        kind = "grow" if size > ladder.replicas else "shrink"
-        return ResizePlan(kind, size, scaling.added_ranks(ladder.replicas, size, self._facts.unit), ladder.wanted_by)
+        kind = "grow" if size > job.replicas else "shrink"
+        return ResizePlan(kind, size, scaling.added_ranks(job.replicas, size, self._facts.unit), self._size.wanted_by)
 
     def _room(self) -> int:
         """For how many replicas more there is room; those that candidates build for count."""
@@ -259,14 +262,14 @@ class Resizing:
 
     def _free_seats(self) -> int:
         building = sum(self._roster.nodes[each.node].usable for each in self._roster.candidates.values())
-        return sum(len(slots) for slots in scaling.free_slots(self._roster, STANDBY_ATTEMPTS).values()) + building
+        return sum(len(slots) for slots in scaling.free_slots(self._roster, ATTEMPTS).values()) + building
 
     def _keep_only(self, need: Sequence[Rank], now: Instant) -> None:
         """Candidates for other ranks come to be those for these, where they fit, or are done without.
 
         So are those on nodes that are given back.
         """
-        roster, take = self._roster, self._ladder.can_take
+        roster, take = self._roster, self._standbys.can_take
         spare = [
             worker
             for rank, worker in sorted(roster.candidates.items())
@@ -285,14 +288,14 @@ class Resizing:
                 self._orders.fence(worker, "it is not wanted any more", now)
 
     def _spawn(self, ranks: Sequence[Rank], world: int, now: Instant) -> None:
-        for seat in scaling.new_seats(ranks, self._facts.unit, scaling.free_slots(self._roster, STANDBY_ATTEMPTS)):
+        for seat in scaling.new_seats(ranks, self._facts.unit, scaling.free_slots(self._roster, ATTEMPTS)):
             standby = self._standby(seat, world)
             if standby is None:
-                self._ladder.spawn_candidate(seat, world, now)
+                self._job.spawn(seat, Role.JOINER, now, grown=world)
                 continue
             self._roster.nominate(standby, seat.rank, seat.local_rank)
             if standby.stage is Stage.IDLE:
-                self._orders.start_script(standby, seat.rank, self._ladder.generation, now, world=world)
+                self._orders.start_script(standby, seat.rank, self._job.generation, now, world=world)
 
     def _standby(self, seat: Seat, world: int) -> WorkerRecord | None:
         """A standby of that node that could have the seat."""
@@ -301,8 +304,8 @@ class Resizing:
             each
             for each in standbys
             if (each.stage is Stage.IDLE or (each.stage is Stage.READY and self._mender.alike(each, seat.rank)))
-            and not (each.fixed and seat.rank >= self._ladder.world)
-            and self._ladder.can_take(each, seat.rank, seat.local_rank, world)
+            and not (each.fixed and seat.rank >= self._job.world)
+            and self._standbys.can_take(each, seat.rank, seat.local_rank, world)
         ]
         return min(fitting, key=lambda each: _WARM.index(each.stage), default=None)
 
@@ -310,6 +313,6 @@ class Resizing:
         self._look = True
         node = self._roster.nodes[worker.node]
         node.failed_candidates += 1
-        if node.failed_candidates == STANDBY_ATTEMPTS:
-            reason = say.candidates_given_up(node.node, what, self._ladder.errors.of(worker.worker))
-            self._orders.write(record.ScaleRefused(at=now, replicas=self._ladder.wanted, reason=reason))
+        if node.failed_candidates == ATTEMPTS:
+            reason = say.candidates_given_up(node.node, what, self._job.errors.of(worker.worker))
+            self._orders.write(record.ScaleRefused(at=now, replicas=self._size.wanted, reason=reason))

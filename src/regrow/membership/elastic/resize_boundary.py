@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from regrow.core.ids import Instant, Rank, Seconds, StepNo
 from regrow.core.messages import HaltMissed, WorkerHalted
+from regrow.membership.job import Job
 from regrow.membership.pace import Pace
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.regroup import Regroup
@@ -63,16 +64,17 @@ class ResizeBoundary:
     """Carries one change out.
 
     Args:
-        ladder: the job's state.
+        job: whose world is changed.
+        ladder: for those who do not stop.
         mender: brings the halted generation to the next one.
         pace: of the steps.
     """
 
-    def __init__(self, ladder: Ladder, mender: Regroup, pace: Pace) -> None:
+    def __init__(self, job: Job, ladder: Ladder, mender: Regroup, pace: Pace) -> None:
         self.changed_at: Instant = float("-inf")
         """When the world was changed last without need."""
-        self._ladder, self._mender = ladder, mender
-        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._job, self._ladder, self._mender = job, ladder, mender
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
         self._pace = pace
         self._plan: ResizePlan | None = None
         self._begun_at: Instant = 0.0
@@ -88,23 +90,23 @@ class ResizeBoundary:
 
     def hurry(self, by: Instant, now: Instant) -> None:
         """A node is to be given back by then: a change under way that could wait may not any more."""
-        state, self._by = self._ladder.state, min(self._by, by)
+        state, self._by = self._job.state, min(self._by, by)
         if isinstance(state, Switching) and state.at is not None:
             deadline = min(state.deadline, now + self._pace.patience(state.margin), self._last_moment)
-            self._ladder.job.goto(replace(state, deadline=deadline))
+            self._job.goto(replace(state, deadline=deadline))
 
     def expects(self, worker: WorkerRecord) -> bool:
         """Whether a worker was told to stop as planned."""
-        return isinstance(self._ladder.state, Switching) and worker.stage is Stage.MEMBER
+        return isinstance(self._job.state, Switching) and worker.stage is Stage.MEMBER
 
     def halted(self, event: WorkerHalted, now: Instant) -> None:
         """A worker stands, of its own accord."""
-        ladder, state, plan = self._ladder, self._ladder.state, self._plan
+        job, state, plan = self._job, self._job.state, self._plan
         if not isinstance(state, Switching) or plan is None:
             return
         self._orders.write(
-            *ladder.incidents.change(
-                plan.kind, plan.rung, plan.reason, generation=ladder.generation, step=event.state_at, now=now
+            *job.incidents.change(
+                plan.kind, plan.rung, plan.reason, generation=job.generation, step=event.state_at, now=now
             )
         )
         if event.state_at != state.at:
@@ -112,8 +114,8 @@ class ResizeBoundary:
 
     def missed(self, event: HaltMissed, now: Instant) -> None:
         """A worker had begun the step already."""
-        ladder, state = self._ladder, self._ladder.state
-        ladder.step = max(ladder.step, event.step)
+        job, state = self._job, self._job.state
+        job.step = max(job.step, event.step)
         if not isinstance(state, Switching) or state.at is None or event.at != state.at:
             return
         if state.tries < MOST_TRIES and not self._roster.count(Stage.HALTED):
@@ -123,7 +125,7 @@ class ResizeBoundary:
 
     def late(self, now: Instant, overdue: Callable[[Instant], list[WorkerRecord]]) -> None:
         """Time has passed: who does not stop as planned is halted at once; who hangs (`overdue`) then acts no more."""
-        state = self._ladder.state
+        state = self._job.state
         if not isinstance(state, Switching) or now < state.deadline:
             return
         silent = list(self._roster.seated(Stage.HALTING))
@@ -131,39 +133,39 @@ class ResizeBoundary:
             if hung := overdue(now):
                 self._ladder.fence_late(hung, "no answer in time", now)
             else:
-                self._ladder.job.goto(replace(state, deadline=now + self._facts.halt_patience / 4))
+                self._job.goto(replace(state, deadline=now + self._facts.halt_patience / 4))
         elif state.at is not None and self._may_wait(now):
             # Nobody is kept from a step: who stands already would wait for the others there, whatever happens.
             longer = max(state.deadline - self._begun_at, 0.0)
-            self._ladder.job.goto(replace(state, deadline=min(now + longer, self._begun_at + _PATIENCE_S)))
-            self._orders.halt_before(state.at, self._ladder.generation, self._reason)
+            self._job.goto(replace(state, deadline=min(now + longer, self._begun_at + _PATIENCE_S)))
+            self._orders.halt_before(state.at, self._job.generation, self._reason)
         else:
             self._at_once("not all have stopped in time", now)
 
     def advance(self, now: Instant) -> None:
         """Go as far as the facts so far allow."""
-        roster, ladder, plan, state = self._roster, self._ladder, self._plan, self._ladder.state
+        roster, job, plan, state = self._roster, self._job, self._plan, self._job.state
         if not isinstance(state, Switching) or plan is None:
             return
         if roster.all_at(Stage.FINISHED):
-            ladder.job.goto(Training())  # The training ended before that step.
+            job.goto(Training())  # The training ended before that step.
         elif roster.count(Stage.FINISHED) and roster.count(Stage.HALTED):
             self._at_once("the training ends", now)
-        if not roster.all_at(Stage.HALTED) or not isinstance(ladder.state, Switching):
+        if not roster.all_at(Stage.HALTED) or not isinstance(job.state, Switching):
             return
-        ladder.incidents.halted(now)
+        job.incidents.halted(now)
         self._plan = None
-        ladder.job.goto(Mending(now + self._facts.halt_patience))
+        job.goto(Mending(now + self._facts.halt_patience))
         if not state.over and self._possible(plan) and self._carry_out(plan, now) and plan.kind != "preempt":
             self.changed_at = now
 
     # --- parts of it -------------------------------------------------------------------------------------------
 
     def _order(self, margin: int, tries: int, now: Instant) -> None:
-        ladder = self._ladder
-        at, by = StepNo(ladder.step + margin), self._last_moment
-        ladder.job.goto(Switching(at, min(now + self._pace.patience(margin), by), margin, tries))
-        self._orders.halt_before(at, ladder.generation, self._reason)
+        job = self._job
+        at, by = StepNo(job.step + margin), self._last_moment
+        job.goto(Switching(at, min(now + self._pace.patience(margin), by), margin, tries))
+        self._orders.halt_before(at, job.generation, self._reason)
         if now + self._pace.until(margin) > by:
             self._at_once("there is no time for another step", now)
 
@@ -181,19 +183,19 @@ class ResizeBoundary:
         return self._by == float("inf") and now < self._begun_at + _PATIENCE_S
 
     def _at_once(self, reason: str, now: Instant) -> None:
-        ladder, state = self._ladder, self._ladder.state
+        job, state = self._job, self._job.state
         if not isinstance(state, Switching) or (state.at is None and not self._roster.count(*IN_GENERATION)):
             return
         over = state.over or self._roster.count(Stage.FINISHED) > 0
-        ladder.job.goto(replace(state, at=None, deadline=now + self._facts.halt_deadline, over=over))
+        job.goto(replace(state, at=None, deadline=now + self._facts.halt_deadline, over=over))
         plan = self._plan
         if plan is not None:
             self._orders.write(
-                *ladder.incidents.change(
-                    plan.kind, plan.rung, plan.reason, generation=ladder.generation, step=ladder.step, now=now
+                *job.incidents.change(
+                    plan.kind, plan.rung, plan.reason, generation=job.generation, step=job.step, now=now
                 )
             )
-        ladder.halt(reason, now)
+        self._ladder.halt(reason, now)
 
     def _possible(self, plan: ResizePlan) -> bool:
         """Whether the candidates are still there, and nobody else has come in between."""
@@ -204,7 +206,7 @@ class ResizeBoundary:
 
     def _carry_out(self, plan: ResizePlan, now: Instant) -> bool:
         """Whether the world has changed."""
-        ladder, roster = self._ladder, self._roster
+        job, roster = self._job, self._roster
         newcomers = [worker for _, worker in sorted(roster.candidates.items())]
         match plan.way:
             case ResizeWay.HOLD:
@@ -214,7 +216,7 @@ class ResizeBoundary:
             case ResizeWay.MOVE:
                 return False  # Who would go may be a step ahead after a halt at once, and gives it to the others first.
             case ResizeWay.RESIZE:
-                going = ladder.replicas - plan.size + len(newcomers) // self._facts.unit
+                going = job.replicas - plan.size + len(newcomers) // self._facts.unit
                 drop = self._mender.choose(going)
                 if len(drop) != going:
                     return False

@@ -1,7 +1,6 @@
 """What follows where replicas are found to differ: it is said and written down, and a newcomer is hydrated again."""
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from regrow.core import records as record
 from regrow.core.ids import Instant, Rank, StepNo
@@ -9,29 +8,29 @@ from regrow.core.messages import Role
 from regrow.core.messages.replicas import StateSampled
 from regrow.membership import diagnosis as say
 from regrow.membership.incident import CORRUPTION
+from regrow.membership.job import Job
+from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.samples import Divergence, Samples, compare
-
-if TYPE_CHECKING:
-    from regrow.membership.recovery.ladder import Ladder
 
 
 class Auditor:
     """Takes in what workers tell of their state.
 
     Args:
-        ladder: the job's state.
+        job: whose workers they are.
+        ladder: for those who must be hydrated again.
     """
 
-    def __init__(self, ladder: "Ladder") -> None:
-        self._ladder = ladder
+    def __init__(self, job: Job, ladder: Ladder) -> None:
+        self._job, self._ladder = job, ladder
         self._samples = Samples()
         self._hydrated_again: set[Rank] = set()
 
     def started(self, now: Instant) -> None:
         """All ranks have built what they start from."""
         looks: defaultdict[str, dict[Rank, dict[str, int]]] = defaultdict(dict)
-        for worker in self._ladder.roster.seated():
+        for worker in self._job.roster.seated():
             if worker.rank is not None and worker.parts:
                 looks[worker.holding][worker.rank] = worker.parts
             worker.parts = {}
@@ -42,10 +41,9 @@ class Auditor:
 
     def sampled(self, worker: WorkerRecord, fact: StateSampled, now: Instant) -> None:
         """A worker has looked at its state before a step."""
-        ladder = self._ladder
         if worker.rank is None:
             return
-        replicas = sum(each.holding == worker.holding for each in ladder.roster.seated())
+        replicas = sum(each.holding == worker.holding for each in self._job.roster.seated())
         found = self._samples.tell(fact, worker.rank, worker.holding, replicas=replicas)
         if found is None:
             return
@@ -53,7 +51,7 @@ class Auditor:
         if self._samples.news(found):
             self._say(found, say.replicas_diverge(found, [each.rank for each in again if each.rank is not None]), now)
         for each in again:
-            self._ladder.orders.fence(each, "its state is not that of its replicas", now)
+            self._job.orders.fence(each, "its state is not that of its replicas", now)
         if again:
             self._ladder.mend(CORRUPTION, again, say.replicas_diverge(found, []), now, now)
 
@@ -62,7 +60,7 @@ class Auditor:
         # Who differs in Python state alone may mean to.
         if not found.whole or not found.in_tensors:
             return []
-        roster = self._ladder.roster
+        roster = self._job.roster
         groups = [[roster.workers[roster.places[rank]] for rank in ranks] for ranks in found.alike]
         fresh = [group for group in groups if all(self._fresh(worker) for worker in group)]
         if len(groups) - len(fresh) != 1:
@@ -72,9 +70,9 @@ class Auditor:
         return again
 
     def _fresh(self, worker: WorkerRecord) -> bool:
-        came = worker.role is not Role.RANK and worker.entered == self._ladder.generation
+        came = worker.role is not Role.RANK and worker.entered == self._job.generation
         return came and worker.stage is Stage.MEMBER
 
     def _say(self, found: Divergence, text: str, now: Instant) -> None:
         alike, parts = [list(ranks) for ranks in found.alike], list(found.parts)
-        self._ladder.orders.write(record.ReplicasDiverged(at=now, step=found.step, alike=alike, parts=parts, text=text))
+        self._job.orders.write(record.ReplicasDiverged(at=now, step=found.step, alike=alike, parts=parts, text=text))

@@ -8,7 +8,8 @@ from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer
 from regrow.membership import diagnosis as say
 from regrow.membership.incident import CORRUPTION
-from regrow.membership.recovery.doubts import Doubt
+from regrow.membership.job import Job
+from regrow.membership.recovery.doubts import Doubt, Doubts
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import WorkerRecord
 
@@ -20,11 +21,13 @@ class Corruption:
     """Takes in what workers say about one another's state.
 
     Args:
-        ladder: the job's state.
+        job: whose workers they are.
+        ladder: for those whose state is wrong.
+        doubts: about the newest state.
     """
 
-    def __init__(self, ladder: Ladder) -> None:
-        self._ladder = ladder
+    def __init__(self, job: Job, ladder: Ladder, doubts: Doubts) -> None:
+        self._job, self._ladder, self._doubts = job, ladder, doubts
         self._heard: Generation | None = None
         self._step: StepNo | None = None
         self._times = 0
@@ -51,26 +54,26 @@ class Corruption:
         for worker in wrong:
             self._blame(worker, fact.step, fact.tensors, now)
         if undecided and fact.step == self._undecided:
-            self._ladder.end(SCRIPT_ERROR, say.replicas_differ_again(cause), now)
+            self._job.end(SCRIPT_ERROR, say.replicas_differ_again(cause), now)
             return
         if self._times >= MOST_TIMES:
-            self._ladder.end(RUN_AGAIN, say.replicas_differ_ever(self._times, cause), now)
+            self._job.end(RUN_AGAIN, say.replicas_differ_ever(self._times, cause), now)
             return
         self._undecided = fact.step if undecided else None
-        self._ladder.doubts.open = Doubt(fact.step, frozenset(fact.ranks))
-        struck = self._ladder.plan.when(wrong[0].worker, now) if wrong else now
-        self._ladder.step = max(self._ladder.step, fact.step)
+        self._doubts.open = Doubt(fact.step, frozenset(fact.ranks))
+        struck = self._job.plan.when(wrong[0].worker, now) if wrong else now
+        self._job.step = max(self._job.step, fact.step)
         self._ladder.mend(CORRUPTION, wrong, cause, now, struck)
 
     def _workers(self, ranks: Sequence[Rank]) -> list[WorkerRecord]:
-        roster = self._ladder.roster
+        roster = self._job.roster
         return [roster.workers[roster.places[rank]] for rank in ranks if rank in roster.places]
 
     def _blame(self, worker: WorkerRecord, step: StepNo, tensors: list[str], now: Instant) -> None:
-        node = self._ladder.roster.nodes[worker.node]
+        node = self._job.roster.nodes[worker.node]
         node.corruptions += 1
         rank = worker.rank if worker.rank is not None else Rank(-1)
-        self._ladder.orders.write(
+        self._job.orders.write(
             record.ReplicaCorrupted(
                 at=now,
                 step=step,

@@ -12,6 +12,8 @@ from regrow.core.ids import NO_STATE, Generation, Instant, Rank
 from regrow.membership import diagnosis as say
 from regrow.membership import recovery_point, scaling
 from regrow.membership.checkpoints import Checkpoints
+from regrow.membership.job import Job, WantedSize
+from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import BUILDING, Stage, WorkerRecord
 from regrow.membership.scaling import Change
@@ -22,44 +24,50 @@ class Regroup:
     """Brings a generation that was given up to the next one.
 
     Args:
-        ladder: the job's state.
+        job: whose generation it is.
+        size: that the world should have.
+        ladder: fills lost ranks.
+        generations: makes the next one.
         checkpoints: takes the state when waiting has taken too long.
     """
 
-    def __init__(self, ladder: Ladder, checkpoints: Checkpoints) -> None:
-        self._ladder, self._checkpoints = ladder, checkpoints
+    def __init__(
+        self, job: Job, size: WantedSize, ladder: Ladder, generations: Generations, checkpoints: Checkpoints
+    ) -> None:
+        self._job, self._size, self._ladder, self._generations = job, size, ladder, generations
+        self._checkpoints = checkpoints
         self._unlike = ""
         """Why the world can have no other size, as a candidate has shown."""
-        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
 
     def advance(self, now: Instant) -> None:
         """Go as far as the facts so far allow: to the next generation, or to waiting."""
-        ladder, roster = self._ladder, self._roster
+        job, roster = self._job, self._roster
         halting = roster.count(Stage.HALTING)
         if not halting:
-            ladder.incidents.halted(now)
+            job.incidents.halted(now)
         going = self._surplus()
         if going and halting:
             return  # who goes is decided when all stand
         drop = self.choose(going) if going else frozenset()
-        stuck = ladder.fill(now, skip=drop, give_up=ladder.newcomers_fail and self.may_shrink())
+        stuck = self._ladder.fill(now, skip=drop, give_up=self._ladder.newcomers_fail and self.may_shrink())
         if stuck and halting and self.may_shrink():
             return
         if stuck:
             drop = self._without(stuck, drop)
-            stuck = [] if drop else ladder.fill(now)
+            stuck = [] if drop else self._ladder.fill(now)
         if stuck:
             self._stuck(stuck, now)
             return
-        ladder.short_since = None
-        if isinstance(ladder.state, Waiting):
-            ladder.job.goto(Mending(now + self._facts.halt_patience))
+        job.short_since = None
+        if isinstance(job.state, Waiting):
+            job.goto(Mending(now + self._facts.halt_patience))
         if drop:
             if not self._stand(drop):
                 return
             self._do_without(drop, asked=going > 0, now=now)
         if roster.all_at(Stage.HALTED, Stage.READY) and not roster.away and not roster.unproven:
-            ladder.form(Generation(ladder.generation + 1), now)
+            self._generations.form(Generation(job.generation + 1), now)
 
     def resize(
         self,
@@ -73,8 +81,8 @@ class Regroup:
     ) -> None:
         """Everybody stands: these replicas leave, candidates come in as the last ranks, all are numbered anew."""
         roster, unit = self._roster, self._facts.unit
-        after = self._ladder.replicas - len(drop) + len(newcomers) // unit
-        told = self._change(kind, reason, by).told(Generation(self._ladder.generation + 1), after, now)
+        after = self._job.replicas - len(drop) + len(newcomers) // unit
+        told = self._change(kind, reason, by).told(Generation(self._job.generation + 1), after, now)
         staying: list[WorkerRecord] = []
         for rank, name in roster.places.items():
             worker = roster.workers[name]
@@ -96,7 +104,7 @@ class Regroup:
         by: Instant | None = None,
     ) -> None:
         """Everybody stands: candidates take the ranks for which they were built from those who have them."""
-        replicas, generation = self._ladder.replicas, Generation(self._ladder.generation + 1)
+        replicas, generation = self._job.replicas, Generation(self._job.generation + 1)
         told = self._change(kind, reason, by).told(generation, replicas, now)
         for worker in newcomers:
             rank = worker.candidate_for
@@ -113,7 +121,7 @@ class Regroup:
         """
         leaving = [worker for worker in self._roster.seated() if not self._roster.nodes[worker.node].usable]
         if self.covered({worker.rank for worker in leaving if worker.rank is not None}):
-            replicas, generation = self._ladder.replicas, Generation(self._ladder.generation + 1)
+            replicas, generation = self._job.replicas, Generation(self._job.generation + 1)
             told = Change("preempt", replicas, "its node is given back").told(generation, replicas, now)
             for worker in leaving:
                 self._orders.dismiss(worker, "its node is given back", told, now)
@@ -150,8 +158,8 @@ class Regroup:
 
     def may_shrink(self) -> bool:
         """Whether the job may go on with fewer replicas than it has."""
-        limits = self._ladder.limits
-        return limits.fit(self._ladder.replicas - 1) is not None and not self.fixed()
+        limits = self._size.limits
+        return limits.fit(self._job.replicas - 1) is not None and not self.fixed()
 
     def fixed(self) -> str:
         """Why this world can have no other size, for people; empty: it can."""
@@ -183,11 +191,11 @@ class Regroup:
 
     def saved(self, now: Instant) -> None:
         """The job ends as soon as its state is on disk, or will not be; unless there is room again by then."""
-        if self._ladder.short_since is not None:
+        if self._job.short_since is not None:
             self.advance(now)
-        if not isinstance(self._ladder.state, Waiting):
+        if not isinstance(self._job.state, Waiting):
             return
-        if self._checkpoints.finished(self._ladder.step, now, halted=True):
+        if self._checkpoints.finished(self._job.step, now, halted=True):
             self.give_up(now)
 
     def standings(self, drop: Set[int]) -> list[scaling.ReplicaCandidate]:
@@ -220,20 +228,20 @@ class Regroup:
 
     def _surplus(self) -> int:
         """How many replicas are there beyond those that are wanted."""
-        ladder = self._ladder
-        if ladder.wanted >= ladder.replicas or ladder.change is not None or self.fixed():
+        job = self._job
+        if self._size.wanted >= job.replicas or self._size.change is not None or self.fixed():
             return 0
-        size = ladder.limits.fit(ladder.wanted)
-        return 0 if size is None else ladder.replicas - size
+        size = self._size.limits.fit(self._size.wanted)
+        return 0 if size is None else job.replicas - size
 
     def _without(self, stuck: Iterable[Rank], drop: Set[int]) -> frozenset[int]:
         """The replicas that go because these ranks cannot be filled; none where that is not possible."""
-        ladder = self._ladder
+        job = self._job
         broken = {rank // self._facts.unit for rank in stuck} | drop
-        size = ladder.limits.fit(min(ladder.wanted, ladder.replicas - len(broken)))
+        size = self._size.limits.fit(min(self._size.wanted, job.replicas - len(broken)))
         if size is None or self.fixed():
             return frozenset()
-        return self.choose(ladder.replicas - size, broken)
+        return self.choose(job.replicas - size, broken)
 
     def _stand(self, drop: Set[int]) -> bool:
         """Whether all who stay are ready for the next generation."""
@@ -245,47 +253,47 @@ class Regroup:
         )
 
     def _stuck(self, stuck: list[Rank], now: Instant) -> None:
-        ladder, roster = self._ladder, self._roster
+        job, roster = self._job, self._roster
         homes = {roster.home(rank)[0].node: roster.home(rank)[0] for rank in stuck}
-        if ladder.short_since is None:
+        if job.short_since is None:
             lost = [node.away_since for node in homes.values() if node.away_since is not None]
-            ladder.short_since = min(lost, default=now)
+            job.short_since = min(lost, default=now)
             self._orders.note(say.nodes_waited_for(sorted(homes), stuck, self._facts.node_deadline), now)
         busy = roster.count(Stage.HALTING, Stage.RELEASED, *BUILDING)
-        if not busy and isinstance(ladder.state, Mending):
-            ladder.job.goto(Waiting(ladder.short_since + self._facts.node_deadline))
+        if not busy and isinstance(job.state, Mending):
+            job.goto(Waiting(job.short_since + self._facts.node_deadline))
 
     def _change(self, kind: str, reason: str, by: Instant | None = None) -> Change:
         """To be written down with the next generation; what was to be before, and has come to nothing, is not."""
-        former = self._ladder.change
-        change = Change(kind, self._ladder.replicas if former is None else former.before, reason, by)
-        self._ladder.change = change
+        former = self._size.change
+        change = Change(kind, self._job.replicas if former is None else former.before, reason, by)
+        self._size.change = change
         return change
 
     def _do_without(self, drop: Set[int], *, asked: bool, now: Instant) -> None:
-        incident = self._ladder.incidents.open
+        incident = self._job.incidents.open
         reason = incident.cause if incident is not None else "a rank could not be filled"
         if asked:
-            reason = f"{self._ladder.wanted_by}; meanwhile: {reason}"
+            reason = f"{self._size.wanted_by}; meanwhile: {reason}"
         self.resize(drop, [], now, kind="shrink" if asked else "fault", reason=reason)
-        self._ladder.incidents.climb("shrink")
+        self._job.incidents.climb("shrink")
 
     def _save(self, now: Instant) -> None:
         step = self._checkpoints.savable()
         if step is None:
             self.give_up(now)
             return
-        self._ladder.step = step
-        self._ladder.job.goto(Waiting(now + self._checkpoints.patience, saving=True))
+        self._job.step = step
+        self._job.goto(Waiting(now + self._checkpoints.patience, saving=True))
 
     def give_up(self, now: Instant) -> None:
         """There will be no room in time: the job ends, to be run again."""
         lost = [node.node for node in self._roster.nodes.values() if node.away and not node.stopped]
         given_back = [node.node for node in self._roster.nodes.values() if node.leave_by is not None]
-        text = say.nodes_given_back(given_back, self._ladder.limits.least)
+        text = say.nodes_given_back(given_back, self._size.limits.least)
         if lost or not given_back:
             text = say.nodes_stay_away(lost, self._facts.node_deadline)
-        self._ladder.end(RUN_AGAIN, text, now)
+        self._job.end(RUN_AGAIN, text, now)
 
 
 def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:

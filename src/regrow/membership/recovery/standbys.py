@@ -1,16 +1,83 @@
 """Which places a standby can take: those for which what its script has done so far is right. Pure."""
 
-from collections.abc import Iterator
-
 from regrow.core.early_reads import PlaceInWorld
+from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, Rank
-from regrow.core.messages import ImportModules, ModulesImported, WorkerReady
+from regrow.core.messages import ImportModules, ModulesImported, Role, WorkerReady
 from regrow.membership import diagnosis as say
+from regrow.membership.job import Job
+from regrow.membership.layouts import Layouts
 from regrow.membership.orders import Orders
-from regrow.membership.roster import NodeRecord, Roster, Stage, WorkerRecord
+from regrow.membership.roster import Roster, Stage, WorkerRecord
 
 _MOST_UNFIT = 4
 """After so many packages that should not have been imported ahead, none are."""
+ATTEMPTS = 3
+"""After so many in a row that died before they were built, no more are started in the same place."""
+
+
+class Standbys:
+    """Those who wait for a lost rank, and what newcomers must have built to get one.
+
+    Args:
+        job: whose they are.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self.layouts = Layouts(job.facts.unit)
+
+    def top_up(self, now: Instant) -> None:
+        """Every node has as many standbys as it should, unless they die before they are built."""
+        while self._roster.short:
+            node = self._roster.nodes[self._roster.short.pop()]
+            if node.failed_standbys >= ATTEMPTS or not node.usable:
+                continue
+            for _ in range(self._facts.standbys - len(node.standbys)):
+                self._job.spawn(self._orders.standby_seat(node), Role.STANDBY, now)
+            self._roster.short.discard(node.node)
+
+    def failed(self, standby: WorkerRecord, now: Instant) -> None:
+        """A standby was lost; after so many in a row no more are started on its node."""
+        node = self._roster.nodes[standby.node]
+        node.failed_standbys += 1
+        if node.failed_standbys == ATTEMPTS:
+            self._orders.note(say.standbys_given_up(standby.worker, self._job.errors.of(standby.worker)), now, standby)
+
+    def built(self, worker: WorkerRecord, now: Instant) -> None:
+        """A worker stands before its first step: with the same model as the others, or the job does without it."""
+        fits = self.fits(worker)
+        if worker.role is not Role.STANDBY:
+            if not fits:
+                self._job.end(SCRIPT_ERROR, self.layouts.differs(worker), now)
+        elif fits:
+            self._roster.nodes[worker.node].failed_standbys = 0
+            see_early_reads(self._roster, self._orders, worker, now)
+        else:
+            self._orders.note(f"{say.layout_differs(worker.worker, None)}; it is not used", now, worker)
+            self.failed(worker, now)
+            self._orders.fence(worker, "built another model", now)
+
+    def fits(self, worker: WorkerRecord) -> bool:
+        """Whether a worker has built the same model as the others."""
+        return self.layouts.fits(worker)
+
+    def can_take(self, worker: WorkerRecord, rank: Rank, local_rank: int, world: int | None = None) -> bool:
+        """Whether a newcomer fits a rank: its script has built that rank's part, and was told nothing else; or not run.
+
+        `world`: the ranks of the world that is to come, where that is another.
+        """
+        if worker.stage is Stage.IDLE:
+            return True
+        anywhere = not (self._roster.sharded or self._roster.grouped)
+        fits = anywhere or self.layouts.place(worker.built_for) == self.layouts.place(rank)
+        return fits and not stale(worker, rank, local_rank, world or self._job.world)
+
+    def start_if_seated(self, worker: WorkerRecord, now: Instant) -> None:
+        """An `imports` standby that has got a rank runs the script."""
+        if worker.stage is Stage.IDLE and worker.seated and worker.rank is not None:
+            self._orders.start_script(worker, worker.rank, self._job.generation, now, world=self._job.world)
 
 
 def stale(worker: WorkerRecord, rank: Rank, local_rank: int, world: int) -> PlaceInWorld | None:
@@ -89,18 +156,3 @@ def imported(roster: Roster, orders: Orders, worker: WorkerRecord, event: Module
         roster.imports = []
     orders.note(f"{event.unfit} is left to the script to import: {event.why}", now, worker)
     orders.fence(worker, f"it has imported {event.unfit}, which only the script should", now)
-
-
-def short_nodes(roster: Roster, attempts: int) -> Iterator[NodeRecord]:
-    """The nodes that may have fewer standbys than they should, and on which others are started."""
-    while roster.short:
-        node = roster.nodes[roster.short.pop()]
-        if node.failed_standbys < attempts and node.usable:
-            yield node
-
-
-def failed(roster: Roster, standby: WorkerRecord) -> int:
-    """A standby was lost before it was built; how many in a row on its node."""
-    node = roster.nodes[standby.node]
-    node.failed_standbys += 1
-    return node.failed_standbys

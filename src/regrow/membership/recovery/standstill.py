@@ -7,6 +7,7 @@ from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import NodeSeen, TakeStacks
 from regrow.core.messages.sights import WorkerSight
 from regrow.membership import diagnosis as say
+from regrow.membership.job import Job
 from regrow.membership.recovery import hangs
 from regrow.membership.recovery.hangs import Bounds, Look
 from regrow.membership.recovery.ladder import Ladder
@@ -24,13 +25,14 @@ class Standstills:
     """Keeps what the agents see, and acts on what `hangs` makes of it.
 
     Args:
-        ladder: the job's state.
+        job: whose workers they are.
+        ladder: for those who hang.
         mender: knows who has which part of the state.
     """
 
-    def __init__(self, ladder: Ladder, mender: Regroup) -> None:
-        self._ladder, self._mender = ladder, mender
-        self._roster, self._facts, self._orders = ladder.roster, ladder.facts, ladder.orders
+    def __init__(self, job: Job, ladder: Ladder, mender: Regroup) -> None:
+        self._job, self._ladder, self._mender = job, ladder, mender
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
         self._sights: dict[WorkerId, tuple[WorkerSight, Instant]] = {}
         self._longest: dict[NodeId, Seconds] = {}
         self._suspects: dict[WorkerId, Instant] = {}
@@ -58,7 +60,7 @@ class Standstills:
         if len(self._sights) > 2 * len(self._roster.workers):
             self._sights = {name: seen for name, seen in self._sights.items() if name in self._roster.workers}
         # Of who has been told to halt, `overdue` is asked.
-        if isinstance(self._ladder.state, Training | Switching | Forming) and not self._roster.count(Stage.HALTING):
+        if isinstance(self._job.state, Training | Switching | Forming) and not self._roster.count(Stage.HALTING):
             self._judge(now)
 
     def sight(self, worker: WorkerRecord, now: Instant) -> WorkerSight | None:
@@ -132,7 +134,7 @@ class Standstills:
         if not left:
             return False
         rank = left[0].rank if left[0].rank is not None else Rank(-1)
-        self._ladder.end(SCRIPT_ERROR, say.left_alone(rank, left[0].state_at, step), now)
+        self._job.end(SCRIPT_ERROR, say.left_alone(rank, left[0].state_at, step), now)
         return True
 
     def _confirmed(self, worker: WorkerRecord, now: Instant) -> bool:
@@ -162,7 +164,7 @@ class Standstills:
             self._orders.fence(worker, "it hangs", now, dump=True)
             self._suspects.pop(worker.worker, None)
         cause = "; ".join(details) + (f": {verdict.why}" if verdict.why else "")
-        self._ladder.mend("hang", workers, cause, now, self._ladder.plan.when(workers[0].worker, since))
+        self._ladder.mend("hang", workers, cause, now, self._job.plan.when(workers[0].worker, since))
 
     def _doubt(self, looks: list[Look], verdict: hangs.HangVerdict, now: Instant) -> None:
         """Nobody is to blame for sure, and everybody stands still: say it, and wait."""

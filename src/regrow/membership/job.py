@@ -1,0 +1,84 @@
+"""What all who decide about a job share: where it stands, who is in it, and what is ordered."""
+
+from collections.abc import Sequence
+
+from regrow.core.ids import Generation, Instant, StepNo
+from regrow.core.job import JobSpec
+from regrow.core.messages import FaultSpec, Role
+from regrow.membership import scaling
+from regrow.membership.faults import FaultPlan, ScriptErrors
+from regrow.membership.incident import Incidents
+from regrow.membership.job_state import JobState
+from regrow.membership.orders import Orders
+from regrow.membership.roster import Roster, Seat
+from regrow.membership.scaling import Change
+from regrow.membership.states import Ended, State
+
+
+class Job:
+    """One job.
+
+    Args:
+        facts: what the job was started with.
+        faults: faults on demand, by plan.
+        resume: whether the first workers load the newest durable checkpoint.
+    """
+
+    def __init__(self, facts: JobSpec, faults: Sequence[FaultSpec], resume: bool) -> None:
+        self.facts = facts
+        self.roster = Roster()
+        self.plan = FaultPlan(faults)
+        self.orders = Orders(facts, self.roster, self.plan)
+        self.incidents = Incidents()
+        self.errors = ScriptErrors()
+        self.generation, self.step = Generation(0), StepNo(0)
+        self.restarts = 0
+        self.resumes = resume
+        """Whether workers that start the job, or start it again, read the newest durable checkpoint."""
+        self.short_since: Instant | None = None
+        """Since when there has been no place for a lost rank, or none for a world to start again."""
+        self._state = JobState()
+        self.goto, self.take_unforeseen = self._state.goto, self._state.take_unforeseen
+
+    @property
+    def state(self) -> State:
+        """Where the job is."""
+        return self._state.now
+
+    @property
+    def world(self) -> int:
+        """Ranks of the world that is, or that will be when the change under way is done."""
+        return self.roster.world
+
+    @property
+    def replicas(self) -> int:
+        """That world in replicas."""
+        return self.roster.world // self.facts.unit
+
+    def end(self, code: int, diagnosis: str, now: Instant) -> None:
+        """Nothing more is decided."""
+        self.goto(Ended(code))
+        self.orders.end(code, diagnosis, now)
+
+    def spawn(self, seat: Seat, role: Role, now: Instant, *, grown: int | None = None) -> None:
+        """Start a worker. `grown`: it is for a world of so many ranks that is to come."""
+        resume = self.resumes and role is Role.RANK
+        generation, restarts = self.generation, self.restarts
+        self.orders.spawn(seat, role, generation=generation, restarts=restarts, resume=resume, now=now, grown=grown)
+
+
+class WantedSize:
+    """The size that the world should have, and the change to it that is under way.
+
+    Args:
+        facts: what the job was started with.
+    """
+
+    def __init__(self, facts: JobSpec) -> None:
+        self.limits = scaling.Limits.of(facts)
+        self.wanted = facts.replicas
+        """How many replicas there should be as soon as there is room for them."""
+        self.wanted_by = "the job was started with them"
+        """Why it is that number."""
+        self.change: Change | None = None
+        """What is to be written down with the next generation."""

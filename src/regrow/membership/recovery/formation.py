@@ -1,0 +1,131 @@
+"""How generations come to be: workers are started, a membership is ordered, it stands; and how the last one ends."""
+
+import msgspec
+
+from regrow.core import records as record
+from regrow.core.ids import Generation, Instant
+from regrow.core.messages import Role, WorldChange
+from regrow.membership import diagnosis as say
+from regrow.membership import recovery_point, scaling
+from regrow.membership.held_copies import HeldCopies
+from regrow.membership.job import Job, WantedSize
+from regrow.membership.recovery.doubts import Doubts
+from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.recovery.standbys import Standbys
+from regrow.membership.roster import Stage
+from regrow.membership.scaling import Change
+from regrow.membership.states import Building, Forming, Releasing, Training
+
+
+class Generations:
+    """Makes one generation after the other.
+
+    Args:
+        job: whose they are.
+        size: that the world should have.
+        ladder: for what cannot be formed.
+        standbys: knows what workers have built.
+        copies: what nodes have of the state.
+    """
+
+    def __init__(self, job: Job, size: WantedSize, ladder: Ladder, standbys: Standbys, copies: HeldCopies) -> None:
+        self._job, self._size, self._ladder, self._standbys, self._copies = job, size, ladder, standbys, copies
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self.doubts = Doubts()
+        self._telling: WorldChange | None = None
+        """The last change, until all workers stand in the world that it made.
+
+        Where another follows before that, the two are told as one: who knows of the first already hears of both again.
+        """
+
+    def build(self, generation: Generation, now: Instant) -> bool:
+        """Start a worker for every rank, on the nodes that there are; False where they have not enough room yet."""
+        slots = {node.node: node.slots for node in self._roster.usable_nodes()}
+        size = self._size.limits.fit(min(self._size.wanted, sum(slots.values()) // self._facts.unit))
+        seats = None if size is None else scaling.first_seats(size * self._facts.unit, self._facts.nproc, slots)
+        if size is None or seats is None:
+            if self._job.short_since is None:
+                lost = [node.away_since for node in self._roster.nodes.values() if node.away_since is not None]
+                self._job.short_since = min(lost, default=now)
+            return False
+        self._job.goto(Building())
+        self._job.generation, self.doubts.open = generation, None
+        self._standbys.layouts.forget()
+        self._job.short_since = None
+        former, kind = self._size.change, "restart" if self._job.restarts else "start"
+        before = former.before if former is not None else self._job.replicas or self._facts.replicas
+        reason = "all workers are started, on the nodes that there are"
+        self._size.change = Change(kind, before, reason) if size != before else None
+        self._roster.renumber([], now)
+        self._roster.world = len(seats)
+        homes = {seat.node for seat in seats}
+        self._orders.stores = [node.store for node in self._roster.usable_nodes() if node.node in homes]
+        for seat in seats:
+            self._job.spawn(seat, Role.RANK, now)
+        return True
+
+    def form(self, generation: Generation, now: Instant) -> None:
+        """Order a membership, when it is known where it starts. Who has the state gives it to who has not."""
+        standings = [recovery_point.standing(worker) for worker in self._roster.seated()]
+        self._roster.sharded = len({each.holding for each in standings}) > 1
+        start: recovery_point.Start | recovery_point.Uncovered | None = self.doubts.start(standings)
+        if start is None and self.doubts.open is not None:
+            self._ladder.restart(say.no_agreed_state(self.doubts.open.step), now)
+            return
+        if start is None:
+            if self._copies.missing(standings):
+                return  # `form` is called again with each answer
+            start = recovery_point.decide(standings, self._copies.held)
+        if isinstance(start, recovery_point.Uncovered):
+            losses = self._ladder.losses
+            self._ladder.restart(say.uncovered(start, self._facts.buddy_every, losses.told, losses.torn), now)
+            return
+        # Survivors that have not yet gone back, as was ordered already, lose nothing a second time.
+        had = self._job.step if start.rewind else max(self._job.step, *(each.state_at for each in standings))
+        self._job.incidents.ordered(set(self._roster.places), start.step, max(0, had - start.step), now)
+        self._job.generation, self._job.step, self._job.short_since = generation, start.step, None
+        self._tell_change(now)
+        self._job.goto(Forming(now + self._facts.form_deadline, start.step))
+        self._orders.form(generation, start, now, change=self._telling)
+
+    def _tell_change(self, now: Instant) -> None:
+        change, self._size.change = self._size.change, None
+        if change is None:
+            return
+        told = change.told(self._job.generation, self._job.replicas, now)
+        if self._telling is not None:
+            told = msgspec.structs.replace(told, before=self._telling.before)
+        self._telling = told
+        self._job.incidents.resized(change.before, self._job.replicas)
+        self._orders.write(
+            record.WorldChanged(
+                at=now,
+                generation=self._job.generation,
+                step=self._job.step,
+                kind=change.kind,
+                before=change.before,
+                after=self._job.replicas,
+                reason=change.reason,
+            )
+        )
+
+    def formed(self, now: Instant) -> None:
+        """Every worker stands in the membership that was ordered; some may have gone on from its step already."""
+        step = self._job.state.step if isinstance(self._job.state, Forming) else self._job.step
+        self._ladder.over()
+        self._job.goto(Training())
+        self.doubts.open, self._telling = None, None
+        workers = {str(rank): worker for rank, worker in self._roster.places.items()}
+        self._orders.write(
+            record.GenerationFormed(at=now, generation=self._job.generation, step=step, workers=workers),
+            *self._job.incidents.formed(self._job.generation, now),
+        )
+
+    def release(self, now: Instant) -> None:
+        """Every rank has run its last step, and nobody needs its state any more."""
+        self._job.goto(Releasing(now + self._facts.halt_deadline))
+        if self._size.wanted != self._job.replicas:
+            self._orders.note(say.change_too_late(self._job.replicas, self._size.wanted, self._size.wanted_by), now)
+        self._orders.release(Stage.FINISHED, now)
+        for worker in [*self._roster.standbys(), *self._roster.candidates.values()]:
+            self._orders.fence(worker, "the job has run its last step", now)
