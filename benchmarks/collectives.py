@@ -1,12 +1,12 @@
-"""All-reduce of tensors in the processor's memory: gloo against regrow's own mesh, side by side on one machine.
+"""All-reduce of tensors in the processor's memory: gloo against regrow's own transport, side by side on one machine.
 
-    python benchmarks/collectives.py            # about half a minute
-    python benchmarks/collectives.py --quick    # some seconds
+    python benchmarks/collectives.py            # some minutes
+    python benchmarks/collectives.py --quick    # one to two minutes
 
-Forks four ranks with a thread each. Both transports are formed in the same processes and called in alternation, each
-first in every other round; the time is rank 0's, from a barrier of all ranks until its call has returned, and the
-figure is the median over the rounds. Sizes: 40 bytes, as a loss or a gradient norm, and 26 MB, as a bucket of
-gradients.
+Forks 2, 4, 8, 16 and 32 ranks with a thread each. The transports are formed in the same processes and called in turns,
+each first in every other round; the time is rank 0's, from a barrier of all ranks until its call has returned, and the
+figure is the median over the rounds. Sizes: 1 KB, as a loss or a gradient norm, 1 MB, and 100 MB, as several buckets of
+gradients. Above 16 ranks regrow speaks in rounds to a few peers; `direct` is what it would be if each spoke to each.
 """
 
 import argparse
@@ -31,14 +31,16 @@ from rich.table import Table
 from targets import tell, warn_if_busy
 from torch._C._distributed_c10d import FileStore
 
-from regrow.comm.socket_mesh import Site, SocketMesh
+from regrow.comm.links import Links, Site
+from regrow.comm.socket_mesh import SocketMesh
 from regrow.comm.torch_private.internals import AllreduceOptions, PrefixStore
 from regrow.comm.transport import MeshTransport
 
-WORLD = 4
+WORLDS = (2, 4, 8, 16, 32)
 FORM_S = 30.0
 DEADLINE_S = 300.0
-SIDES = ("gloo", "mesh")
+SIDES = ("gloo", "mesh", "direct")
+MANY = 1 << 20
 
 
 class Size(NamedTuple):
@@ -49,7 +51,7 @@ class Size(NamedTuple):
     calls: int
 
 
-SIZES = (Size("40b", 10, 50), Size("26mb", 6_500_000, 1))
+SIZES = (Size("1kb", 256, 40), Size("1mb", 262_144, 4), Size("100mb", 26_214_400, 1))
 AllReduce = Callable[[torch.Tensor], None]
 Times = dict[str, dict[str, list[float]]]
 """Size to side to seconds a call, one for each round."""
@@ -59,11 +61,11 @@ class RankFailed(Exception):
     """A rank ended with an error or not at all; its traceback is on standard error."""
 
 
-def measure(*, rounds: int) -> Times:
+def measure(world: int, *, rounds: int) -> Times:
     """Fork the ranks and wait for what rank 0 has measured. Raises `RankFailed`."""
     with tempfile.TemporaryDirectory(prefix="regrow-collectives-") as folder:
         reader, writer = os.pipe()
-        ranks = [_fork(rank, folder, rounds, writer) for rank in range(WORLD)]
+        ranks = [_fork(rank, world, folder, rounds, writer) for rank in range(world)]
         os.close(writer)
         try:
             with os.fdopen(reader, "rb") as pipe:
@@ -78,7 +80,7 @@ def measure(*, rounds: int) -> Times:
     return times
 
 
-def _fork(rank: int, folder: str, rounds: int, writer: int) -> int:
+def _fork(rank: int, world: int, folder: str, rounds: int, writer: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -86,7 +88,7 @@ def _fork(rank: int, folder: str, rounds: int, writer: int) -> int:
     if rank != 0:
         os.close(writer)  # so that the end of the pipe is the end of rank 0
     try:
-        times = _rank(rank, folder, rounds)
+        times = _rank(rank, world, folder, rounds)
         if rank == 0:
             os.write(writer, json.dumps(times).encode())
         code = 0
@@ -95,13 +97,16 @@ def _fork(rank: int, folder: str, rounds: int, writer: int) -> int:
     os._exit(code)  # not through the interpreter's end: gloo's threads would be torn down by it
 
 
-def _rank(rank: int, folder: str, rounds: int) -> Times:
+def _rank(rank: int, world: int, folder: str, rounds: int) -> Times:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     keys = FileStore(f"{folder}/keys", -1)
-    gloo: Any = dist.ProcessGroupGloo(PrefixStore("gloo", keys), rank, WORLD, timedelta(seconds=FORM_S))
-    mesh = MeshTransport(SocketMesh(PrefixStore("mesh", keys), "all", rank, WORLD, Site(folder, "127.0.0.1", "token")))
-    mesh.form(FORM_S)
+    gloo: Any = dist.ProcessGroupGloo(PrefixStore("gloo", keys), rank, world, timedelta(seconds=FORM_S))
+    site = Site(folder, "127.0.0.1", "token")
+    mesh = MeshTransport(SocketMesh(Links(PrefixStore("mesh", keys), "all", rank, world, site)))
+    direct = MeshTransport(SocketMesh(Links(PrefixStore("direct", keys), "all", rank, world, site)), most_direct=MANY)
+    for transport in (mesh, direct):
+        transport.form(FORM_S)
     options = AllreduceOptions()
 
     def by_gloo(tensor: torch.Tensor) -> None:
@@ -110,10 +115,13 @@ def _rank(rank: int, folder: str, rounds: int) -> Times:
     def by_mesh(tensor: torch.Tensor) -> None:
         mesh.call("allreduce", ([tensor], options), {}).wait()
 
+    def by_direct(tensor: torch.Tensor) -> None:
+        direct.call("allreduce", ([tensor], options), {}).wait()
+
     def barrier() -> None:
         mesh.call("barrier", (), {}).wait()
 
-    sides: dict[str, AllReduce] = {"gloo": by_gloo, "mesh": by_mesh}
+    sides: dict[str, AllReduce] = {"gloo": by_gloo, "mesh": by_mesh, "direct": by_direct}
     _check(sides)
     times: Times = {size.name: {side: [] for side in SIDES} for size in SIZES}
     for number in range(rounds + 1):  # the first is not counted: it makes connections and memory
@@ -133,7 +141,8 @@ def _check(sides: dict[str, AllReduce]) -> None:
     for reduce in sides.values():
         sums.append(given.clone())
         reduce(sums[-1])
-    torch.testing.assert_close(sums[0], sums[1])
+    for other in sums[1:]:
+        torch.testing.assert_close(sums[0], other)
 
 
 def _time(reduce: AllReduce, size: Size, barrier: Callable[[], None]) -> float:
@@ -145,38 +154,45 @@ def _time(reduce: AllReduce, size: Size, barrier: Callable[[], None]) -> float:
     return (time.monotonic() - start) / size.calls
 
 
-def show(times: Times, console: Console) -> None:
-    """Print a row for each size."""
-    rounds = len(times[SIZES[0].name][SIDES[0]])
-    table = Table(title=f"all-reduce between {WORLD} processes: median of {rounds} rounds in ms")
-    for column in ("size", *SIDES, "gloo / mesh"):
+def show(found: dict[int, Times], console: Console) -> None:
+    """Print a row for each world and size."""
+    table = Table(title="all-reduce: medians in ms")
+    for column in ("ranks", "size", *SIDES, "gloo / mesh"):
         table.add_column(column, justify="left" if column == "size" else "right", no_wrap=True)
-    for size in SIZES:
-        gloo, mesh = (1000 * median(times[size.name][side]) for side in SIDES)
-        table.add_row(size.name, f"{gloo:.2f}", f"{mesh:.2f}", f"{gloo / mesh:.1f}")
+    for world, times in found.items():
+        for size in SIZES:
+            each = [1000 * median(times[size.name][side]) for side in SIDES]
+            table.add_row(str(world), size.name, *(f"{ms:.2f}" for ms in each), f"{each[0] / each[1]:.1f}")
     console.print(table)
 
 
-def figures(times: Times) -> dict[str, float]:
-    """The numbers for `--json`: median milliseconds a call, by side and size."""
-    return {f"{side}_{size.name}_ms": 1000 * median(times[size.name][side]) for size in SIZES for side in SIDES}
+def figures(found: dict[int, Times]) -> dict[str, float]:
+    """The numbers for `--json`: median milliseconds a call, by side, ranks and size."""
+    return {
+        f"{side}_{world}_{size.name}_ms": 1000 * median(times[size.name][side])
+        for world, times in found.items()
+        for size in SIZES
+        for side in SIDES
+    }
 
 
 def main() -> int:
     """Measure, print, write; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=60, help="how often each side has its turn")
-    parser.add_argument("--quick", action="store_true", help="8 rounds")
+    parser.add_argument("--rounds", type=int, default=15, help="how often each side has its turn")
+    parser.add_argument("--quick", action="store_true", help="4 rounds")
+    parser.add_argument("--worlds", type=int, nargs="+", default=WORLDS, help="how many ranks")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     warn_if_busy()
     try:
-        times = measure(rounds=8 if args.quick else max(1, args.rounds))
+        rounds = 4 if args.quick else max(1, args.rounds)
+        found = {world: measure(world, rounds=rounds) for world in args.worlds}
     except RankFailed as failed:
         print(f"collectives.py: {failed}", file=sys.stderr)
         return 1
-    show(times, Console())
-    tell("collectives", figures(times), args.json)
+    show(found, Console())
+    tell("collectives", figures(found), args.json)
     return 0
 
 

@@ -21,7 +21,8 @@ from tests.unit.test_agent_environment import config
 from torch._C._distributed_c10d import FileStore
 
 from regrow.agent.store.server import StoreServer
-from regrow.comm.socket_mesh import Site, SocketMesh
+from regrow.comm.links import Links, Site
+from regrow.comm.socket_mesh import SocketMesh
 from regrow.comm.torch_private.internals import PrefixStore, Store
 from regrow.comm.transport import MeshTransport
 
@@ -57,7 +58,7 @@ class Seat:
         return PrefixStore(name, keys)
 
     def mesh(self, name: str) -> SocketMesh:
-        return SocketMesh(self.store(name), f"mesh/{name}", self.rank, self.size, self.site)
+        return SocketMesh(Links(self.store(name), f"mesh/{name}", self.rank, self.size, self.site))
 
     def transport(self, name: str) -> MeshTransport:
         transport = MeshTransport(self.mesh(name))

@@ -57,7 +57,7 @@ def test_a_receive_with_another_tag_says_what_came_instead(tmp_path: Path) -> No
     assert "rank 0 sent 12 bytes of float32 with tag 5; 12 with tag 6 were awaited" in error
 
 
-@WORLDS
+@pytest.mark.parametrize(("size", "tcp"), [(2, False), (3, False), (4, False), (3, True), (18, False)])
 def test_a_script_on_torch_distributed_finds_the_same_on_regrow_as_on_gloo(
     tmp_path: Path, size: int, tcp: bool
 ) -> None:

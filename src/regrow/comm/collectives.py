@@ -1,8 +1,8 @@
 """The collectives of `torch.distributed` over a `SocketMesh`, for tensors in the processor's memory.
 
-Reductions are direct: every rank owns a part of the elements, receives that part from all others, adds in the order of
-ranks, and sends the sum back. Each element is summed by one rank in one order, so all ranks get the same bits, whatever
-arrives first. Two rounds, and the volume of a ring.
+In small groups reductions are direct: every rank owns a part of the elements, receives that part from all others, adds
+in the order of ranks, and sends the sum back. Each element is summed by one rank in one order, so all ranks get the
+same bits, whatever arrives first. Two rounds, and the volume of a ring. Larger groups go in rounds: `hypercube.py`.
 """
 
 import threading
@@ -15,8 +15,11 @@ import torch
 from regrow.comm import reductions
 from regrow.comm.headers import BYTES as HEADER_BYTES
 from regrow.comm.headers import Call, Operation, Told
+from regrow.comm.hypercube import ByPeer, Hypercube
+from regrow.comm.links import RECEIVING, SENDING
 from regrow.comm.reductions import Combine
-from regrow.comm.socket_mesh import POINT_TO_POINT, SocketMesh
+from regrow.comm.rounds import DIRECT, Rounds
+from regrow.comm.socket_mesh import SocketMesh
 from regrow.core.ids import Seconds
 from regrow.step.dealing import MicroBatchRange, fold, partial_nodes_of_all
 
@@ -45,14 +48,17 @@ class Collectives:
     Args:
         mesh: the connections.
         deadline: how long one collective may take, in seconds.
+        most_direct: in groups of up to so many ranks each speaks to each.
     """
 
-    def __init__(self, mesh: SocketMesh, deadline: Seconds) -> None:
+    def __init__(self, mesh: SocketMesh, deadline: Seconds, most_direct: int = DIRECT) -> None:
         self._mesh = mesh
         self.deadline = deadline
         """How long one collective may take, in seconds."""
         self._rank, self._size = mesh.rank, mesh.size
         self._others = [peer for peer in range(mesh.size) if peer != mesh.rank]
+        self._rounds = Rounds(mesh.rank, mesh.size, most_direct)
+        self._wide = Hypercube(self._rounds, self._exchange_parts, self._room)
         self._receiving = {peer: threading.Lock() for peer in self._others}
         self._number = 0
         self._messages: dict[tuple[int, torch.dtype], tuple[dict[int, torch.Tensor], dict[int, memoryview]]] = {}
@@ -72,12 +78,14 @@ class Collectives:
     def _reduce_all(self, flat: torch.Tensor, op: Any, call: Call) -> None:
         combine = reductions.combine(op)
         reductions.prepare(op, flat)
+        direct = self._rounds.direct
         if flat.nbytes <= SMALL_BYTES or flat.numel() < self._size:
-            self._reduce_whole(flat, combine, call)
+            (self._reduce_whole if direct else self._wide.reduce_small)(flat, combine, call)
         else:
+            reduce = self._reduce_piece if direct else self._wide.reduce_large
             step = max(self._size, PIECE_BYTES // flat.element_size())
             for start in range(0, flat.numel(), step):
-                self._reduce_piece(flat[start : start + step], combine, call if start == 0 else None)
+                reduce(flat[start : start + step], combine, call if start == 0 else None)
         reductions.finish(op, flat, self._size)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor) -> None:
@@ -147,12 +155,19 @@ class Collectives:
     def reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
         """`output` becomes the reduction of every rank's `parts[rank]`."""
         flats = [_flat(part) for part in parts]
+        wide = not self._rounds.direct and _even(flats)
         mine = flats[self._rank] = flats[self._rank].clone()
-        if reductions.factor(op) is not None:
+        if wide or reductions.factor(op) is not None:
             flats = [flat.clone() for flat in flats]
             mine = flats[self._rank]
             for flat in flats:
                 reductions.prepare(op, flat)
+        if wide:
+            call = self._call(Operation.reduce_scatter, mine, op=op, whole=mine.nbytes)
+            self._wide.reduce_scatter(flats, reductions.combine(op), call)
+            reductions.finish(op, mine, self._size)
+            _put(output, mine)
+            return
         arrived = dict(zip(self._others, self._room(mine, len(self._others)), strict=True))
         call = self._call(Operation.reduce_scatter, mine, op=op)
         self._exchange({peer: flats[peer] for peer in self._others}, arrived, call)
@@ -219,18 +234,24 @@ class Collectives:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """All ranks get the root's values."""
         flat = _flat(tensor)
-        call = self._call(Operation.broadcast, flat, detail=root)
-        if self._rank == root:
+        call = self._call(Operation.broadcast, flat, detail=root, whole=flat.nbytes)
+        if not self._rounds.direct:
+            self._wide.broadcast(flat, root, call)
+        elif self._rank == root:
             self._exchange(dict.fromkeys(self._others, flat), {}, call)
         else:
             self._exchange({}, {root: flat}, call)
-            _put(tensor, flat)
+        _put(tensor, flat)
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
         """`outputs[r]` becomes rank r's tensor."""
         mine = _flat(tensor)
         flats = {peer: _flat(outputs[peer]) for peer in self._others}
-        self._exchange(dict.fromkeys(self._others, mine), flats, self._call(Operation.all_gather, mine))
+        every = [flats.get(rank, mine) for rank in range(self._size)]
+        if not self._rounds.direct and _even(every):
+            self._wide.all_gather(every, self._call(Operation.all_gather, mine, whole=mine.nbytes))
+        else:
+            self._exchange(dict.fromkeys(self._others, mine), flats, self._call(Operation.all_gather, mine))
         for peer, flat in flats.items():
             _put(outputs[peer], flat)
         outputs[self._rank].copy_(tensor.reshape(outputs[self._rank].shape))
@@ -270,8 +291,12 @@ class Collectives:
     def barrier(self) -> None:
         """Wait for all ranks."""
         empty = torch.empty(0, dtype=torch.uint8)
-        nothing = dict.fromkeys(self._others, empty)
-        self._exchange(nothing, nothing, self._call(Operation.barrier, empty))
+        call = self._call(Operation.barrier, empty, whole=0)
+        if self._rounds.direct:
+            nothing = dict.fromkeys(self._others, empty)
+            self._exchange(nothing, nothing, call)
+        else:
+            self._wide.reduce_small(empty, torch.Tensor.add_, call)
 
     # --- point to point ----------------------------------------------------------------------------------------
 
@@ -280,7 +305,7 @@ class Collectives:
         for tensor in tensors:
             flat = _flat(tensor)
             headers = self._headers(Call(Operation.send, 0, flat.dtype, detail=tag), {peer: flat}, {})
-            self._mesh.exchange({peer: _view(flat)}, {}, headers=headers, lane=POINT_TO_POINT, deadline=self.deadline)
+            self._mesh.exchange({peer: _view(flat)}, {}, headers=headers, lane=SENDING, deadline=self.deadline)
 
     def receive(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> None:
         """Receive tensors from one peer. Raises `CollectiveMisuse` when it sends something else first."""
@@ -291,7 +316,7 @@ class Collectives:
     def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         flat = _flat(tensor)
         headers = self._headers(Call(Operation.send, 0, flat.dtype, detail=tag), {}, {peer: flat})
-        self._mesh.exchange({}, {peer: _view(flat)}, headers=headers, lane=POINT_TO_POINT, deadline=self.deadline)
+        self._mesh.exchange({}, {peer: _view(flat)}, headers=headers, lane=RECEIVING, deadline=self.deadline)
         _put(tensor, flat)
 
     def receive_any(self, tensors: Sequence[torch.Tensor], tag: int) -> int:
@@ -299,7 +324,7 @@ class Collectives:
         until = time.monotonic() + self.deadline
         while True:
             free = [peer for peer in self._others if not self._receiving[peer].locked()]
-            for peer in self._mesh.await_any(free, lane=POINT_TO_POINT, until=until):
+            for peer in self._mesh.await_any(free, until=until):
                 if self._receiving[peer].acquire(blocking=False):
                     try:
                         for tensor in tensors:
@@ -329,6 +354,15 @@ class Collectives:
             deadline=self.deadline,
         )
 
+    def _exchange_parts(self, out: ByPeer, into: ByPeer, call: Call | None = None) -> None:
+        """The same with several tensors for a peer, of which the call says how large they are."""
+        self._mesh.exchange(
+            {peer: [_view(part) for part in parts] for peer, parts in out.items()},
+            {peer: [_view(part) for part in parts] for peer, parts in into.items()},
+            headers=None if call is None else self._headers(call, {}, {}),
+            deadline=self.deadline,
+        )
+
     def _room(self, like: torch.Tensor, count: int) -> list[torch.Tensor]:
         """`count` tensors of that size and dtype, in memory that is used again."""
         size = -(-like.nbytes // _ALIGNED) * _ALIGNED
@@ -341,6 +375,10 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements in a row, in place where it is contiguous in the processor's memory, else a copy."""
     detached = tensor.detach()
     return (detached if detached.is_contiguous() and not detached.is_cuda else detached.cpu().contiguous()).view(-1)
+
+
+def _even(flats: Sequence[torch.Tensor]) -> bool:
+    return all(flat.nbytes == flats[0].nbytes for flat in flats)
 
 
 def _put(tensor: torch.Tensor, flat: torch.Tensor) -> None:

@@ -15,9 +15,10 @@ import xxhash
 from regrow.comm import nccl
 from regrow.comm.echo import EchoTransport
 from regrow.comm.group_ranks import RankInWorld, fixed, moved, spans
+from regrow.comm.links import Links, Site
 from regrow.comm.process_group import BACKEND, Between, EchoScope, RegrowGroup, send_together
 from regrow.comm.refusing_store import RefusingStore
-from regrow.comm.socket_mesh import Site, SocketMesh
+from regrow.comm.socket_mesh import SocketMesh
 from regrow.comm.store import AgentStore
 from regrow.comm.torch_private import expected_names, internals
 from regrow.comm.transport import MeshTransport, Transport
@@ -122,8 +123,8 @@ class Groups:
         if formation is None or store is None:
             group.transport = EchoTransport(group.rank(), group.size())
             return
-        connections = SocketMesh(store, f"mesh/{group.key}", group.rank(), group.size(), formation.site, group.ranks)
-        mesh = MeshTransport(connections, group.run_s)
+        links = Links(store, f"mesh/{group.key}", group.rank(), group.size(), formation.site, group.ranks)
+        mesh = MeshTransport(SocketMesh(links), group.run_s)
         transport: Transport = mesh
         if nccl.available():
             keys = internals.PrefixStore(f"nccl/{group.key}", store)

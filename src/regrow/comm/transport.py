@@ -11,6 +11,7 @@ import torch
 
 from regrow.comm.collective_thread import CollectiveThread
 from regrow.comm.collectives import Collectives
+from regrow.comm.rounds import DIRECT
 from regrow.comm.socket_mesh import SocketMesh
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, RegrowError
@@ -65,20 +66,21 @@ class MeshTransport:
 
     Args:
         run_s: how long one collective may take, in seconds.
+        most_direct: in groups of up to so many ranks each speaks to each.
     """
 
-    def __init__(self, mesh: SocketMesh, run_s: Seconds = RUN_S) -> None:
+    def __init__(self, mesh: SocketMesh, run_s: Seconds = RUN_S, most_direct: int = DIRECT) -> None:
         self._mesh = mesh
-        self._collectives = Collectives(mesh, run_s)
+        self._collectives = Collectives(mesh, run_s, most_direct)
         self._lanes: dict[tuple[str, int], CollectiveThread] = {}
         self._lock = threading.Lock()
         self._failed = False
         self._misuse: CollectiveMisuse | None = None
 
     def form(self, deadline: Seconds) -> None:
-        """Connect to all peers, each with each."""
+        """Be there for the others; a connection is made when it is first needed."""
         try:
-            self._mesh.form(deadline)
+            self._mesh.form()
         except (OSError, RegrowError) as error:
             if self._mesh.halted:
                 raise GenerationHalted("halted while its groups were formed") from error

@@ -1,0 +1,267 @@
+"""The connections of one group in one generation, each made when it is first needed.
+
+Between two ranks that make collectives together the higher one calls; of two that send to each other each calls the
+other, so that a send never waits for what the receiver does. Who is called answers when it needs that connection:
+until then the call and its first bytes wait in the kernel.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from regrow.comm.torch_private.internals import Store
+from regrow.core.errors import DeadlineExceeded, GenerationHalted
+from regrow.core.ids import Seconds
+from regrow.core.messages.store import placed
+from regrow.core.wire import connect
+
+COLLECTIVES, SENDING, RECEIVING = 0, 1, 2
+"""What a connection is for; the last two are the two ends of one."""
+_HELLO = struct.Struct("!32sII")
+_HELLO_S: Seconds = 10.0
+_BUFFER_BYTES = 4 << 20
+_HALTED = "halted while its groups were formed"
+
+
+class PeerLost(ConnectionError):
+    """The connection to a peer ended: a symptom, whose cause the coordinator knows."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a worker may listen, and the secret that its peers know.
+
+    `socket_dir`: private folder for unix sockets, used where all peers are on this node; else TCP on `host`.
+    """
+
+    socket_dir: str | None
+    host: str
+    token: str
+
+
+@dataclass
+class Links:
+    """Finds and answers the peers of one group.
+
+    Args:
+        store: the generation's store, to find the peers in.
+        name: what the group is called there; the same on all ranks.
+        rank: this worker's rank in the group.
+        size: ranks in the group.
+        ranks: the group's ranks in the world: each publishes its address with its own agent. Empty: anywhere.
+    """
+
+    store: Store
+    name: str
+    rank: int
+    size: int
+    site: Site
+    ranks: Sequence[int] = ()
+    halted: bool = False
+    made: dict[tuple[int, int], socket.socket] = field(default_factory=dict)
+    """By peer and purpose."""
+    _passing: set[socket.socket] = field(default_factory=set)
+    """What `halt` shuts besides: the bell, and connections that have not said whose they are."""
+
+    def __post_init__(self) -> None:
+        self._changed = threading.Condition()
+        self._answering = False
+        self._listener: socket.socket | None = None
+        self._ring: socket.socket | None = None
+        self._path: Path | None = None
+
+    def open(self) -> None:
+        """Listen, and publish where. Raises `GenerationHalted` or `OSError`."""
+        bell, ring = socket.socketpair()
+        with self._changed:
+            if self.halted:
+                bell.close()
+                ring.close()
+                raise GenerationHalted(_HALTED)
+            self._passing.add(bell)
+            self._ring = ring
+        self.store.set(self._published(self.rank), self._listen())
+
+    def _published(self, peer: int) -> str:
+        name = f"{self.name}/{peer}"
+        return placed(name, self.ranks[peer]) if self.ranks else name
+
+    def _listen(self) -> str:
+        if self.site.socket_dir is not None:
+            self._path = Path(self.site.socket_dir) / f"mesh-{os.getpid()}-{secrets.token_hex(4)}"
+            listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(self._path))
+            address = f"unix:{self._path}"
+        else:
+            listener = self._listener = socket.create_server((self.site.host, 0))
+            address = f"tcp:{self.site.host}:{listener.getsockname()[1]}"
+        listener.listen(2 * self.size)
+        listener.setblocking(False)
+        return address
+
+    # --- what is needed ----------------------------------------------------------------------------------------
+
+    def need(self, peers: Iterable[int], lane: int, until: float) -> None:
+        """Have a connection to each of these peers.
+
+        Raises `PeerLost`, `GenerationHalted`, `DeadlineExceeded`, or what the store raises.
+        """
+        missing = [peer for peer in peers if (peer, lane) not in self.made]
+        if not missing:
+            return
+        if self.halted:
+            raise GenerationHalted(f"{self.name}: this generation is over")
+        for peer in missing:
+            if lane == SENDING or (lane == COLLECTIVES and peer < self.rank):
+                self._call(peer, lane, until)
+        while missing := [peer for peer in missing if (peer, lane) not in self.made]:
+            if not self.answer(until):
+                raise DeadlineExceeded(f"{self.name}: rank {missing[0]} did not connect in time", hint="is it hung?")
+
+    def answer(self, until: float) -> bool:
+        """Wait for a call and answer it, or until another thread has; False at the deadline."""
+        with self._changed:
+            if self._answering:
+                return self._changed.wait(max(0.0, until - time.monotonic()))
+            self._answering = True
+        try:
+            return self._answer(until)
+        finally:
+            with self._changed:
+                self._answering = False
+                self._changed.notify_all()
+
+    def lost(self, peer: int) -> Exception:
+        """Why nothing more can be had of a peer."""
+        if self.halted:
+            return GenerationHalted(f"{self.name}: this generation is over")
+        return PeerLost(f"{self.name}: the connection to rank {peer} ended")
+
+    # --- calling and answering ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _passes(self, sock: socket.socket) -> Iterator[None]:
+        """Within this, `halt` ends what is blocked in the socket. It is closed after it, unless it is a peer's then."""
+        with self._changed:
+            self._passing.add(sock)
+            halted = self.halted
+        try:
+            if halted:
+                raise GenerationHalted(_HALTED)
+            yield
+        finally:
+            with self._changed:
+                self._passing.discard(sock)
+                if sock not in self.made.values():
+                    sock.close()
+
+    def _call(self, peer: int, lane: int, until: float) -> None:
+        left = max(0.001, until - time.monotonic())
+        self.store.set_timeout(timedelta(seconds=left))
+        address = self.store.get(self._published(peer)).decode()
+        try:
+            sock = connect(address, left)
+            with self._passes(sock):
+                sock.sendall(_HELLO.pack(self._secret(), self.rank, lane))
+                self._keep(sock, peer, lane)
+        except OSError as error:
+            raise self.lost(peer) from error
+
+    def _answer(self, until: float) -> bool:
+        listener, ring = self._listener, self._ring
+        if self.halted or listener is None or ring is None:
+            raise GenerationHalted(f"{self.name}: this generation is over")
+        # Linux does not wake who polls a listening unix socket when that is shut: hence a bell beside it.
+        poller = select.poll()
+        for sock in (listener, ring):
+            poller.register(sock, select.POLLIN)
+        ready = poller.poll(max(0.0, 1000 * (until - time.monotonic())))
+        if self.halted:
+            raise GenerationHalted(f"{self.name}: this generation is over")
+        if not ready:
+            return False
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # the caller has hung up
+            sock, _ = listener.accept()
+            with self._passes(sock):
+                self._admit(sock, until)
+        return True
+
+    def _admit(self, sock: socket.socket, until: float) -> None:
+        hello = self._hello(sock, until)
+        if len(hello) < _HELLO.size:
+            return
+        secret, peer, lane = _HELLO.unpack(hello)
+        if not secrets.compare_digest(secret, self._secret()) or not 0 <= peer < self.size:
+            return
+        if lane == SENDING:
+            lane = RECEIVING
+        elif lane != COLLECTIVES or peer <= self.rank:
+            return
+        if (peer, lane) not in self.made:
+            self._keep(sock, peer, lane)
+
+    def _hello(self, sock: socket.socket, until: float) -> bytes:
+        """What the caller says first; too short where it ends, or keeps the others waiting."""
+        latest = min(until, time.monotonic() + _HELLO_S)
+        hello = b""
+        while len(hello) < _HELLO.size:
+            sock.settimeout(max(0.001, latest - time.monotonic()))
+            try:
+                more = sock.recv(_HELLO.size - len(hello))
+            except OSError:
+                break
+            if not more:
+                break
+            hello += more
+        return hello
+
+    def _secret(self) -> bytes:
+        return hashlib.sha256(f"{self.site.token}|{self.name}|{self.size}".encode()).digest()
+
+    def _keep(self, sock: socket.socket, peer: int, lane: int) -> None:
+        sock.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._changed:
+            if self.halted:
+                raise GenerationHalted(f"{self.name}: this generation is over")
+            self.made[peer, lane] = sock
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def halt(self) -> None:
+        """End every call that is blocked in a connection, or waits for one; from any thread."""
+        with self._changed:
+            self.halted = True
+            socks = [*self.made.values(), *self._passing]
+            self._changed.notify_all()
+        for sock in socks:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # closed, or never connected: nobody is blocked in it
+
+    def close(self) -> None:
+        """Close all connections; no call may be under way."""
+        with self._changed:
+            self.halted = True
+            for sock in (*self.made.values(), *self._passing, self._listener, self._ring):
+                if sock is not None:
+                    sock.close()
+            self.made.clear()
+            self._passing.clear()
+            self._listener = self._ring = None
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
