@@ -65,15 +65,19 @@ def train(
         words += ["--fault-plan", str(plan)]
     out = site.folder / f"{name}.out"
     done = site.regrow(*words, str(SCRIPTS / script), "--steps", str(steps), "--out", str(out), *extra)
+    return outcome_of(site, name, world, done.returncode, done.stdout + done.stderr)
+
+
+def outcome_of(site: Site, name: str, world: int, code: int, output: str) -> Outcome:
+    """What a run has left that had `--out NAME.out` in the site's folder."""
     finals = {}
     for rank in range(world):
-        path = out.with_suffix(f".{rank}.json")
+        path = site.folder / f"{name}.{rank}.json"
         if path.exists():
             final = json.loads(path.read_text())
             # What a worker has seen itself is not the job's: a newcomer has not seen all.
             finals[rank] = {key: value for key, value in final.items() if key != "losses"}
-    ledger = Ledger(read_records(site.home / "jobs" / name))
-    return Outcome(done.returncode, done.stdout + done.stderr, ledger, finals)
+    return Outcome(code, output, Ledger(read_records(site.home / "jobs" / name)), finals)
 
 
 def assert_equal(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from pacing import pause  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -44,6 +45,7 @@ parser.add_argument("--out", type=Path, help="every rank writes its digest besid
 parser.add_argument("--clip", action="store_true", help="clip the norm of all gradients: a reduction before the update")
 parser.add_argument("--compile", action="store_true", help="compile each block")
 parser.add_argument("--checkpoint-activations", action="store_true")
+parser.add_argument("--pace", type=float, default=0.0, help="see pacing.py")
 parser.add_argument("--say-steps", action="store_true")
 parser.add_argument("--hold", default="", metavar="STEP:FILE", help="wait in that step until the file is there")
 parser.add_argument("--tp-fsdp", action="store_true", help="tp_dp: shard over dp too, instead of replicating")
@@ -300,6 +302,7 @@ def main() -> None:
         with step as (x, y):
             while held == str(step.number) and not step.rehearsal and not Path(until).exists():
                 time.sleep(0.005)
+            pause(0.0 if step.rehearsal else args.pace, step.number, args.steps)
             loss = value(training.forward_backward(x, y))
             if args.clip:
                 step.log(norm=clip(parameters, training.stages))

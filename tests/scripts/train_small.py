@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+from pacing import pause  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,6 +20,7 @@ parser.add_argument("--out", type=Path)
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--log-after", action="store_true", help="log after the step's body instead of in it")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
+parser.add_argument("--pace", type=float, default=0.0, help="see pacing.py")
 parser.add_argument("--say-steps", action="store_true")
 parser.add_argument("--spoil", default="", metavar="RANK:STEP", help="a bit of that rank's optimizer state flips, once")
 parser.add_argument("--drift", action="store_true", help="every rank changes its parameters in a way of its own")
@@ -44,6 +46,7 @@ unspoiled = True
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
         time.sleep(0 if step.rehearsal else args.pause)
+        pause(0.0 if step.rehearsal else args.pace, step.number, args.steps)
         loss = nn.functional.mse_loss(model(x), y)
         if not args.log_after:
             step.log(loss=loss)
