@@ -1,13 +1,13 @@
 """How a job's processes find one another: regrow's store without a root beside torch's TCPStore, in one run.
 
     python benchmarks/rendezvous.py             # one to two minutes
-    python benchmarks/rendezvous.py --quick     # worlds up to 16 processes
+    python benchmarks/rendezvous.py --quick     # each size once
 
 **Groups.** W processes, forked from one with torch imported, make the default group and a 2-D mesh on gloo and use each
 group once; the time is from the starting signal until the last one is done, the best of three rounds. Both sides run
 with gloo's connections made at once, which is what torchrun starts, and made when needed (`TORCH_GLOO_LAZY_INIT=1`),
-which is what `regrow run` starts. regrow's keys are served by an agent process for every 8 ranks. TCPStore's server
-looks up the name of each client; so that a slow resolver does not count, it is told to give up at once.
+which is what `regrow run` starts. Of these two regrow's keys are served by an agent process for every 8 ranks. `backend`
+is the `regrow` backend, which needs no gloo. TCPStore's server looks up the name of each client; so that a slow resolver does not count, it is told to give up at once.
 
 **The store alone**, up to 4,096 ranks, 8 a node. Each rank does what a rendezvous does: it reads one key that rank 0
 writes (an NCCL id), writes its address and reads those of its two neighbours, and passes a barrier (add, wait).
@@ -25,6 +25,7 @@ import argparse
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,13 +42,16 @@ from targets import tell, warn_if_busy
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 
+from regrow.comm.links import Site
+from regrow.comm.process_groups import Formation, Groups
 from regrow.comm.store import AgentStore
-from regrow.core.ids import Seconds
+from regrow.comm.torch_private import expected_names
+from regrow.core.ids import Generation, Seconds
 
 WORLDS = (2, 4, 8, 16, 32, 64)
 ROUNDS = 3
 SIMULATED = (64, 256, 1024, 4096)
-SIDES = ("tcpstore", "tcpstore lazy", "regrow eager", "regrow")
+SIDES = ("tcpstore", "tcpstore lazy", "regrow eager", "regrow", "backend")
 
 
 # --- groups in real processes ---------------------------------------------------------------------------------------
@@ -62,7 +66,12 @@ def rank_of(rank: int, world: int, side: str, place: str) -> Callable[[Parent], 
         os.environ["RES_OPTIONS"] = "attempts:0"
         parent.say("ready")
         parent.hear()
-        if side.startswith("regrow"):
+        groups = Groups()
+        if side == "backend":
+            site = Site(tempfile.gettempdir(), "127.0.0.1", TOKEN)
+            formation = Formation(Generation(1), rank, world, place, site)
+            groups.install(rank=rank, world=world, formation=formation, form_s=60.0)
+        elif side.startswith("regrow"):
             store = AgentStore(place, TOKEN, "g1/env/")
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         else:
@@ -74,13 +83,14 @@ def rank_of(rank: int, world: int, side: str, place: str) -> Callable[[Parent], 
             dist.all_reduce(total, group=group)
         parent.say([time.monotonic(), total.item()])
         parent.hear()  # nobody leaves before all have met
+        groups.close()
 
     return body
 
 
 def time_groups(world: int, side: str) -> Seconds:
     """From the starting signal until the last rank has used all groups."""
-    if side.startswith("regrow"):
+    if side.startswith("regrow") or side == "backend":
         with agents(max(1, world // PER_NODE)) as (stores, _):
             return _time_ranks(world, side, [stores[rank * len(stores) // world] for rank in range(world)])
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -181,6 +191,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     warn_if_busy()
+    expected_names.check()  # imports what a zygote has imported too
     console, figures, rounds = Console(), dict[str, float](), 1 if args.quick else ROUNDS
     try:
         times = {
@@ -202,6 +213,7 @@ def main() -> int:
     console.print(f"one request costs an agent {1e6 * agents_cost:.0f} µs, TCPStore {1e6 * tcp_cost:.0f} µs")
     for world, row in times.items():
         figures |= {f"init_s_{world}": row["regrow"], f"tcpstore_init_s_{world}": row["tcpstore"]}
+        figures |= {f"backend_init_s_{world}": row["backend"], f"tcpstore_lazy_init_s_{world}": row["tcpstore lazy"]}
     for (world, kind), (ours, theirs) in loads.items():
         name = "" if kind == "all" else f"{kind}_"
         for field, mine, its in zip(Load._fields, ours, theirs, strict=True):
