@@ -6,8 +6,9 @@
 **Groups.** W processes, forked from one with torch imported, make the default group and a 2-D mesh on gloo and use each
 group once; the time is from the starting signal until the last one is done, the best of three rounds. Both sides run
 with gloo's connections made at once, which is what torchrun starts, and made when needed (`TORCH_GLOO_LAZY_INIT=1`),
-which is what `regrow run` starts. Of these two regrow's keys are served by an agent process for every 8 ranks. `backend`
-is the `regrow` backend, which needs no gloo. TCPStore's server looks up the name of each client; so that a slow resolver does not count, it is told to give up at once.
+which is what `regrow run` starts. Of these two regrow's keys are served by an agent process for every 8 ranks.
+`backend` is the `regrow` backend, which needs no gloo. TCPStore's server looks up the name of each client; so that a
+slow resolver does not count, it is told to give up at once.
 
 **The store alone**, up to 4,096 ranks, 8 a node. Each rank does what a rendezvous does: it reads one key that rank 0
 writes (an NCCL id), writes its address and reads those of its two neighbours, and passes a barrier (add, wait).
