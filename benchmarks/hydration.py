@@ -37,10 +37,10 @@ from rich.table import Table
 from targets import tell, warn_if_busy
 
 from regrow.core.ids import Generation, StepNo
+from regrow.core.net import widen
 from regrow.hydration.client import receive
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.server import HydrationServer
-from regrow.hydration.streams import widen
 
 TOKEN, STEP, GENERATION = "benchmark", StepNo(7), Generation(3)
 LAYER = 16 << 20

@@ -17,7 +17,7 @@ from torch import nn
 
 from regrow.core.errors import GenerationHalted, HydrationError, StateError
 from regrow.core.ids import NO_STATE, Generation, StepNo
-from regrow.core.wire import connect
+from regrow.core.net import connect
 from regrow.hydration.client import Hydration, receive
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.messages import AskState, receiver_side

@@ -7,8 +7,6 @@ until then the call and its first bytes wait in the kernel.
 
 import contextlib
 import hashlib
-import os
-import secrets
 import select
 import socket
 import struct
@@ -17,13 +15,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 
 from regrow.comm.torch_private.internals import Store
 from regrow.core.errors import DeadlineExceeded, GenerationHalted
 from regrow.core.ids import Seconds
 from regrow.core.messages.store import placed
-from regrow.core.wire import connect
+from regrow.core.net import Listener, connect, hang_up, listen, same_secret
 
 COLLECTIVES, SENDING, RECEIVING = 0, 1, 2
 """What a connection is for; the last two are the two ends of one."""
@@ -76,9 +73,8 @@ class Links:
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._answering = False
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
         self._ring: socket.socket | None = None
-        self._path: Path | None = None
 
     def open(self) -> None:
         """Listen, and publish where. Raises `GenerationHalted` or `OSError`."""
@@ -97,17 +93,11 @@ class Links:
         return placed(name, self.ranks[peer]) if self.ranks else name
 
     def _listen(self) -> str:
-        if self.site.socket_dir is not None:
-            self._path = Path(self.site.socket_dir) / f"mesh-{os.getpid()}-{secrets.token_hex(4)}"
-            listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listener.bind(str(self._path))
-            address = f"unix:{self._path}"
-        else:
-            listener = self._listener = socket.create_server((self.site.host, 0))
-            address = f"tcp:{self.site.host}:{listener.getsockname()[1]}"
-        listener.listen(2 * self.size)
-        listener.setblocking(False)
-        return address
+        host = self.site.host
+        listener = listen("mesh", self.site.socket_dir, bind=host, advertise=host, backlog=2 * self.size)
+        self._listener = listener
+        listener.sock.setblocking(False)
+        return listener.endpoint
 
     # --- what is needed ----------------------------------------------------------------------------------------
 
@@ -183,7 +173,7 @@ class Links:
             raise GenerationHalted(f"{self.name}: this generation is over")
         # Linux does not wake who polls a listening unix socket when that is shut: hence a bell beside it.
         poller = select.poll()
-        for sock in (listener, ring):
+        for sock in (listener.sock, ring):
             poller.register(sock, select.POLLIN)
         ready = poller.poll(max(0.0, 1000 * (until - time.monotonic())))
         if self.halted:
@@ -191,7 +181,7 @@ class Links:
         if not ready:
             return False
         with contextlib.suppress(BlockingIOError, ConnectionError):  # the caller has hung up
-            sock, _ = listener.accept()
+            sock, _ = listener.sock.accept()
             with self._passes(sock):
                 self._admit(sock, until)
         return True
@@ -201,7 +191,7 @@ class Links:
         if len(hello) < _HELLO.size:
             return
         secret, peer, lane = _HELLO.unpack(hello)
-        if not secrets.compare_digest(secret, self._secret()) or not 0 <= peer < self.size:
+        if not same_secret(secret, self._secret()) or not 0 <= peer < self.size:
             return
         if lane == SENDING:
             lane = RECEIVING
@@ -248,10 +238,7 @@ class Links:
             socks = [*self.made.values(), *self._passing]
             self._changed.notify_all()
         for sock in socks:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # closed, or never connected: nobody is blocked in it
+            hang_up(sock)
 
     def close(self) -> None:
         """Close all connections; no call may be under way."""
@@ -263,5 +250,3 @@ class Links:
             self.made.clear()
             self._passing.clear()
             self._listener = self._ring = None
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)

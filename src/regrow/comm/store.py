@@ -38,7 +38,8 @@ from regrow.core.messages.store import (
     StoreSet,
     StoreWait,
 )
-from regrow.core.wire import BlockingChannel, FrameCodec, connect
+from regrow.core.net import connect
+from regrow.core.wire import BlockingChannel, FrameCodec
 
 ANSWER_S: Seconds = 120.0
 """How much longer than the wait that was asked for an answer may take, before the agent counts as hung."""

@@ -11,11 +11,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from regrow.core.errors import ProtocolError, UsageError
+from regrow.core.errors import ProtocolError
 
 _LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 << 20
-CONNECT_S = 10.0
 
 Incoming = TypeVar("Incoming")
 
@@ -45,6 +44,21 @@ class FrameCodec(Generic[Incoming]):
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"not a message of this protocol: {error}") from error
 
+    def take(self, received: bytearray) -> Iterator[Incoming]:
+        """The messages that have arrived whole, which are taken away. Raises `ProtocolError`."""
+        at = 0
+        try:
+            while len(received) - at >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(received, at)
+                _check_length(length)
+                start, end = at + _LENGTH.size, at + _LENGTH.size + length
+                if len(received) < end:
+                    break
+                at = end
+                yield self.decode(bytes(received[start:end]))
+        finally:
+            del received[:at]
+
     async def read(self, reader: asyncio.StreamReader) -> Incoming | None:
         """The next message, or None when the peer has closed."""
         try:
@@ -56,9 +70,33 @@ class FrameCodec(Generic[Incoming]):
             return None
 
 
-def _check_length(length: int) -> None:
-    if length > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {length} bytes was announced; the most is {MAX_FRAME_BYTES}")
+def _check_length(length: int, most: int = MAX_FRAME_BYTES) -> None:
+    if length > most:
+        raise ProtocolError(f"a frame of {length} bytes was announced; the most is {most}")
+
+
+def receive_into(sock: socket.socket, room: memoryview) -> None:
+    """Fill `room`. Raises `EOFError` when the peer closes before, `TimeoutError`, `OSError`."""
+    at, size = 0, len(room)
+    while at < size:
+        count = sock.recv_into(room[at:])
+        if not count:
+            raise EOFError("the peer hung up")
+        at += count
+
+
+def read_frame(sock: socket.socket, most: int = MAX_FRAME_BYTES) -> bytearray | None:
+    """The body of the next frame, of `most` bytes; None when the peer has closed between frames."""
+    head = bytearray(_LENGTH.size)
+    first = sock.recv_into(head)
+    if not first:
+        return None
+    receive_into(sock, memoryview(head)[first:])
+    (length,) = _LENGTH.unpack(head)
+    _check_length(length, most)
+    body = bytearray(length)
+    receive_into(sock, memoryview(body))
+    return body
 
 
 class BlockingChannel(Generic[Incoming]):
@@ -100,23 +138,3 @@ class BlockingChannel(Generic[Incoming]):
         descriptor = self._sock.detach()
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def connect(address: str, deadline: float = CONNECT_S) -> socket.socket:
-    """A stream socket to `unix:<path>` or `tcp:<host>:<port>`. Raises `OSError` or `UsageError`."""
-    kind, _, rest = address.partition(":")
-    if kind == "unix":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(deadline)
-        try:
-            sock.connect(rest)
-        except OSError:
-            sock.close()
-            raise
-    elif kind == "tcp":
-        host, _, port = rest.rpartition(":")
-        sock = socket.create_connection((host, int(port)), timeout=deadline)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    else:
-        raise UsageError(f"{address!r} is not an address", hint="unix:<path> or tcp:<host>:<port>")
-    return sock

@@ -14,15 +14,16 @@ from regrow.core.errors import (
     DeadlineExceeded,
     GenerationHalted,
     HydrationError,
-    ProtocolError,
     RegrowError,
 )
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.net import connect, hang_up
+from regrow.core.wire import read_frame, receive_into
 from regrow.hydration.inventory import Inventory, StateSink
 from regrow.hydration.memory import Incoming, Landing
 from regrow.hydration.messages import AskState, SendSpans, StateRefused, receiver_side
 from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, chunked, deal, whole
-from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum, hang_up, read_frame, receive_into
+from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum
 
 _GRACE: Seconds = 1.0
 """How long to wait for further holders once one has answered."""
@@ -180,7 +181,7 @@ class Hydration:
         return agreed
 
     def _call(self, endpoint: str) -> _Peer:
-        sock = self._connect(endpoint)
+        sock = connect(endpoint, max(0.001, min(self._deadline - time.monotonic(), STALL)), opened=self._register)
         self._check()
         patience = self._deadline - time.monotonic()
         sock.sendall(receiver_side.frame(AskState(self._token, self._generation, self._step, patience)))
@@ -192,23 +193,6 @@ class Hydration:
         if isinstance(answer, StateRefused):
             raise HydrationError(answer.reason)
         return _Peer(endpoint, sock, answer.inventory)
-
-    def _connect(self, endpoint: str) -> socket.socket:
-        kind, _, place = endpoint.partition(":")
-        if kind == "unix":
-            sock = self._register(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            allow(sock, self._deadline)
-            sock.connect(place)
-            return sock
-        host, _, port = place.rpartition(":")
-        if kind != "tcp" or not port.isdecimal():
-            raise ProtocolError(f"{endpoint!r} is no endpoint of a holder")
-        family, type_, proto, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-        sock = self._register(socket.socket(family, type_, proto))
-        allow(sock, self._deadline)
-        sock.connect(address)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
 
     # --- moving the bytes ---
 

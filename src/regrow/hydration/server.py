@@ -1,21 +1,20 @@
 """The holder's side: lets newcomers read the state of this worker while it stands still."""
 
-import hmac
 import logging
-import os
-import secrets
 import socket
 import threading
 import time
 from pathlib import Path
 
-from regrow.core.errors import HydrationError, ProtocolError, RegrowError, StateError
+from regrow.core.errors import HydrationError, ProtocolError, StateError, UsageError
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.net import ThreadServer, listen, same_secret
+from regrow.core.wire import read_frame
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.memory import Outgoing
 from regrow.hydration.messages import AskState, SendSpans, StateOffered, StateRefused, holder_side
 from regrow.hydration.plan import chunked
-from regrow.hydration.streams import STRANGERS_BYTES, allow, checksum, hang_up, has_hung_up, read_frame, widen
+from regrow.hydration.streams import STRANGERS_BYTES, allow, checksum, has_hung_up
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE: Seconds = 10.0
@@ -24,7 +23,6 @@ _LONGEST_PATIENCE: Seconds = 600.0
 _GLANCE: Seconds = 0.5
 """So often a reader that has to wait is looked at: one that has hung up is waited for no more."""
 _LARGEST_CHUNK = 64 << 20
-_LONGEST_UNIX_PATH = 107
 
 
 class HydrationServer:
@@ -58,13 +56,10 @@ class HydrationServer:
         self._bind = bind
         self._advertise = advertise
         self._nodes = nodes
-        self._listener: socket.socket | None = None
-        self._path: Path | None = None
-        self._acceptor: threading.Thread | None = None
+        self._server = ThreadServer("regrow-hydrate", self._attend)
         self._changed = threading.Condition()
         self._closed = False
         self._offered: tuple[Generation, StepNo] | None = None
-        self._connections: dict[socket.socket, threading.Thread] = {}
         self._reading: set[socket.socket] = set()
         self.endpoint = ""
 
@@ -77,36 +72,16 @@ class HydrationServer:
 
     def open(self) -> str:
         """Listen; returns the endpoint, `unix:<path>` or `tcp:<host>:<port>`. Raises `HydrationError`."""
+        folder = self._socket_dir if self._nodes == 1 else None
         try:
-            self._listener = self._listen_unix() if self._nodes == 1 else self._listen_tcp()
+            listener = listen("hydrate", folder, bind=self._bind, advertise=self._advertise)
         except OSError as error:
-            cause = f"cannot listen at {self._path or self._bind}: {error.strerror}"
+            cause = f"cannot listen at {folder or self._bind}: {error.strerror}"
             raise HydrationError(cause, hint="does it exist, and is it writable?") from error
-        acceptor = threading.Thread(target=self._accept, args=(self._listener,), name="regrow-hydrate", daemon=True)
-        self._acceptor = acceptor
-        acceptor.start()
+        except UsageError as error:
+            raise HydrationError(error.cause, hint=error.hint) from error
+        self.endpoint = self._server.open(listener)
         return self.endpoint
-
-    def _listen_unix(self) -> socket.socket:
-        self._path = self._socket_dir / f"hydrate-{os.getpid()}-{secrets.token_hex(4)}"
-        if len(os.fsencode(self._path)) > _LONGEST_UNIX_PATH:
-            cause = f"the socket path {self._path} is longer than {_LONGEST_UNIX_PATH} bytes"
-            raise HydrationError(cause, hint="choose a shorter folder")
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(str(self._path))
-            listener.listen(128)
-        except OSError:
-            listener.close()
-            raise
-        self.endpoint = f"unix:{self._path}"
-        return listener
-
-    def _listen_tcp(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
-        listener = socket.create_server((self._bind, 0), family=family, backlog=128)
-        self.endpoint = f"tcp:{self._advertise}:{listener.getsockname()[1]}"
-        return listener
 
     # --- what the session says ---
 
@@ -126,11 +101,8 @@ class HydrationServer:
         if self.wait_idle(deadline):
             return 0
         with self._changed:
-            late = [(sock, self._connections[sock]) for sock in self._reading]
-        for sock, _ in late:
-            hang_up(sock)
-        for _, thread in late:
-            thread.join(_HANDSHAKE)
+            late = list(self._reading)
+        self._server.dismiss(late)
         return len(late)
 
     @property
@@ -154,55 +126,18 @@ class HydrationServer:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            connections = dict(self._connections)
-        if self._listener is not None:
-            hang_up(self._listener)
-            self._listener.close()
-            self._listener = None
-        for sock in connections:
-            hang_up(sock)
-        for thread in (self._acceptor, *connections.values()):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(_HANDSHAKE)
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        self._server.close()
 
     # --- threads ---
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError as error:
-                with self._changed:
-                    if self._closed:
-                        return
-                    _log.warning("a reader of state could not be accepted: %s", error)
-                    # Out of descriptors, most likely: give others the time to end.
-                    self._changed.wait(0.05)
-                continue
-            thread = threading.Thread(target=self._attend, args=(sock,), name="regrow-hydrate-reader", daemon=True)
-            with self._changed:
-                if self._closed:
-                    sock.close()
-                    return
-                self._connections[sock] = thread
-                # Started under the lock, so that whoever finds it in the table can join it.
-                thread.start()
-
     def _attend(self, sock: socket.socket) -> None:
         try:
-            widen(sock)
             if (inventory := self._greet(sock)) is not None:
                 self._send_all(sock, inventory)
-        except (OSError, EOFError, RegrowError) as error:
-            _log.info("a reader of state was lost: %s", error)
         finally:
             with self._changed:
                 self._reading.discard(sock)
-                self._connections.pop(sock, None)
                 self._changed.notify_all()
-            sock.close()
 
     def _greet(self, sock: socket.socket) -> Inventory | None:
         sock.settimeout(_HANDSHAKE)
@@ -210,7 +145,7 @@ class HydrationServer:
         if body is None:
             return None
         ask = holder_side.decode(body)
-        if not isinstance(ask, AskState) or not hmac.compare_digest(ask.token.encode(), self._token.encode()):
+        if not isinstance(ask, AskState) or not same_secret(ask.token, self._token):
             _log.warning("a reader of state did not know the job's token")
             return None
         refusal = self._admit(sock, ask)

@@ -1,15 +1,12 @@
 """The vault's door: workers fetch copies here, other agents leave theirs."""
 
-import hmac
 import logging
-import os
-import secrets
 import socket
 import threading
 from pathlib import Path
 
 from regrow.agent.state_copies.versions import CopyVersion, CopyVersions, DamagedCopy
-from regrow.core.errors import ProtocolError, RegrowError, UsageError
+from regrow.core.errors import ProtocolError
 from regrow.core.ids import Rank, Seconds
 from regrow.core.messages.copy_transfer import (
     AskCopy,
@@ -24,23 +21,13 @@ from regrow.core.messages.copy_transfer import (
     VaultRequest,
     vault_side,
 )
-from regrow.core.wire import MAX_FRAME_BYTES
+from regrow.core.net import ThreadServer, listen, same_secret
+from regrow.core.wire import MAX_FRAME_BYTES, read_frame, receive_into
 from regrow.hydration.copies.segment import NoMemoryForCopy, Segment, Torn, chunk_count, chunks_of
-from regrow.hydration.streams import (
-    DIGEST_BYTES,
-    STALL,
-    STRANGERS_BYTES,
-    checksum,
-    hang_up,
-    read_frame,
-    receive_into,
-    widen,
-)
+from regrow.hydration.streams import DIGEST_BYTES, STALL, STRANGERS_BYTES, checksum
 
 _HELLO_S: Seconds = 10.0
 _IDLE_S: Seconds = 600.0
-_END_S: Seconds = 5.0
-_LONGEST_UNIX_PATH = 107
 _log = logging.getLogger("regrow.agent")
 
 
@@ -57,89 +44,28 @@ class CopyServer:
 
     def __init__(self, shelf: CopyVersions, *, token: str, folder: Path | None, bind: str, advertise: str) -> None:
         self._shelf = shelf
-        self._token = token.encode()
+        self._token = token
         self._folder = folder
         self._bind = bind
         self._advertise = advertise
-        self._listener: socket.socket | None = None
-        self._path: Path | None = None
+        self._server = ThreadServer("regrow-vault", lambda sock: _Conversation(self, sock).run())
         self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._acceptor: threading.Thread | None = None
-        self._serving: dict[socket.socket, threading.Thread] = {}
         self._partial: dict[Rank, _Partial] = {}
 
     def open(self) -> str:
         """Listen; returns the endpoint. Raises `OSError`, or `UsageError` where the folder's path is too long."""
-        if self._folder is None:
-            family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
-            self._listener = socket.create_server((self._bind, 0), family=family, backlog=128)
-            endpoint = f"tcp:{self._advertise}:{self._listener.getsockname()[1]}"
-        else:
-            self._path = self._folder / f"vault-{os.getpid()}-{secrets.token_hex(4)}"
-            if len(os.fsencode(self._path)) > _LONGEST_UNIX_PATH:
-                raise UsageError(f"the socket path {self._path} is too long", hint="choose a shorter XDG_RUNTIME_DIR")
-            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listener.bind(str(self._path))
-            self._listener.listen(128)
-            endpoint = f"unix:{self._path}"
-        self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), name="regrow-vault", daemon=True)
-        self._acceptor.start()
-        return endpoint
+        return self._server.open(listen("vault", self._folder, bind=self._bind, advertise=self._advertise))
 
     def close(self) -> None:
         """Hang up on everybody, end all threads, remove the socket. May be called twice."""
-        with self._lock:
-            self._closed.set()
-            serving = dict(self._serving)
-        if self._listener is not None:
-            hang_up(self._listener)
-            self._listener.close()
-            self._listener = None
-        for sock in serving:
-            hang_up(sock)
-        for thread in (self._acceptor, *serving.values()):
-            if thread is not None:
-                thread.join(_END_S)
+        self._server.close()
         self._partial.clear()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError as error:
-                # Out of descriptors, most likely: others are given the time to end.
-                if self._closed.wait(0.05):
-                    return
-                _log.warning("a connection to the vault could not be accepted: %s", error)
-                continue
-            thread = threading.Thread(target=self._attend, args=(sock,), name="regrow-vault-serves", daemon=True)
-            with self._lock:
-                if self._closed.is_set():
-                    sock.close()
-                    return
-                self._serving[sock] = thread
-                thread.start()  # under the lock, so that who finds it in the table can join it
-
-    def _attend(self, sock: socket.socket) -> None:
-        try:
-            widen(sock)
-            _Conversation(self, sock).run()
-        except (OSError, EOFError, RegrowError) as error:
-            if not self._closed.is_set():
-                _log.info("a connection to the vault ended: %s", error)
-        finally:
-            with self._lock:
-                self._serving.pop(sock, None)
-            sock.close()
 
     # --- what conversations ask ---
 
     def knows(self, token: str) -> bool:
         """Whether this is the job's secret."""
-        return hmac.compare_digest(token.encode(), self._token)
+        return same_secret(token, self._token)
 
     @property
     def shelf(self) -> CopyVersions:
@@ -155,7 +81,7 @@ class CopyServer:
     def leave_partial(self, partial: "_Partial") -> None:
         """The connection was lost in the middle of this copy."""
         with self._lock:
-            if not self._closed.is_set():
+            if not self._server.closed:
                 self._partial[partial.version.rank] = partial
 
 

@@ -20,9 +20,10 @@ from regrow.core.messages.copy_transfer import (
     VaultReply,
     caller_side,
 )
-from regrow.core.wire import connect
+from regrow.core.net import connect, hang_up, widen
+from regrow.core.wire import read_frame
 from regrow.hydration.copies.segment import Torn
-from regrow.hydration.streams import STALL, hang_up, read_frame, widen
+from regrow.hydration.streams import STALL
 
 PATIENCE: Seconds = 20.0
 """How long no byte of a copy may get to a buddy that answered before; then training goes on without it."""

@@ -8,9 +8,10 @@ from typing import Protocol
 import msgspec
 
 from regrow.agent.store.cached import seen
-from regrow.core.errors import ProtocolError
+from regrow.core.errors import ProtocolError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.messages.store import StoreCancel, StoreHello, StoreMessage, StoreReply
+from regrow.core.net import open_stream
 from regrow.core.wire import FrameCodec
 
 _CONNECT_S: Seconds = 10.0
@@ -64,15 +65,10 @@ class PeerLinks:
         return await link.ask(request, within)
 
     async def _connect(self, agent: str) -> "_Link":
-        kind, _, place = agent.partition(":")
         try:
             async with asyncio.timeout(_CONNECT_S):
-                if kind == "unix":
-                    reader, writer = await asyncio.open_unix_connection(place)
-                else:
-                    host, _, port = place.rpartition(":")
-                    reader, writer = await asyncio.open_connection(host, int(port))
-        except (OSError, ValueError) as error:
+                reader, writer = await open_stream(agent)
+        except (OSError, UsageError) as error:
             raise StoreNodeLost(f"{agent} cannot be reached: {str(error) or type(error).__name__}") from error
         link = _Link(agent, reader, writer)
         await link.ask(StoreHello(self._token, self._own), _CONNECT_S)

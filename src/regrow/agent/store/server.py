@@ -5,7 +5,6 @@ speaks to the others (`keeper`).
 """
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Seconds
 from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest
+from regrow.core.net import same_secret, serve_streams
 from regrow.core.wire import FrameCodec
 
 _HELLO_S: Seconds = 10.0
@@ -46,14 +46,9 @@ class StoreServer:
 
     async def __aenter__(self) -> Self:
         config = self._config
-        if config.one_machine:
-            path = Path(config.socket_dir) / "store"
-            path.unlink(missing_ok=True)
-            self._server = await asyncio.start_unix_server(self._serve, str(path))
-            self.address = f"unix:{path}"
-        else:
-            self._server = await asyncio.start_server(self._serve, config.bind, 0)
-            self.address = f"tcp:{config.advertise}:{self._server.sockets[0].getsockname()[1]}"
+        path = Path(config.socket_dir) / "store" if config.one_machine else None
+        serving = serve_streams(self._serve, path, bind=config.bind, advertise=config.advertise)
+        self._server, self.address = await serving
         self._peers.open(self.address)
         self.keeper = self._keeper()
         return self
@@ -107,7 +102,7 @@ class _Conversation:
         hello = await asyncio.wait_for(self._codec.read(self._reader), _HELLO_S)
         if hello is None:
             return
-        if not isinstance(hello, StoreHello) or not hmac.compare_digest(hello.token.encode(), self._token):
+        if not isinstance(hello, StoreHello) or not same_secret(hello.token, self._token):
             raise ProtocolError("the client does not know the job's token")
         self._caller = hello.agent
         self._say(StoreReply(), hello.ask)

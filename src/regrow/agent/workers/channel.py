@@ -2,14 +2,12 @@
 
 import asyncio
 import socket
-import struct
 from collections.abc import Callable
 
 from regrow.core.errors import ProtocolError
 from regrow.core.messages import WorkerFact, WorkerOrder
-from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+from regrow.core.wire import FrameCodec
 
-_LENGTH = struct.Struct(">I")
 _READ_BYTES = 256 << 10
 _UNSENT_LIMIT = 16 << 20
 
@@ -58,27 +56,13 @@ class WorkerChannel:
                 self._stop_reading()
             self._received += part
             try:
-                self._take_frames()
+                for fact in self._codec.take(self._received):
+                    self._on_fact(fact)
             except ProtocolError as error:
                 self._stop_reading()
                 self._on_garbage(error)
             if len(part) < _READ_BYTES:
                 break
-
-    def _take_frames(self) -> None:
-        start = 0
-        received = self._received
-        while len(received) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(received, start)
-            if length > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes was announced; the most is {MAX_FRAME_BYTES}")
-            end = start + _LENGTH.size + length
-            if len(received) < end:
-                break
-            body = bytes(received[start + _LENGTH.size : end])
-            start = end
-            self._on_fact(self._codec.decode(body))
-        del received[:start]
 
     def send(self, order: WorkerOrder) -> None:
         """Send an order; what the socket does not take now follows when the worker reads. Raises `ProtocolError`."""

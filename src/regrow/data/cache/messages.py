@@ -1,17 +1,14 @@
 """What a worker and its node's producer say to one another: frames over a unix stream socket that never blocks."""
 
 import socket
-import struct
 from typing import Generic, TypeVar
 
 import msgspec
 
-from regrow.core.errors import ProtocolError
 from regrow.core.ids import WorkerId
-from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+from regrow.core.wire import FrameCodec
 from regrow.data.cache.layout import Key
 
-_LENGTH = struct.Struct(">I")
 _RECEIVE_BYTES = 1 << 16
 _REASON_CHARS = 4000
 
@@ -134,28 +131,13 @@ class Line(Generic[Incoming]):
             try:
                 new = self._sock.recv(_RECEIVE_BYTES)
             except BlockingIOError:
-                return self._taken()
+                return list(self._codec.take(self._unread))
             if not new:
-                messages = self._taken()
+                messages = list(self._codec.take(self._unread))
                 if messages:
                     return messages  # the next call finds the end again
                 raise ConnectionResetError("the other end is closed")
             self._unread += new
-
-    def _taken(self) -> list[Incoming]:
-        messages: list[Incoming] = []
-        at = 0
-        while len(self._unread) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._unread, at)
-            if length > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes was announced; the most is {MAX_FRAME_BYTES}")
-            end = at + _LENGTH.size + length
-            if len(self._unread) < end:
-                break
-            messages.append(self._codec.decode(bytes(self._unread[at + _LENGTH.size : end])))
-            at = end
-        del self._unread[:at]
-        return messages
 
     def close(self) -> None:
         """Close the socket."""

@@ -21,13 +21,14 @@ from regrow.core.messages.copy_transfer import (
     VaultReply,
     caller_side,
 )
-from regrow.core.wire import connect
+from regrow.core.net import connect, hang_up, widen
+from regrow.core.wire import read_frame, receive_into
 from regrow.hydration.client import HydrationReport
 from regrow.hydration.copies.segment import chunks_of, layout
 from regrow.hydration.inventory import Inventory, StateSink
 from regrow.hydration.memory import Incoming
 from regrow.hydration.plan import CHUNK_BYTES
-from regrow.hydration.streams import DIGEST_BYTES, allow, checksum, hang_up, read_frame, receive_into, widen
+from regrow.hydration.streams import DIGEST_BYTES, allow, checksum
 
 
 def restore(sink: StateSink, source: CopySource, *, token: str, deadline: Instant) -> HydrationReport:

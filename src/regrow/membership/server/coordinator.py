@@ -1,7 +1,6 @@
 """The coordinator's I/O: agents over WebSockets, people over HTTP, time by a timer. Decides nothing itself."""
 
 import asyncio
-import hmac
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
@@ -28,6 +27,7 @@ from regrow.core.messages import (
     StopNode,
     TimeAdvanced,
 )
+from regrow.core.net import same_secret
 from regrow.core.records import JobEnded, Record
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 from regrow.membership.admission import Admission, JoinOffer, JoinRequest
@@ -368,7 +368,7 @@ class Coordinator:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._secret):
+        if not same_secret(given, self._secret):
             return refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
         try:
             return await handler(request)

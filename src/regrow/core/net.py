@@ -1,0 +1,248 @@
+"""The one seam for sockets between processes of a job: where they listen, how others connect, who is let in.
+
+An endpoint is `unix:<path>`, within a node, or `tcp:<host>:<port>`, between nodes.
+"""
+
+import asyncio
+import hmac
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regrow.core.errors import RegrowError, UsageError
+from regrow.core.ids import Seconds
+
+CONNECT_S: Seconds = 10.0
+WINDOW = 1 << 20
+LONGEST_UNIX_PATH = 107
+_BACKLOG = 128
+_END_S: Seconds = 10.0
+_PAUSE_S: Seconds = 0.05
+_log = logging.getLogger(__name__)
+
+Attend = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def same_secret(given: str | bytes, token: str | bytes) -> bool:
+    """Whether a stranger knows the job's secret; takes equally long whatever it says."""
+    one, other = (text.encode() if isinstance(text, str) else text for text in (given, token))
+    return hmac.compare_digest(one, other)
+
+
+def _place(endpoint: str) -> str | tuple[str, int]:
+    kind, _, place = endpoint.partition(":")
+    host, _, port = place.rpartition(":")
+    if kind == "unix":
+        return place
+    if kind != "tcp" or not port.isdecimal():
+        raise UsageError(f"{endpoint!r} is not an address", hint="unix:<path> or tcp:<host>:<port>")
+    return host, int(port)
+
+
+# --- blocking ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A socket that listens, and the endpoint under which others find it."""
+
+    sock: socket.socket
+    endpoint: str
+    path: Path | None = None
+
+    def close(self) -> None:
+        """Listen no more; whoever is blocked in `accept` is woken."""
+        hang_up(self.sock)
+        self.sock.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def listen(
+    name: str, folder: str | Path | None, *, bind: str = "", advertise: str = "", backlog: int = _BACKLOG
+) -> Listener:
+    """Listen on a unix socket in a private folder; without one, on any TCP port.
+
+    Args:
+        name: what the socket in the folder is called, followed by what makes it unique.
+        folder: None where others must reach it from other nodes.
+        bind: the address to listen on then.
+        advertise: the name under which other nodes reach this one.
+        backlog: how many may wait to be let in.
+
+    Raises `OSError`, or `UsageError` where the folder's path is too long.
+    """
+    if folder is None:
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        sock = socket.create_server((bind, 0), family=family, backlog=backlog)
+        return Listener(sock, f"tcp:{advertise}:{sock.getsockname()[1]}")
+    path = Path(folder) / f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
+    if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
+        cause = f"the socket path {path} is longer than {LONGEST_UNIX_PATH} bytes"
+        raise UsageError(cause, hint="choose a shorter XDG_RUNTIME_DIR")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+        sock.listen(backlog)
+    except OSError:
+        sock.close()
+        raise
+    return Listener(sock, f"unix:{path}", path)
+
+
+def connect(
+    endpoint: str, within: Seconds = CONNECT_S, *, opened: Callable[[socket.socket], object] = lambda sock: None
+) -> socket.socket:
+    """A stream socket to an endpoint. Raises `OSError` or `UsageError`.
+
+    Args:
+        endpoint: where to.
+        within: how long that may take; also what the socket's next calls may take.
+        opened: told of the socket before it connects, so that another thread can end that.
+    """
+    place, failed = _place(endpoint), OSError(f"{endpoint} has no address")
+    found = [(socket.AF_UNIX, place)] if isinstance(place, str) else _addresses(*place)
+    for family, address in found:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            opened(sock)
+            sock.settimeout(within)
+            sock.connect(address)
+            if family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        except OSError as error:
+            sock.close()
+            failed = error
+        except BaseException:
+            sock.close()
+            raise
+    raise failed
+
+
+def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+    return [(family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+def hang_up(sock: socket.socket) -> None:
+    """End the connection at once, also under a thread that is blocked in it; that thread closes it."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        # Not connected, or closed already: then nobody is blocked in it.
+        return
+
+
+def widen(sock: socket.socket) -> None:
+    """Let the kernel take more at once: with unix sockets' default the two ends wait for each other too often."""
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW)
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class ThreadServer:
+    """Serves connections between `open` and `close`: a thread accepts, one more attends to each that comes.
+
+    Args:
+        name: of its threads.
+        attend: serves one connection; it is closed when this returns or raises.
+    """
+
+    def __init__(self, name: str, attend: Callable[[socket.socket], None]) -> None:
+        self._name, self._attend = name, attend
+        self._listener: Listener | None = None
+        self._acceptor: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._serving: dict[socket.socket, threading.Thread] = {}
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody is served any more."""
+        return self._closed.is_set()
+
+    def open(self, listener: Listener) -> str:
+        """Serve whoever comes there; the endpoint."""
+        self._listener = listener
+        self._acceptor = threading.Thread(target=self._accept, args=(listener.sock,), name=self._name, daemon=True)
+        self._acceptor.start()
+        return listener.endpoint
+
+    def close(self) -> None:
+        """Hang up on everybody, end all threads, remove the socket. May be called twice."""
+        with self._lock:
+            self._closed.set()
+            serving = list(self._serving)
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        self.dismiss(serving)
+        if self._acceptor is not None and self._acceptor is not threading.current_thread():
+            self._acceptor.join(_END_S)
+
+    def dismiss(self, connections: Iterable[socket.socket]) -> None:
+        """Hang up on these, and wait until their threads have ended."""
+        with self._lock:
+            late = [(sock, self._serving[sock]) for sock in connections if sock in self._serving]
+        for sock, _ in late:
+            hang_up(sock)
+        for _, thread in late:
+            if thread is not threading.current_thread():
+                thread.join(_END_S)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                # Out of descriptors, most likely: others are given the time to end.
+                if self._closed.wait(_PAUSE_S):
+                    return
+                _log.warning("%s: a connection could not be accepted: %s", self._name, error)
+                continue
+            thread = threading.Thread(target=self._serve, args=(sock,), name=f"{self._name}-serves", daemon=True)
+            with self._lock:
+                if self._closed.is_set():
+                    sock.close()
+                    return
+                self._serving[sock] = thread
+                thread.start()  # under the lock, so that who finds it in the table can join it
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            widen(sock)
+            self._attend(sock)
+        except (OSError, EOFError, RegrowError) as error:
+            if not self._closed.is_set():
+                _log.info("%s: a connection ended: %s", self._name, error)
+        finally:
+            with self._lock:
+                self._serving.pop(sock, None)
+            sock.close()
+
+
+# --- in an event loop ----------------------------------------------------------------------------------------------
+
+
+async def open_stream(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to an endpoint. Raises `OSError` or `UsageError`."""
+    place = _place(endpoint)
+    if isinstance(place, str):
+        return await asyncio.open_unix_connection(place)
+    return await asyncio.open_connection(*place)
+
+
+async def serve_streams(attend: Attend, path: Path | None, *, bind: str, advertise: str) -> tuple[asyncio.Server, str]:
+    """Serve connections to a unix socket; without a path, to any TCP port. The server and its endpoint."""
+    if path is not None:
+        path.unlink(missing_ok=True)
+        return await asyncio.start_unix_server(attend, str(path)), f"unix:{path}"
+    server = await asyncio.start_server(attend, bind, 0)
+    return server, f"tcp:{advertise}:{server.sockets[0].getsockname()[1]}"

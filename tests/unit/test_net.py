@@ -1,0 +1,125 @@
+"""The seam for sockets: endpoints, whoever listens there, and threads that end."""
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from regrow.core.errors import UsageError
+from regrow.core.net import (
+    Listener,
+    ThreadServer,
+    connect,
+    hang_up,
+    listen,
+    open_stream,
+    same_secret,
+    serve_streams,
+)
+from regrow.core.wire import FrameCodec
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    number: int
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Listener:
+    folder = tmp_path if request.param == "unix" else None
+    return listen("test", folder, bind="127.0.0.1", advertise="127.0.0.1")
+
+
+def echo(sock: socket.socket) -> None:
+    while data := sock.recv(100):
+        sock.sendall(data)
+
+
+def test_whoever_connects_is_served_until_the_server_closes(listener: Listener) -> None:
+    server = ThreadServer("echo", echo)
+    endpoint = server.open(listener)
+    with connect(endpoint, 5.0) as one, connect(endpoint, 5.0) as other:
+        for sock in (one, other):
+            sock.sendall(b"hello")
+            assert sock.recv(100) == b"hello"
+        server.close()
+        assert (one.recv(1), other.recv(1)) == (b"", b"")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("echo")]
+    with pytest.raises(OSError):
+        connect(endpoint, 1.0)
+    assert listener.path is None or not listener.path.exists()
+    server.close()
+
+
+def test_one_that_is_dismissed_is_served_no_more_and_others_are(listener: Listener) -> None:
+    served: list[socket.socket] = []
+    came = threading.Semaphore(0)
+
+    def attend(sock: socket.socket) -> None:
+        served.append(sock)
+        came.release()
+        echo(sock)
+
+    server = ThreadServer("echo", attend)
+    endpoint = server.open(listener)
+    with connect(endpoint, 5.0) as one:
+        assert came.acquire(timeout=5.0)
+        with connect(endpoint, 5.0) as other:
+            assert came.acquire(timeout=5.0)
+            server.dismiss(served[:1])
+            assert one.recv(1) == b""
+            other.sendall(b"still")
+            assert other.recv(100) == b"still"
+    server.close()
+
+
+def test_another_thread_can_end_what_has_been_opened(listener: Listener) -> None:
+    opened: list[socket.socket] = []
+    with connect(listener.endpoint, 5.0, opened=opened.append) as sock:
+        assert opened == [sock]
+        hang_up(opened[0])
+        assert sock.recv(1) == b""
+    listener.close()
+
+
+@pytest.mark.parametrize("endpoint", ["", "http:x", "tcp:host", "tcp:host:port", "unix"])
+def test_what_is_no_endpoint_is_said(endpoint: str) -> None:
+    with pytest.raises((UsageError, OSError)):
+        connect(endpoint, 1.0)
+
+
+def test_a_folder_with_too_long_a_name_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="longer than 107 bytes"):
+        listen("test", tmp_path / ("long" * 30))
+
+
+def test_only_the_same_secret_is_the_same() -> None:
+    assert same_secret("token", b"token")
+    assert not same_secret("tokem", "token") and not same_secret("", "token") and not same_secret("töken", "token")
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+async def test_streams_meet_at_an_endpoint(kind: str, tmp_path: Path) -> None:
+    async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(5))
+        writer.close()
+
+    path = tmp_path / "server" if kind == "unix" else None
+    server, endpoint = await serve_streams(attend, path, bind="127.0.0.1", advertise="127.0.0.1")
+    reader, writer = await open_stream(endpoint)
+    writer.write(b"hello")
+    assert await reader.read() == b"hello"
+    writer.close()
+    server.close()
+
+
+def test_frames_are_taken_as_they_become_whole() -> None:
+    codec: FrameCodec[Numbered] = FrameCodec(Numbered)
+    sent = b"".join(codec.frame(Numbered(number)) for number in range(3))
+    received, got = bytearray(), []
+    for byte in sent:
+        received.append(byte)
+        got += [message.number for message in codec.take(received)]
+    assert got == [0, 1, 2] and not received
