@@ -12,8 +12,6 @@ HABITS: dict[str, "Habit"] = {}
 OPEN: dict[str, str] = {
     "epochs_by_groupby": "its evaluation runs when the next step has begun, where no fault can be struck on demand",
     "early_stopping_unguarded": "a step that must run again ends the loop of its rank, and so the job",
-    "early_stopping_local": "a newcomer's own counters start anew; `regrow try` shows it",
-    "local_count": "a newcomer's own counters start anew; `regrow try` shows it",
 }
 """What does not hold yet, and why."""
 Run = Callable[..., Mapping[str, Any]]

@@ -16,15 +16,17 @@ torch.manual_seed(0)
 model = DistributedDataParallel(nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session.protect(model, optimizer)
-seen = 0
+class Counter:
+    seen = 0
+counter = Counter()
 for step in session.steps(lambda number: torch.full((2, 4), 0.1 * number + session.rank), until=1000):
     with step as x:
-        loss = (model(x) - 1).square().mean() / (1 + seen)
+        loss = (model(x) - 1).square().mean() / (1 + counter.seen)
         step.log(loss=loss)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        seen += len(x)
+        counter.seen += len(x)
 """
 
 

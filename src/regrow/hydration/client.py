@@ -74,7 +74,8 @@ class Hydration:
         step: the step that the holders' state must stand at.
         generation: the generation in which this happens.
         token: the job's secret.
-        endpoints: where the holders listen; the first that answers also gives the Python state.
+        endpoints: where the holders listen; the first that answers also gives the Python state, and all of them the
+            script's variables that they have alike.
         deadline: on the monotonic clock; a holder that moves nothing for 5 s is given up before.
     """
 
@@ -123,7 +124,8 @@ class Hydration:
             inventory = peers[0].inventory
             if inventory is None:
                 raise HydrationError(f"{peers[0].endpoint} offered no inventory")
-            incoming = Incoming(self._sink.prepare(inventory))
+            others = [peer.inventory for peer in peers if peer.inventory is not None]
+            incoming = Incoming(self._sink.prepare(inventory.agreed(others)))
             self._fill(incoming, peers, whole(inventory.entries))
             incoming.settle()
             self._sink.finish()

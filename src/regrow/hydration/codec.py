@@ -5,7 +5,7 @@ type is a msgpack extension whose payload is msgpack again. Tensors are not carr
 tensor that travels apart.
 """
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -21,7 +21,7 @@ Resolve = Callable[[str], object]
 """Called with a travelled tensor's name; says what stands in its place."""
 
 _BIG_INT, _COMPLEX, _TUPLE, _SET, _FROZENSET, _PAIRS, _ORDERED, _COUNTER = range(1, 9)
-_NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR, _LARGE_ARRAY = range(9, 17)
+_NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR, _LARGE_ARRAY, _DEQUE = range(9, 18)
 _LARGE_BYTES = 64 << 10
 """Arrays above this travel as tensors."""
 _DEEPEST = 64
@@ -121,6 +121,8 @@ class _Packer:
         if kind is OrderedDict or kind is Counter:
             code = _ORDERED if kind is OrderedDict else _COUNTER
             return code, self._pairs(cast(dict[object, object], value), path, depth)
+        if isinstance(value, deque) and kind is deque:
+            return _DEQUE, _encoder.encode([value.maxlen, self._items(value, path, depth)])
         if isinstance(value, complex) and kind is complex:
             return _COMPLEX, _encoder.encode([value.real, value.imag])
         if isinstance(value, torch.dtype):
@@ -189,6 +191,8 @@ def _unpack(code: int, payload: memoryview, decoder: msgspec.msgpack.Decoder[obj
         return _array(resolve(items[2]), items[0], items[1])
     if code == _COMPLEX:
         return complex(*items)
+    if code == _DEQUE:
+        return deque(items[1], maxlen=items[0])
     makers: dict[int, Callable[[list[object]], object]] = {
         _TUPLE: tuple,
         _SET: set,

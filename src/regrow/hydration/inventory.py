@@ -1,5 +1,6 @@
 """What state there is: the words in which a holder and a receiver speak of it."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -47,16 +48,26 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """All that makes up `state@step`. `entries` are sorted by name; `python`: the small state (`codec`)."""
+    """All that makes up `state@step`. `entries` are sorted by name; `python`: the small state (`codec`).
+
+    `variables`: the script's own plain variables, each by itself. They are no part of what is protected: a rank may
+    have some of its own, so they are compared by nobody, and only those count that all holders have alike.
+    """
 
     step: StepNo
     entries: list[TensorEntry]
     python: bytes
+    variables: dict[str, bytes] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes in all tensors."""
         return sum(entry.nbytes for entry in self.entries)
+
+    def agreed(self, others: Iterable["Inventory"]) -> "Inventory":
+        """This, with those variables that the others have alike."""
+        alike = set.intersection(set(self.variables.items()), *(set(other.variables.items()) for other in others))
+        return msgspec.structs.replace(self, variables=dict(sorted(alike)))
 
 
 class StateSource(Protocol):

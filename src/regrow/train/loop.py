@@ -110,10 +110,12 @@ class StepLoop:
             # The script left the loop early. It may be unwinding an error, so the others are waited for at its exit.
             self._looping = False
             self._end_between()
+            self.standing.protected().variables.leave()
             if not self._left:
                 atexit.register(self.finish)
             raise
         finally:
+            self.standing.protected().variables.close()
             batches.close()
 
     def replay(self) -> Generator[Step, None, bool]:
@@ -121,15 +123,9 @@ class StepLoop:
 
         Its body runs against echo groups; what it computes is overwritten when it ends. False: nothing of that.
         """
-        if self.member.holds_initial_state:
+        self._latest = self._rehearsal.replayed(self._echoing)
+        if self._latest is None:
             return False
-        number, inside = self.member.await_position()
-        if not inside or not number:
-            return False
-        before = StepNo(number - 1)
-        self._echoing.enter_context(self.member.echo())
-        batch = self.standing.data().batch(before)
-        self._latest = Step(self, before, batch, rehearsal=True, replay=True)
         self._at_boundary = False
         yield self._latest
         self._end_between()
@@ -160,6 +156,7 @@ class StepLoop:
                 raise
             return None
         member.show_read(number, batches.record(number))
+        self._rehearsal.asked()
         state.begin()
         if not member.body.begin_step(number, state):
             return None
@@ -206,6 +203,7 @@ class StepLoop:
 
     def enter(self, step: Step) -> None:
         """The script comes into the body of a step."""
+        self.standing.protected().variables.enters()
         self.standing.data().seed_body(step.number)
         self.member.body.enter()
 
@@ -310,8 +308,6 @@ class StepLoop:
             return
         between.stands()
         self.regions.skip()
-
-    # --- the log -----------------------------------------------------------------------------------------------
 
     def log(self, step: Step) -> None:
         """Numbers were added to those of the step."""

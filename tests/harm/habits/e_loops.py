@@ -229,7 +229,7 @@ def early_stopping_unguarded(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("early stopping by local counters", instead="put the counters into a protected object with `state_dict`")
+@habit("early stopping by local counters")
 def early_stopping_local(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
@@ -380,7 +380,9 @@ def zipped_steps(t: Trial) -> dict[str, Any]:
     return {"model": model}
 
 
-@habit("a local count of samples decides the loss's weight", instead="protect the count, or work it out from the step")
+@habit(
+    "a local count of samples decides the loss's weight", instead="protect the count where it must outlast `--resume`"
+)
 def local_count(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)

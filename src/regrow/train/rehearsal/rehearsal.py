@@ -1,5 +1,6 @@
 """The rehearsal: what is gone through before the first step, and what can be seen in it of the script."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -58,12 +59,41 @@ class Rehearsal:
     def _body(self) -> Iterator[Step]:
         first = StepNo(0)
         batch = self._standing.data().batch(first)
+        variables = self._standing.protected().variables
+        variables.follow(script_frames)
+        variables.asks()
+        before = variables.take()
         self._watch(sys._getframe(1))
         self.step = step = Step(self._owner, first, batch, rehearsal=True)
         yield step
         self.step = None
         self._standing.protected().between.ends()
         self.iterated(step)
+        variables.take()  # what has changed is learnt
+        variables.put_back(before)
+
+    def replayed(self, echoing: contextlib.ExitStack) -> Step | None:
+        """For a newcomer: the step that the others have committed, where they are in what follows it; else None.
+
+        Args:
+            echoing: within this collectives are answered locally from now on.
+        """
+        member = self._standing.member
+        number, inside = (StepNo(0), 0) if member.holds_initial_state else member.await_position()
+        if not inside or not number:
+            return None
+        before = StepNo(number - 1)
+        echoing.enter_context(member.echo())
+        return Step(self._owner, before, self._standing.data().batch(before), rehearsal=True, replay=True)
+
+    def asked(self) -> None:
+        """The script asks for a step: its own plain variables go with that."""
+        if not self._standing.member.rehearses:
+            return
+        variables = self._standing.protected().variables
+        variables.asks()
+        while variables.notes:
+            self._standing.member.note_of_script(variables.notes.pop())
 
     def watch_first_steps(self) -> None:
         """A step begins: in the first ones a script does what it does only after a step that has happened."""

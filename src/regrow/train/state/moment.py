@@ -1,7 +1,8 @@
 """A copy of protected state as it was at one moment, and the way back to it. Cheap enough for every step.
 
-Always copied: buffers, the settings of parameter groups, the Python state of everything else, modes of modules. What
-else is copied, a `Scope` says: parameters and optimizer state as a rule change in the update alone.
+Always copied: buffers, the settings of parameter groups, the Python state of everything else, modes of modules, the
+script's plain variables. What else is copied, a `Scope` says: parameters and optimizer state as a rule change in the
+update alone.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from regrow.hydration.shards import local
 from regrow.train.state.modes import Modes
 from regrow.train.state.naming import BufferSlot, ProtectedObjects, Stateful
 from regrow.train.state.nested import Marks, fitted, held
+from regrow.train.state.variables import Variables
 
 _ALWAYS_COPIED_BYTES = 16 << 10
 """Buffers up to this are copied at every step: some kernels write without counting versions. Larger ones are copied
@@ -70,10 +72,11 @@ class Moment:
     Args:
         protected: what is copied.
         modes: of its modules.
+        variables: of the script, which are no part of any scope.
     """
 
-    def __init__(self, protected: ProtectedObjects, modes: Modes) -> None:
-        self._roster, self._modes = protected, modes
+    def __init__(self, protected: ProtectedObjects, modes: Modes, variables: Variables) -> None:
+        self._roster, self._modes, self._variables = protected, modes, variables
         self._buffers = _Buffers(protected.buffers)
         self._parameters: dict[str, _Copy] = {}
         self.scope = Scope()
@@ -102,7 +105,7 @@ class Moment:
                 if scope.optimizers
                 else []
             )
-        self._remembered = self._modes.take()
+        self._remembered, self._own = self._modes.take(), self._variables.take()
         self.taken = True
 
     def extend(self, scope: Scope) -> None:
@@ -145,6 +148,7 @@ class Moment:
             for copy in self._parameters.values():
                 copy.put_back()
         self._modes.put_back(self._remembered)
+        self._variables.put_back(self._own)
 
     @property
     def left_changed(self) -> list[str]:

@@ -22,6 +22,7 @@ from regrow.train.state.moment import Moment, Scope, put_object, settings
 from regrow.train.state.naming import ProtectedObjects, roster, unwrapped
 from regrow.train.state.receiving import owner_of, put_optimizer, shape_of, sizes, target
 from regrow.train.state.rollback import Undo
+from regrow.train.state.variables import Variables
 
 
 class _Python(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ class _Arrival:
     state: dict[str, object]
     objects: dict[str, object]
     modes: object
+    variables: dict[str, bytes]
 
 
 class ProtectedState:
@@ -72,6 +74,7 @@ class ProtectedState:
     def __init__(self, objects: Sequence[object], named: Mapping[str, object] | None = None, *, part: str = "") -> None:
         self._roster: ProtectedObjects = roster(objects, named or {}, part)
         self.modes = Modes(self._roster.modules, self._roster.parameters)
+        self.variables = Variables()
         self.looker = Looker(self._roster)
         self.habits = Habits()
         self._moments: list[Moment] = []
@@ -179,7 +182,7 @@ class ProtectedState:
 
     def moment(self) -> Moment:
         """Memory for another moment to go back to; forgotten when the state is replaced."""
-        made = Moment(self._roster, self.modes)
+        made = Moment(self._roster, self.modes, self.variables)
         self._moments.append(made)
         return made
 
@@ -288,7 +291,8 @@ class ProtectedState:
             modes=b"" if canonical else encode(self.modes.told(), path="modes"),
         )
         entries = [TensorEntry.of(name, table[name]) for name in sorted(table)]
-        return Inventory(step, entries, msgspec.msgpack.encode(python)), table
+        variables = {} if canonical else self.variables.told()
+        return Inventory(step, entries, msgspec.msgpack.encode(python), variables), table
 
     def _settings(self, optimizer: str) -> list[dict[str, object]]:
         return [settings(group) for group in self._roster.optimizers[optimizer].param_groups]
@@ -342,6 +346,7 @@ class ProtectedState:
             {name: decode(data, resolve=resolve) for name, data in python.state.items()},
             {name: decode(data, resolve=resolve) for name, data in python.objects.items()},
             decode(python.modes) if python.modes else None,
+            inventory.variables,
         )
         if unknown := sorted(offered.keys() - targets.keys()):
             raise StateError(f"{unknown[0]} is in the state that was offered, but not in this worker's script")
@@ -388,6 +393,7 @@ class ProtectedState:
                 put_object(name, thing, arrival.objects[name], in_place=False)
         if isinstance(arrival.modes, dict):
             self.modes.hear(arrival.modes)
+        self.variables.hear(arrival.variables)
         for moment in self._moments:
             moment.forget()
         self.state_at = arrival.step

@@ -1,0 +1,102 @@
+"""The variables of functions and modules under way, read and written from outside."""
+
+import ctypes
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from types import FrameType, FunctionType, MethodType
+
+_FAST = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_WRITES_THROUGH = sys.version_info >= (3, 13)
+"""Whether `frame.f_locals` of a function is a view of its variables (PEP 667), and not a copy of them."""
+
+_OURS = 4
+"""References to that copy: the frame's, two of ours, and the counter's. More: the script has called `locals()`."""
+
+
+class Namespace:
+    """The variables of one function call, with those of functions around it that it uses; or those of a module.
+
+    Args:
+        name: where it is, alike on all ranks.
+        frame: of the call.
+        module: the variables of its module instead.
+    """
+
+    def __init__(self, name: str, frame: FrameType, *, module: bool = False) -> None:
+        self.name, self.frame = name, frame
+        self._values = frame.f_globals if module else None
+
+    @property
+    def owner(self) -> object:
+        """What has the variables: two namespaces with the same are the same."""
+        return self.frame if self._values is None else self._values
+
+    def read(self) -> dict[str, object]:
+        """The variables that are bound."""
+        if self._values is not None:
+            return dict(self._values)
+        there = self.frame.f_locals
+        values = dict(there)
+        self._let_go(there)
+        return values
+
+    def write(self, values: Mapping[str, object]) -> None:
+        """Bind variables."""
+        if self._values is not None:
+            self._values.update(values)
+            return
+        there = self.frame.f_locals
+        there.update(values)
+        if not _WRITES_THROUGH and _is_fast(self.frame):
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.frame), ctypes.c_int(0))
+        self._let_go(there)
+
+    def _let_go(self, there: Mapping[str, object]) -> None:
+        """The copy that Python keeps with the frame would hold a step's tensors beyond their time."""
+        copied = not _WRITES_THROUGH and _is_fast(self.frame)
+        if copied and isinstance(there, dict) and sys.getrefcount(there) <= _OURS:
+            there.clear()
+
+
+def _is_fast(frame: FrameType) -> bool:
+    return frame.f_code.co_flags & _FAST == _FAST
+
+
+def namespaces(frames: Iterable[FrameType]) -> list[Namespace]:
+    """The variables of calls and of their modules, each once, innermost first; those of generators are left out."""
+    found: list[Namespace] = []
+    seen: set[int] = set()
+    names: dict[str, int] = {}
+
+    def add(name: str, frame: FrameType, *, module: bool) -> None:
+        again = names.get(name, 0)
+        names[name] = again + 1
+        found.append(Namespace(f"{name}#{again}" if again else name, frame, module=module))
+
+    for frame in frames:
+        code, variables = frame.f_code, frame.f_globals
+        # What a generator passes on it may have begun to count before the step, or after.
+        if _is_fast(frame) and not code.co_flags & _GENERATORS:
+            add(f"{code.co_qualname} ({variables.get('__name__')})", frame, module=False)
+        if id(variables) not in seen:
+            seen.add(id(variables))
+            add(f"module {variables.get('__name__')}", frame, module=True)
+    return found
+
+
+def names_used(functions: Iterable[object], modules: Iterable[Mapping[str, object]]) -> set[str]:
+    """The variables from outside that functions of these modules use, and the functions of these that they call."""
+    known = {id(module) for module in modules}
+    used: set[str] = set()
+    near = list(functions)
+    while near:
+        function = near.pop()
+        function = function.__func__ if isinstance(function, MethodType) else function
+        if not isinstance(function, FunctionType) or id(function.__globals__) not in known:
+            continue
+        names = {*function.__code__.co_names, *function.__code__.co_freevars} - used
+        used |= names
+        near += [function.__globals__[name] for name in names if name in function.__globals__]
+    return used

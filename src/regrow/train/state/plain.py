@@ -1,0 +1,181 @@
+"""Plain Python values as they were at one moment, and the way back to them. Pure.
+
+Plain are None, bool, int, float, complex, str, bytes, and lists, tuples, dictionaries, sets and deques of plain values.
+"""
+
+import operator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+LEAVES = 1_000
+"""A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
+_DEEP = 8
+_NUMBERS = frozenset({type(None), bool, int, float, complex})
+_NAMES = frozenset({int, str})
+ATOMS = _NUMBERS | {str, bytes}
+_MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
+_SEQUENCES = frozenset({list, deque, tuple})
+_SETS = frozenset({set, frozenset})
+PLAIN = ATOMS | _MAPPINGS | _SEQUENCES | _SETS
+"""Exact types: nothing of these runs code of the script's."""
+
+
+class NotPlain(Exception):
+    """A value holds something that is not plain, or itself."""
+
+
+class TooLarge(Exception):
+    """A value has more leaves than are followed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainCopy:
+    """A container, and what was in it.
+
+    Attributes:
+        thing: the container itself.
+        keys: of a mapping.
+        items: what was in it, containers as `PlainCopy`.
+    """
+
+    thing: object
+    keys: list[object]
+    items: list[object]
+
+
+def keep(value: object) -> object:
+    """What `put_back` needs. Raises `NotPlain` or `TooLarge`."""
+    kept, _ = _keep(value, LEAVES, 0)
+    return kept
+
+
+def _keep(value: object, room: int, depth: int) -> tuple[object, int]:
+    kind = type(value)
+    if kind in ATOMS:
+        room -= 1 + (len(cast(str, value)) // 64 if kind is str or kind is bytes else 0)
+        if room < 0:
+            raise TooLarge
+        return value, room
+    if kind not in PLAIN or depth >= _DEEP:
+        raise NotPlain
+    container = cast(list[object], value)
+    room -= 1
+    if len(container) > room:
+        raise TooLarge
+    keys: list[object] = []
+    items: list[object] = []
+    try:
+        if (flat := _flat(container, kind)) is not None:
+            return PlainCopy(value, *flat), room - len(container)
+        if kind in _MAPPINGS:
+            for key, item in cast(dict[object, object], value).items():
+                _, room = _keep(key, room, _DEEP - 1)
+                keys.append(key)
+                kept, room = _keep(item, room, depth + 1)
+                items.append(kept)
+        else:
+            for item in container:
+                kept, room = _keep(item, room, depth + 1)
+                items.append(kept)
+    except RuntimeError as error:  # another thread changes it right now
+        raise NotPlain from error
+    return PlainCopy(value, keys, items), room
+
+
+def _flat(container: list[object], kind: type) -> tuple[list[object], list[object]] | None:
+    """The keys and items of a container of numbers, at once; None where there may be anything else in it."""
+    if kind in _MAPPINGS:
+        mapping = cast(dict[object, object], container)
+        if _NAMES.issuperset(map(type, mapping)) and _NUMBERS.issuperset(map(type, mapping.values())):
+            return list(mapping), list(mapping.values())
+        return None
+    return ([], list(container)) if _NUMBERS.issuperset(map(type, container)) else None
+
+
+def put_back(kept: object) -> object:
+    """Make containers what they were, each in its place, so that whoever else holds them sees it; returns the value."""
+    if not isinstance(kept, PlainCopy):
+        return kept
+    items = [put_back(item) for item in kept.items]
+    _fill(kept.thing, kept.keys, items)
+    return kept.thing
+
+
+def _fill(thing: object, keys: list[object], items: list[object]) -> None:
+    kind = type(thing)
+    if kind in _MAPPINGS:
+        mapping = cast(dict[object, object], thing)
+        if not (_identical(list(mapping), keys) and _identical(list(mapping.values()), items)):
+            mapping.clear()
+            for key, item in zip(keys, items, strict=True):
+                mapping[key] = item
+    elif kind is set:
+        members = cast(set[object], thing)
+        if members != set(items):
+            members.clear()
+            members.update(items)
+    elif kind is list or kind is deque:
+        sequence = cast(list[object], thing)
+        if not _identical(list(sequence), items):
+            sequence.clear()
+            sequence.extend(items)
+
+
+def _identical(one: list[object], other: list[object]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def take_over(present: object, value: object, *, in_place: bool) -> object:
+    """What stands for a value that has arrived: the container that is here, made equal to it, or the value itself.
+
+    Args:
+        present: what is here; a `defaultdict` makes one of a dictionary.
+        in_place: the container stays, for it may be known elsewhere under other names.
+    """
+    value = _typed(present, value)
+    if not in_place or type(present) is not type(value) or type(value) in ATOMS:
+        return value
+    if type(value) in _MAPPINGS:
+        mapping = cast(dict[object, object], value)
+        _fill(present, list(mapping), list(mapping.values()))
+    elif type(value) in (tuple, frozenset):
+        return value
+    else:
+        _fill(present, [], list(cast(list[object], value)))
+    return present
+
+
+def _typed(like: object, value: object) -> object:
+    """A dictionary that has arrived with the factory of one that is here, and what is in it likewise."""
+    if type(value) is not dict or type(like) not in _MAPPINGS:
+        return value
+    here = cast(dict[object, object], like)
+    # A value that is not here is taken for one like the others.
+    another = next(iter(here.values()), None) if type(like) is defaultdict else None
+    items = {key: _typed(here.get(key, another), item) for key, item in value.items()}
+    return defaultdict(like.default_factory, items) if type(like) is defaultdict else items
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two kept values are equal in types and content, whichever containers hold it."""
+    if isinstance(one, PlainCopy) and isinstance(other, PlainCopy):
+        if _identical(one.items, other.items) and _identical(one.keys, other.keys):
+            return type(one.thing) is type(other.thing)
+        return (
+            type(one.thing) is type(other.thing)
+            and len(one.items) == len(other.items)
+            and all(map(same, one.keys, other.keys))
+            and all(map(same, one.items, other.items))
+        )
+    return type(one) is type(other) and (one is other or one == other or (one != one and other != other))
+
+
+def atoms(kept: object) -> Iterator[object]:
+    """The leaves of a kept value, without keys."""
+    if isinstance(kept, PlainCopy):
+        for item in kept.items:
+            yield from atoms(item)
+    else:
+        yield kept

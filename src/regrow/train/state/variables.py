@@ -1,0 +1,264 @@
+"""The script's own plain variables around its steps (`seen += 1`): put back with a step, handed to newcomers.
+
+They are those of the functions under way while the script asks for a step and enters it, and of their modules. A
+variable that holds anything but plain values, at either end of what is to be done with it, is left alone, and nothing
+here fails a training.
+"""
+
+import contextlib
+import functools
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Concatenate, ParamSpec
+
+from regrow.core.errors import StateError
+from regrow.hydration.codec import decode, encode
+from regrow.train.state.namespaces import Namespace, names_used, namespaces
+from regrow.train.state.plain import (
+    ATOMS,
+    LEAVES,
+    PLAIN,
+    NotPlain,
+    PlainCopy,
+    TooLarge,
+    atoms,
+    keep,
+    put_back,
+    same,
+    take_over,
+)
+
+P = ParamSpec("P")
+Values = dict[str, object]
+"""Of one namespace: what of its variables is kept, by name."""
+_FRAMES = 8
+_NAMES = 1_000
+"""So many calls, from the innermost, and so many variables of each of them and of its module are looked at."""
+_CONTAINERS = 64
+
+
+def _leaves_training_alone(
+    function: Callable[Concatenate["Variables", P], None],
+) -> Callable[Concatenate["Variables", P], None]:
+    """Whatever the script's variables make of this, its training goes on without them."""
+
+    @functools.wraps(function)
+    def run(self: "Variables", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001  what a script's variables may hold is not known
+            self.close()
+            self.notes.append(f"the script's own variables are not followed: {type(error).__name__}: {error}")
+
+    return run
+
+
+class Variables:
+    """The plain variables of one script."""
+
+    def __init__(self) -> None:
+        self._frames: Callable[[], list[FrameType]] | None = None
+        self._asking: dict[str, int] = {}
+        self._known: dict[str, int] = {}
+        self._first: dict[str, Values] = defaultdict(dict)
+        """How each was when it was seen for the first time."""
+        self._now: dict[str, Values] = {}
+        self._living: set[tuple[str, str]] = set()
+        """Those that were seen with two values."""
+        self._left: dict[str, bytes] | None = None
+        """What is told, once the script has left its loop."""
+        self._elsewhere: set[str] = set()
+        self._threads = 0
+        self._since = time.time(), time.monotonic()
+        self.notes: list[str] = []
+        """What people should know."""
+
+    # --- one step ----------------------------------------------------------------------------------------------
+
+    def follow(self, frames: Callable[[], list[FrameType]]) -> None:
+        """From now on: `frames` gives the script's calls under way, innermost first.
+
+        They are asked for each time: a call that is remembered keeps all that its variables hold, the steps too.
+        """
+        self._frames = frames
+
+    @_leaves_training_alone
+    def asks(self) -> None:
+        """The script asks for a step: what it is in now, and when it enters that step, counts."""
+        found = self._namespaces()
+        self._asking = {space.name: id(space.owner) for space in found}
+        self._known = self._known or self._asking
+        if self._threads != threading.active_count():
+            self._threads = threading.active_count()
+            self._elsewhere = names_used(_functions_elsewhere(), [space.frame.f_globals for space in found])
+
+    @_leaves_training_alone
+    def enters(self) -> None:
+        """The script enters the step that it has asked for."""
+        found = {space.name: id(space.owner) for space in self._namespaces()}
+        self._known = {name: owner for name, owner in self._asking.items() if found.get(name) == owner}
+
+    def _namespaces(self) -> list[Namespace]:
+        return namespaces(self._frames()[:_FRAMES]) if self._frames is not None else []
+
+    def _spaces(self) -> dict[str, Namespace]:
+        found = self._namespaces() if self._known else []
+        return {space.name: space for space in found if self._known.get(space.name) == id(space.owner)}
+
+    def take(self) -> dict[str, Values]:
+        """The variables as they are now."""
+        self._look()
+        return self._now
+
+    @_leaves_training_alone
+    def _look(self) -> None:
+        before, self._now = self._now, {}
+        for name, space in self._spaces().items():
+            values = self._now[name] = {}
+            first, former = self._first[name], before.get(name, {})
+            for key, value in self._read(space).items():
+                if type(value) not in ATOMS:
+                    try:
+                        value = keep(value)
+                    except NotPlain:
+                        continue
+                    except TooLarge:
+                        self._outgrown(space, key, former.get(key), value)
+                        continue
+                values[key] = value
+                known = first.setdefault(key, value)
+                if known is not value and (name, key) not in self._living and not same(known, value):
+                    self._living.add((name, key))
+
+    def _read(self, space: Namespace) -> Values:
+        found: Values = {}
+        containers = 0
+        for key, value in space.read().items():
+            if type(value) not in PLAIN or key.startswith("__") or key in self._elsewhere:
+                continue
+            containers += type(value) not in ATOMS
+            if containers <= _CONTAINERS or type(value) in ATOMS:
+                found[key] = value
+            if len(found) >= _NAMES:
+                break
+        return found
+
+    def _outgrown(self, space: Namespace, key: str, former: object, value: object) -> None:
+        if isinstance(former, PlainCopy) and former.thing is value:
+            self.notes.append(
+                f"`{key}` of {space.name} has grown beyond {LEAVES:,} values and is not followed any more: a rank that "
+                "is replaced begins it anew; what must survive belongs into an object with state_dict, given to protect"
+            )
+
+    @_leaves_training_alone
+    def put_back(self, then: Mapping[str, Values]) -> None:
+        """Make the variables what they were; containers in their place."""
+        spaces = self._spaces() if then else {}
+        for name, values in then.items():
+            space = spaces.get(name)
+            if space is None:
+                continue
+            now, changed = space.read(), {}
+            for key, kept in values.items():
+                present = now.get(key)
+                if type(present) not in PLAIN or key in self._elsewhere:
+                    continue
+                if isinstance(kept, PlainCopy):
+                    try:
+                        keep(kept.thing)
+                    except (NotPlain, TooLarge):
+                        continue
+                value = put_back(kept)
+                if value is not present or key not in now:
+                    changed[key] = value
+            if changed:
+                space.write(changed)
+
+    # --- as others read and receive them -----------------------------------------------------------------------
+
+    def told(self) -> dict[str, bytes]:
+        """The variables that change, as they are now, each with how it is to be taken over."""
+        if self._left is not None:
+            return self._left
+        told: dict[str, bytes] = {}
+        self._look()
+        self._tell(told)
+        return told
+
+    @_leaves_training_alone
+    def _tell(self, told: dict[str, bytes]) -> None:
+        for name, key in sorted(self._living):
+            values = self._now.get(name, {})
+            # What was heard of and was not bound here before has no first value.
+            self._first[name].setdefault(key, None)
+            if key not in values or any(map(self._tells_time, atoms(values[key]))):
+                continue
+            kept, first = values[key], self._first[name][key]
+            value = kept.thing if isinstance(kept, PlainCopy) else kept
+            in_place = isinstance(first, PlainCopy) and first.thing is value
+            with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
+                keep(value)
+                told[f"{name}\n{key}"] = encode([in_place, value])
+
+    def _tells_time(self, value: object) -> bool:
+        """Whether this may be what a clock has said since the loop began: that of another process means nothing here.
+
+        In seconds or nanoseconds.
+        """
+        if type(value) is not float and type(value) is not int:
+            return False
+        number = float(value) if abs(value) < 1e300 else 0.0
+        until = time.time(), time.monotonic()
+        return any(a <= each <= b for each in (number, number / 1e9) for a, b in zip(self._since, until, strict=True))
+
+    @_leaves_training_alone
+    def hear(self, told: Mapping[str, bytes]) -> None:
+        """Take over what others have told."""
+        if self._left is not None:
+            self._left = dict(told)
+        changed: dict[str, Values] = defaultdict(dict)
+        spaces = self._spaces() if told else {}
+        now = {name: space.read() for name, space in spaces.items()}
+        for place, data in told.items():
+            name, _, key = place.partition("\n")
+            if name not in now or key in self._elsewhere:
+                continue
+            present = now[name].get(key)
+            in_place, value = _decoded(data)
+            if type(present) not in PLAIN or type(value) not in PLAIN:
+                continue
+            self._living.add((name, key))
+            changed[name][key] = take_over(present, value, in_place=in_place)
+        for name, values in changed.items():
+            spaces[name].write(values)
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The script leaves its loop: what is told from now on is how the variables are now."""
+        self._left = self.told()
+        self.close()
+
+    def close(self) -> None:
+        """The script's calls are followed no more."""
+        self._frames, self._now = None, {}
+        self._first.clear()
+
+
+def _decoded(data: bytes) -> tuple[bool, object]:
+    match decode(data):
+        case [bool(in_place), value]:
+            return in_place, value
+    raise StateError("what was told of a variable is not a value")
+
+
+def _functions_elsewhere() -> Iterator[object]:
+    """What of the script runs at any time: handlers of signals, and threads. Variables that these use are their own."""
+    for number in signal.valid_signals():
+        yield signal.getsignal(number)
+    for thread in threading.enumerate():
+        yield getattr(thread, "_target", None)

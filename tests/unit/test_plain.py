@@ -1,0 +1,119 @@
+"""Plain values: what is kept of them, what is the same, and how they come back."""
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import pytest
+import torch
+
+from regrow.hydration.codec import decode, encode
+from regrow.train.state.plain import LEAVES, NotPlain, TooLarge, keep, put_back, same, take_over
+
+NAN = float("nan")
+
+
+def a_list_of_itself() -> list[Any]:
+    made: list[Any] = [1]
+    made += [made] * 900
+    return made
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.zeros(1), [torch.zeros(1)], {"a": object()}, {object(): 1}, len, pytest, {"a": [lambda: 0]}, range(3)],
+)
+def test_what_is_not_plain_is_not_kept(value: Any) -> None:
+    with pytest.raises(NotPlain):
+        keep(value)
+
+
+@pytest.mark.parametrize(
+    "value", [[0] * (LEAVES + 1), {"a": [[0] * 500, [0] * 501]}, "x" * 100_000, [[]] * 2000, a_list_of_itself()]
+)
+def test_what_is_large_or_holds_itself_is_not_kept(value: Any) -> None:
+    with pytest.raises((TooLarge, NotPlain)):
+        keep(value)
+
+
+def test_containers_come_back_in_their_place_at_every_depth() -> None:
+    inner: list[int] = [1, 2]
+    window: deque[float] = deque([0.5], maxlen=3)
+    counts = Counter("aab")
+    tree = {"inner": inner, "window": window, "counts": counts, "pair": (inner, {3}), "n": 1, "gone": None}
+    before = keep(tree)
+    inner.append(3)
+    window.extend([1.0, 2.0, 3.0])
+    counts["c"] += 1
+    tree["inner"] = [9]
+    tree["new"] = 5
+    del tree["gone"]
+    assert put_back(before) is tree
+    assert tree["inner"] is inner and inner == [1, 2]
+    assert tree["window"] is window and list(window) == [0.5] and window.maxlen == 3
+    assert counts == Counter("aab") and list(tree) == ["inner", "window", "counts", "pair", "n", "gone"]
+
+
+def test_what_has_not_changed_is_not_written_to() -> None:
+    class Watched(Exception):
+        pass
+
+    there = {"a": [1, 2], "b": {3, 4}}
+    seen = iter(there["a"])
+    assert put_back(keep(there)) is there
+    assert next(seen) == 1  # a cleared list would have ended it
+    for _ in there:
+        put_back(keep(there))  # a changed dictionary would end this loop with an error
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (1, 1, True),
+        (1, True, False),
+        (1, 1.0, False),
+        (NAN, float("nan"), True),
+        ([1, [2]], [1, [2]], True),
+        ([1, [2]], [1, [3]], False),
+        ([1], (1,), False),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({"a": 1}, {"b": 1}, False),
+        (None, 0, False),
+    ],
+)
+def test_values_are_the_same_in_type_and_content(one: Any, other: Any, alike: bool) -> None:
+    assert same(keep(one), keep(other)) is alike
+
+
+@pytest.mark.parametrize(
+    ("present", "arrived"),
+    [
+        ([1], [1, 2, 3]),
+        ({"a": 1}, {"b": [2]}),
+        ({1}, {2, 3}),
+        (deque([1], maxlen=2), deque([2, 3], maxlen=2)),
+        (Counter("a"), Counter("bb")),
+        (OrderedDict(a=1), OrderedDict(b=2)),
+    ],
+)
+def test_what_arrives_is_taken_over_in_place_or_instead(present: Any, arrived: Any) -> None:
+    sent = decode(encode(arrived))
+    other = take_over(present, sent, in_place=False)
+    assert other is not present and other == arrived != present and type(other) is type(arrived)
+    assert take_over(present, sent, in_place=True) is present
+    assert present == arrived and type(present) is type(arrived)
+
+
+def test_a_default_of_missing_keys_is_that_of_what_is_here() -> None:
+    nested: defaultdict[str, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    nested["a"]["x"].append(1)
+    arrived = decode(encode({"a": {"x": [1, 2]}, "b": {"y": [3]}}))
+    taken: Any = take_over(nested, arrived, in_place=True)
+    assert taken is nested
+    taken["b"]["z"].append(4)
+    taken["c"]["z"].append(5)
+    assert taken == {"a": {"x": [1, 2]}, "b": {"y": [3], "z": [4]}, "c": {"z": [5]}}
+
+
+def test_a_deque_travels_with_its_bound() -> None:
+    sent = decode(encode({"losses": deque([1.0, 2.0], maxlen=2)}))
+    assert isinstance(sent, dict) and sent["losses"] == deque([1.0, 2.0]) and sent["losses"].maxlen == 2
