@@ -10,7 +10,6 @@ from typing import Any
 
 HABITS: dict[str, "Habit"] = {}
 OPEN: dict[str, str] = {
-    "epochs_by_groupby": "its evaluation runs when the next step has begun, where no fault can be struck on demand",
     "early_stopping_unguarded": "a step that must run again ends the loop of its rank, and so the job",
 }
 """What does not hold yet, and why."""

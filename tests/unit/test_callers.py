@@ -47,7 +47,8 @@ def through_a_generator(steps: Iterator[int]) -> Iterator[int]:
         (lambda steps: steps, ""),
         (lambda steps: tqdm(steps, disable=True), ""),
         (lambda steps: map(str, steps), ""),
-        (lambda steps: itertools.groupby(steps, lambda number: number // 2), ""),
+        (lambda steps: itertools.groupby(steps, lambda number: number // 2), "itertools.groupby(...)"),
+        (itertools.pairwise, "itertools.pairwise(...)"),
         (lambda steps: filter(None, steps), ""),
     ],
 )

@@ -17,7 +17,11 @@ _COUNT: dict[type, str] = {
     zip: "zip(...)",
     itertools.islice: "itertools.islice(...)",
     itertools.zip_longest: "itertools.zip_longest(...)",
+    itertools.groupby: "itertools.groupby(...)",
+    itertools.pairwise: "itertools.pairwise(...)",
 }
+READ_AHEAD = frozenset({_COUNT[itertools.groupby], _COUNT[itertools.pairwise]})
+"""These ask for the next step while the script has still to do what follows the last one."""
 _PASS_ON: tuple[type, ...] = (
     tuple,  # in which zip and chain keep theirs
     map,

@@ -11,7 +11,7 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
 from regrow.core.wire import MAX_FRAME_BYTES
 from regrow.train.loop_context import LoopContext
-from regrow.train.rehearsal.callers import counted_by, script_frames
+from regrow.train.rehearsal.callers import READ_AHEAD, counted_by, script_frames
 from regrow.train.rehearsal.leftover_gradients import Leftovers
 from regrow.train.rehearsal.unprotected_changes import Unprotected
 from regrow.train.state.protected import ProtectedState
@@ -125,6 +125,13 @@ class Rehearsal:
     @staticmethod
     def _refuse_counters(steps: object) -> None:
         counter = counted_by(steps)
+        if counter in READ_AHEAD:
+            raise UsageError(
+                f"{counter} asks for the next step before the script has done what follows the last one: that would "
+                "run when the next step has begun, and could not be run again after a fault",
+                hint="make one flat loop, with step.number // length for the epoch; what an epoch ends with stands "
+                "behind `if (step.number + 1) % length == 0`",
+            )
         if counter:
             raise UsageError(
                 f"{counter} counts what session.steps gives, the rehearsal too, and in a rank that is replaced it "
