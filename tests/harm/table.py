@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HABITS: dict[str, "Habit"] = {}
-OPEN: dict[str, str] = {
-    "early_stopping_unguarded": "a step that must run again ends the loop of its rank, and so the job",
-}
+OPEN: dict[str, str] = {}
 """What does not hold yet, and why."""
 Run = Callable[..., Mapping[str, Any]]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regrow.hydration.codec import decode, encode
-from regrow.train.state.plain import LEAVES, NotPlain, TooLarge, keep, put_back, same, take_over
+from regrow.train.state.plain import LEAVES, NotPlain, TooLarge, copied, keep, put_back, same, take_over
 
 NAN = float("nan")
 
@@ -51,6 +51,17 @@ def test_containers_come_back_in_their_place_at_every_depth() -> None:
     assert tree["inner"] is inner and inner == [1, 2]
     assert tree["window"] is window and list(window) == [0.5] and window.maxlen == 3
     assert counts == Counter("aab") and list(tree) == ["inner", "window", "counts", "pair", "n", "gone"]
+
+
+@pytest.mark.parametrize(
+    "value", [[1, [2]], {"a": (1, {2})}, deque([1, [2]], maxlen=3), Counter("ab"), OrderedDict(b=1, a=frozenset({3}))]
+)
+def test_a_copy_is_equal_and_shares_no_container(value: Any) -> None:
+    kept = keep(value)
+    made: Any = copied(kept)
+    assert made == value and type(made) is type(value) and made is not value
+    value.clear()
+    assert made and copied(kept) == made
 
 
 def test_what_has_not_changed_is_not_written_to() -> None:

@@ -207,6 +207,31 @@ def test_what_others_have_told_is_taken_over_by_a_newcomer() -> None:
     assert train(here, 1) == [3, [0.0, 1.0, 2.0, 3.0], 3, True]
 
 
+def counted(steps: Steps, body: Callable[[int], None]) -> int:
+    seen = 0
+    for number in steps:
+        seen += 1
+        body(number)
+    return seen
+
+
+def test_what_a_script_does_after_a_step_of_the_others_it_does_with_its_own_until_it_asks_again() -> None:
+    there, here = Steps(3), Steps(2)
+    counted(there, lambda number: None)
+    found: list[dict[str, Any]] = []
+
+    def body(number: int) -> None:
+        if number == 0:
+            here.variables.hear(there.told)
+            found.append(here.variables.take())
+            here.variables.postpone()
+            found.append(here.variables.take())
+
+    here.at[1] = lambda: here.variables.put_back(found[0])
+    assert counted(here, body) == 3 + 1
+    assert [next(values["seen"] for values in each.values() if "seen" in values) for each in found] == [3, 1]
+
+
 def test_what_differs_between_those_who_have_it_is_not_handed_over() -> None:
     one, other, here = Steps(3), Steps(3), Steps(2)
     train(one, 3)
@@ -223,12 +248,34 @@ def test_what_is_told_at_the_end_of_the_loop_stays_so() -> None:
     for _ in steps:
         seen += 1  # noqa: SIM113
         if seen == 3:
-            steps.variables.leave()
+            steps.variables.leave(over=True)
             break
     told = steps.variables.told()
-    assert "seen" in names(told)
+    assert {"seen", ""} <= {*names(told), ""} and "" in told
     seen = 99
     assert steps.variables.told() == told
+    steps.variables.put_back(steps.taken[1])
+    assert steps.variables.told() != told and "" not in steps.variables.told()
+    steps.variables.put_back({})
+    assert steps.variables.told() == told
+
+
+def test_who_hears_of_a_loop_that_was_left_has_no_step_left_and_says_so_to_others() -> None:
+    there, here, third = Variables(), Variables(), Variables()
+    there.leave(over=True)
+    here.hear(there.told())
+    assert here.over
+    third.hear(here.told())
+    assert third.over
+    third.hear({})  # an older state than that
+    assert not third.over
+
+
+def test_who_has_left_a_loop_whose_step_must_run_again_does_not_say_that_it_is_over() -> None:
+    there, here = Variables(), Variables()
+    there.leave(over=False)
+    here.hear(there.told())
+    assert not here.over
 
 
 def test_nothing_of_the_script_is_held_beyond_its_time() -> None:

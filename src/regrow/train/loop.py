@@ -98,8 +98,8 @@ class StepLoop:
             self._looping = True
             if not (yield from self.replay()):
                 self.recover()
-            while member.step < until or not self.ends():
-                self._latest = self.prepare() if member.step < until else None
+            while (more := member.step < until and not self._others_left) or not self.ends():
+                self._latest = self.prepare() if more else None
                 if self._latest is not None:
                     self._at_boundary = False
                     self._rehearsal.watch_first_steps()
@@ -110,7 +110,7 @@ class StepLoop:
             # The script left the loop early. It may be unwinding an error, so the others are waited for at its exit.
             self._looping = False
             self._end_between()
-            self.standing.protected().variables.leave()
+            self.standing.protected().variables.leave(over=self._latest is not None and self._latest.committed)
             if not self._left:
                 atexit.register(self.finish)
             raise
@@ -316,6 +316,11 @@ class StepLoop:
     # --- small things ------------------------------------------------------------------------------------------
 
     @property
+    def _others_left(self) -> bool:
+        """Whether those who gave this worker its state had left their loop with it: there is no step after it."""
+        return self.standing.protected().variables.over
+
+    @property
     def runs_again(self) -> bool:
         """Whether the step whose body has just ended did not happen."""
         return self._latest is not None and not self._latest.committed
@@ -348,7 +353,7 @@ class StepLoop:
         """The last step is done: wait for the others; False: a new membership stands, perhaps at an earlier step."""
         self._looping = False
         self._announcing.send()
-        ended = not self.recover_if_halted() and self.agrees(last=True)
+        ended = not self.recover_if_halted() and self.agrees(last=not self._others_left)
         if ended and not self.member.waiting.finish():
             self.recover()
             ended = False

@@ -16,6 +16,7 @@ from regrow.train.state.audit import Habits, Look, ScriptPart, changed
 from regrow.train.state.looking import Looker
 from regrow.train.state.modes import Modes, Place
 from regrow.train.state.moment import Moment, Scope
+from regrow.train.state.variables import Variables
 
 _ATTRIBUTES_EVERY = 100
 _LEARNT_AFTER = 2
@@ -26,6 +27,7 @@ class RememberedState(Protocol):
     """Protected state, as far as moments of it can be remembered and compared."""
 
     modes: Modes
+    variables: Variables
     looker: Looker
     habits: Habits
 
@@ -88,6 +90,7 @@ class Between:
         self._committed_at, self._before = NO_STATE, None
         closely = self._steps < _LEARNT_AFTER
         self._mark.take(self._looker.large() if closely else self._known() | self._looker.likely())
+        self._state.variables.postpone()
         # By digests: weights that are exchanged for an evaluation and put back are no change.
         self._marked, self._closely = self._looker.look(closely=True), True
 

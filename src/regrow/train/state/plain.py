@@ -103,6 +103,23 @@ def put_back(kept: object) -> object:
     return kept.thing
 
 
+def copied(kept: object) -> object:
+    """A value as it was kept, in containers of its own; a `defaultdict` as a dictionary."""
+    if not isinstance(kept, PlainCopy):
+        return kept
+    items = [copied(item) for item in kept.items]
+    kind = type(kept.thing)
+    if kind in _MAPPINGS:
+        made: dict[object, object] = OrderedDict() if kind is OrderedDict else {}
+        made = cast(dict[object, object], Counter()) if kind is Counter else made
+        for key, item in zip(kept.keys, items, strict=True):
+            made[key] = item
+        return made
+    if isinstance(kept.thing, deque):
+        return deque(items, maxlen=kept.thing.maxlen)
+    return tuple(items) if kind is tuple else items if kind is list else (set if kind is set else frozenset)(items)
+
+
 def _fill(thing: object, keys: list[object], items: list[object]) -> None:
     kind = type(thing)
     if kind in _MAPPINGS:

@@ -26,6 +26,7 @@ from regrow.train.state.plain import (
     PlainCopy,
     TooLarge,
     atoms,
+    copied,
     keep,
     put_back,
     same,
@@ -39,6 +40,9 @@ _FRAMES = 8
 _NAMES = 1_000
 """So many calls, from the innermost, and so many variables of each of them and of its module are looked at."""
 _CONTAINERS = 64
+_MISSING = object()
+_OVER = ""
+"""Told in the place of a variable by who has left the loop."""
 
 
 def _leaves_training_alone(
@@ -62,6 +66,8 @@ class Variables:
 
     def __init__(self) -> None:
         self._frames: Callable[[], list[FrameType]] | None = None
+        self._unheard: dict[str, Values] = {}
+        """How the variables were before others told of theirs, while the script asks for no step."""
         self._asking: dict[str, int] = {}
         self._known: dict[str, int] = {}
         self._first: dict[str, Values] = defaultdict(dict)
@@ -71,6 +77,10 @@ class Variables:
         """Those that were seen with two values."""
         self._left: dict[str, bytes] | None = None
         """What is told, once the script has left its loop."""
+        self._instead: dict[str, bytes] | None = None
+        """What is told meanwhile: how it was at an earlier moment."""
+        self.over = False
+        """Whether the script, or the others' when they told of it, has left its loop, so that no step follows."""
         self._elsewhere: set[str] = set()
         self._threads = 0
         self._since = time.time(), time.monotonic()
@@ -89,6 +99,7 @@ class Variables:
     @_leaves_training_alone
     def asks(self) -> None:
         """The script asks for a step: what it is in now, and when it enters that step, counts."""
+        self._unheard = {}
         found = self._namespaces()
         self._asking = {space.name: id(space.owner) for space in found}
         self._known = self._known or self._asking
@@ -157,6 +168,8 @@ class Variables:
     @_leaves_training_alone
     def put_back(self, then: Mapping[str, Values]) -> None:
         """Make the variables what they were; containers in their place."""
+        if self._left is not None:
+            self._instead = self._encoded(then) if then else None
         spaces = self._spaces() if then else {}
         for name, values in then.items():
             space = spaces.get(name)
@@ -178,28 +191,36 @@ class Variables:
             if changed:
                 space.write(changed)
 
+    def postpone(self) -> None:
+        """What was heard has in it what the script still does after its step: it does that with its own until then."""
+        own, self._unheard = self._unheard, {}
+        self.put_back(own)
+
     # --- as others read and receive them -----------------------------------------------------------------------
 
     def told(self) -> dict[str, bytes]:
         """The variables that change, as they are now, each with how it is to be taken over."""
         if self._left is not None:
-            return self._left
+            return self._left if self._instead is None else self._instead
+        return self._encoded(self.take()) | self._mark
+
+    @property
+    def _mark(self) -> dict[str, bytes]:
+        return {_OVER: b""} if self.over else {}
+
+    def _encoded(self, values: Mapping[str, Values]) -> dict[str, bytes]:
         told: dict[str, bytes] = {}
-        self._look()
-        self._tell(told)
+        self._encode(values, told)
         return told
 
     @_leaves_training_alone
-    def _tell(self, told: dict[str, bytes]) -> None:
+    def _encode(self, values: Mapping[str, Values], told: dict[str, bytes]) -> None:
         for name, key in sorted(self._living):
-            values = self._now.get(name, {})
-            # What was heard of and was not bound here before has no first value.
-            self._first[name].setdefault(key, None)
-            if key not in values or any(map(self._tells_time, atoms(values[key]))):
+            kept, first = values.get(name, {}).get(key, _MISSING), self._first[name].get(key)
+            if kept is _MISSING or any(map(self._tells_time, atoms(kept))):
                 continue
-            kept, first = values[key], self._first[name][key]
-            value = kept.thing if isinstance(kept, PlainCopy) else kept
-            in_place = isinstance(first, PlainCopy) and first.thing is value
+            value = copied(kept)
+            in_place = isinstance(first, PlainCopy) and isinstance(kept, PlainCopy) and first.thing is kept.thing
             with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
                 keep(value)
                 told[f"{name}\n{key}"] = encode([in_place, value])
@@ -218,14 +239,17 @@ class Variables:
     @_leaves_training_alone
     def hear(self, told: Mapping[str, bytes]) -> None:
         """Take over what others have told."""
-        if self._left is not None:
-            self._left = dict(told)
+        self._unheard = self.take()
+        if self._left is None:
+            self.over = _OVER in told
+        else:
+            self._left = dict(told) | self._mark
         changed: dict[str, Values] = defaultdict(dict)
         spaces = self._spaces() if told else {}
         now = {name: space.read() for name, space in spaces.items()}
         for place, data in told.items():
             name, _, key = place.partition("\n")
-            if name not in now or key in self._elsewhere:
+            if place == _OVER or name not in now or key in self._elsewhere:
                 continue
             present = now[name].get(key)
             in_place, value = _decoded(data)
@@ -238,15 +262,19 @@ class Variables:
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
-        """The script leaves its loop: what is told from now on is how the variables are now."""
-        self._left = self.told()
+    def leave(self, *, over: bool) -> None:
+        """The script leaves its loop: what is told from now on is how the variables are now.
+
+        Args:
+            over: after a step that has happened, so that none follows.
+        """
+        self.over = self.over or over
+        self._left = self.told() | self._mark
         self.close()
 
     def close(self) -> None:
         """The script's calls are followed no more."""
         self._frames, self._now = None, {}
-        self._first.clear()
 
 
 def _decoded(data: bytes) -> tuple[bool, object]:
