@@ -29,6 +29,8 @@ class _Unsent(NamedTuple):
     adopted: bool
     read: BatchRecord | None
     parts: list[BatchRecord]
+    inside: frozenset[str]
+    """The numbers that its body has logged."""
 
 
 class Announcing:
@@ -41,6 +43,7 @@ class Announcing:
     def __init__(self, member: Participation) -> None:
         self._member = member
         self._unsent: _Unsent | None = None
+        self._last: dict[str, float] = {}
 
     def logged(self, step: Step, batches: Batches | None) -> None:
         """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
@@ -63,14 +66,16 @@ class Announcing:
         """
         now, generation = time.monotonic(), Generation(self._member.generation)
         read, parts = (batches.record(step.number), batches.parts(step.number)) if batches else (None, [])
-        self._unsent = _Unsent(step, now, now - begun_at, generation, adopted, read, parts)
+        inside = frozenset(step.staged)
+        self._unsent = _Unsent(step, now, now - begun_at, generation, adopted, read, parts, inside)
 
     def send(self) -> None:
         """Say what has not been said."""
         if self._unsent is None:
             return
         unsent, self._unsent = self._unsent, None
-        number, numbers = unsent.step.number, unsent.step.numbers()
+        number, numbers = unsent.step.number, self._own(unsent)
+        self._last = numbers
         self._member.send(
             WorkerCommitted(
                 self._member.worker,
@@ -86,3 +91,14 @@ class Announcing:
             )
         )
         _log.info("step %d: %s", number, numbers)
+
+    def _own(self, unsent: _Unsent) -> dict[str, float]:
+        """The numbers of this step, and none of the one before.
+
+        The body of an adopted step was cut off, perhaps before it had assigned what is logged behind it: then that is
+        what the last step has left. A number missing is better than a wrong one.
+        """
+        numbers = unsent.step.numbers()
+        if not unsent.adopted:
+            return numbers
+        return {name: n for name, n in numbers.items() if name in unsent.inside or n != self._last.get(name)}
