@@ -49,3 +49,10 @@ def test_the_way_into_the_code_is_short() -> None:
     glossary = text.partition("## Glossary")[2]
     assert len(text.splitlines()) <= 150
     assert 10 <= len(re.findall(r"^\| ", glossary, re.M)) - 2 <= 30
+
+
+def test_every_decision_says_whether_it_is_in_force() -> None:
+    decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert len(decisions) > 30
+    third = {path.name: path.read_text(encoding="utf-8").split("\n")[2] for path in decisions}
+    assert [name for name, line in third.items() if not line.startswith("Status: ")] == []
