@@ -12,7 +12,7 @@ slow resolver does not count, it is told to give up at once.
 
 **The store alone**, up to 4,096 ranks, 8 a node. Each rank does what a rendezvous does: it reads one key that rank 0
 writes (an NCCL id), writes its address and reads those of its two neighbours, and passes a barrier (add, wait).
-regrow's agents are the real ones (`regrow.agent.store.node`) with messages passed in memory and counted: requests,
+regrow's agents are the real ones (`agent/store/store_node.py`) with messages passed in memory and counted: requests,
 connections and bytes at the busiest agent, its own workers' included. TCPStore's server is its own busiest node; what
 each call costs it is measured at the real one through a proxy that counts, and multiplied by the number of calls. That
 this is right is checked with 16 real clients, whose bytes must come out the same.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from forking import PER_NODE, Failed
 from torch._C._distributed_c10d import TCPStore
 
-from regrow.agent.store.node import StoreNode
+from regrow.agent.store.store_node import StoreNode
 from regrow.core.ids import Generation, Seconds
 from regrow.core.messages.store import (
     StoreAdd,

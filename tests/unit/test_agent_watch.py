@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from regrow.agent.workers.evidence import Evidence
-from regrow.agent.workers.watch import BoardView, Watcher
+from regrow.agent.workers.progress_watch import BoardView, Watcher
 from regrow.core.board import BoardReading, Flight
 from regrow.core.ids import NodeId, WorkerId
 from regrow.core.messages.sights import NodeSeen, WorkerSight

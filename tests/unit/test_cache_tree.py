@@ -407,7 +407,7 @@ def test_every_cut_of_a_tree_is_refused() -> None:
 def test_a_tensor_beyond_the_payload_is_refused(at: int) -> None:
     import msgspec
 
-    from regrow.data.cache.nodes import TensorNode
+    from regrow.data.cache.tree_nodes import TensorNode
 
     tree = msgspec.msgpack.encode(TensorNode(0, at, "float32", [4], [], False))
     with pytest.raises(ValueError):

@@ -8,7 +8,7 @@ import torch
 
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages import FaultHow, FaultSpec, FaultStage
-from regrow.train.worker.faults import FaultInjector
+from regrow.train.worker.fault_injection import FaultInjector
 
 
 def injector(model: torch.nn.Module) -> FaultInjector:

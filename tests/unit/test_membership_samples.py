@@ -9,7 +9,7 @@ from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.messages import FenceWorker, HaltGeneration
 from regrow.core.messages.replicas import StateSampled
 from regrow.core.records import ReplicasDiverged
-from regrow.membership.samples import Samples, compare
+from regrow.membership.replica_digests import Samples, compare
 from regrow.train.worker.cost_interval import CostInterval
 
 

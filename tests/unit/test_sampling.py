@@ -10,7 +10,7 @@ from regrow.core.ids import StepNo
 from regrow.core.messages import Member, WorkerNoted
 from regrow.core.messages.replicas import StateSampled
 from regrow.train.state.protected import ProtectedState
-from regrow.train.worker.sampling import Sampler, digests
+from regrow.train.worker.replica_digests import Sampler, digests
 
 
 class Notes:

@@ -11,7 +11,7 @@ from regrow.core.ids import NO_STATE, StepNo
 from regrow.train.state.fingerprints import BLOCK_BYTES, blocks, digest_blocks, distance, fingerprint, keep
 from regrow.train.state.protected import ProtectedState
 from regrow.train.state.verified import VerifiedCopy
-from regrow.train.worker.faults import flip_bit
+from regrow.train.worker.fault_injection import flip_bit
 
 NOTHING: frozenset[str] = frozenset()
 

@@ -24,7 +24,7 @@ from regrow.agent.worker_facts import WorkerFactRelay
 from regrow.agent.workers.environment import SpawnRequests, one_thread_each, path_entry
 from regrow.agent.workers.evidence import evidence
 from regrow.agent.workers.fencing import end_children, kill_sessions, sweep_orphans
-from regrow.agent.workers.watch import BoardView, Watcher
+from regrow.agent.workers.progress_watch import BoardView, Watcher
 from regrow.agent.workers.worker import Worker
 from regrow.agent.workers.zygote_client import ZygoteClient
 from regrow.agent.workers.zygote_messages import SpawnRequest

@@ -7,8 +7,8 @@ from regrow.core.exit_codes import exit_text
 from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import ErrorReport
 from regrow.membership.recovery_point import Uncovered
+from regrow.membership.replica_digests import Divergence
 from regrow.membership.roster import WorkerRecord
-from regrow.membership.samples import Divergence
 from regrow.membership.scaling import Weighed
 
 

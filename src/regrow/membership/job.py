@@ -6,7 +6,7 @@ from regrow.core.ids import Generation, Instant, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import FaultSpec, Role
 from regrow.membership import scaling
-from regrow.membership.faults import FaultPlan, ScriptErrors
+from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
 from regrow.membership.job_state import JobState
 from regrow.membership.orders import Orders

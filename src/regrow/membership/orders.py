@@ -23,7 +23,7 @@ from regrow.core.messages import (
     WorldChange,
 )
 from regrow.core.messages.copies import CopySource, CopyStreamEnded, PlaceCopies, ReportCopies
-from regrow.membership.faults import FaultPlan
+from regrow.membership.fault_plan import FaultPlan
 from regrow.membership.recovery_point import CopyHolder, Start
 from regrow.membership.roster import IN_GENERATION, NodeRecord, Roster, Seat, Stage, WorkerRecord
 

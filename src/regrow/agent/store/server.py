@@ -12,8 +12,8 @@ from typing import Self
 
 import msgspec
 
-from regrow.agent.store.node import StoreNode
 from regrow.agent.store.peers import PeerLinks
+from regrow.agent.store.store_node import StoreNode
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Seconds

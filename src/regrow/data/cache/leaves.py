@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from regrow.data.cache.layout import Bytes
-from regrow.data.cache.nodes import ArrayNode, NotCacheable, TensorNode
+from regrow.data.cache.tree_nodes import ArrayNode, NotCacheable, TensorNode
 
 _DTYPES = {
     name: dtype

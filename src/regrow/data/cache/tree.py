@@ -27,7 +27,7 @@ from regrow.data.cache.leaves import (
     tensor_bytes,
     tensor_dtype,
 )
-from regrow.data.cache.nodes import (
+from regrow.data.cache.tree_nodes import (
     ArrayNode,
     BigIntNode,
     BytesNode,

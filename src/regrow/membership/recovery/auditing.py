@@ -10,8 +10,8 @@ from regrow.membership import diagnosis as say
 from regrow.membership.incident import CORRUPTION
 from regrow.membership.job import Job
 from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.replica_digests import Divergence, Samples, compare
 from regrow.membership.roster import Stage, WorkerRecord
-from regrow.membership.samples import Divergence, Samples, compare
 
 
 class Auditor:

@@ -16,7 +16,7 @@ from regrow.membership.held_copies import HeldCopies
 from regrow.membership.incident import Budget
 from regrow.membership.job import Job
 from regrow.membership.recovery import proof_of_life
-from regrow.membership.recovery.losses import Losses
+from regrow.membership.recovery.lost_state import Losses
 from regrow.membership.recovery.standbys import ATTEMPTS, Standbys
 from regrow.membership.roster import BUILDING, Seat, Stage, WorkerRecord
 from regrow.membership.states import Building, Mending, Restarting

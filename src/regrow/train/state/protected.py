@@ -16,11 +16,11 @@ from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.shards import box_of, local
 from regrow.train.state.audit import Habits, Look, ScriptPart, changed
 from regrow.train.state.between import Between
+from regrow.train.state.hydration_targets import owner_of, put_optimizer, shape_of, sizes, target
 from regrow.train.state.looking import Looker
 from regrow.train.state.modes import Modes
 from regrow.train.state.moment import Moment, Scope, put_object, settings
 from regrow.train.state.naming import ProtectedObjects, roster, unwrapped
-from regrow.train.state.receiving import owner_of, put_optimizer, shape_of, sizes, target
 from regrow.train.state.rollback import Undo
 from regrow.train.state.variables import Variables
 

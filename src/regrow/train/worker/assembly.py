@@ -18,9 +18,9 @@ from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.accelerator import Accelerator
 from regrow.train.worker.comparison import Comparison
 from regrow.train.worker.control import Control
-from regrow.train.worker.faults import FaultInjector
+from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.recovery import Recovery
-from regrow.train.worker.sampling import Sampler
+from regrow.train.worker.replica_digests import Sampler
 
 
 @dataclass

@@ -12,7 +12,7 @@ from regrow.core.phase import Phase
 from regrow.step.machine import Committed
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.control import Control
-from regrow.train.worker.faults import FaultInjector
+from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.fetching import Fetching
 from regrow.train.worker.interrupt import ForwardInterrupt
 from regrow.train.worker.recovery import Recovery

@@ -26,8 +26,8 @@ from regrow.train.state.staged import StagedState
 from regrow.train.worker.accelerator import Accelerator
 from regrow.train.worker.comparison import Comparison
 from regrow.train.worker.control import Control
-from regrow.train.worker.faults import FaultInjector
-from regrow.train.worker.sampling import Sampler
+from regrow.train.worker.fault_injection import FaultInjector
+from regrow.train.worker.replica_digests import Sampler
 
 HYDRATE_S: Seconds = 600.0
 

@@ -32,7 +32,7 @@ from regrow.train.worker.assembly import Assembly
 from regrow.train.worker.body import Body
 from regrow.train.worker.cache_reader import Reading
 from regrow.train.worker.control import Control
-from regrow.train.worker.faults import FaultInjector
+from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.recovery import site_of
 from regrow.train.worker.rejoin import Rejoin
 from regrow.train.worker.stray_calls import StrayCalls

@@ -12,7 +12,7 @@ from regrow.core.phase import Phase
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.worker.accelerator import Accelerator, Processor
 from regrow.train.worker.control import Control
-from regrow.train.worker.faults import FaultInjector
+from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.recovery import Recovery
 from regrow.train.worker.rejoin import tell_fault
 

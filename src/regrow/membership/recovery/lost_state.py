@@ -3,7 +3,7 @@
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages import ErrorReport
 from regrow.membership import diagnosis as say
-from regrow.membership.faults import ScriptErrors
+from regrow.membership.fault_plan import ScriptErrors
 from regrow.membership.roster import Roster
 
 
