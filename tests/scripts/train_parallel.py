@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from pacing import pause  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -286,6 +285,8 @@ def batch_of(step: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
+    from pacing import pause  # type: ignore[import-not-found]  # beside this script; tests import the rest of it
+
     args = parser.parse_args()
     torch.set_num_threads(1)
     session = regrow.init(seed=11)
