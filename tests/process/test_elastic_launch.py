@@ -117,11 +117,11 @@ def test_a_node_joins_a_running_job_and_is_drained_by_a_command(here: Site) -> N
 def test_signals_give_a_node_back_and_a_second_one_ends_it_at_once(here: Site) -> None:
     with here.start("run", "--job", "j", "--nnodes", "1:2", "train.py") as job:
         until_world(job, 1)
-        with here.start("agent", "--join", "--grace", "60s") as node:
+        with here.start("agent", "--join", "--grace", "20s") as node:
             until_world(job, 2)
             node.signal(signal.SIGTERM)
             assert node.wait() == 0, node.output
-            assert "SIGTERM was received; giving node1 back, its ranks have 60 s (again: at once)" in node.output
+            assert "SIGTERM was received; giving node1 back, its ranks have 20 s (again: at once)" in node.output
         until_world(job, 1)
         with here.start("agent", "--join") as node:
             until_world(job, 2)
