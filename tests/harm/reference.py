@@ -18,7 +18,7 @@ import torch
 import torch._dynamo  # what torch imports at the first optimizer: once here instead of in each process
 import torch.distributed as dist
 from tests.harm.frame import PlainSession, Trial, begin, play
-from tests.harm.table import Habit, all_habits
+from tests.harm.table import Habit, named
 
 PATIENCE_S = 60.0
 
@@ -87,10 +87,9 @@ def refer(habit: Habit, root: Path, world: int) -> None:
 def main() -> None:
     """Run what standard input names, to its end."""
     torch.set_num_threads(1)
-    habits = all_habits()
     with open(0, "rb", buffering=0) as asked:  # a fork must not take a line along
         for line in iter(asked.readline, b""):
-            refer(habits[line.decode().strip()], Path(sys.argv[1]), int(sys.argv[2]))
+            refer(named(line.decode().strip()), Path(sys.argv[1]), int(sys.argv[2]))
             os.write(1, line)
 
 

@@ -12,6 +12,8 @@ HABITS: dict[str, "Habit"] = {}
 OPEN: dict[str, str] = {}
 """What does not hold yet, and why."""
 Run = Callable[..., Mapping[str, Any]]
+RECIPE = "recipe-"
+"""Habits whose name begins so are composed (`recipes.py`)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,13 @@ def all_habits() -> dict[str, Habit]:
     for module in sorted(pkgutil.iter_modules(habits.__path__), key=lambda each: each.name):
         importlib.import_module(f"tests.harm.habits.{module.name}")
     return HABITS
+
+
+def named(name: str) -> Habit:
+    """One of the table, or a composed one."""
+    if name.startswith(RECIPE):
+        return importlib.import_module("tests.harm.recipes").habit_of(name)  # type: ignore[no-any-return]
+    return all_habits()[name]
 
 
 def document(habits: Mapping[str, Habit]) -> str:

@@ -179,6 +179,11 @@ def verdict(here: Site, references: References, habit: Habit) -> None:
         assert habit.refused in " ".join(calm.output.split()), calm.output
         assert calm.ledger is not None and not calm.ledger.commits, "refused after steps were made"
         return
+    assert_lawful(here, references, habit, calm)
+
+
+def assert_lawful(here: Site, references: References, habit: Habit, calm: Run) -> None:
+    """What was not refused is what torch makes of it, and struck the same."""
     assert calm.code == 0, calm.output
     assert sorted(calm.finals) == list(range(WORLD)), calm.output
     if habit.alone:

@@ -48,3 +48,7 @@ def test_a_step_that_was_not_cut_off_may_have_the_same_number_again() -> None:
     said = Said()
     said.step(0, behind={"rate": 0.1})
     assert said.step(1, behind={"rate": 0.1}) == {"rate": 0.1}
+
+
+def test_what_is_logged_behind_a_workers_first_body_may_be_what_its_rehearsal_has_left() -> None:
+    assert Said().step(8, inside={"rate": 0.1}, behind={"loss": 0.5}, adopted=True) == {"rate": 0.1}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, SequentialLR, StepLR
+from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
 from regrow.train.rehearsal.leftover_gradients import Leftovers
@@ -122,6 +123,24 @@ def test_a_scheduler_that_nobody_protects_is_found_in_what_holds_it(held: Callab
     scheduler.step()
     with pytest.raises(UsageError, match=r"changes `holder.*` \(StepLR\)"):
         looking.refuse_changed()
+
+
+def test_what_waits_to_change_is_refused_before_it_does() -> None:
+    net, optimizer = net_and_optimizer()
+    for name, thing in {"decay": StepLR(optimizer, 3), "average": AveragedModel(net)}.items():
+        looking = watched([net, optimizer], **{name: thing})
+        looking.refuse_changed()
+        with pytest.raises(UsageError, match=rf"`{name}` \({type(thing).__name__}\) follows what is protected"):
+            looking.refuse_waiting()
+        watched([net, optimizer, thing], **{name: thing}).refuse_waiting()
+
+
+def test_a_scheduler_of_another_optimizer_or_within_what_is_protected_waits_for_nothing() -> None:
+    net, optimizer = net_and_optimizer()
+    _, other = net_and_optimizer()
+    inner = StepLR(optimizer, 3)
+    wrapper = Trainer(scheduler=inner, state_dict=inner.state_dict, load_state_dict=inner.load_state_dict)
+    watched([net, optimizer, wrapper], wrapper=wrapper, inner=inner, other=StepLR(other, 3)).refuse_waiting()
 
 
 def test_a_scaler_that_nobody_protects_is_found() -> None:

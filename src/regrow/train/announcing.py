@@ -43,7 +43,8 @@ class Announcing:
     def __init__(self, member: Participation) -> None:
         self._member = member
         self._unsent: _Unsent | None = None
-        self._last: dict[str, float] = {}
+        self._last: dict[str, float] | None = None
+        """The numbers of the last step; None: this worker has told of none."""
 
     def logged(self, step: Step, batches: Batches | None) -> None:
         """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
@@ -96,9 +97,12 @@ class Announcing:
         """The numbers of this step, and none of the one before.
 
         The body of an adopted step was cut off, perhaps before it had assigned what is logged behind it: then that is
-        what the last step has left. A number missing is better than a wrong one.
+        what the last step has left, or, in a worker's first step, its rehearsal. A number missing is better than a
+        wrong one.
         """
         numbers = unsent.step.numbers()
         if not unsent.adopted:
             return numbers
-        return {name: n for name, n in numbers.items() if name in unsent.inside or n != self._last.get(name)}
+        last = self._last
+        fresh = {name for name, n in numbers.items() if last is not None and n != last.get(name)}
+        return {name: n for name, n in numbers.items() if name in unsent.inside or name in fresh}

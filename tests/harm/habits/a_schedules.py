@@ -133,3 +133,25 @@ def one_cycle(t: Trial) -> dict[str, Any]:
             scheduler.step()
             optimizer.zero_grad()
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+
+@habit(
+    "a scheduler after each fourth step that nobody protected",
+    refused="`scheduler` (StepLR) follows what is protected",
+    instead="give it to `protect(..., scheduler=scheduler)`",
+)
+def scheduler_unprotected(t: Trial) -> dict[str, Any]:
+    model = ddp(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
+    scheduler = StepLR(optimizer, 1, 0.7)
+    t.session.protect(model, optimizer)
+    for step in t.steps():
+        with step as (x, y):
+            optimizer.zero_grad()
+            loss = mse(model(x), y)
+            step.log(loss=loss)
+            backward(loss)
+            optimizer.step()
+        if step.committed and step.number % 4 == 3:
+            scheduler.step()
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}

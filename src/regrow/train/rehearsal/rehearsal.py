@@ -121,6 +121,7 @@ class Rehearsal:
         watched, self._unprotected = self._unprotected, None
         if watched is not None:
             watched.refuse_changed()
+            watched.refuse_waiting()
 
     @staticmethod
     def _refuse_counters(steps: object) -> None:

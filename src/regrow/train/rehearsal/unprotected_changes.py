@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
@@ -41,7 +42,7 @@ class Unprotected:
     """
 
     def __init__(self, state: ProtectedState, objects: Iterable[object], frames: Iterable[FrameType]) -> None:
-        objects = list(objects)
+        objects, self._optimizers = list(objects), state.optimizers()
         self._tensors = {id(each) for each in state.parameters()}
         for each in objects:
             if isinstance(each, nn.Module):
@@ -64,11 +65,21 @@ class Unprotected:
             generator = isinstance(thing, torch.Generator | np.random.Generator)
             if generator is drawn and self._look(thing) != self._looks[name]:
                 does = "draws from" if generator else "changes"
-                short = name.rpartition(".")[2].rpartition("[")[0] or name.rpartition(".")[2]
                 raise UsageError(
                     f"the loop's body {does} `{name}` ({type(thing).__name__}), which is not protected: after a fault "
                     "ranks would have different ones",
-                    hint=f"give it to protect(..., {short}={name})",
+                    hint=_cure(name),
+                )
+
+    def refuse_waiting(self) -> None:
+        """Raises `UsageError` for what is made to change, though it has not yet: it may at the first epoch's end."""
+        for name, thing in self._things.items():
+            sets_rate = isinstance(thing, LRScheduler) and any(thing.optimizer is mine for mine in self._optimizers)
+            if sets_rate or isinstance(thing, AveragedModel):
+                raise UsageError(
+                    f"`{name}` ({type(thing).__name__}) follows what is protected, at some step if not at the first, "
+                    "and is not protected: after a fault ranks would have different ones",
+                    hint=_cure(name),
                 )
 
     def _look(self, thing: Looked) -> object:
@@ -82,6 +93,11 @@ class Unprotected:
         return token(thing.state_dict())
 
 
+def _cure(name: str) -> str:
+    short = name.rpartition(".")[2].rpartition("[")[0] or name.rpartition(".")[2]
+    return f"give it to protect(..., {short}={name})"
+
+
 def _first(tensor: torch.Tensor) -> bytes:
     if nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
         return b""
@@ -92,11 +108,15 @@ def _first(tensor: torch.Tensor) -> bytes:
 
 
 def _inside(objects: Iterable[object]) -> Iterator[object]:
-    """What is protected, and the schedulers in its schedulers, which go with it."""
+    """What is protected, and the schedulers in its schedulers and in what wraps one, which go with it."""
     for thing in objects:
         yield thing
         if isinstance(thing, LRScheduler):
             yield from _inside(getattr(thing, "_schedulers", ()))
+        elif not isinstance(thing, nn.Module | torch.optim.Optimizer):
+            yield from _inside(
+                each for each in getattr(thing, "__dict__", {}).values() if isinstance(each, LRScheduler)
+            )
 
 
 def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, Looked]]:
