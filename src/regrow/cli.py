@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from regrow.core.config import data_home, hang_floor, jobs_home, runtime_home, state_home
+from regrow.core.config import data_home, hang_floor, jobs_home, read_token, runtime_home, state_home, visible_gpus
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.exit_codes import INTERNAL_ERROR, REFUSED, RUN_AGAIN, USAGE
 from regrow.core.messages import FaultHow, FaultStage
@@ -141,7 +141,7 @@ def _surroundings(token_file: str) -> "HostEnvironment":
         stamp=f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}",
         jobs_home=jobs_home(),
         socket_home=runtime_home(),
-        token=_read_token(token_file),
+        token=read_token(token_file),
         data_home=data_home(),
         hang_floor=hang_floor(),
     )
@@ -149,23 +149,11 @@ def _surroundings(token_file: str) -> "HostEnvironment":
 
 def _count_gpus() -> int:
     """GPUs that CUDA would show, without loading it."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = visible_gpus()
     if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+        return len(visible)
     known = Path("/proc/driver/nvidia/gpus")
     return len(list(known.iterdir())) if known.is_dir() else 0
-
-
-def _read_token(token_file: str) -> str:
-    if not token_file:
-        return os.environ.get("REGROW_TOKEN", "").strip()
-    try:
-        token = Path(token_file).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token-file {token_file} cannot be read: {error}") from error
-    if not token:
-        raise UsageError(f"--token-file {token_file} is empty", hint="put a long random text in it")
-    return token
 
 
 @commands.command("try", context_settings=_AS_GIVEN)
@@ -180,6 +168,19 @@ def try_(script: str, **words: Any) -> int:
     from regrow.launch.trial import TrialFlags, run_trial
 
     return run_trial(TrialFlags(script, **words))
+
+
+@commands.command()
+@options.of_doctor
+def doctor(check_timeout: str, **words: Any) -> int:
+    """Examine this machine: GPUs, memory, disk, network, products with a known answer; nothing is changed or mended.
+
+    Exit code 0: fit, or only suspect. 1: a verdict is leave or fatal.
+    """
+    from regrow.health.doctor import run_doctor
+    from regrow.launch.checks import some_time
+
+    return run_doctor(check_timeout=some_time("--check-timeout", check_timeout), **words)
 
 
 # --- data --------------------------------------------------------------------------------------------------------

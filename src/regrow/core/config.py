@@ -60,6 +60,25 @@ def keeps_nccl_settings() -> bool:
     return os.environ.get("REGROW_KEEP_NCCL_SETTINGS", "") == "1"
 
 
+def visible_gpus() -> list[str] | None:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves us, by number or UUID; None: it does not say."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if visible is None else [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+
+
+def read_token(token_file: str) -> str:
+    """The job's token, from this file or, without one, from `$REGROW_TOKEN`. Raises `UsageError`."""
+    if not token_file:
+        return os.environ.get("REGROW_TOKEN", "").strip()
+    try:
+        token = Path(token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {token_file} cannot be read: {error}") from error
+    if not token:
+        raise UsageError(f"--token-file {token_file} is empty", hint="put a long random text in it")
+    return token
+
+
 def jobs_home() -> Path:
     """The folder with one folder a job."""
     return state_home() / "jobs"

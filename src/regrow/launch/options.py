@@ -1,4 +1,4 @@
-"""The options of `regrow run` beside torchrun's, of `regrow agent` and of `regrow try`."""
+"""The options of `regrow run` beside torchrun's, of `regrow agent`, `regrow try` and `regrow doctor`."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -97,6 +97,15 @@ _TRY: Final[tuple[Decorator, ...]] = (
     click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
 )
 
+_DOCTOR: Final[tuple[Decorator, ...]] = (
+    click.option("--check", "checks", multiple=True, metavar="EXE", help="A check of yours; repeatable."),
+    click.option("--check-timeout", default="30s", metavar="TIME", help="How long each of them may take.  [30s]"),
+    click.option("--peer", "peers", multiple=True, metavar="HOST:PORT", help="Connect to it too; repeatable."),
+    click.option("--quick", is_flag=True, help="Only what takes no context on a GPU: about a second."),
+    click.option("--node", default="", metavar="NAME", help="What verdicts call this machine.  [its host name]"),
+    click.option("--json", "as_json", is_flag=True, help="For programs."),
+)
+
 
 def of_run(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add regrow's own options of `regrow run`."""
@@ -111,6 +120,11 @@ def of_agent(command: Callable[..., Any]) -> Callable[..., Any]:
 def of_try(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of `regrow try`."""
     return _with(_TRY, command)
+
+
+def of_doctor(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `regrow doctor`."""
+    return _with(_DOCTOR, command)
 
 
 def _with(added: tuple[Decorator, ...], command: Callable[..., Any]) -> Callable[..., Any]:

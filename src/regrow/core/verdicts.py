@@ -1,0 +1,66 @@
+"""What is held of a node's health: one type for the job's records, `regrow doctor` and the clusters that read it."""
+
+from enum import StrEnum
+
+import msgspec
+
+from regrow.core.ids import NodeId
+
+
+class Severity(StrEnum):
+    """How bad it is. Each is worse than the one before it."""
+
+    OK = "ok"
+    SUSPECT = "suspect"
+    """Not as it should be, or not known for certain. It is reported, and nothing follows from it alone."""
+    LEAVE = "leave"
+    """Work here may fail or be wrong: workers should be elsewhere when there is room elsewhere."""
+    FATAL = "fatal"
+    """Nothing can run here."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the node has failed the check."""
+        return self in (Severity.LEAVE, Severity.FATAL)
+
+
+class Action(StrEnum):
+    """What would mend it. regrow never does it: that is for the cluster, or for a person."""
+
+    NONE = "none"
+    RESET = "reset"
+    """Of the device."""
+    REBOOT = "reboot"
+    """Of the node."""
+    REPLACE = "replace"
+    """The hardware."""
+
+
+_RANKS = list(Severity)
+
+
+class HealthVerdict(msgspec.Struct, frozen=True):
+    """What one check found on a node.
+
+    `device`: which part of it (`gpu0`, `cpu`, a folder, a peer's address); empty: the node as a whole. `source`: the
+    check, or `check:NAME` for one of the user's. `evidence`: what was read, for people.
+    """
+
+    node: NodeId
+    device: str
+    severity: Severity
+    action: Action
+    source: str
+    evidence: str
+
+    @property
+    def text(self) -> str:
+        """In one line, without the node."""
+        device = f" {self.device}" if self.device else ""
+        action = f" ({self.action})" if self.action is not Action.NONE else ""
+        return f"{self.severity}: {self.source}{device}: {self.evidence}{action}"
+
+
+def worst(severities: "list[Severity]") -> Severity:
+    """The worst of them; `ok` where there are none."""
+    return max(severities, key=_RANKS.index, default=Severity.OK)

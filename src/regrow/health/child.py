@@ -1,0 +1,62 @@
+"""The process in which probes run: `python -m regrow.health.child`, told by its standard input.
+
+What it says goes, a line of JSON each, to what was its standard output when it started; whatever libraries print goes
+to standard error, so that it garbles nothing.
+"""
+
+import importlib
+import os
+import resource
+import signal
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from regrow.health.probes import PROBES
+from regrow.health.readings import Gave, Line, ProbeAt, ProbeOrder, Raised, Through
+
+_LONGEST_ERROR = 2000
+_ALARM_FACTOR = 2
+
+
+def main() -> int:
+    """Run the probes that were ordered, in their order."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=ProbeOrder)
+    # The parent ends this process when a deadline has passed; if it was killed itself, the kernel does.
+    signal.alarm(int(_ALARM_FACTOR * sum(PROBES[name].deadline for name in order.probes)) + 60)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with os.fdopen(os.dup(1), "wb", buffering=0) as out:
+        os.dup2(2, 1)
+        return _run(order, out)
+
+
+def _run(order: ProbeOrder, out: BinaryIO) -> int:
+    settings = order.settings
+    for name in order.probes:
+        device = ""
+        _say(out, ProbeAt(name))
+        try:
+            module = importlib.import_module(f"regrow.health.probes.{PROBES[name].module}")
+            for found in module.read(settings):
+                if isinstance(found, ProbeAt):
+                    device = found.device
+                    _say(out, found)
+                else:
+                    _say(out, Gave(name, found))
+        except Exception as error:  # noqa: BLE001 - whatever a driver's library raises is what the probe has found
+            _say(out, Raised(name, device, f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]))
+            return 1
+        _say(out, Through(name))
+        settings = msgspec.structs.replace(settings, skip=[])
+    return 0
+
+
+def _say(out: BinaryIO, line: Line) -> None:
+    out.write(msgspec.json.encode(line) + b"\n")
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # the end of a library's own must neither hang nor crash what has been said

@@ -1,0 +1,122 @@
+"""`regrow doctor`: all probes and the user's checks by hand, as a table or as JSON."""
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from regrow.core.config import inherited_environment, state_home, visible_gpus
+from regrow.core.errors import UsageError
+from regrow.core.exit_codes import OK
+from regrow.core.ids import NodeId, Seconds
+from regrow.core.verdicts import Action, HealthVerdict, Severity, worst
+from regrow.health.judging import judge
+from regrow.health.plugin import run_check
+from regrow.health.probes import PROBES, QUICK
+from regrow.health.readings import NotApplicable, ProbeResult, ProbeSettings
+from regrow.health.run import ProbeRunner
+
+UNFIT = 1
+"""Exit code where a verdict is `leave` or `fatal`."""
+_STYLES = {Severity.OK: "green", Severity.SUSPECT: "yellow", Severity.LEAVE: "red", Severity.FATAL: "bold red"}
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """A probe that has nothing to read here, and why: no fault."""
+
+    source: str
+    device: str
+    reason: str
+
+
+class Examination(msgspec.Struct, frozen=True):
+    """All that was found on a node."""
+
+    node: NodeId
+    worst: Severity
+    verdicts: list[HealthVerdict]
+    not_applicable: list[Unread]
+    seconds: Seconds
+
+
+def examine(
+    node: NodeId,
+    settings: ProbeSettings,
+    probes: Sequence[str],
+    checks: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    within: Seconds,
+) -> Examination:
+    """Run these probes and checks; a check may take `within` seconds."""
+    start = time.monotonic()
+    results = ProbeRunner(settings, environ).run(probes)
+    verdicts = judge(node, results)
+    for check in checks:
+        verdicts += run_check(check, node, environ, within=within)
+    severity = worst([verdict.severity for verdict in verdicts])
+    return Examination(node, severity, verdicts, not_applicable(results), time.monotonic() - start)
+
+
+def not_applicable(results: Sequence[ProbeResult]) -> list[Unread]:
+    """What had nothing to read."""
+    return [
+        Unread(result.probe, result.reading.device, result.reading.reason)
+        for result in results
+        if isinstance(result.reading, NotApplicable)
+    ]
+
+
+def run_doctor(
+    *,
+    checks: Sequence[str] = (),
+    check_timeout: Seconds = 30.0,
+    peers: Sequence[str] = (),
+    node: str = "",
+    quick: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Examine this machine and print what was found; the exit code: 1 where something is `leave` or `fatal`.
+
+    Raises:
+        UsageError: a peer's address is none.
+    """
+    for peer in peers:
+        host, colon, port = peer.rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 1 << 16):
+            raise UsageError(f"--peer {peer!r} is no address", hint="write HOST:PORT, of anything that listens there")
+    settings = ProbeSettings(str(state_home()), list(peers), visible=visible_gpus())
+    found = examine(
+        NodeId(node or socket.gethostname()),
+        settings,
+        QUICK if quick else list(PROBES),
+        checks,
+        inherited_environment(),
+        within=check_timeout,
+    )
+    console = Console()
+    if as_json:
+        console.file.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    else:
+        console.print(table(found))
+    return UNFIT if found.worst.failed else OK
+
+
+def table(found: Examination) -> Table:
+    """An examination for people."""
+    drawn = Table(
+        title=f"{found.node}: {found.worst} ({found.seconds:.1f} s)", title_justify="left", box=None, pad_edge=False
+    )
+    for head in ("CHECK", "DEVICE", "VERDICT", "ACTION", "EVIDENCE"):
+        drawn.add_column(head, overflow="fold")
+    for each in found.verdicts:
+        action = "" if each.action is Action.NONE else str(each.action)
+        verdict = Text(str(each.severity), style=_STYLES[each.severity])
+        drawn.add_row(each.source, Text(each.device), verdict, action, Text(each.evidence))
+    for unread in found.not_applicable:
+        drawn.add_row(unread.source, Text(unread.device), Text("–", style="dim"), "", Text(unread.reason, style="dim"))
+    return drawn

@@ -1,0 +1,138 @@
+"""What the NVIDIA driver knows of its GPUs, by NVML. It opens no context on them.
+
+NVML: https://docs.nvidia.com/deploy/nvml-api/; `nvidia-ml-py` is its Python binding (`pip install 'regrow[gpu]'`).
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from regrow.health.readings import GpuReading, NotApplicable, ProbeAt, ProbeSettings, Reading
+
+Value = TypeVar("Value")
+
+
+def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
+    """One reading of each GPU that we may use."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        yield NotApplicable("nvidia-ml-py is not installed (pip install 'regrow[gpu]')")
+        return
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        yield from _without_driver(nvml, error)
+        return
+    try:
+        yield from _all(nvml, settings)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _without_driver(nvml: Any, error: Any) -> Iterator[Reading]:
+    """No library, no driver or no right to ask means that there is nothing to read; anything else is told."""
+    absent = (
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        nvml.NVML_ERROR_NO_PERMISSION,
+    )
+    if error.value in absent:
+        yield NotApplicable(f"no NVIDIA driver answers: {error}")
+    else:
+        yield GpuReading("", error=int(error.value), said=str(error))
+
+
+def _all(nvml: Any, settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
+    count = int(nvml.nvmlDeviceGetCount())
+    if count == 0:
+        yield NotApplicable("the NVIDIA driver has no GPU")
+    for index in range(count):
+        device = f"gpu{index}"
+        if device in settings.skip:
+            continue
+        yield ProbeAt("nvml", device)
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_NO_PERMISSION and is_ours(settings.visible, index, ""):
+                yield GpuReading(device, error=int(error.value), said=str(error))
+            continue
+        if is_ours(settings.visible, index, uuid):
+            yield _gpu(nvml, handle, device, uuid, only_ours=settings.visible is not None)
+
+
+def is_ours(visible: Sequence[str] | None, index: int, uuid: str) -> bool:
+    """Whether `CUDA_VISIBLE_DEVICES` names this GPU, by number or by the beginning of its UUID.
+
+    Parts of a GPU (`MIG-…`) tell nothing of which it is, so all count then.
+    """
+    if visible is None or any(name.startswith("MIG") for name in visible):
+        return True
+    return any(name == str(index) or (uuid != "" and name != "" and uuid.startswith(name)) for name in visible)
+
+
+def _gpu(nvml: Any, handle: Any, device: str, uuid: str, *, only_ours: bool) -> GpuReading:
+    ask = _Asker(nvml)
+    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    rows = ask(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
+    bus = ask(lambda: nvml.nvmlDeviceGetPciInfo(handle))
+    return GpuReading(
+        device,
+        name=_text(ask(lambda: nvml.nvmlDeviceGetName(handle)) or ""),
+        uuid=uuid,
+        bus="" if bus is None else f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}",
+        memory_total=None if memory is None else int(memory.total),
+        memory_used=None if memory is None else int(memory.used),
+        recovery=_recovery(nvml, ask, handle),
+        ecc_uncorrected=ask(
+            lambda: int(
+                nvml.nvmlDeviceGetTotalEccErrors(
+                    handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            )
+        ),
+        remap_pending=None if rows is None else bool(rows[2]),
+        remap_failed=None if rows is None else bool(rows[3]),
+        throttle=ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))),
+        temperature=ask(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+        error=ask.lost,
+        said=ask.said,
+        only_ours=only_ours,
+    )
+
+
+def _recovery(nvml: Any, ask: "_Asker", handle: Any) -> int | None:
+    """`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`; drivers before R565 and bindings before 12.565 do not have it."""
+    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:
+        return None
+    values = ask(lambda: nvml.nvmlDeviceGetFieldValues(handle, [field]))
+    if values is None or int(values[0].nvmlReturn) != nvml.NVML_SUCCESS:
+        return None
+    return int(values[0].value.uiVal)
+
+
+class _Asker:
+    """Asks a thing that this GPU may not have: None then. An error that says that the GPU is gone is kept."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self.lost: int | None = None
+        self.said = ""
+
+    def __call__(self, question: Callable[[], Value]) -> Value | None:
+        try:
+            return question()
+        except self._nvml.NVMLError as error:
+            gone = (self._nvml.NVML_ERROR_GPU_IS_LOST, getattr(self._nvml, "NVML_ERROR_RESET_REQUIRED", None))
+            if error.value in gone:
+                self.lost, self.said = int(error.value), str(error)
+            return None
+        except AttributeError:  # an older binding without the function
+            return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,207 @@
+"""What probes read, before anybody judges it; and the lines in which the child process says it. No I/O."""
+
+from enum import StrEnum
+
+import msgspec
+
+from regrow.core.ids import Seconds
+
+
+class GpuReading(msgspec.Struct, frozen=True, tag=True):
+    """What NVML says of one GPU. None: this driver or this GPU does not say.
+
+    `bus`: its PCI address as the kernel log has it, `0000:3b:00`. `error`: NVML's code where it cannot even be asked.
+    `throttle`: bits of `nvmlClocksEventReason*`. `recovery`: `nvmlDeviceGpuRecoveryAction_t`, the driver's own verdict.
+    """
+
+    device: str
+    name: str = ""
+    uuid: str = ""
+    bus: str = ""
+    memory_total: int | None = None
+    memory_used: int | None = None
+    recovery: int | None = None
+    ecc_uncorrected: int | None = None
+    """Since the driver was loaded."""
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    throttle: int | None = None
+    temperature: int | None = None
+    """Degrees Celsius."""
+    error: int | None = None
+    said: str = ""
+    """The text of `error`."""
+    only_ours: bool = False
+    """Some GPUs of the node are hidden from us (`CUDA_VISIBLE_DEVICES`)."""
+
+
+class XidReading(msgspec.Struct, frozen=True, tag=True):
+    """One line of the kernel log in which the NVIDIA driver reports an Xid. `ago`: how long since."""
+
+    bus: str
+    number: int
+    ago: Seconds
+    text: str
+
+
+class QuietLog(msgspec.Struct, frozen=True, tag=True):
+    """The kernel log was read, and has no Xid within `window`."""
+
+    window: Seconds
+
+
+class MemoryReading(msgspec.Struct, frozen=True, tag=True):
+    """A context was made on an accelerator and memory written and read back. `wrong`: bytes that came back changed."""
+
+    device: str
+    name: str
+    tried: int
+    wrong: int
+    seconds: Seconds
+    free: int | None = None
+    total: int | None = None
+
+
+class ProductReading(msgspec.Struct, frozen=True, tag=True):
+    """A matrix product whose every element is known exactly. `wrong`: elements that were not; `first`: the first."""
+
+    device: str
+    dtype: str
+    products: int
+    wrong: int
+    first: str = ""
+
+
+class BandwidthReading(msgspec.Struct, frozen=True, tag=True):
+    """How fast memory is copied on a device: bytes read and written, a second."""
+
+    device: str
+    bytes_per_s: float
+
+
+class DiskReading(msgspec.Struct, frozen=True, tag=True):
+    """A file was written, synced and read back. `error`: the errno with which that failed; None: it did not."""
+
+    folder: str
+    free: int
+    write_s: Seconds
+    wrong: bool = False
+    error: int | None = None
+
+
+class ClockReading(msgspec.Struct, frozen=True, tag=True):
+    """The coordinator's wall clock minus ours, and by how much that may be off (half of the round trip)."""
+
+    skew: Seconds
+    uncertainty: Seconds
+
+
+class NetworkReading(msgspec.Struct, frozen=True, tag=True):
+    """A connection to ourselves or to a peer. `bytes_per_s`: None where nothing was sent. `error`: why it failed."""
+
+    peer: str
+    connect_s: Seconds = 0.0
+    bytes_per_s: float | None = None
+    wrong: bool = False
+    error: str = ""
+
+
+class NotApplicable(msgspec.Struct, frozen=True, tag=True):
+    """There is nothing to read, or it cannot be read from here."""
+
+    reason: str
+    device: str = ""
+
+
+class FailedHow(StrEnum):
+    """How a probe failed to give a reading."""
+
+    HUNG = "hung"
+    DIED = "died"
+    RAISED = "raised"
+    GARBLED = "garbled"
+
+
+class ProbeFailed(msgspec.Struct, frozen=True, tag=True):
+    """A probe gave no reading of a device. `detail`: an exception's text, an exit, what it printed."""
+
+    how: FailedHow
+    device: str
+    detail: str
+
+
+Reading = (
+    GpuReading
+    | XidReading
+    | QuietLog
+    | MemoryReading
+    | ProductReading
+    | BandwidthReading
+    | DiskReading
+    | ClockReading
+    | NetworkReading
+    | NotApplicable
+    | ProbeFailed
+)
+
+
+class ProbeResult(msgspec.Struct, frozen=True):
+    """A reading and the probe that made it."""
+
+    probe: str
+    reading: Reading
+
+
+class ProbeSettings(msgspec.Struct, frozen=True):
+    """What probes need to know.
+
+    `folder`: where the disk is tried. `peers`: `HOST:PORT` of others to connect to. `clock`: the URL that says the
+    coordinator's time, and `token` what it wants to see. `window`: how far back the kernel log counts. `visible`: the
+    GPUs that we may use, as in `CUDA_VISIBLE_DEVICES`; None: all. `skip`: devices that this probe has done already.
+    """
+
+    folder: str
+    peers: list[str] = []
+    clock: str = ""
+    token: str = ""
+    window: Seconds = 3600.0
+    visible: list[str] | None = None
+    skip: list[str] = []
+
+
+class ProbeOrder(msgspec.Struct, frozen=True):
+    """What the child process is asked for, on its standard input. `settings.skip` is for the first of the probes."""
+
+    probes: list[str]
+    settings: ProbeSettings
+
+
+class ProbeAt(msgspec.Struct, frozen=True, tag=True):
+    """The probe turns to this device (empty: the node) and should be done with it within its deadline."""
+
+    probe: str
+    device: str = ""
+
+
+class Gave(msgspec.Struct, frozen=True, tag=True):
+    """The probe has read something."""
+
+    probe: str
+    reading: Reading
+
+
+class Raised(msgspec.Struct, frozen=True, tag=True):
+    """The probe ended with an exception; the child ends too, since a device's context may be spoilt."""
+
+    probe: str
+    device: str
+    error: str
+
+
+class Through(msgspec.Struct, frozen=True, tag=True):
+    """The probe is done."""
+
+    probe: str
+
+
+Line = ProbeAt | Gave | Raised | Through
