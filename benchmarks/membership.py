@@ -48,7 +48,7 @@ class Drive:
     def ready(self, workers: Iterable[WorkerId], state: StepNo) -> None:
         """Workers are built."""
         for worker in workers:
-            self.tell([WorkerStarted(worker, 1), WorkerReady(worker, state, f"tcp:{worker}", "layout", 1.0)])
+            self.tell([WorkerStarted(worker, 1), WorkerReady(worker, state, f"tcp:host:{worker}", "layout", 1.0)])
 
     def resume(self, step: StepNo) -> None:
         """Every rank resumes, and commits its next step."""
@@ -56,10 +56,14 @@ class Drive:
         self.tell(WorkerResumed(worker, generation) for worker in places)
         self.tell(WorkerCommitted(worker, generation, step, self.now, 0.1) for worker in places)
 
+    def join(self, nodes: Iterable[NodeId]) -> None:
+        """Agents register."""
+        nproc = self.machine.facts.nproc
+        self.tell(NodeJoined(node, f"host-{node}", nproc, f"tcp:host-{node}:40000") for node in nodes)
+
     def start(self) -> None:
         """From nothing to the first committed step and built standbys."""
-        nodes, nproc = self.machine.facts.nodes, self.machine.facts.nproc
-        self.tell(NodeJoined(NodeId(f"n{n}"), f"host{n}", nproc, f"tcp:{n}") for n in range(nodes))
+        self.join(NodeId(f"n{node}") for node in range(self.machine.facts.nodes))
         self.ready(list(self.machine.roster.places.values()), StepNo(0))
         self.resume(StepNo(0))
         self.ready([standby.worker for standby in self.machine.roster.standbys()], NO_STATE)

@@ -17,6 +17,12 @@ connections and bytes at the busiest agent, its own workers' included. TCPStore'
 each call costs it is measured at the real one through a proxy that counts, and multiplied by the number of calls. That
 this is right is checked with 16 real clients, whose bytes must come out the same.
 
+**The generation's table**, at 1,024 and 4,096 ranks, 8 a node: the coordinator's own machine is told what agents and
+workers would tell, and what it orders is encoded as its server does it. `form_bytes_a_rank_N` is what it sends for the
+first generation, by ranks; `start_`, `kill_` and `node_bytes_a_rank_N` the same for starting all workers, for the
+generation after a kill and for the one after the loss of a node's ranks. `form_bytes_busiest_agent_a_rank_N` is the
+most that one agent passes on to others.
+
 `init_s_64` is the time of the groups. So many processes as 1,024 do not fit here: `init_s_1024` and `init_s_4096` are
 the processor seconds for which the busiest node's store server is busy with the store's part of the work, that is its
 requests times what one costs a real server process, measured on both sides. No network and no gloo is in them.
@@ -36,6 +42,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from forking import PER_NODE, TOKEN, Failed, Parent, agents, cpu, forked
+from formation_load import FormationLoad, formations
 from rich.console import Console
 from rich.table import Table
 from store_load import ADDRESS, KEYS, Load, TcpCosts, simulate
@@ -52,6 +59,7 @@ from regrow.core.ids import Generation, Seconds
 WORLDS = (2, 4, 8, 16, 32, 64)
 ROUNDS = 3
 SIMULATED = (64, 256, 1024, 4096)
+FORMED = (1024, 4096)
 SIDES = ("tcpstore", "tcpstore lazy", "regrow eager", "regrow", "backend")
 
 
@@ -185,6 +193,20 @@ def show_store(loads: dict[tuple[int, str], tuple[Load, Load]], console: Console
     console.print(table)
 
 
+def show_formations(loads: dict[int, dict[str, FormationLoad]], console: Console) -> dict[str, float]:
+    """A row for each world; returns the figures."""
+    table, figures = Table(title="bytes a rank that the coordinator sends"), dict[str, float]()
+    for column in ("ranks", "start all", "first generation", "after a kill", "after a node", "an agent passes on"):
+        table.add_column(column, justify="right")
+    for world, row in loads.items():
+        a_rank = {f"{name}_bytes_a_rank_{world}": load.coordinator / world for name, load in row.items()}
+        a_rank[f"form_bytes_busiest_agent_a_rank_{world}"] = max(load.agent for load in row.values()) / world
+        table.add_row(str(world), *(f"{figure:.0f}" for figure in a_rank.values()))
+        figures |= a_rank
+    console.print(table)
+    return figures
+
+
 def main() -> int:
     """Measure, print, write; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -211,6 +233,7 @@ def main() -> int:
         print(f"rendezvous.py: {failed}", file=sys.stderr)
         return 1
     show_store(loads, console)
+    figures |= show_formations({world: formations(world) for world in FORMED}, console)
     console.print(f"one request costs an agent {1e6 * agents_cost:.0f} µs, TCPStore {1e6 * tcp_cost:.0f} µs")
     for world, row in times.items():
         figures |= {f"init_s_{world}": row["regrow"], f"tcpstore_init_s_{world}": row["tcpstore"]}

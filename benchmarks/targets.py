@@ -65,6 +65,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
             Target(f"beyond_receiver_mib{size}", most=256),
         )
     ),
+    "rendezvous": (Target("form_bytes_a_rank_4096", least=0.8, most=1.2, of="form_bytes_a_rank_1024"),),
     "recovery": (
         Target("steps_redone", most=0),
         Target("not_recovered", most=0),

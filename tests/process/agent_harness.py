@@ -21,11 +21,15 @@ from tests.process.launching import warm
 from tests.process.warm import WarmProcess
 
 from regrow.core.config import AgentConfig, Script
-from regrow.core.ids import Generation, JobId, NodeId, Rank, WorkerId
+from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
     AgentFact,
     FaultSpec,
+    GenerationTable,
+    JoinGeneration,
+    KeepTable,
+    Member,
     NodeJoined,
     NodeProgress,
     NodeStopped,
@@ -37,6 +41,7 @@ from regrow.core.messages import (
     WorkerStarted,
 )
 from regrow.core.messages.store import StoreHello, StoreReply
+from regrow.core.messages.tables import TableHead
 from regrow.core.records import StepCommitted
 from regrow.core.wire import BlockingChannel, FrameCodec
 
@@ -139,6 +144,7 @@ class Bench:
         self.coordinator = coordinator
         self.process = process
         self.seen: dict[int, psutil.Process] = {}
+        self.tables = 0
 
     async def spawn(self, worker: str = "w0", **changes: Any) -> WorkerStarted:
         await self.order_spawn(worker, **changes)
@@ -155,11 +161,19 @@ class Bench:
             "local_rank": 0,
             "world": 2,
             "generation": Generation(1),
-            "stores": [],
             "restarts": 0,
             "resume": False,
         }
         await self.coordinator.order(SpawnWorker(**(fields | changes)))
+
+    async def form(self, worker: WorkerId, generation: Generation, rank: Rank, step: StepNo) -> None:
+        """A worker enters a generation; of the others there are only names."""
+        self.tables += 1
+        head = TableHead(generation, rank + 1, self.tables, step=step)
+        names = [*(WorkerId(f"other{number}") for number in range(rank)), worker]
+        members = [Member(Rank(number), name, NODE, 0, f"at {name}") for number, name in enumerate(names)]
+        await self.coordinator.order(KeepTable(NODE, GenerationTable(head, [], members)))
+        await self.coordinator.order(JoinGeneration(worker, rank, generation, self.tables))
 
     async def stop(self, grace: float = 1.0) -> int:
         await self.coordinator.order(StopNode(NODE, "the test is over", grace))

@@ -24,7 +24,6 @@ from regrow.core.messages import (
     FaultFired,
     FaultHow,
     FenceWorker,
-    FormGeneration,
     HaltGeneration,
     NodeProgress,
     NodeSeen,
@@ -444,11 +443,10 @@ async def test_metrics_of_a_dead_worker_count_if_its_step_does(
     await dead.code()
     heir = await start(bench, WAIT)
     following = Generation(before + 1)
-    await bench.coordinator.order(
-        NoteGeneration(NODE, following, StepNo(step))
-        if elsewhere
-        else FormGeneration(heir.id, following, Rank(heir.rank), 0, StepNo(step), [], [], [], [])
-    )
+    if elsewhere:
+        await bench.coordinator.order(NoteGeneration(NODE, following, StepNo(step)))
+    else:
+        await bench.form(heir.id, following, Rank(heir.rank), StepNo(step))
     # Anything after the order shows that it was carried out, and the flush follows within 0.2 s.
     await heir.kill()
     after = await start(bench, LINK + "link.send(committed(0))")
@@ -500,9 +498,7 @@ async def test_a_standby_is_quiet_until_it_takes_a_rank(bench: Bench) -> None:
     )
     await part.says("warming up", f"standby-{part.id}.log")
     assert not (bench.folder / f"logs/rank{part.rank}.log").exists()
-    await bench.coordinator.order(
-        FormGeneration(part.id, Generation(30), Rank(part.rank), 0, StepNo(0), [], [], [], [])
-    )
+    await bench.form(part.id, Generation(30), Rank(part.rank), StepNo(0))
     assert await part.code() == 0
     await part.says("at work\n")
     assert f"[rank {part.rank}] at work\n" in bench.shown() and "warming up" not in bench.shown()

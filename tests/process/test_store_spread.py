@@ -110,20 +110,20 @@ def test_keys_outlive_their_writers_and_end_with_the_generation_after_the_next(r
 
 
 def test_agents_connect_when_they_need_to_and_hang_up_on_those_that_left(running: Agents) -> None:
-    assert not any(server._peers._links for server in running.servers)
+    assert not any(server.peers._links for server in running.servers)
     reader = running.client(0)
     for node in range(NODES):
         reader.set(key_of(node), "x")
-    assert set(running.servers[0]._peers._links) == {server.address for server in running.servers[1:]}
+    assert set(running.servers[0].peers._links) == {server.address for server in running.servers[1:]}
     left = [server.address for server in running.servers[:2]]
     for generation in (2, 3):
         for server in running.servers[:2]:
             running.at(lambda: server.generation_formed(Generation(generation), left, 2))  # noqa: B023  runs at once
-    assert set(running.servers[0]._peers._links) == {running.servers[1].address}
+    assert set(running.servers[0].peers._links) == {running.servers[1].address}
 
 
 def test_an_agent_with_another_token_is_refused(running: Agents) -> None:
-    running.at(lambda: setattr(running.servers[0]._peers, "_token", "wrong"))
+    running.at(lambda: setattr(running.servers[0].peers, "_token", "wrong"))
     with pytest.raises(dist.DistStoreError, match="lost"):
         running.client(0).set(key_of(1), "x")
 

@@ -3,6 +3,7 @@
 import os
 from itertools import chain
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from regrow.core.ids import JobId, Rank, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import FaultHow, FaultSpec, Warmth
+from regrow.core.messages import FaultHow, FaultSpec, FetchTable, TableMissed, Warmth
 from regrow.core.records import FaultInjected
+from regrow.membership import tables
 from regrow.sim.faults import SimFault
 from regrow.sim.network import NetworkConditions
 from regrow.sim.script import Doing, SimScript
@@ -236,6 +238,70 @@ def test_whatever_becomes_of_nodes_the_job_ends_once_and_says_why(
     facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
     run_any(facts, script, weather, plan, seed)
+
+
+many_nodes = st.integers(3, 5)
+passing_on = (
+    many_nodes.flatmap(lambda nodes: jobs(nodes=nodes, durable=True, max_restarts=None)),
+    fair,
+    strikes(["node", "freeze", "kill"], [Doing.READY, Doing.FORMING, *IN_STEP, None]),
+    seeds,
+)
+passing_on_for_good = (
+    many_nodes.flatmap(lambda nodes: jobs(nodes=nodes, max_faults=100)),
+    st.just(SimScript(until=UNTIL)),
+    foul,
+    strikes(["node", "freeze", "kill"], [Doing.READY, Doing.FORMING, *IN_STEP, None], [None, 1.0, 20.0]),
+    seeds,
+)
+
+
+def pass_on_survivable(facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
+    """Each node gets its tables from the one before, as above 64 nodes they get them along a tree."""
+    with patch.multiple(tables, DIRECT=0, WIDTH=1):
+        run_survivable(facts, weather, plan, seed)
+
+
+def pass_on_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
+    with patch.multiple(tables, DIRECT=0, WIDTH=1):
+        run_any(facts, script, weather, plan, seed)
+
+
+@schedules(300)
+@given(*passing_on)
+def test_nodes_that_get_tables_from_one_another_come_to_the_last_step(
+    facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
+) -> None:
+    pass_on_survivable(facts, weather, plan, seed)
+
+
+@schedules(300)
+@given(*passing_on_for_good)
+def test_whatever_becomes_of_tables_on_their_way_the_job_ends_once_and_says_why(
+    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
+) -> None:
+    pass_on_any(facts, script, weather, plan, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_soak_schedules_of_tables_that_are_passed_on() -> None:
+    schedules(soak())(given(*passing_on)(pass_on_survivable))()
+    schedules(soak())(given(*passing_on_for_good)(pass_on_any))()
+
+
+def test_who_gives_its_table_to_others_and_dies_meanwhile_holds_nobody_up() -> None:
+    """Of 80 nodes those that eight others ask freeze as the first generation is formed: the coordinator gives it."""
+    facts = job(1, nodes=80, durable=True)
+    frozen = [SimFault("freeze", rank=Rank(rank), doing=Doing.READY, back=1.0) for rank in (0, 3)]
+    world = World(facts, script=SimScript(until=StepNo(3)), strikes=frozen)
+    end = world.run()
+    assert (end.code, end.diagnosis) == (0, "")
+    said = [line for _, line in world.log]
+    fetched = {line.node for line in said if isinstance(line, FetchTable)}
+    missed = {line.node for line in said if isinstance(line, TableMissed)}
+    assert len(fetched) == 72 and missed and missed <= fetched
+    assert len(missed) <= 16, "those behind them wait for these, and do not all ask the coordinator"
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 from typing import Any, TypeVar
 
+from regrow.agent.held_tables import Feasible, HeldTables
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
@@ -10,8 +11,10 @@ from regrow.core.messages import (
     FaultKind,
     FaultSpec,
     FormGeneration,
+    JoinGeneration,
     NodeJoined,
     NodeSeen,
+    TableOrder,
     TimeAdvanced,
     Warmth,
     WorkerCommitted,
@@ -32,7 +35,7 @@ OOM = ErrorReport("RuntimeError", "out of memory", "Traceback: train.py, line 7\
 
 
 class Job:
-    """A machine and what it said."""
+    """A machine and what it said; in the place of orders that refer to a table, what a worker is told in the end."""
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Job:
         nodes: int = 1,
         slots: int | None = None,
         resume: bool = False,
+        agents: bool = True,
         **changes: Any,
     ) -> None:
         fields: dict[str, Any] = {
@@ -56,8 +60,10 @@ class Job:
             "durable": False,
         }
         self.now: Instant = 100.0
+        self._agents = agents
         self.machine = Membership(JobSpec(**{**fields, **changes}), faults or [], resume)
-        self.said: list[Command] = []
+        self.said: list[Command | Feasible] = []
+        self.tables: dict[NodeId, HeldTables] = {}
         for index in range(nodes):
             self.tell(NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}"))
 
@@ -66,9 +72,34 @@ class Job:
     def tell(self, fact: Fact, after: float = 0.01) -> list[Command]:
         self.now += after
         commands = self.machine.handle(fact, self.now)
-        self.said += commands
+        if isinstance(fact, NodeJoined):
+            self.tables[fact.node] = HeldTables()
+        for command in commands:
+            self.said += self.agreed(command) if self._agents else [command]
         assert not [each for each in commands if isinstance(each, Noted) and "was not foreseen" in each.text]
         return commands
+
+    def agreed(self, command: Command) -> list[Command | Feasible]:
+        """What the agents make of it, which must be what the machine knows, however the table came to a node."""
+        if isinstance(command, TableOrder):
+            held, newest = self.tables[command.node], self.machine.tables.newest
+            assert newest is not None
+            said = held.take(command)
+            held.keep(newest)  # as another agent gives it
+            assert held.get(newest.head.number) == newest and said in ([newest], []), (
+                "the same as a whole and as a change"
+            )
+            return [command, *said]
+        if not isinstance(command, JoinGeneration):
+            return [command]
+        roster = self.machine.roster
+        (form,) = self.tables[roster.workers[command.worker].node].take(command)
+        assert isinstance(form, FormGeneration)
+        if form.rank == 0:
+            assert form.members == [roster.member(roster.workers[who], rank) for rank, who in roster.places.items()]
+            assert form.stores == [node.store for node in roster.member_nodes()]
+        assert roster.places[form.rank] == command.worker and form.generation == self.machine.generation
+        return [form]
 
     def wait(self) -> list[Command]:
         deadline = self.machine.next_deadline()

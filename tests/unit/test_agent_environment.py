@@ -33,7 +33,7 @@ def config(*, job: dict[str, Any] | None = None, **changes: Any) -> AgentConfig:
 
 def order(generation: int = 1) -> SpawnWorker:
     return SpawnWorker(
-        NodeId("n1"), WorkerId("w"), Role.RANK, Rank(3), 1, 4, Generation(generation), [], restarts=2, resume=False
+        NodeId("n1"), WorkerId("w"), Role.RANK, Rank(3), 1, 4, Generation(generation), restarts=2, resume=False
     )
 
 

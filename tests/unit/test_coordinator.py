@@ -109,7 +109,7 @@ async def agent(coordinator: Coordinator, node: str = "node0", pid: int = 1) -> 
 
 def spawn(node: str, worker: str) -> SpawnWorker:
     return SpawnWorker(
-        NodeId(node), WorkerId(worker), Role.RANK, Rank(0), 0, 2, Generation(1), ["store"], restarts=0, resume=False
+        NodeId(node), WorkerId(worker), Role.RANK, Rank(0), 0, 2, Generation(1), restarts=0, resume=False
     )
 
 
@@ -278,7 +278,7 @@ async def test_a_defect_of_the_machine_ends_the_job_and_says_where() -> None:
 
 
 async def test_an_order_that_cannot_be_sent_ends_the_job_and_says_so() -> None:
-    wrong = SpawnWorker(NodeId("node0"), WorkerId("w"), Role.RANK, Rank(0), 0, 2, Generation(1), [], object(), False)  # type: ignore[arg-type]
+    wrong = SpawnWorker(NodeId("node0"), WorkerId("w"), Role.RANK, Rank(0), 0, 2, Generation(1), object(), False)  # type: ignore[arg-type]
     async with serving(ScriptedMachine(lambda fact: [wrong])) as (coordinator, _), agent(coordinator):
         end = await asyncio.wait_for(coordinator.wait_ended(), PATIENCE)
         assert end.code == INTERNAL_ERROR

@@ -285,7 +285,7 @@ def test_a_fact_told_again_changes_nothing(again: Callable[[Job], list[Command]]
 
 
 def test_an_incident_of_4000_ranks_takes_no_time_that_grows_with_its_square() -> None:
-    job = Job(4000, nodes=500, standbys=1).trained(0)
+    job = Job(4000, nodes=500, standbys=1, agents=False).trained(0)
     begun = time.process_time()
     job.exited(job.of(17))
     for rank in job.ranks:

@@ -9,6 +9,7 @@ from regrow.core.messages import (
     FenceWorker,
     FormGeneration,
     HaltGeneration,
+    KeepTable,
     Role,
     SpawnWorker,
     StartScript,
@@ -28,7 +29,7 @@ def test_workers_are_started_when_all_nodes_have_registered() -> None:
     job = Job(4, nodes=2)
     spawned = job.all(SpawnWorker)
     assert [(s.node, s.rank, s.local_rank) for s in spawned] == [("n0", 0, 0), ("n0", 1, 1), ("n1", 2, 0), ("n1", 3, 1)]
-    assert {tuple(s.stores) for s in spawned} == {("store0", "store1")}
+    assert {tuple(each.table.stores) for each in job.all(KeepTable)} == {("store0", "store1")}
 
 
 def test_the_first_generation_is_formed_when_the_last_worker_is_ready() -> None:

@@ -15,11 +15,13 @@ from regrow.agent.checkpoints.writer_client import WriterClient
 from regrow.agent.committed_steps import CommittedSteps, LastSeen, StepsFile
 from regrow.agent.coordinator_link import CoordinatorLink
 from regrow.agent.data_desk import DataDesk
+from regrow.agent.held_tables import Feasible
 from regrow.agent.memory_kills import MemoryKills
 from regrow.agent.output import OutputPump
 from regrow.agent.signals import Ending, NoticeSignals
 from regrow.agent.state_copies.store import CopyStore
 from regrow.agent.store.server import StoreServer
+from regrow.agent.table_relay import TableRelay
 from regrow.agent.worker_facts import WorkerFactRelay
 from regrow.agent.workers.environment import SpawnRequests, one_thread_each, path_entry
 from regrow.agent.workers.evidence import evidence
@@ -34,7 +36,6 @@ from regrow.core.errors import ProtocolError
 from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import (
-    AgentOrder,
     ArmFault,
     ErrorReport,
     FaultFired,
@@ -42,10 +43,10 @@ from regrow.core.messages import (
     FaultStage,
     FenceWorker,
     FormGeneration,
+    GenerationTable,
     NodeJoined,
     NodeStopped,
     NoteGeneration,
-    Role,
     SpawnWorker,
     StartScript,
     StopNode,
@@ -84,8 +85,11 @@ class Agent:
         self._disk = Background("regrow-steps")
         self._ledger = CommittedSteps(self._steps)
         self._watcher = Watcher(config.node, config.facts.hang_bound, lambda: evidence(self._watched()))
-        self._store = StoreServer(config)
+        self._store = StoreServer(config, lambda request: self._tables.answer(request))
         self._uplink = CoordinatorLink(config)
+        self._tables = TableRelay(
+            config.node, do=self._carry_out, tell=self._uplink.send, ask=self._store.peers.ask, start=self._start_task
+        )
         self._vault = CopyStore(
             config,
             stored=lambda answer: self._from_thread(self._snapshot_stored, answer),
@@ -193,16 +197,19 @@ class Agent:
         reason = "the connection to the coordinator was lost"
         try:
             async for order in self._uplink.orders():
-                self._obey(order)
+                self._tables.obey(order)
         except ProtocolError as error:
             reason = str(error)
         self._end(Ending(1, 0.0, reason))
 
-    def _obey(self, order: AgentOrder) -> None:
+    def _carry_out(self, order: Feasible) -> None:
         if isinstance(order, FormGeneration | NoteGeneration):
             self._ledger.formed(order.generation, order.step)
             self._vault.formed(order.step)
         match order:
+            case GenerationTable(head=head):
+                self._store.generation_formed(head.generation, order.stores, head.world)
+                return
             case SpawnWorker():
                 self._spawn(order)
                 return
@@ -229,11 +236,7 @@ class Agent:
             case ArmFault(fault=fault) if fault.stage is FaultStage.NOW and fault.how in _STRIKES:
                 self._uplink.send(FaultFired(worker.id, fault.fault, worker.step, time.monotonic()))
                 worker.strike(_STRIKES[fault.how])
-            case FormGeneration():
-                self._store.generation_formed(order.generation, order.stores, len(order.members))
-                self._output.place(worker.id, order.rank)
-                worker.order(order)
-            case StartScript():
+            case FormGeneration() | StartScript():
                 self._output.place(worker.id, order.rank)
                 worker.order(order)
             case _:
@@ -243,8 +246,6 @@ class Agent:
         if self._ending is None or self._ending.done() or order.worker in self._workers:
             _log.warning("worker %s is not spawned: it exists, or this node ends", order.worker)
             return
-        if order.role is Role.RANK:
-            self._store.generation_formed(order.generation, order.stores, order.world)
         worker = Worker(order, on_fact=self._hearing.said)
         self._workers[worker.id] = worker
         theirs, ours = worker.descriptors()

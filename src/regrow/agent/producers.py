@@ -159,7 +159,6 @@ class Producers:
             local_rank=0,
             world=config.facts.world,
             generation=producer.generation,
-            stores=[],
             restarts=0,
             resume=False,
         )

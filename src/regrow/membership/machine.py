@@ -27,6 +27,7 @@ from regrow.core.messages import (
     NodeStopped,
     ScaleRequested,
     StopRequested,
+    TableMissed,
     TimeAdvanced,
 )
 from regrow.core.messages.checkpoints import CheckpointFailed, CheckpointWritten, PartsWritten, SnapshotHeld
@@ -65,6 +66,7 @@ from regrow.membership.states import (
     Training,
     Waiting,
 )
+from regrow.membership.tables import Tables
 from regrow.membership.view import JobView, NodeView, WorkerView
 from regrow.membership.workers import Workers
 
@@ -137,6 +139,8 @@ class Membership:
                 self._orders.copied(event, self.facts.buddy_every, now)
             case NodeSeen():
                 self._standstills.seen(event, now)
+            case TableMissed():
+                self._orders.missed(event)
             case DataNoted():
                 self._orders.note(event.text, now)
             case NodeStopped():
@@ -208,6 +212,11 @@ class Membership:
     def roster(self) -> Roster:
         """Who there is."""
         return self._job.roster
+
+    @property
+    def tables(self) -> Tables:
+        """What all workers of a generation are told alike."""
+        return self._orders.tables
 
     @property
     def incident(self) -> Incident | None:

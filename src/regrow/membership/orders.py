@@ -1,5 +1,6 @@
 """Decisions put into commands. What is ordered of a worker is entered in the roster in the same breath."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -12,20 +13,23 @@ from regrow.core.messages import (
     ArmFault,
     FaultSpec,
     FenceWorker,
-    FormGeneration,
     HaltGeneration,
+    JoinGeneration,
     NoteGeneration,
     ReleaseWorker,
     Role,
     SpawnWorker,
     StartScript,
+    TableMissed,
     Warmth,
     WorldChange,
 )
 from regrow.core.messages.copies import CopySource, CopyStreamEnded, PlaceCopies, ReportCopies
+from regrow.core.messages.tables import TableHead, runs_of
 from regrow.membership.fault_plan import FaultPlan
 from regrow.membership.recovery_point import CopyHolder, Start
 from regrow.membership.roster import IN_GENERATION, NodeRecord, Roster, Seat, Stage, WorkerRecord
+from regrow.membership.tables import Tables
 
 
 class EndJob(msgspec.Struct, frozen=True, tag=True):
@@ -58,8 +62,7 @@ class Orders:
     """
 
     def __init__(self, facts: JobSpec, roster: Roster, plan: FaultPlan) -> None:
-        self.stores: list[str] = []
-        """Over which agents the keys of the present generation are spread: those of the nodes with ranks."""
+        self.tables = Tables()
         self._facts = facts
         self._roster = roster
         self._plan = plan
@@ -95,7 +98,6 @@ class Orders:
                 local_rank=seat.local_rank,
                 world=self._roster.world if grown is None else grown,
                 generation=generation,
-                stores=self.stores,
                 restarts=restarts,
                 resume=resume,
                 faults=self._plan.of(seat.rank) if role is Role.RANK else [],
@@ -150,36 +152,38 @@ class Orders:
         self._out.extend(ReportCopies(node, generation) for node in nodes)
         return nodes
 
+    def build(self, generation: Generation, nodes: Sequence[NodeRecord]) -> None:
+        """Workers are about to be started for all ranks, on these nodes: over them the keys are spread."""
+        self._out.extend(self.tables.spread(TableHead(generation, self._roster.world), nodes, []))
+
+    def missed(self, fact: TableMissed) -> None:
+        """A node has not got the table that it should have."""
+        self._out.extend(self.tables.missed(fact))
+
     def form(self, generation: Generation, start: Start, now: Instant, *, change: WorldChange | None = None) -> None:
         """Everyone who holds a rank enters a generation. `change`: how its size differs from the last that stood."""
         seated = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
         members = [self._roster.member(worker, rank) for rank, worker in seated]
-        holders = sorted(start.holders)
         # A newcomer has run none of them, so all begin with the first again; who is past them has them in mind.
         # Who is ready speaks of where it will be when it has rolled forward.
         inside = int(not start.rewind and any(w.inside and w.state_at + w.ready == start.step for _, w in seated))
-        whole_body = any(worker.whole_body for _, worker in seated)
-        self.stores = stores = [node.store for node in self._roster.member_nodes()]
+        head = TableHead(
+            generation=generation,
+            world=len(members),
+            step=start.step,
+            holders=runs_of(sorted(start.holders)),
+            inside=inside,
+            rewind=start.rewind,
+            change=change,
+            whole_body=any(worker.whole_body for _, worker in seated),
+        )
+        self._out.extend(self.tables.spread(head, self._roster.member_nodes(), members))
         for rank, worker in seated:
             worker.entered = generation if worker.entered is None else worker.entered
             self._roster.move(worker, Stage.JOINING, now)
+            restore = self._restore(start.restored.get(rank))
             self._out.append(
-                FormGeneration(
-                    worker=worker.worker,
-                    generation=generation,
-                    rank=rank,
-                    local_rank=worker.local_rank,
-                    step=start.step,
-                    members=members,
-                    holders=holders,
-                    stores=stores,
-                    faults=self._plan.of(rank),
-                    restore=self._restore(start.restored.get(rank)),
-                    inside=inside,
-                    rewind=start.rewind,
-                    change=change,
-                    whole_body=whole_body,
-                )
+                JoinGeneration(worker.worker, rank, generation, self.tables.number, self._plan.of(rank), restore)
             )
         # Steps of those who were there before are committed by it, or run again.
         elsewhere = [node.node for node in self._roster.living_nodes() if not node.seats]

@@ -133,6 +133,8 @@ class NodeRecord:
     leave_by: Instant | None = None
     """It is to be given back by then; None: it is not."""
     leave_reason: str = ""
+    table: int = 0
+    """The number of the last table of a generation that stood which its agent has; 0: it has none."""
     stopped: bool = False
     """Its agent was told to end since nobody was left on it, or has ended as announced."""
     unpaid: bool = False

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec.structs import astuple
+
 from regrow.core.errors import RegrowError
 from regrow.core.ids import Generation, Instant, NodeId, StepNo, WorkerId
 from regrow.core.job import JobSpec
@@ -10,13 +12,16 @@ from regrow.core.messages import (
     FenceWorker,
     FormGeneration,
     HaltGeneration,
+    JoinGeneration,
     Member,
     NodeJoined,
     ReleaseWorker,
     Role,
     SpawnWorker,
     WorkerExited,
+    WorkerOrder,
 )
+from regrow.core.messages.tables import completed, ranks_of
 from regrow.core.records import IncidentClosed, IncidentOpened, JobEnded, Noted, Record, WorkerGone, WorldChanged
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.scaling import Limits
@@ -54,6 +59,8 @@ class Invariants:
         self._stores: dict[NodeId, str] = {}
         """Of the nodes that are there."""
         self._tables: dict[WorkerId, Generation] = {}
+        self._forms: dict[WorkerId, FormGeneration] = {}
+        """The last generation that each worker was to enter."""
         self._formed = Generation(0)
         self._limits = Limits.of(facts)
         self._members: list[Member] = []
@@ -105,7 +112,30 @@ class Invariants:
         self._fenced |= theirs
         self._known_gone |= theirs
 
-    def decided(self, commands: Sequence[Command], machine: Membership, now: Instant) -> None:
+    def told(self, commands: Sequence[Command], machine: Membership) -> list[Command | FormGeneration]:
+        """The commands, with what each worker is to hear of a generation in the end."""
+        table = machine.tables.newest
+        if table is None or not any(isinstance(command, JoinGeneration) for command in commands):
+            return list(commands)
+        expanded: list[Command | FormGeneration] = []
+        holders = ranks_of(table.head.holders)
+        for command in commands:
+            if isinstance(command, JoinGeneration):
+                require(command.table == table.head.number, "who enters a generation is sent to its table")
+                form = self._forms[command.worker] = completed(command, table, holders)
+                expanded.append(form)
+            else:
+                expanded.append(command)
+        return expanded
+
+    def received(self, order: WorkerOrder) -> None:
+        """An agent tells a worker something."""
+        if isinstance(order, FormGeneration):
+            meant = self._forms[order.worker]
+            same = all(one is other or one == other for one, other in zip(astuple(order), astuple(meant), strict=True))
+            require(same or order.generation < meant.generation, "an agent completes an order as was meant")
+
+    def decided(self, commands: Sequence[Command | FormGeneration], machine: Membership, now: Instant) -> None:
         """The machine has answered a fact. Raises `InvariantBroken`."""
         require(self.end is None or not commands, "nothing is ordered after the end")
         together: set[WorkerId] = set()
@@ -206,7 +236,7 @@ class Invariants:
         if self._spawned[worker] in self._draining:
             self._excused.add(worker)
 
-    def _change(self, commands: Sequence[Command]) -> None:
+    def _change(self, commands: Sequence[Command | FormGeneration]) -> None:
         """The size of the world is written down when it changes, and only then."""
         changes = [command for command in commands if isinstance(command, WorldChanged)]
         forms = [command for command in commands if isinstance(command, FormGeneration)]

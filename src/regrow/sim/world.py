@@ -2,15 +2,18 @@
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
-import msgspec
-
+from regrow.agent.held_tables import Feasible
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
+    AgentOrder,
     Fact,
     FaultSpec,
     FenceWorker,
+    FormGeneration,
+    JoinGeneration,
     Member,
     NodeDraining,
     NodeJoined,
@@ -20,22 +23,23 @@ from regrow.core.messages import (
     ScaleRequested,
     SpawnWorker,
     StopNode,
+    TableOrder,
     TimeAdvanced,
     WorkerCommitted,
     WorkerExited,
     WorkerFact,
+    WorkerOrder,
     WorkerResumed,
     WorkerStaged,
     WorkerStarted,
 )
 from regrow.core.messages.checkpoints import SnapshotForDisk
-from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotTaken
+from regrow.core.messages.copies import SnapshotTaken
 from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.sights import StacksTaken
-from regrow.core.records import Record
 from regrow.membership.machine import Command, EndJob, Membership
-from regrow.membership.orders import AnswerScale
 from regrow.membership.states import Gathering
+from regrow.sim.agents import AgentHost, SimAgents
 from regrow.sim.collectives import Group
 from regrow.sim.faults import SimFault, Wish, striking
 from regrow.sim.invariants import InvariantBroken, Invariants, require
@@ -81,7 +85,7 @@ class World:
         self.workers: dict[WorkerId, SimWorker] = {}
         self.machine = Membership(facts, faults)
         self.laws = Invariants(facts, self.workers)
-        self.log: list[tuple[Instant, Fact | Command]] = []
+        self.log: list[tuple[Instant, Fact | Command | FormGeneration]] = []
         self.end: EndJob | None = None
         self.bad_moments: set[str] = set()
         """What has gone wrong so far, for tests that ask whether a failure was deserved."""
@@ -90,6 +94,7 @@ class World:
         self._rng = random.Random(seed)
         self._timeline = Timeline()
         self._network = Network(self._timeline, self._rng, self._weather)
+        self._agents = SimAgents(AgentHost(self._network, self.after, self.say_of_agent, self._obey))
         self._groups: dict[Generation, Group] = {}
         self._counts: dict[tuple[Rank | None, Doing], int] = {}
         self._strikes = list(strikes)
@@ -148,8 +153,9 @@ class World:
         if isinstance(fact, WorkerExited):
             self.laws.learned(fact)
         commands = self.machine.handle(fact, now)
-        self.log.extend((now, command) for command in commands)
-        self.laws.decided(commands, self.machine, now)
+        told = self.laws.told(commands, self.machine)
+        self.log.extend((now, command) for command in told)
+        self.laws.decided(told, self.machine, now)
         for command in commands:
             self._carry_out(command)
         if isinstance(fact, TimeAdvanced):
@@ -174,30 +180,31 @@ class World:
             self._set_alarm()
 
     def _carry_out(self, command: Command) -> None:
-        match command:
-            case EndJob():
-                self.end = command
-            case SpawnWorker():
-                self._to_agent(command.node, lambda: self._spawn(command))
-            case FenceWorker():
-                self._to_agent(command.node, lambda: self._fence(command))
-            case StopNode():
-                self._to_agent(command.node, lambda: self._stop(command.node))
-            case ReportCopies() | PlaceCopies() | AnswerScale():
-                pass
-            case Record():
-                pass
-            case msgspec.Struct() if hasattr(command, "worker"):
-                node = self.machine.roster.workers[command.worker].node
-                self._to_agent(node, lambda: self._pass_on(command))
-            case _:
-                pass
+        if isinstance(command, EndJob):
+            self.end = command
+        elif isinstance(command, SpawnWorker | FenceWorker | StopNode | TableOrder):
+            self._to_agent(command.node, command)
+        elif isinstance(command, WorkerOrder | JoinGeneration):
+            self._to_agent(self.machine.roster.workers[command.worker].node, command)
 
-    def _to_agent(self, node: NodeId, deliver: Callable[[], None]) -> None:
+    def _to_agent(self, node: NodeId, order: AgentOrder) -> None:
         """Over the connection that there is now; what is on its way when that ends is lost."""
         if node in self._connected:
             life = self._lives[node]
+            deliver = partial(self._agents.obey, node, order)
             self._network.send(("to", node), lambda: deliver() if self._lives[node] == life else None)
+
+    def _obey(self, node: NodeId, order: Feasible) -> None:
+        match order:
+            case SpawnWorker():
+                self._spawn(order)
+            case FenceWorker():
+                self._fence(order)
+            case StopNode():
+                self._stop(node)
+            case _ if isinstance(order, WorkerOrder) and order.worker in self.workers:
+                self.laws.received(order)
+                self.workers[order.worker].order(order)
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
@@ -231,6 +238,7 @@ class World:
             return
         self._losing.add(node)
         self._lives[node] += 1
+        self._agents.end(node)
         for worker in self.workers.values():
             if worker.spawn.node == node:
                 worker.end(-15)
@@ -254,6 +262,7 @@ class World:
         if node in self._losing:
             return
         self._connected.add(node)
+        self._agents.begin(joined)
         self.laws.joined(joined)
         self.tell(joined)
 
@@ -263,6 +272,7 @@ class World:
             return
         self._losing.add(node)
         self._lives[node] += 1
+        self._agents.end(node)
         lost = [worker for worker in self.workers.values() if worker.spawn.node == node and worker.alive]
         known = self.jitter(0.01) if strike.how == "node" else LEASE
         ends = 0.0 if strike.how == "node" else LEASE + self._rng.uniform(0.0, 20.0)
@@ -299,11 +309,6 @@ class World:
         worker = self.workers.get(order.worker)
         if worker is not None:
             self.after(self.jitter(0.005), lambda: worker.end(-9))
-
-    def _pass_on(self, order: Command) -> None:
-        worker = self.workers.get(getattr(order, "worker", WorkerId("")))
-        if worker is not None:
-            worker.order(order)  # type: ignore[arg-type]
 
     def say_of_agent(self, node: NodeId, fact: Fact) -> None:
         """The agent of a node reports."""

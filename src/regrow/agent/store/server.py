@@ -6,7 +6,7 @@ speaks to the others (`keeper`).
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +17,7 @@ from regrow.agent.store.store_node import StoreNode
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Seconds
-from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest
+from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest, StoreTable
 from regrow.core.net import same_secret, serve_streams
 from regrow.core.wire import FrameCodec
 
@@ -30,33 +30,37 @@ class StoreServer:
 
     Args:
         config: one node serves a unix socket, several serve TCP on `bind`.
+        tables: answers for tables of generations, if it is to serve them.
     """
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(
+        self, config: AgentConfig, tables: Callable[[StoreTable], Awaitable[StoreReply]] | None = None
+    ) -> None:
         self._config = config
         self._token = config.token.encode()
-        self._peers = PeerLinks(config.token)
+        self.peers = PeerLinks(config.token)
+        self._tables = tables
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self.address = ""
         self.keeper = self._keeper()
 
     def _keeper(self) -> StoreNode:
-        return StoreNode(self.address, self._peers, alone=self._config.facts.node_limit == 1)
+        return StoreNode(self.address, self.peers, alone=self._config.facts.node_limit == 1)
 
     async def __aenter__(self) -> Self:
         config = self._config
         path = Path(config.socket_dir) / "store" if config.one_machine else None
         serving = serve_streams(self._serve, path, bind=config.bind, advertise=config.advertise)
         self._server, self.address = await serving
-        self._peers.open(self.address)
+        self.peers.open(self.address)
         self.keeper = self._keeper()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
-        await self._peers.close()
+        await self.peers.close()
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -72,7 +76,7 @@ class StoreServer:
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
         try:
-            await _Conversation(self.keeper, self._token, reader, writer).run()
+            await _Conversation(self._answer, self._token, reader, writer).run()
         except (ProtocolError, TimeoutError) as error:
             _log.warning("a connection to the store was closed: %s", str(error) or "no greeting came")
         except ConnectionError:
@@ -82,14 +86,23 @@ class StoreServer:
         finally:
             writer.close()
 
+    async def _answer(self, request: StoreRequest, caller: str) -> StoreReply:
+        if isinstance(request, StoreTable) and self._tables is not None:
+            return await self._tables(request)
+        return await self.keeper.carry_out(request, caller)
+
 
 class _Conversation:
     """One client: a worker, or another agent. Requests that wait do not hold up others."""
 
     def __init__(
-        self, keeper: StoreNode, token: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        carry_out: Callable[[StoreRequest, str], Awaitable[StoreReply]],
+        token: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        self._keeper = keeper
+        self._carry_out = carry_out
         self._token = token
         self._reader = reader
         self._writer = writer
@@ -133,7 +146,7 @@ class _Conversation:
             self._writer.close()  # so that nobody waits for the answer
 
     async def _answer(self, request: StoreRequest) -> None:
-        self._say(await self._keeper.carry_out(request, self._caller), request.ask)
+        self._say(await self._carry_out(request, self._caller), request.ask)
 
     def _say(self, reply: StoreReply, number: int) -> None:
         try:

@@ -37,6 +37,7 @@ from regrow.core.messages.store import (
     StoreReply,
     StoreRequest,
     StoreSet,
+    StoreTable,
     StoreWait,
 )
 
@@ -118,6 +119,8 @@ class StoreNode:
                 return StoreReply()
             case StoreHello() | StoreCancel():
                 raise StoreRefusal("hello was said already")
+            case StoreTable():
+                raise StoreRefusal("no tables are kept here")
             case _:
                 return await self._change(request, caller)
 

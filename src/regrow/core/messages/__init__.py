@@ -64,6 +64,15 @@ from regrow.core.messages.orders import (
 )
 from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer, StateSampled
 from regrow.core.messages.sights import NodeSeen, ProveAlive, StacksTaken, TakeStacks, WorkerAlive
+from regrow.core.messages.tables import (
+    ChangeTable,
+    FetchTable,
+    GenerationTable,
+    JoinGeneration,
+    KeepTable,
+    TableMissed,
+    TableOrder,
+)
 from regrow.core.messages.vocabulary import (
     STEP_STAGES,
     ErrorReport,
@@ -82,6 +91,7 @@ __all__ = [
     "AgentFact",
     "AgentOrder",
     "ArmFault",
+    "ChangeTable",
     "DrainRequested",
     "ErrorReport",
     "Fact",
@@ -92,10 +102,14 @@ __all__ = [
     "FaultSpec",
     "FaultStage",
     "FenceWorker",
+    "FetchTable",
     "FormGeneration",
+    "GenerationTable",
     "HaltGeneration",
     "HaltMissed",
     "ImportModules",
+    "JoinGeneration",
+    "KeepTable",
     "Member",
     "ModulesImported",
     "NodeDraining",
@@ -105,6 +119,7 @@ __all__ = [
     "NodeProgress",
     "NodeSeen",
     "NodeStopped",
+    "NodeTask",
     "NoteGeneration",
     "ProveAlive",
     "ReleaseWorker",
@@ -115,6 +130,8 @@ __all__ = [
     "StartScript",
     "StopNode",
     "StopRequested",
+    "TableMissed",
+    "TableOrder",
     "TakeStacks",
     "TimeAdvanced",
     "Warmth",
@@ -205,10 +222,11 @@ AgentFact = (
     | CorruptionNamed
     | StateSampled
     | DataNoted
+    | TableMissed
 )
 """What an agent tells the coordinator."""
 
-NodeOrder = (
+NodeTask = (
     SpawnWorker
     | FenceWorker
     | StopNode
@@ -219,6 +237,9 @@ NodeOrder = (
     | FinishCheckpoint
     | AbandonCheckpoint
 )
+"""What an agent is to do itself."""
+
+NodeOrder = NodeTask | TableOrder
 """What the coordinator orders an agent for itself: these name its node."""
 
 AgentOrder = (
@@ -226,7 +247,7 @@ AgentOrder = (
     | StartScript
     | ImportModules
     | HaltGeneration
-    | FormGeneration
+    | JoinGeneration
     | ReleaseWorker
     | ArmFault
     | TakeSnapshot

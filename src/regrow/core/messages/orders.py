@@ -13,7 +13,6 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     """Fork a worker. `rank`: its place, provisional for a standby.
 
     A `rank` that the world does not have yet is that of a candidate: it builds for a world of `world` that is to come.
-    `stores`: the agents' stores in the order of nodes; the keys of the generation are spread over them.
     """
 
     node: NodeId
@@ -23,7 +22,6 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     local_rank: int
     world: int
     generation: Generation
-    stores: list[str]
     restarts: int
     resume: bool
     faults: list[FaultSpec] = []
@@ -95,7 +93,9 @@ class HaltGeneration(msgspec.Struct, frozen=True, tag=True):
 
 
 class FormGeneration(msgspec.Struct, frozen=True, tag=True):
-    """The new membership. Who is not in `holders` receives `state@step` from those of them with its own holding.
+    """The new membership, as a worker is told by its agent.
+
+    Who is not in `holders` receives `state@step` from those of them with its own holding.
 
     `restore`: the copy to go back to instead, where no living worker has the state; then nobody is a holder.
     `inside`: from which restartable function on, of those after the last step, all run them again; 0: none.

@@ -150,6 +150,13 @@ class StoreForget(StoreMessage, frozen=True, tag=True):
     key: str
 
 
+class StoreTable(StoreMessage, frozen=True, tag=True):
+    """One agent to another: the table of a generation with the number `table`, in `value`, or `TIMEOUT`."""
+
+    table: int
+    timeout: Seconds
+
+
 class StoreReply(StoreMessage, frozen=True, tag=True):
     """The answer to any request. `error`: empty, or one of the constants below, or a sentence.
 
@@ -188,4 +195,5 @@ StoreRequest = (
     | StoreCount
     | StoreList
     | StoreForget
+    | StoreTable
 )

@@ -106,7 +106,7 @@ class ErrorReport(msgspec.Struct, frozen=True):
         return f"{self.type}|{self.message}|{self.where}"
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, array_like=True):
     """A worker's place in a generation, and where its state can be read. `holding`: equal where the state is too."""
 
     rank: Rank

@@ -59,7 +59,7 @@ class Generations:
         self._roster.renumber([], now)
         self._roster.world = len(seats)
         homes = {seat.node for seat in seats}
-        self._orders.stores = [node.store for node in self._roster.usable_nodes() if node.node in homes]
+        self._orders.build(generation, [node for node in self._roster.usable_nodes() if node.node in homes])
         for seat in seats:
             self._job.spawn(seat, Role.RANK, now)
         return True
@@ -115,6 +115,7 @@ class Generations:
         self._ladder.over()
         self._job.goto(Training())
         self.doubts.open, self._telling = None, None
+        self._orders.tables.stands(self._roster.member_nodes())
         workers = {str(rank): worker for rank, worker in self._roster.places.items()}
         self._orders.write(
             record.GenerationFormed(at=now, generation=self._job.generation, step=step, workers=workers),

@@ -1,0 +1,69 @@
+"""What a generation costs on the wire: bytes that coordinator and agents send, counted at the machine of production.
+
+Described in `rendezvous.py`.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+from forking import PER_NODE
+from membership import Drive
+
+from regrow.core.ids import Instant, NodeId, Rank, StepNo
+from regrow.core.messages import AgentOrder, Fact, FetchTable, KeepTable
+from regrow.membership.machine import Command
+
+
+class FormationLoad(NamedTuple):
+    """Bytes for one generation: all that the coordinator sends, and the most that one agent passes on to others."""
+
+    coordinator: int
+    agent: int
+
+
+class Counted(Drive):
+    """A job whose coordinator's orders are encoded as its server does it, and counted."""
+
+    def __init__(self, world: int) -> None:
+        super().__init__(world // PER_NODE, PER_NODE)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._sent = 0
+        self._whole = 0
+        self._asked: Counter[str] = Counter()
+        self._handle = self.machine.handle
+        self.machine.handle = self._counting  # type: ignore[method-assign]
+
+    def _counting(self, event: Fact, now: Instant) -> list[Command]:
+        commands = self._handle(event, now)
+        for command in commands:
+            if isinstance(command, AgentOrder):
+                size = len(self._encoder.encode(command))
+                self._sent += size
+                self._whole = max(self._whole, size) if isinstance(command, KeepTable) else self._whole
+            if isinstance(command, FetchTable):
+                self._asked[command.source] += 1
+        return commands
+
+    def take(self) -> FormationLoad:
+        """Since the last call."""
+        load = FormationLoad(self._sent, self._whole * max(self._asked.values(), default=0))
+        self._sent, self._whole, self._asked = 0, 0, Counter()
+        return load
+
+
+def formations(world: int) -> dict[str, FormationLoad]:
+    """All workers are started; their first generation; the one after a kill; the one after the loss of a node's."""
+    job = Counted(world)
+    nodes, nproc = job.machine.facts.nodes, job.machine.facts.nproc
+    loads: dict[str, FormationLoad] = {}
+    job.join(NodeId(f"n{node}") for node in range(nodes))
+    loads["start"] = job.take()
+    job.ready(list(job.machine.roster.places.values()), StepNo(0))
+    loads["form"] = job.take()
+    job.resume(StepNo(0))
+    for name, lost, step in (("kill", [Rank(world // 2)], 1), ("node", range(nproc, 2 * nproc), 2)):
+        job.take()
+        job.lose(lost, StepNo(step))
+        loads[name] = job.take()
+    return loads

@@ -1,0 +1,101 @@
+"""How the table of a generation comes to the nodes, so that what the coordinator sends grows no faster than the world.
+
+A node that has the table of the generation that stood last is sent what differs from it, as long as that is little. Up
+to `DIRECT` others are sent the whole table. Are there more, `WIDTH` of them are, and each of the rest fetches it from
+another node, along a tree in which no node passes it on to more than `WIDTH`. A node that cannot fetch it in time says
+so and is sent it (docs/decisions/0034).
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from regrow.core.ids import NodeId, Seconds
+from regrow.core.messages import Member
+from regrow.core.messages.tables import (
+    ChangeTable,
+    FetchTable,
+    GenerationTable,
+    KeepTable,
+    TableChange,
+    TableHead,
+    TableMissed,
+    TableOrder,
+)
+from regrow.membership.roster import NodeRecord
+
+DIRECT = 64
+WIDTH = 8
+HOP_S: Seconds = 2.0
+"""How long one node of the tree waits longer than the one that it asks."""
+_LINES_A_RANK = 4
+"""Changes are sent to more nodes than `DIRECT` as long as all of them together have no more lines than that a rank."""
+
+
+class Tables:
+    """The table that was sent last, and the one of the generation that stood last, which most nodes have."""
+
+    def __init__(self) -> None:
+        self.newest: GenerationTable | None = None
+        self._stood: GenerationTable | None = None
+        self.number = 0
+        """Of the newest."""
+
+    def spread(self, head: TableHead, nodes: Sequence[NodeRecord], members: list[Member]) -> list[TableOrder]:
+        """A new table, for these nodes; numbers it."""
+        self.number += 1
+        since = 0 if self._stood is None else self._stood.head.number
+        head = msgspec.structs.replace(head, number=self.number, since=since)
+        table = self.newest = GenerationTable(head, [node.store for node in nodes], members)
+        know = [node for node in nodes if since and node.table == since]
+        change = None if self._stood is None or not know else difference(self._stood, table)
+        if change is None or not _is_little(change, table, len(know)):
+            return _pass_on(table, [], nodes)
+        others = [node for node in nodes if node.table != since]
+        return [*(ChangeTable(node.node, change) for node in know), *_pass_on(table, know, others)]
+
+    def stands(self, nodes: Sequence[NodeRecord]) -> None:
+        """All workers stand in the newest generation, so the agents of these nodes have its table."""
+        self._stood = self.newest
+        for node in nodes:
+            node.table = self.number
+
+    def missed(self, fact: TableMissed) -> list[KeepTable]:
+        """What a node is sent that has not got a table: the newest; an older one is of no use to it."""
+        if self.newest is None or self.newest.head.number < fact.table:
+            return []
+        return [KeepTable(fact.node, self.newest)]
+
+
+def difference(base: GenerationTable, table: GenerationTable) -> TableChange | None:
+    """What is to be told to who has `base`; None where that cannot be said as a change of it."""
+    if not table.members:
+        return None
+    former, stores = base.members, base.stores
+    return TableChange(
+        table.head,
+        len(table.stores),
+        [(at, store) for at, store in enumerate(table.stores) if at >= len(stores) or stores[at] != store],
+        [member for at, member in enumerate(table.members) if at >= len(former) or former[at] != member],
+    )
+
+
+def _is_little(change: TableChange, table: GenerationTable, nodes: int) -> bool:
+    """Whether that is better sent to so many nodes than the whole."""
+    runs = len(change.head.holders)
+    lines, whole = (len(change.members) + len(change.stores)), len(table.members) + len(table.stores)
+    return 2 * lines <= whole and (nodes <= DIRECT or (lines + runs) * nodes <= _LINES_A_RANK * len(table.members))
+
+
+def _pass_on(table: GenerationTable, have: Sequence[NodeRecord], nodes: Sequence[NodeRecord]) -> list[TableOrder]:
+    """The whole table for `nodes`, from the coordinator or from one another. `have`: others that will have it."""
+    if len(nodes) <= DIRECT:
+        return [KeepTable(node.node, table) for node in nodes]
+    first = max(0, WIDTH - len(have))
+    orders: list[TableOrder] = [KeepTable(node.node, table) for node in nodes[:first]]
+    line, depths = [*have, *nodes], dict[NodeId, int]()
+    for at, node in enumerate(nodes[first:]):
+        source = line[at // WIDTH]
+        depths[node.node] = depth = depths.get(source.node, 0) + 1
+        orders.append(FetchTable(node.node, table.head.number, source.store, depth * HOP_S))
+    return orders
