@@ -30,6 +30,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_newcomer_that_was_built_alone_takes_a_lost_rank_in_all_its_groups[pp_dp-0]",
     ),
     "tests/harm/test_harm.py": ("test_a_habit_of_the_world_is_trained_the_same_or_refused",),
+    "tests/harm/test_elastic_habits.py": ("test_a_habit_comes_through_a_change_of_the_world_or_has_a_fixed_size",),
     "tests/process/test_try.py": (
         "test_a_script_that_counts_for_itself_differs_and_is_told_what_to_write_instead",
         "test_a_script_that_fails_by_itself_is_told_so_before_any_kill",

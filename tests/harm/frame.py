@@ -6,8 +6,9 @@ same function runs under `regrow run`, alone under `python`, and in a world of p
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import regrow
 from regrow.data.loader import StepLoader
@@ -26,6 +27,13 @@ from regrow.data.seeding import seed_everything
 SEED = 7
 WIDTH = 8
 SAMPLES = 4
+GLOBAL_BATCH = 12
+"""Samples of a step in all ranks together, where the world changes; as many in each rank of 1, 2, 3 or 4."""
+SIZES = (2, 3, 2)
+"""The worlds of a habit that is grown and shrunk."""
+LONGER = 3
+"""So many times the steps, where the world changes."""
+PACED, PACE_S, PATIENCE_S = 4, 0.3, 120.0
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -39,6 +47,7 @@ class PlainStep:
     logs: list[tuple[int, str, float]]
     committed: bool = False
     rehearsal: bool = False
+    microbatches: Any = ()
 
     def __enter__(self) -> Any:
         seed_everything(SEED, self.number, self.rank)
@@ -57,6 +66,25 @@ class PlainStep:
         """Nothing to declare."""
 
 
+@dataclass
+class PlainMicroBatch:
+    """A part of a step's global batch."""
+
+    batch: Any
+    part: float
+    """Of the mean over the world, of which DDP makes another mean over its ranks."""
+    losses: dict[str, list[float]]
+
+    def log(self, **metrics: Any) -> None:
+        """Keep numbers."""
+        for name, value in metrics.items():
+            self.losses.setdefault(name, []).append(float(value))
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient."""
+        backward(loss * self.part)
+
+
 class PlainSession:
     """torch.distributed without regrow, in the shape of a session: what a habit does here is what it does anywhere."""
 
@@ -65,15 +93,29 @@ class PlainSession:
         self.local_rank = self.rank
         self.is_main = self.rank == 0
         self.logs: list[tuple[int, str, float]] = []
+        self._objects: tuple[Any, ...] = ()
 
     def protect(self, *objects: Any, **named: Any) -> None:
         """Nothing survives."""
+        self._objects = objects
 
-    def steps(self, loader: Any, *, until: int, start: int = 0) -> Iterator[PlainStep]:
+    def steps(self, loader: Any, *, until: int, start: int = 0, microbatches: int = 0) -> Iterator[PlainStep]:
         """The loop that torch's tutorials have."""
-        batches = self._batches(loader)
+        batches = self._batches(loader) if not microbatches else iter(())
         for number in range(start, until):
-            yield PlainStep(number, next(batches), self.rank, self.logs)
+            step = PlainStep(number, next(batches, None), self.rank, self.logs)
+            step.microbatches = self._parts(step, loader, microbatches)
+            yield step
+
+    def _parts(self, step: PlainStep, loader: Any, count: int) -> Iterator[PlainMicroBatch]:
+        mine = list(range(count))[self.rank :: self.world_size]
+        losses: dict[str, list[float]] = {}
+        for at in mine:
+            with self._objects[0].no_sync() if at != mine[-1] else nullcontext():
+                yield PlainMicroBatch(loader(step.number, at), self.world_size / count, losses)
+        for name, values in losses.items():
+            dist.all_reduce(total := torch.tensor(sum(values)))
+            step.log(**{name: total / count})
 
     def _batches(self, loader: Any) -> Iterator[Any]:
         if callable(loader):
@@ -114,22 +156,55 @@ class Trial:
         folder: shared by all ranks of this run, for what the habit writes.
         until: steps.
         strikes: (place, rank, step) at which this process is to be killed, each once.
+        world: "still" or "changing" where the data is of a global batch, as a world that changes needs it.
     """
 
     session: Any
     folder: Path
     until: int = 12
     strikes: list[tuple[str, int, int]] = field(default_factory=list)
+    world: str = ""
 
     def steps(self, loader: Any = None, *, until: int | None = None, **words: Any) -> Iterator[Any]:
         """The session's steps, over the common data unless a loader is given."""
-        steps = self.session.steps(self.batch if loader is None else loader, until=until or self.until, **words)
+        if loader is None:
+            loader = global_batches() if self.world else self.batch
+        steps = self.session.steps(loader, until=until or self.until, **words)
+        if self.world == "changing":
+            return self._changing(steps)
         return steps if not self.strikes else self._struck(steps)
 
     def _struck(self, steps: Iterator[Any]) -> Iterator[Any]:
         for step in steps:
             yield Struck(step, self._strike)
             self._strike("between", step)
+
+    def _changing(self, steps: Iterator[Any]) -> Iterator[Any]:
+        paced, size = 0, 0
+        for step in steps:
+            yield step
+            if step.rehearsal:
+                continue
+            if size != dist.get_world_size():
+                paced, size = 0, dist.get_world_size()
+            paced += 1
+            self._linger(paced)
+
+    def _linger(self, paced: int) -> None:
+        """Make steps slow while the world is to change, and wait until the test has the order for it."""
+        orders = sum(self._ordered(each).exists() for each in range(1, len(SIZES)))
+        if dist.get_world_size() != SIZES[orders]:
+            time.sleep(PACE_S / 2)  # who is too fast comes to the agreed step before its order does
+        elif orders < len(SIZES) - 1:
+            time.sleep(PACE_S)
+            deadline = time.monotonic() + PATIENCE_S
+            while paced >= PACED and not self._ordered(orders + 1).exists():
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"nobody has asked for {SIZES[orders + 1]} ranks")
+                time.sleep(0.01)
+
+    def _ordered(self, number: int) -> Path:
+        return self.folder / f"ordered-{number}"
 
     def _strike(self, place: str, step: Any) -> None:
         rank = self.session.rank
@@ -148,6 +223,11 @@ def batch(seed: int, samples: int = SAMPLES) -> Batch:
     """A few rows whose targets a small net can learn."""
     inputs = torch.randn(samples, WIDTH, generator=torch.Generator().manual_seed(seed))
     return inputs, inputs.sum(1, keepdim=True).sin()
+
+
+def global_batches() -> regrow.DataLoader[Any]:
+    """The same samples in each step, whatever the world."""
+    return regrow.DataLoader(TensorDataset(*batch(3, 16 * GLOBAL_BATCH)), global_batch_size=GLOBAL_BATCH, shuffle=True)
 
 
 def mlp(seed: int = 1, inputs: int = WIDTH, outputs: int = 1, *middle: nn.Module) -> nn.Sequential:
@@ -179,10 +259,17 @@ def play(habit: Callable[[Trial], Mapping[str, Any]], trial: Trial) -> None:
     torch.save({"kept": kept, "logs": logs}, trial.folder / f"final.{trial.session.rank}.pt")
 
 
-def begin(folder: Path, *, until: int = 12, strikes: list[tuple[str, int, int]] | None = None) -> Trial:
+def begin(
+    folder: Path,
+    *,
+    until: int = 12,
+    strikes: list[tuple[str, int, int]] | None = None,
+    world: str = "",
+    invariant: bool = False,
+) -> Trial:
     """A trial in a job of regrow's, or alone."""
     torch.set_num_threads(1)
-    return Trial(regrow.init(seed=SEED), folder, until, strikes or [])
+    return Trial(regrow.init(seed=SEED, invariant=invariant), folder, until, strikes or [], world)
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:

@@ -11,6 +11,10 @@ from typing import Any
 HABITS: dict[str, "Habit"] = {}
 OPEN: dict[str, str] = {}
 """What does not hold yet, and why."""
+BATCHES_OF_A_RANK = "the global batch would follow the number of ranks"
+"""Why the world keeps its size where a script's batches are each rank's own."""
+DRAWS = "random numbers are drawn by rank (in world-invariant mode by micro-batch)"
+BF16 = "bfloat16 rounds sums over another number of rows to others"
 Run = Callable[..., Mapping[str, Any]]
 RECIPE = "recipe-"
 """Habits whose name begins so are composed (`recipes.py`)."""
@@ -29,6 +33,9 @@ class Habit:
         instead: what to write instead, or what to know.
         between: it has functions that run between steps, so faults strike in them too.
         compared: whether its numbers are those of plain torch; not where torch itself would draw others.
+        invariant: it runs in world-invariant mode.
+        fixed: with which words regrow refuses it another size of the world; empty: it may have one.
+        differs: why its numbers are others in a world of another size; empty: they are the same.
         faults: (rank, step, stage) of the faults that strike it.
         until: steps.
     """
@@ -42,6 +49,9 @@ class Habit:
     between: bool = False
     compared: bool = True
     alone: bool = True
+    invariant: bool = False
+    fixed: str = ""
+    differs: str = ""
     faults: tuple[tuple[int, int, str], ...] = ((0, 2, "reduce"), (1, 4, "update"), (2, 6, "commit"), (1, 10, "update"))
     until: int = 12
 
@@ -78,10 +88,11 @@ def document(habits: Mapping[str, Habit]) -> str:
     """`docs/habits.md`."""
     lines = [_HEAD]
     for group in dict.fromkeys(habit.group for habit in habits.values()):
-        lines += [f"## {group}", "", "| habit | under regrow | instead, or to know |", "| --- | --- | --- |"]
+        lines += [f"## {group}", "", _COLUMNS, "| --- | --- | --- | --- |"]
         for habit in habits.values():
             if habit.group == group:
-                lines.append(f"| {_cell(habit.what)} | {_verdict(habit)} | {_cell(habit.instead)} |")
+                cells = (_cell(habit.what), _verdict(habit), _elastic(habit), _cell(habit.instead))
+                lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -90,18 +101,36 @@ _HEAD = """# Habits of training scripts, and what regrow makes of them
 
 Made by `python -m tests.harm.table > docs/habits.md` from `tests/harm/habits`, where each habit is a small script.
 `tests/harm/test_harm.py` trains each of them without regrow, alone, undisturbed under regrow, and struck by kills in a
-step and between steps, by standby and by fork.
+step and between steps, by standby and by fork. `tests/harm/test_elastic_habits.py` trains each that works in a world
+of 2, 3 and again 2 ranks, over batches of one global size, and in one of 2.
 
 - **works**: undisturbed it gives what plain torch gives, but for the order of summation; struck it gives the same bits.
 - **refused**: before step 0, by an error with these words.
 - **not yet**: it should be one of the two, and is not.
+
+Grown and shrunk:
+
+- **the same**: it gives what the world of 2 ranks gives, but for the order of summation; **the same bits**: bitwise.
+- **fixed**: the world keeps its size; who asks for another is refused with these words, and the job goes on.
+- **goes through**: the world changes, and every step is made; the numbers are not compared, for this reason.
 """
+_COLUMNS = "| habit | under regrow | grown and shrunk | instead, or to know |"
 
 
 def _verdict(habit: Habit) -> str:
     if habit.name in OPEN:
         return f"not yet: {_cell(OPEN[habit.name])}"
     return f"refused: \u201c\u2026 {_cell(habit.refused)} \u2026\u201d" if habit.refused else "works"
+
+
+def _elastic(habit: Habit) -> str:
+    if habit.refused:
+        return ""
+    if habit.fixed:
+        return f"fixed: \u201c\u2026 {_cell(habit.fixed)} \u2026\u201d"
+    if habit.differs:
+        return f"goes through: {_cell(habit.differs)}"
+    return "the same bits" if habit.invariant else "the same"
 
 
 def _cell(text: str) -> str:

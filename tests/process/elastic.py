@@ -93,6 +93,14 @@ class Elastic:
 
         self._until(look, "all but the agent and its zygote have ended")
 
+    def until(self, holds: Callable[[JobView], bool], what: str) -> JobView:
+        """Wait for the job to be like this."""
+
+        def look() -> JobView | None:
+            return now if holds(now := self.view()) else None
+
+        return self._until(look, what)
+
     def phase(self, phase: str) -> JobView:
         """Wait for the job to be at this."""
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from tests.harm.frame import WIDTH, Trial, backward, ddp, mlp, mse
-from tests.harm.table import habit
+from tests.harm.table import DRAWS, habit
 from torch import nn
 
 
-@habit("a GAN: two optimizers, one after the other in a body")
+@habit("a GAN: two optimizers, one after the other in a body", differs=DRAWS)
 def gan(t: Trial) -> dict[str, Any]:
     make, judge = ddp(mlp(1, 4, WIDTH)), ddp(mlp(2))
     first = torch.optim.Adam(judge.parameters(), lr=1e-2)
@@ -31,7 +31,10 @@ def gan(t: Trial) -> dict[str, Any]:
     return {"make": make, "judge": judge, "first": first, "second": second}
 
 
-@habit("MoCo: a momentum encoder updated in the forward, and a queue of keys")
+@habit(
+    "MoCo: a momentum encoder updated in the forward, and a queue of keys",
+    differs="a rank's negatives are of its own part of the batch, and its noise too",
+)
 def moco(t: Trial) -> dict[str, Any]:
     class MoCo(nn.Module):
         def __init__(self) -> None:
@@ -69,7 +72,7 @@ def moco(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("BYOL: a target network updated after the optimizer's step, in the body")
+@habit("BYOL: a target network updated after the optimizer's step, in the body", differs=DRAWS)
 def byol(t: Trial) -> dict[str, Any]:
     online = mlp(1, WIDTH, 4)
     model, target = ddp(online), copy.deepcopy(online).requires_grad_(False)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.harm.frame import Trial, backward, ddp, mlp, mse
-from tests.harm.table import habit
+from tests.harm.table import BF16, DRAWS, habit
 from torch import nn
 
 
@@ -27,7 +27,7 @@ def clipping(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("`GradScaler` with `unscale_` and clipping")
+@habit("`GradScaler` with `unscale_` and clipping", differs=BF16)
 def scaler_with_clipping(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
@@ -83,7 +83,7 @@ def closure(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("LBFGS, which calls its closure several times")
+@habit("LBFGS, which calls its closure several times", differs="it magnifies what another order of summation does")
 def lbfgs(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=3)
@@ -102,7 +102,7 @@ def lbfgs(t: Trial) -> dict[str, Any]:
     return {"model": model}
 
 
-@habit("bf16 autocast")
+@habit("bf16 autocast", differs=BF16)
 def autocast(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -212,7 +212,12 @@ def generator_of_ones_own(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("a protected `torch.Generator`: drawn anew from the session's seed in each step", compared=False, alone=False)
+@habit(
+    "a protected `torch.Generator`: drawn anew from the session's seed in each step",
+    compared=False,
+    alone=False,
+    differs=DRAWS,
+)
 def generator_protected(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
@@ -229,7 +234,7 @@ def generator_protected(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("dropout, and noise from numpy's global generator")
+@habit("dropout, and noise from numpy's global generator", differs=DRAWS)
 def dropout(t: Trial) -> dict[str, Any]:
     model = ddp(mlp(1, 8, 1, nn.Dropout(0.3)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -260,9 +265,9 @@ def optimizer_in_the_backward(t: Trial) -> dict[str, Any]:
         p.register_post_accumulate_grad_hook(update)
     for step in t.steps():
         with step as (x, y):
-            loss = mse(net(x), y) / t.session.world_size
+            loss = mse(net(x), y)
             step.log(loss=loss)
-            backward(loss)
+            backward(loss / t.session.world_size)
     return {"net": net, "optimizers": [each.state_dict() for each in optimizers.values()]}
 
 

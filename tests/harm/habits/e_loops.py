@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tests.harm.frame import Trial, backward, batch, ddp, mlp, mse
-from tests.harm.table import habit
+from tests.harm.table import BATCHES_OF_A_RANK, DRAWS, habit
 from tqdm import tqdm
 
 import regrow
@@ -142,6 +142,7 @@ def evaluation_not_marked(t: Trial) -> dict[str, Any]:
     "the same after each third step, and a scheduler goes by its score",
     instead="until it has been seen once, a fault in it ends the job with that sentence",
     between=True,
+    differs="the score is of as many batches as there are ranks",
 )
 def evaluation_not_marked_decides(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
@@ -165,7 +166,7 @@ def evaluation_not_marked_decides(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 
-@habit("a validation of each rank's own after the body, `eval()` and `train()`")
+@habit("a validation of each rank's own after the body, `eval()` and `train()`", differs=DRAWS)
 def validation_of_ones_own(t: Trial) -> dict[str, Any]:
     model = ddp(mlp(1, 8, 1, torch.nn.LayerNorm(16), torch.nn.Dropout(0.2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
@@ -211,7 +212,7 @@ def early_stopping_protected(t: Trial) -> dict[str, Any]:
             optimizer.step()
             patience.bad = 0 if float(shared) < patience.best else patience.bad + 1
             patience.best = min(patience.best, float(shared))
-        if step.committed and patience.bad > 3 and step.number >= 11:
+        if step.committed and patience.bad > 3 and step.number >= t.until - 1:
             break
     return {"model": model, "optimizer": optimizer, "patience": patience}
 
@@ -228,7 +229,7 @@ def early_stopping_unguarded(t: Trial) -> dict[str, Any]:
             optimizer.zero_grad()
             backward(loss)
             optimizer.step()
-        if step.number >= 10:
+        if step.number >= t.until - 2:
             break
     return {"model": model, "optimizer": optimizer}
 
@@ -248,7 +249,7 @@ def early_stopping_local(t: Trial) -> dict[str, Any]:
             optimizer.step()
         if step.committed:
             seen += 1
-        if seen >= 12:
+        if seen >= t.until:
             break
     return {"model": model, "optimizer": optimizer}
 
@@ -291,7 +292,7 @@ def rank_asked_at_the_top(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "saved": torch.load(saved, weights_only=False)}
 
 
-@habit("data and numbers by a rank that was asked at the top")
+@habit("data and numbers by a rank that was asked at the top", fixed=BATCHES_OF_A_RANK)
 def rank_decides_the_data(t: Trial) -> dict[str, Any]:
     rank = torch.distributed.get_rank()
     model = ddp(mlp())
@@ -385,7 +386,9 @@ def zipped_steps(t: Trial) -> dict[str, Any]:
 
 
 @habit(
-    "a local count of samples decides the loss's weight", instead="protect the count where it must outlast `--resume`"
+    "a local count of samples decides the loss's weight",
+    instead="protect the count where it must outlast `--resume`",
+    differs="a rank counts the samples of its own part of the batch",
 )
 def local_count(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())

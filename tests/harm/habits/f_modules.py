@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.harm.frame import WIDTH, Trial, backward, ddp, mlp, mse
-from tests.harm.table import habit
+from tests.harm.table import DRAWS, habit
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -26,7 +26,7 @@ def train(t: Trial, model: Any, optimizer: Any, **named: Any) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("BatchNorm")
+@habit("BatchNorm", differs="statistics are of each rank's part of the batch")
 def batch_norm(t: Trial) -> dict[str, Any]:
     model = ddp(mlp(1, WIDTH, 1, nn.BatchNorm1d(16)))
     kept = train(t, model, torch.optim.SGD(model.parameters(), lr=5e-2))
@@ -111,7 +111,7 @@ def sparse_embedding(t: Trial) -> dict[str, Any]:
     return train(t, model, torch.optim.SparseAdam(model.parameters(), lr=1e-2))
 
 
-@habit("activation checkpointing, with dropout in what is computed again")
+@habit("activation checkpointing, with dropout in what is computed again", differs=DRAWS)
 def activation_checkpointing(t: Trial) -> dict[str, Any]:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -176,7 +176,10 @@ def static_graph(t: Trial) -> dict[str, Any]:
     return train(t, model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 
 
-@habit("DDP with `find_unused_parameters=True`, a branch left out in each second step")
+@habit(
+    "DDP with `find_unused_parameters=True`, a branch left out in each second step",
+    differs="each rank's part of the batch decides the branch",
+)
 def unused_parameters(t: Trial) -> dict[str, Any]:
     class Branching(nn.Module):
         def __init__(self) -> None:
@@ -292,7 +295,10 @@ def odd_state(t: Trial) -> dict[str, Any]:
     return {"model": model, "times": dict(seen.times), "sums": torch.from_numpy(seen.sums)}
 
 
-@habit("a memory bank of over 1 MiB in an object, written in the body")
+@habit(
+    "a memory bank of over 1 MiB in an object, written in the body",
+    differs="it adds up what ranks have, and so as many numbers as there are ranks",
+)
 def memory_bank(t: Trial) -> dict[str, Any]:
     class Bank:
         def __init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tests.harm.frame import WIDTH, Batch, Trial, backward, batch, ddp, mlp, mse
-from tests.harm.table import habit
+from tests.harm.table import BATCHES_OF_A_RANK, habit
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -35,36 +35,36 @@ def train(t: Trial, loader: Any, *, until: int | None = None) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@habit("a shuffled `DataLoader`, over several epochs")
+@habit("a shuffled `DataLoader`, over several epochs", fixed=BATCHES_OF_A_RANK)
 def shuffled_loader(t: Trial) -> dict[str, Any]:
     return train(t, DataLoader(ROWS, batch_size=4, shuffle=True))
 
 
-@habit("a `DataLoader` with worker processes")
+@habit("a `DataLoader` with worker processes", fixed=BATCHES_OF_A_RANK)
 def loader_with_workers(t: Trial) -> dict[str, Any]:
     return train(t, DataLoader(ROWS, batch_size=4, shuffle=True, num_workers=2, persistent_workers=True))
 
 
-@habit("`DistributedSampler`, whose `set_epoch` regrow calls")
+@habit("`DistributedSampler`, whose `set_epoch` regrow calls", fixed=BATCHES_OF_A_RANK)
 def distributed_sampler(t: Trial) -> dict[str, Any]:
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     sampler: DistributedSampler[Any] = DistributedSampler(ROWS, num_replicas=world, rank=rank)
     return train(t, DataLoader(ROWS, batch_size=4, sampler=sampler))
 
 
-@habit("`WeightedRandomSampler`", alone=False)
+@habit("`WeightedRandomSampler`", alone=False, fixed=BATCHES_OF_A_RANK)
 def weighted_sampler(t: Trial) -> dict[str, Any]:
     weights = [1.0 + at % 3 for at in range(60)]
     return train(t, DataLoader(ROWS, batch_size=4, sampler=WeightedRandomSampler(weights, 60)))
 
 
-@habit("a sampler with a generator of its own")
+@habit("a sampler with a generator of its own", fixed=BATCHES_OF_A_RANK)
 def sampler_with_generator(t: Trial) -> dict[str, Any]:
     sampler = RandomSampler(ROWS, generator=torch.Generator().manual_seed(3))
     return train(t, DataLoader(ROWS, batch_size=4, sampler=sampler))
 
 
-@habit("a data set that augments by random numbers")
+@habit("a data set that augments by random numbers", fixed=BATCHES_OF_A_RANK)
 def random_augmentation(t: Trial) -> dict[str, Any]:
     class Augmented(Dataset[Batch]):
         def __len__(self) -> int:
@@ -77,7 +77,7 @@ def random_augmentation(t: Trial) -> dict[str, Any]:
     return train(t, DataLoader(Augmented(), batch_size=4, shuffle=True))
 
 
-@habit("a streaming set (`IterableDataset`) that shards itself by rank", alone=False)
+@habit("a streaming set (`IterableDataset`) that shards itself by rank", alone=False, fixed=BATCHES_OF_A_RANK)
 def streaming_set(t: Trial) -> dict[str, Any]:
     class Stream(IterableDataset[Batch]):
         def __iter__(self) -> Iterator[Batch]:
@@ -89,12 +89,12 @@ def streaming_set(t: Trial) -> dict[str, Any]:
     return train(t, DataLoader(Stream(), batch_size=4))
 
 
-@habit("a list of batches, gone through again and again")
+@habit("a list of batches, gone through again and again", fixed=BATCHES_OF_A_RANK)
 def list_of_batches(t: Trial) -> dict[str, Any]:
     return train(t, [batch(100 + at) for at in range(5)])
 
 
-@habit("an object with `__iter__` that draws its batches from a generator of its own")
+@habit("an object with `__iter__` that draws its batches from a generator of its own", fixed=BATCHES_OF_A_RANK)
 def iterable_object(t: Trial) -> dict[str, Any]:
     class Drawn:
         def __iter__(self) -> Iterator[Batch]:
@@ -106,7 +106,7 @@ def iterable_object(t: Trial) -> dict[str, Any]:
     return train(t, Drawn())
 
 
-@habit("two loaders zipped together")
+@habit("two loaders zipped together", fixed=BATCHES_OF_A_RANK)
 def zipped_loaders(t: Trial) -> dict[str, Any]:
     class Zipped:
         def __iter__(self) -> Iterator[Batch]:
@@ -117,7 +117,7 @@ def zipped_loaders(t: Trial) -> dict[str, Any]:
     return train(t, Zipped())
 
 
-@habit("`itertools.islice` of an endless generator function's batches")
+@habit("`itertools.islice` of an endless generator function's batches", fixed=BATCHES_OF_A_RANK)
 def sliced_generator(t: Trial) -> dict[str, Any]:
     def endless() -> Iterator[Batch]:
         yield from map(batch, itertools.count(t.session.rank * 1000))

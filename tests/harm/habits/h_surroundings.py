@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.harm.frame import Trial, backward, ddp, mlp, mse
-from tests.harm.table import habit
+from tests.harm.table import DRAWS, habit
 
 
 def train(t: Trial, before: Any = None, after: Any = None, late: Any = None) -> dict[str, Any]:
@@ -62,7 +62,10 @@ def barrier(t: Trial) -> dict[str, Any]:
     return train(t, before=wait)
 
 
-@habit("objects gathered in the body (`all_gather_object`, `broadcast_object_list`)")
+@habit(
+    "objects gathered in the body (`all_gather_object`, `broadcast_object_list`)",
+    differs="what it logs is a sum over the ranks",
+)
 def objects_gathered(t: Trial) -> dict[str, Any]:
     def gather(step: Any, loss: torch.Tensor) -> dict[str, Any]:
         everybody: list[Any] = [None] * dist.get_world_size()
@@ -76,18 +79,22 @@ def objects_gathered(t: Trial) -> dict[str, Any]:
 
 @habit("a group of one's own, made at the top and used in the body")
 def group_of_ones_own(t: Trial) -> dict[str, Any]:
-    pair = dist.new_group(list(range(dist.get_world_size()))[:2])
+    first = max(1, dist.get_world_size() - 1)
+    group = dist.new_group(list(range(first)))
 
     def share(_: Any, loss: torch.Tensor) -> dict[str, Any]:
         shared = loss.clone()
-        if t.session.rank < 2:
-            dist.all_reduce(shared, group=pair)
+        if t.session.rank < first:
+            dist.all_reduce(shared, group=group)
         return {"shared": shared}
 
     return train(t, before=share)
 
 
-@habit("an integer mean (`ReduceOp.AVG` has none under gloo: a sum, divided)")
+@habit(
+    "an integer mean (`ReduceOp.AVG` has none under gloo: a sum, divided)",
+    differs="what it logs is a sum over the ranks",
+)
 def integer_sum(t: Trial) -> dict[str, Any]:
     def count(step: Any, _: torch.Tensor) -> dict[str, Any]:
         dist.all_reduce(seen := torch.tensor(4 + t.session.rank + step.number))
@@ -198,7 +205,7 @@ def deterministic(t: Trial) -> dict[str, Any]:
     return train(t)
 
 
-@habit("`torch.manual_seed(step)` in the body")
+@habit("`torch.manual_seed(step)` in the body", differs=DRAWS)
 def seeded_in_the_body(t: Trial) -> dict[str, Any]:
     model = ddp(mlp(1, 8, 1, torch.nn.Dropout(0.3)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
