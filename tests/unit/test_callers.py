@@ -1,5 +1,6 @@
 """Who goes through the steps: what counts them in between, and loops around the loop."""
 
+import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -104,3 +105,39 @@ def test_a_call_that_is_made_once_has_none() -> None:
         found = around()
         break
     assert not found
+
+
+def test_a_loop_that_is_seen_to_have_one_turn_is_none() -> None:
+    epochs, options, folds = 1, argparse.Namespace(epochs=1, start=4), (3,)
+    for epoch in range(1):
+        assert not around(), epoch
+    for _ in range(epochs):
+        for _ in [folds]:
+            assert not within(around)
+    for _ in range(4, 5):
+        assert not around()
+    for _ in range(options.epochs):
+        assert not around()
+
+
+def test_a_loop_that_may_have_another_turn_is_one_whatever_it_had() -> None:
+    epochs, options = 1, argparse.Namespace(epochs=1)
+    for _ in range(epochs):
+        assert around()
+        epochs = 1
+    for _ in range(options.epochs):
+        assert around()
+        options.epochs = 1
+    for _ in iter([1]):
+        assert around()
+    more = [1]
+    for _ in more:
+        assert around(), "it may be appended to"
+    for _ in range(1):
+        for _ in range(2):
+            assert around()
+    for _ in range(1):
+        assert [around() for _ in range(2)] == [True, True]
+    for _ in range(2):
+        for _ in range(1):
+            assert around()

@@ -39,6 +39,22 @@ def nested_epochs(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
+@habit("a single epoch, in a loop that has one turn")
+def one_epoch(t: Trial) -> dict[str, Any]:
+    model, epochs = ddp(mlp()), 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
+    t.session.protect(model, optimizer)
+    for _ in range(epochs):
+        for step in t.steps():
+            with step as (x, y):
+                loss = mse(model(x), y)
+                step.log(loss=loss)
+                optimizer.zero_grad()
+                backward(loss)
+                optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
 @habit(
     "nested epochs: `for step in islice(steps, n)`",
     refused="itertools.islice(...) counts what session.steps gives",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, GeneratorType
 
 import regrow
+from regrow.train.rehearsal.one_turn import turn_once
 
 _COUNT: dict[type, str] = {
     enumerate: "enumerate(...)",
@@ -97,14 +98,21 @@ def _passes_on(frame: FrameType) -> bool:
 
 
 def loop_around(frames: Iterable[FrameType]) -> FrameType | None:
-    """The innermost frame whose present call stands in a `for` loop's body; None: no loop is around it."""
-    return next((frame for frame in frames if _in_for(frame.f_code, frame.f_lasti)), None)
+    """The innermost frame whose present call stands in the body of a `for` loop that may have several turns."""
+    for frame in frames:
+        loops = _loops_at(frame.f_code, frame.f_lasti)
+        if loops and not turn_once(frame, loops):
+            return frame
+    return None
 
 
-def _in_for(code: CodeType, at: int) -> bool:
+def _loops_at(code: CodeType, at: int) -> int:
+    """How many `for` loops' bodies the instruction at this place is in."""
     heads = {each.offset for each in dis.get_instructions(code) if each.opname == "FOR_ITER"}
-    return any(
-        each.argval in heads and each.argval < at < each.offset
-        for each in dis.get_instructions(code)
-        if each.opname.startswith("JUMP_BACKWARD")
+    return len(
+        {
+            each.argval
+            for each in dis.get_instructions(code)
+            if each.opname.startswith("JUMP_BACKWARD") and each.argval in heads and each.argval < at < each.offset
+        }
     )

@@ -1,0 +1,78 @@
+"""Loops that have one turn, as far as their source and the values that it names prove it: `for epoch in range(1)`."""
+
+import argparse
+import ast
+import builtins
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from regrow.train.script_source import last_line, parsed
+
+_FIXED = (range, tuple, str, frozenset)
+
+
+class _Unknown(Exception):
+    """What an expression gives cannot be known without running it."""
+
+
+def turn_once(frame: FrameType, loops: int) -> bool:
+    """Whether each of the `for` loops around this frame's present line goes through one value, and no more.
+
+    The values are those of now: a name that the loop's body assigns proves nothing.
+
+    Args:
+        frame: of the script.
+        loops: so many there are; where the source shows another number, nothing is known.
+    """
+    tree = parsed(frame)
+    around = list(_around(tree, frame)) if tree is not None else []
+    return len(around) == loops and all(_has_one(loop, frame) for loop in around)
+
+
+def _around(tree: ast.Module, frame: FrameType) -> Iterator[ast.For]:
+    """The loops of this frame's own code whose bodies have its present line."""
+    line, first = frame.f_lineno, frame.f_code.co_firstlineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For) and node.lineno >= first and _spans(node.body, line):
+            yield node
+
+
+def _spans(body: list[ast.stmt], line: int) -> bool:
+    return body[0].lineno <= line <= last_line(body[-1])
+
+
+def _has_one(loop: ast.For, frame: FrameType) -> bool:
+    changed = {
+        each.id if isinstance(each, ast.Name) else each.attr
+        for part in [loop.target, *loop.body]
+        for each in ast.walk(part)
+        if isinstance(each, ast.Name | ast.Attribute) and not isinstance(each.ctx, ast.Load)
+    }
+    try:
+        value = _value(loop.iter, frame, changed)
+    except _Unknown:
+        return False
+    return type(value) in _FIXED and len(value) == 1
+
+
+def _value(node: ast.expr, frame: FrameType, changed: set[str]) -> Any:
+    """What an expression gives that runs no code of the script's. Raises `_Unknown`."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name) if name not in changed:
+            for space in (frame.f_locals, frame.f_globals, vars(builtins)):
+                if name in space:
+                    return space[name]
+        case ast.Attribute(value=of, attr=name) if name not in changed:
+            owner = _value(of, frame, changed)
+            if type(owner) is argparse.Namespace and hasattr(owner, name):
+                return getattr(owner, name)
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) if not any(isinstance(each, ast.Starred) for each in parts):
+            return tuple(parts)
+        case ast.Call(func=ast.Name() as function, args=args, keywords=[]):
+            given = [_value(each, frame, changed) for each in args]
+            if _value(function, frame, changed) is range and given and all(type(each) is int for each in given):
+                return range(*given)
+    raise _Unknown
