@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard src tests examples benchmarks)
 
-.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch
+.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu
 
 venv: $(VENV)/.installed
 
@@ -53,6 +53,14 @@ TORCH_TESTS := tests/unit/test_comm_expected_names.py tests/process/test_comm_mi
 test-torch:
 	PYTHONPATH=src $(OTHER) -m pytest -q $(TORCH_TESTS) -m "not soak and not full" \
 		-k "torch_names or comm or every_stage"
+
+# On one NVIDIA GPU, which the ranks share: make test-gpu OTHER=/path/to/python; see docs/cuda.md.
+GPU_TESTS := tests/gpu tests/process/test_comm_parallel.py tests/process/test_kills.py tests/process/test_parallel_kills.py
+SHARED_GPU := NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=1 CUBLAS_WORKSPACE_CONFIG=:4096:8
+test-gpu:
+	REGROW_TEST_DEVICE=cuda $(SHARED_GPU) PYTHONPATH=src:$(PYTHONPATH) $(OTHER) -m pytest -q --durations=10 -n 5 --dist load \
+		$(GPU_TESTS) -m "not soak" -k "$(GPU_CASES)"
+GPU_CASES := gpu or comm_parallel or one_after_another and 1 or recovery and hydrate or stopped or at_every_stage or copies and fsdp2-1
 
 # Runs everything once, and writes down how long each file took.
 test-times: venv

@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True, help="for records and the checkpoint")
     parser.add_argument("--checkpoint-every", type=int, default=0, help="in steps; 0: never")
     args = parser.parse_args()
-    dist.init_process_group("gloo")
+    dist.init_process_group("nccl" if workload.DEVICE.type == "cuda" else "gloo")
     rank, restart = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     model = workload.prepare()
     optimizer = workload.make_optimizer(model)
@@ -53,9 +53,10 @@ def main() -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
+            known = loss.item()  # on a GPU the step is done only now
             at = time.monotonic()
             record = {"type": "StepCommitted", "at": at, "step": step, "rank": rank, "worker": f"{restart}.{rank}"}
-            metrics = {"loss": loss.item(), "pid": workload.own_pid()}
+            metrics = {"loss": known, "pid": workload.own_pid()}
             record |= {"generation": restart, "seconds": at - start, "metrics": metrics}
             records.write(json.dumps(record) + "\n")
             if args.checkpoint_every and (step + 1) % args.checkpoint_every == 0 and rank == 0:

@@ -4,6 +4,7 @@
     python benchmarks/recovery.py --quick    # at most 4 minutes
     python benchmarks/recovery.py --soak 50  # fifty kills in a row, with a standby
     python benchmarks/recovery.py --audit 12 # only what looking for replicas that differ costs, in so many pairs
+    python benchmarks/recovery.py --device cuda # on a GPU, which the ranks share where it is alone; see docs/cuda.md
 
 One model of 25 million parameters with AdamW (300 MB of state), four ranks with a thread each, on one machine in one
 run. *Time lost* is the time from a SIGKILL until the first step beyond the last committed one is committed on every
@@ -17,6 +18,7 @@ Exits with 1 when a kill was not recovered.
 """
 
 import argparse
+import os
 import random
 import shutil
 import sys
@@ -200,6 +202,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="3 or 5 kills a side, 3 pairs")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="only N kills in a row, with a standby")
     parser.add_argument("--audit", type=int, default=0, metavar="N", help="only the audit's cost, in N pairs of turns")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what the ranks compute on")
     parser.add_argument("--seed", type=int, default=0, help="of ranks and moments")
     parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
@@ -227,6 +230,7 @@ def main() -> int:
     """Measure, print, write; returns the exit code."""
     args = parse()
     warn_if_busy()
+    os.environ["REGROW_BENCH_DEVICE"] = args.device  # for the scripts of both sides
     folder = Path(tempfile.mkdtemp(prefix="regrow-recovery-"))
     results, overhead = ([], []) if args.audit else run(args, folder)
     numbers: dict[str, float] = {}

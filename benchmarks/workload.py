@@ -12,6 +12,7 @@ from torch.nn import functional
 
 WORLD = 4
 SEED = 1234
+DEVICE = torch.device(os.environ.get("REGROW_BENCH_DEVICE", "cpu"))
 VOCABULARY, WIDTH, LAYERS, HEADS, CONTEXT = 256, 512, 8, 8, 32
 SAMPLES_PER_RANK = 1
 
@@ -53,10 +54,15 @@ class Decoder(nn.Module):
 
 
 def prepare() -> Decoder:
-    """The model as every rank starts with it; one thread a process, as ranks share the machine's cores."""
+    """The model as every rank starts with it; one thread a process, as ranks share the machine's cores.
+
+    They share a GPU too where there is only one.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    return Decoder()
+    if DEVICE.type == "cuda" and torch.cuda.device_count() > 1:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    return Decoder().to(DEVICE)
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
@@ -67,7 +73,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
 def make_batch(step: int, rank: int) -> Tensor:
     """`[samples, context + 1]` of bytes for a rank at a step."""
     random = torch.Generator().manual_seed(SEED + step * WORLD + rank)
-    return torch.randint(VOCABULARY, (SAMPLES_PER_RANK, CONTEXT + 1), generator=random)
+    return torch.randint(VOCABULARY, (SAMPLES_PER_RANK, CONTEXT + 1), generator=random).to(DEVICE)
 
 
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.process.comm_world import DEADLINE, Seat
+from tests.scripts.placing import take_place
 from tests.scripts.train_parallel import MAKERS, Training, batch_of, parser, value
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -53,6 +54,7 @@ class Rank:
     """Builds, rehearses and trains as a session would, without state to hydrate."""
 
     def __init__(self, seat: Seat, address: str, arguments: list[str], pipe: Connection) -> None:
+        take_place(lambda: seat.rank)
         self.seat, self.address = seat, address
         self.args: argparse.Namespace = parser.parse_args(arguments)
         self.groups = Groups()
@@ -117,7 +119,7 @@ class Rank:
 
     def undisturbed(self) -> tuple[list[float], list[torch.Tensor]]:
         """The losses of all steps and the state after them; this rank is then as it was before."""
-        before = [item.detach().clone().numpy() for item in self.state()]
+        before = [item.detach().clone().cpu().numpy() for item in self.state()]
         losses = [self.run(step) for step in range(STEPS)]
         after = [item.detach().clone() for item in self.state()]
         self.optimizer.state.clear()
@@ -157,7 +159,7 @@ def survive(seat: Seat, address: str, arguments: list[str], *, pipe: Connection)
     rank.build(alone=False)
     losses, after = rank.undisturbed()
     threading.Thread(target=rank.halter.obey, daemon=True).start()
-    pipe.send(("", ([item.detach().numpy() for item in rank.state()], losses)))
+    pipe.send(("", ([item.detach().cpu().numpy() for item in rank.state()], losses)))
     while True:
         try:
             rank.run(0, update=False)
@@ -213,7 +215,7 @@ def overwritten_between_steps(seat: Seat, address: str, arguments: list[str], *,
     model = rank.training.model.eval()
     with torch.no_grad():
         model(x)
-        rank.load([item.numpy() + 1 for item in rank.state()])
+        rank.load([item.cpu().numpy() + 1 for item in rank.state()])
         seen = model(x)
         for module in model.modules():
             if isinstance(module, FSDPModule):

@@ -5,6 +5,7 @@ Sizes are such that shards are uneven over two and over four ranks. Ranks of one
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regrow
 
+DEVICE = torch.device(os.environ.get("REGROW_TEST_DEVICE", "cpu"))  # as in placing.py
 VOCABULARY, LENGTH, DIM, HEADS, HIDDEN = 101, 16, 42, 6, 99
 BATCH, MICROBATCHES, WORLD = 8, 4, 4
 parser = argparse.ArgumentParser()
@@ -110,7 +112,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.token is not None and self.place is not None:
-            x = self.token(x) + self.place(torch.arange(LENGTH))
+            x = self.token(x) + self.place(torch.arange(LENGTH, device=x.device))
         for block in self.blocks:
             x = block(x)
         if self.norm is not None and self.head is not None:
@@ -146,7 +148,7 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def whole(args: argparse.Namespace) -> Transformer:
-    model = Transformer(args.layers, recompute=args.checkpoint_activations)
+    model = Transformer(args.layers, recompute=args.checkpoint_activations).to(DEVICE)
     if args.compile:
         for block in model.blocks:
             block.compile()
@@ -176,18 +178,18 @@ def sharded(model: Transformer, mesh: DeviceMesh) -> Transformer:
 
 
 def with_fsdp2(args: argparse.Namespace) -> Training:
-    model = sharded(whole(args), init_device_mesh("cpu", (WORLD,), mesh_dim_names=("dp_shard",)))
+    model = sharded(whole(args), init_device_mesh(DEVICE.type, (WORLD,), mesh_dim_names=("dp_shard",)))
     return Training(model, plainly(model))
 
 
 def with_hsdp(args: argparse.Namespace) -> Training:
-    mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    mesh = init_device_mesh(DEVICE.type, (2, WORLD // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     model = sharded(whole(args), mesh)
     return Training(model, plainly(model))
 
 
 def with_tp_dp(args: argparse.Namespace) -> Training:
-    mesh = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(DEVICE.type, (WORLD // 2, 2), mesh_dim_names=("dp", "tp"))
     model = whole(args)
     along_length = Shard(1)
     plan: dict[str, Any] = {
@@ -226,21 +228,21 @@ def with_tp_dp(args: argparse.Namespace) -> Training:
 
 
 def with_pp_dp(args: argparse.Namespace) -> Training:
-    mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("pp", "dp"))
+    mesh = init_device_mesh(DEVICE.type, (2, WORLD // 2), mesh_dim_names=("pp", "dp"))
     at = mesh.get_local_rank("pp")
     first, last = at == 0, at == 1
-    model = Transformer(args.layers // 2, recompute=args.checkpoint_activations, first=first, last=last)
+    model = Transformer(args.layers // 2, recompute=args.checkpoint_activations, first=first, last=last).to(DEVICE)
     wrapped = DistributedDataParallel(model, process_group=mesh.get_group("dp"), bucket_cap_mb=0.05)
     size = BATCH // MICROBATCHES
-    inner = torch.empty(size, LENGTH, DIM, requires_grad=True)
-    tokens = torch.empty(size, LENGTH, dtype=torch.long)
+    inner = torch.empty(size, LENGTH, DIM, requires_grad=True, device=DEVICE)
+    tokens = torch.empty(size, LENGTH, dtype=torch.long, device=DEVICE)
     stage = PipelineStage(
         wrapped,
         at,
         2,
-        torch.device("cpu"),
+        DEVICE,
         input_args=(tokens if first else inner,),
-        output_args=(torch.empty(size, LENGTH, VOCABULARY, requires_grad=True) if last else inner,),
+        output_args=(torch.empty(size, LENGTH, VOCABULARY, requires_grad=True, device=DEVICE) if last else inner,),
         group=mesh.get_group("pp"),
     )
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss_of)
@@ -249,7 +251,7 @@ def with_pp_dp(args: argparse.Namespace) -> Training:
         losses: list[torch.Tensor] = []
         if first:
             schedule.step(x)
-            return torch.zeros(())
+            return torch.zeros((), device=DEVICE)
         schedule.step(target=y, losses=losses)
         return torch.stack(losses).mean()
 
@@ -281,15 +283,17 @@ def batch_of(step: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
     source = torch.Generator().manual_seed(1000 * step + replica)
     start, stride = torch.randint(1, VOCABULARY, (2, BATCH, 1), generator=source)
     text = (start + stride * torch.arange(LENGTH + 1)) % VOCABULARY
-    return text[:, :-1], text[:, 1:]
+    return text[:, :-1].to(DEVICE), text[:, 1:].to(DEVICE)
 
 
 def main() -> None:
-    from pacing import pause  # type: ignore[import-not-found]  # beside this script; tests import the rest of it
+    # Beside this script; tests import the rest of it.
+    from pacing import pause  # type: ignore[import-not-found]
+    from placing import take_place  # type: ignore[import-not-found]
 
     args = parser.parse_args()
-    torch.set_num_threads(1)
     session = regrow.init(seed=11)
+    take_place(lambda: session.local_rank)
     training = MAKERS[args.mode](args)
     parameters = list(training.model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=3e-3)

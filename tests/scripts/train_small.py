@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from pacing import pause  # type: ignore[import-not-found]  # beside this script
+from placing import DEVICE, take_place  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,10 +28,10 @@ parser.add_argument("--drift", action="store_true", help="every rank changes its
 parser.add_argument("--own-buffers", action="store_true", help="every rank has running statistics of its own")
 args = parser.parse_args()
 
-torch.set_num_threads(1)
 session = regrow.init(seed=3)
+take_place(lambda: session.local_rank)
 first = nn.Linear(16, args.width)
-net = nn.Sequential(first, nn.BatchNorm1d(args.width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(args.width, 1))
+net = nn.Sequential(first, nn.BatchNorm1d(args.width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(args.width, 1)).to(DEVICE)
 # Small buckets: several reductions a step, so that a fault can strike between them.
 model = DistributedDataParallel(net, bucket_cap_mb=0.002, broadcast_buffers=not args.own_buffers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -47,7 +48,7 @@ for step in session.steps(loader, until=args.steps):
     with step as (x, y):
         time.sleep(0 if step.rehearsal else args.pause)
         pause(0.0 if step.rehearsal else args.pace, step.number, args.steps)
-        loss = nn.functional.mse_loss(model(x), y)
+        loss = nn.functional.mse_loss(model(x.to(DEVICE)), y.to(DEVICE))
         if not args.log_after:
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]

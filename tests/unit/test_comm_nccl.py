@@ -1,6 +1,7 @@
 """NCCL's transport with a stand-in for NCCL: whose settings count, time-outs, batches of sends, and how it ends."""
 
 import gc
+import threading
 import weakref
 from datetime import timedelta
 from types import SimpleNamespace
@@ -14,10 +15,11 @@ import torch.distributed.distributed_c10d as c10d
 from regrow.comm import nccl
 from regrow.comm.nccl import NcclTransport
 from regrow.comm.process_group import Owner, RegrowGroup, send_together
-from regrow.comm.torch_private import internals
+from regrow.comm.torch_private import internals, nccl_group
 from regrow.comm.torch_private.internals import HashStore
 from regrow.comm.torch_private.nccl_group import Communicator
 from regrow.comm.transport import MeshTransport
+from regrow.core.errors import DeadlineExceeded, GenerationHalted, StateError
 
 CUDA = torch.device("cuda", 0)
 
@@ -37,6 +39,10 @@ class Mesh:
     def halt(self) -> None:
         self.said.append("halted")
 
+    def call(self, name: str, args: Any, options: Any) -> Any:
+        peer = f" {args[1]}" if args else ""
+        return SimpleNamespace(wait=lambda: self.said.append(f"{name}{peer}"))
+
     def close(self) -> None:
         self.said.append("closed")
 
@@ -49,6 +55,15 @@ class Nccl:
 
     def abort(self) -> None:
         self.said.append("abort")
+
+    def _group_start(self) -> None:
+        self.said.append("together")
+
+    def _group_end(self) -> None:
+        self.said.append("ended")
+
+    def allreduce(self, tensors: Any) -> None:
+        self.said.append("allreduce")
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.said.append(timeout)
@@ -100,6 +115,124 @@ def test_a_groups_own_time_out_is_nccls_too_and_can_be_changed() -> None:
     assert mesh.said == ["formed", 9.0]
 
 
+def test_ranks_meet_on_the_mesh_before_they_connect_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    made, mesh = Nccl(), Mesh()
+    transport, _ = formed(made, mesh)
+    for _ in range(2):
+        transport.call("allreduce", ([1.0],), {})
+        transport.call("send", ([1.0], 1, 0), {})
+    assert mesh.said == ["formed", "barrier", "send 1", "recv 1"]
+    again = Mesh()
+    batched, _ = formed(made, again)
+    batched.start_coalescing(CUDA)
+    batched.call("send", ([1.0], 1, 0), {})
+    batched.end_coalescing(CUDA)
+    assert again.said == ["formed", "barrier"], "one communicator of all ranks serves a batch"
+
+
+def test_communicators_whose_aborts_wait_for_one_another_end() -> None:
+    first, second, together = Nccl(), Nccl(), threading.Barrier(2, timeout=20.0)
+    transports = []
+    for made in (first, second):
+        made.abort = together.wait  # type: ignore[method-assign, assignment]
+        transports.append(formed(made, Mesh())[0])
+    for transport in transports:
+        transport.halt()
+    for transport in transports:
+        transport.close()
+    assert not together.broken
+
+
+def test_a_batch_in_which_a_call_fails_is_closed_and_aborted_after_that(group: RegrowGroup) -> None:
+    made, transport = of(group), group.transport
+    assert transport is not None
+    batch = [operation(group, dist.isend, CUDA), operation(group, dist.irecv, CUDA)]
+
+    def receive(tensors: Any, peer: int, tag: int = 0) -> None:
+        transport.halt()
+        raise RuntimeError("the peer is gone")
+
+    made.recv = receive  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        send_together(batch)
+    transport.close()
+    assert made.said == ["start", ("send", 1), "end", "together", "abort", "ended"]
+
+
+def test_a_batch_that_nccl_does_not_let_be_closed_ends_the_worker(group: RegrowGroup) -> None:
+    made, transport = of(group), group.transport
+    assert transport is not None
+
+    def refuse(device: torch.device) -> str:
+        raise RuntimeError("unhandled system error")
+
+    made._end_coalescing = refuse  # type: ignore[method-assign]
+    transport.start_coalescing(CUDA)
+    with pytest.raises(StateError, match="could not be closed: unhandled system error"):
+        transport.give_up_coalescing()
+    transport.give_up_coalescing()  # nothing is open any more
+
+
+def test_an_abort_lets_a_call_of_another_thread_return_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    made, entered, goes_on = Nccl(), threading.Event(), threading.Event()
+    transport, _ = formed(made, Mesh())
+
+    def enqueue(tensors: Any) -> None:
+        entered.set()
+        assert goes_on.wait(20.0)
+        made.said.append("enqueued")
+
+    made.allreduce = enqueue  # type: ignore[method-assign]
+    calling = threading.Thread(target=transport.call, args=("allreduce", ([1.0],), {}))
+    calling.start()
+    assert entered.wait(20.0)
+    transport.halt()
+    with pytest.raises(GenerationHalted):
+        transport.call("allreduce", ([1.0],), {})
+    goes_on.set()
+    calling.join()
+    transport.close()
+    assert made.said == ["enqueued", "together", "abort", "ended"]
+
+
+def test_what_a_blocked_call_connects_after_the_abort_is_aborted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl_group, "CALL_S", 0.01)
+    made, entered, first = Nccl(), threading.Event(), threading.Event()
+    transport, _ = formed(made, Mesh())
+
+    def connect(tensors: Any) -> None:
+        entered.set()
+        assert first.wait(20.0)
+        made.said.append("connected")
+
+    def abort() -> None:
+        made.said.append("abort")
+        first.set()
+
+    made.allreduce, made.abort = connect, abort  # type: ignore[method-assign]
+    calling = threading.Thread(target=transport.call, args=("allreduce", ([1.0],), {}))
+    calling.start()
+    assert entered.wait(20.0)
+    transport.halt()
+    calling.join()
+    transport.close()
+    assert [said for said in made.said if said in ("abort", "connected")] == ["abort", "connected", "abort"]
+
+
+def test_an_abort_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "ABORT_S", 0.01)
+    over, made = threading.Event(), Nccl()
+    made.abort = over.wait  # type: ignore[method-assign, assignment]
+    transport, _ = formed(made, Mesh())
+    transport.halt()
+    with pytest.raises(DeadlineExceeded, match="the device still runs a collective"):
+        transport.close()
+    over.set()
+
+
 def test_what_was_aborted_is_never_dropped() -> None:
     made, mesh = Nccl(), Mesh()
     transport, _ = formed(made, mesh)
@@ -110,8 +243,23 @@ def test_what_was_aborted_is_never_dropped() -> None:
     gc.collect()
     found = left()
     assert found is not None
-    assert found.said == ["abort"]
+    assert found.said == ["together", "abort", "ended"]
     assert mesh.said == ["formed", "halted", "closed"]
+
+
+def test_the_end_of_the_process_ends_what_still_stands_after_its_last_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(nccl, "_drain", lambda: done.append("drained"))
+    monkeypatch.setattr(nccl, "_living", [])
+    closed, standing = Nccl(), Nccl()
+    formed(closed, Mesh())[0].close()
+    formed(standing, Mesh())
+    monkeypatch.setattr(standing, "abort", lambda: done.append("aborted"))
+    nccl._leave()
+    assert done == ["drained", "aborted"]
+    assert closed.said == []
+    nccl._leave()
+    assert done == ["drained", "aborted"]
 
 
 @pytest.fixture

@@ -82,6 +82,9 @@ class EchoTransport:
         """Nothing was put together."""
         return None
 
+    def give_up_coalescing(self) -> None:
+        """Nothing was put together."""
+
     def halt(self) -> None:
         """Nothing blocks."""
 

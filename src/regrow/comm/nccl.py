@@ -4,7 +4,10 @@ Where CUDA is absent nothing here is used. Two transports serve a CUDA job: NCCL
 for CPU ones.
 """
 
+import atexit
+import ctypes
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +18,7 @@ from regrow.comm.torch_private.internals import Store, Work
 from regrow.comm.torch_private.nccl_group import Communicator, make_communicator
 from regrow.comm.transport import RUN_S, MeshTransport
 from regrow.core.config import keeps_nccl_settings
-from regrow.core.errors import CollectiveMisuse
+from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, StateError
 from regrow.core.ids import Seconds
 
 _OURS = {
@@ -23,12 +26,18 @@ _OURS = {
     "TORCH_NCCL_PROPAGATE_ERROR": "0",  # else it tells all ranks of an error by the store, and they end themselves
     "TORCH_NCCL_BLOCKING_WAIT": "0",  # else a wait raises by its own clock, and not when the generation is over
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a process whose abort takes long is ended
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else a thread asks the store each second, also of a generation that is over
 }
 """What would end this process where regrow aborts and re-forms; also where the environment said otherwise."""
 
-_graveyard: list[object] = []
-"""What was aborted. A group's destructor waits for its threads, and these for the interpreter where their store is of
-Python: to drop the last reference under the interpreter's lock can hang."""
+LEAVE_S: Seconds = 10.0
+"""How long the end of a process waits for what it has enqueued."""
+ABORT_S: Seconds = 60.0
+"""How long an abort may take until the device has given up what it ran."""
+_MEETING = 0x6E63636C
+"""The tag of the messages by which two ranks meet."""
+_ALL = -1
+_living: list[Communicator] = []
 
 
 def available() -> bool:
@@ -52,8 +61,44 @@ def connect(store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:
     return make_communicator(store, rank, size, run_s)
 
 
+def _stays(inner: Communicator) -> None:
+    """Never destroy it: its destructor waits for its threads, and these for the interpreter, as the store is Python's.
+
+    To drop the last reference under the interpreter's lock can hang, and at the interpreter's end crash.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+
+
+def _leave() -> None:
+    """The process ends: its communicators end while there is an interpreter, as their threads may ask the store.
+
+    What is enqueued is waited for first: peers may need it.
+    """
+    if not _living:
+        return
+    drained = threading.Thread(target=_drain, daemon=True)
+    drained.start()
+    drained.join(LEAVE_S)
+    for inner in _living:
+        inner.begin_abort()
+    while _living:
+        _living.pop().await_abort(LEAVE_S)
+    drained.join(LEAVE_S)
+
+
+def _drain() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+atexit.register(_leave)
+
+
 class NcclTransport:
     """NCCL for CUDA tensors and the mesh for CPU tensors, as one transport.
+
+    Before their first call of NCCL ranks meet on the mesh: NCCL waits for ever, and cannot be aborted, where one that
+    it shall connect to has died before.
 
     Args:
         run_s: how long one collective may take, in seconds.
@@ -74,31 +119,73 @@ class NcclTransport:
         self._store, self._rank, self._size, self._run_s = store, rank, size, run_s
         self._connect = connect
         self._inner: Communicator | None = None
+        self._met: set[int] = set()
+        self._coalescing: torch.device | None = None
 
     def form(self, deadline: float) -> None:
         """Connect the mesh to all peers; NCCL connects with its first collective."""
         self._mesh.form(deadline)
         self._inner = self._connect(self._store, self._rank, self._size, self._run_s)
+        _stays(self._inner)
+        _living.append(self._inner)
 
     def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Run one method, by NCCL where its first tensor is on a GPU."""
         if self._inner is not None and on_cuda(args):
+            if self._coalescing is not None:
+                return getattr(self._inner.group, name)(*args, **options)
+            self._meet(int(args[1]) if name in ("send", "recv") else _ALL)
             FLIGHT.lose_sight()
-            return getattr(self._inner.group, name)(*args, **options)
+            with self._inner.calling():
+                return getattr(self._inner.group, name)(*args, **options)
         return self._mesh.call(name, args, options)
+
+    def _meet(self, peer: int) -> None:
+        """Return when that rank, or all of the group, come to their first call too. Raises what collectives do."""
+        if peer in self._met or peer == self._rank:
+            return
+        if peer == _ALL:
+            self._mesh.call("barrier", (), {}).wait()
+        else:
+            mine, other = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+            works = [self._mesh.call("send", ([mine], peer, _MEETING), {})]
+            works.append(self._mesh.call("recv", ([other], peer, _MEETING), {}))
+            for work in works:
+                work.wait()
+        self._met.add(peer)
 
     def start_coalescing(self, device: torch.device) -> bool:
         """The calls that follow are one to NCCL, so that sends and receives among them cannot wait for each other."""
         if self._inner is None or device.type != "cuda":
             return False
+        self._meet(_ALL)
+        FLIGHT.lose_sight()
         self._inner.start_coalescing(device)
+        self._coalescing = device
         return True
 
     def end_coalescing(self, device: torch.device) -> Work | None:
         """The work of the calls since `start_coalescing`; None: the generation is over."""
+        self._coalescing = None
         if self._inner is None:
             return None
         return self._inner.end_coalescing(device)
+
+    def give_up_coalescing(self) -> None:
+        """Close what `start_coalescing` has opened: NCCL keeps it open for the thread, and would add its next calls.
+
+        Raises `StateError` where NCCL refuses: torch then counts this thread as inside for ever.
+        """
+        device = self._coalescing
+        if device is None:
+            return
+        try:
+            self.end_coalescing(device)
+        except RuntimeError as error:
+            raise StateError(
+                f"a batch of NCCL calls that was given up could not be closed: {error}",
+                hint="this process cannot use NCCL any more; another takes its place",
+            ) from error
 
     def set_timeout(self, seconds: Seconds) -> None:
         """How long a collective may take that begins from now on."""
@@ -116,17 +203,23 @@ class NcclTransport:
         return self._mesh.misuse()
 
     def halt(self) -> None:
-        """Abort the communicator and shut the mesh."""
+        """Shut the mesh, and let the communicator be aborted."""
         self._mesh.halt()
         if self._inner is not None:
-            self._inner.backend.abort()
+            self._inner.begin_abort()
 
     def close(self) -> None:
-        """Let go of both."""
-        if self._inner is not None:
-            _graveyard.append(self._inner)
-            self._inner = None
+        """Let go of both. Raises `DeadlineExceeded` where the device does not give up what it runs."""
+        inner, self._inner = self._inner, None
         self._mesh.close()
+        if inner is None:
+            return
+        if inner in _living:
+            _living.remove(inner)
+        if not inner.await_abort(ABORT_S):
+            raise DeadlineExceeded(
+                f"NCCL's abort did not end within {ABORT_S:.0f} s: the device still runs a collective"
+            )
 
 
 def on_cuda(args: tuple[Any, ...]) -> bool:

@@ -173,8 +173,10 @@ class RegrowGroup(ProcessGroup):
         return self
 
     def forget_coalescing(self) -> None:
-        """The generation in which calls were put together is over."""
-        self._coalescing = self._coalesced_by = None
+        """What was being put together is given up: its generation is over, or one of the calls has failed."""
+        transport, self._coalescing, self._coalesced_by = self._coalesced_by, None, None
+        if transport is not None:
+            transport.give_up_coalescing()
 
     @property
     def groups_sends(self) -> bool:
@@ -224,6 +226,14 @@ class RegrowGroup(ProcessGroup):
 
         Raises `CollectiveMisuse` where the call cannot be right, before anything of it is sent.
         """
+        try:
+            return self._forward(name, args, options)
+        except BaseException:
+            if self._coalesced_by is not None:
+                self.forget_coalescing()  # torch's manager does not end what it has begun
+            raise
+
+    def _forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if not nccl.on_cuda(args):
             checking.check(name, args, options, self._count)
         if self._groups.on_call is not None:

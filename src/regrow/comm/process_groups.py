@@ -253,6 +253,7 @@ class Groups:
         internals.calls_being_coalesced().clear()
         for transport in transports:
             transport.halt()
+        for transport in transports:
             transport.close()
         if store is not None:
             store.close()

@@ -56,6 +56,10 @@ class Transport(Protocol):
         """The work of the calls since `start_coalescing`; None: it is over with this transport."""
         ...
 
+    def give_up_coalescing(self) -> None:
+        """A call since `start_coalescing` has failed: nothing of them is wanted. From the same thread."""
+        ...
+
     def close(self) -> None:
         """Free what a halted transport holds."""
         ...
@@ -109,6 +113,9 @@ class MeshTransport:
     def end_coalescing(self, device: torch.device) -> Work | None:
         """Nothing was put together."""
         return None
+
+    def give_up_coalescing(self) -> None:
+        """Nothing was put together."""
 
     def close(self) -> None:
         """End the threads and close the connections."""

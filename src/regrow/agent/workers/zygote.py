@@ -106,6 +106,8 @@ def _import_all(setup: ZygoteSetup, control: _Control) -> None:
     began = time.monotonic()
     # Libraries read these once, as they load. A pool of threads made in the zygote would not survive the fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A module that asks as it is imported whether there is a GPU would start CUDA, of no use to workers after a fork.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if setup.one_thread:
         os.environ["OMP_NUM_THREADS"] = "1"
         os.environ.setdefault("MKL_NUM_THREADS", "1")

@@ -1,12 +1,19 @@
 """A process group of torch's own over NCCL, without a default group around it."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 
 from regrow.comm.torch_private.internals import ProcessGroup, Store, Work, inner_group
+from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Seconds
+
+CALL_S: Seconds = 1.0
+"""How long an abort waits for calls of other threads, which only enqueue something."""
 
 
 class Communicator:
@@ -14,14 +21,85 @@ class Communicator:
 
     def __init__(self, backend: Any, group: Any) -> None:
         self.backend, self.group = backend, group
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._aborting: threading.Thread | None = None
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Within this, a thread calls NCCL. Raises `GenerationHalted` where the abort has begun."""
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        with self._changed:
+            if self._aborting is not None:
+                raise GenerationHalted("NCCL was aborted")
+            self._inside += 1
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def begin_abort(self) -> None:
+        """End all that it runs, on the device too, without waiting for that. From any thread.
+
+        Several communicators are aborted at the same time: the kernels of one may stand behind those of another, and
+        NCCL's abort of one returns only when its own have ended.
+        """
+        with self._changed:
+            if self._aborting is None:
+                self._aborting = threading.Thread(target=self._abort, name="regrow-abort", daemon=True)
+                self._aborting.start()
+
+    def _abort(self) -> None:
+        with self._changed:
+            # NCCL is not safe against an abort of what another thread just enqueues; that thread may also be blocked.
+            self._changed.wait_for(lambda: not self._inside, CALL_S)
+            late = self._inside
+        self._abort_together()
+        if late:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._inside)
+            self._abort_together()  # what that call has connected meanwhile
+
+    def _abort_together(self) -> None:
+        """All connections of the group as one: their kernels may stand behind one another too."""
+        self.backend._group_start()
+        self.backend.abort()
+        self.backend._group_end()
+
+    def await_abort(self, within: Seconds) -> bool:
+        """Wait until what was begun by `begin_abort` is done, at most so long; whether it is."""
+        with self._changed:
+            aborting = self._aborting
+        if aborting is None:
+            return True
+        aborting.join(within)
+        return not aborting.is_alive()
 
     def start_coalescing(self, device: torch.device) -> None:
-        """The calls that follow are one to NCCL."""
-        self.group._start_coalescing(device)
+        """The calls that follow are one to NCCL, until `end_coalescing`; an abort waits for that.
+
+        Raises `GenerationHalted` where the abort has begun.
+        """
+        self._enter()
+        try:
+            self.group._start_coalescing(device)
+        except BaseException:
+            self._leave()
+            raise
 
     def end_coalescing(self, device: torch.device) -> Work:
         """The work of the calls since `start_coalescing`."""
-        work: Work = self.group._end_coalescing(device)
+        try:
+            work: Work = self.group._end_coalescing(device)
+        finally:
+            self._leave()
         return work
 
     def set_timeout(self, seconds: Seconds) -> None:

@@ -179,7 +179,7 @@ class SupervisedWorker:
         """As `Participation.arrive`."""
         self._state = state
         self._hear_no_more()
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized() and torch.cuda.device_count() > 1:  # type: ignore[no-untyped-call]
             self.early.bind(f"CUDA device {torch.cuda.current_device()}")
         self._gate.accelerator = accelerator_of(state.parameters())
         workplace = Assembly(self._link, self.control, self._groups, self._faults, self._copies, self._gate.accelerator)
