@@ -2,7 +2,7 @@
 
 import pytest
 from tests.process.launching import Site
-from tests.process.training import Fault, Outcome, assert_equal, train
+from tests.process.training import Fault, Outcome, assert_equal, outcome_of, train
 
 SCRIPT = "train_bodies.py"
 
@@ -49,3 +49,56 @@ def test_a_sharded_world_survives_an_error_after_unscaling_in_a_skipped_update_a
     assert_equal(struck, calm, faults=0)
     assert [incident.kind for incident in struck.ledger.incidents] == ["exception"] * 3
     assert len(list((here.folder / "mishaps").iterdir())) == 3
+
+
+FUNCTION = """
+import sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import regrow
+
+session = regrow.init(seed=1)
+torch.set_num_threads(1)
+model = DistributedDataParallel(nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+session.protect(model, optimizer)
+
+def batch_of(step):
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * step + session.rank))
+    return x, x.sum(1, keepdim=True)
+
+def train_step(step):
+    with step as (x, y):
+        share = torch.ones(1)
+        dist.all_reduce(share)
+        loss = nn.functional.mse_loss(model(x), y) * share / session.world_size
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+for step in session.steps(batch_of, until=12):
+    shown = train_step(step)
+    step.log(loss=shown)
+sys.stdout.write(f"digest {session.digest()}\\n")
+"""
+
+
+def test_a_function_that_returns_what_its_body_computes_goes_on_where_that_was_cut_off_before(here: Site) -> None:
+    """The others wait in the first collective of the body, before the variable is bound."""
+    script = here.script(FUNCTION)
+    faults = [Fault(1, 3, "begin"), Fault(0, 6, "begin"), Fault(2, 9, "begin")]
+    (here.folder / "plan.toml").write_text("\n".join(fault.toml() for fault in faults))
+    digests, losses = [], []
+    for name, flags in (("calm", ()), ("struck", ("--fault-plan", "plan.toml"))):
+        done = here.regrow("run", "--job", name, "--nproc-per-node", "3", *flags, script)
+        outcome = outcome_of(here, name, 3, done.returncode, done.stdout + done.stderr)
+        assert outcome.code == 0, outcome.output
+        digests.append({line.partition("digest ")[2] for line in outcome.output.splitlines() if "digest " in line})
+        losses.append(outcome.losses)
+    assert len(digests[0]) == 1
+    assert digests[0] == digests[1]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3 * 12
+    assert len(outcome.ledger.incidents) == 3

@@ -18,6 +18,7 @@ from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.echoed import echoed
 from regrow.train.rehearsal.rehearsal import Rehearsal
 from regrow.train.restartable import RestartableCalls
+from regrow.train.state.body_bindings import BodyBindings
 from regrow.train.step import Step
 from regrow.train.worker.participation import Participation
 from regrow.train.worker.rejoin import WorkerReleased
@@ -53,6 +54,7 @@ class StepLoop:
         """Whether the script has done all that it does between two steps."""
         self._settling = Settling(member.local)
         self._rehearsal = Rehearsal(self, self.standing)
+        self.bindings = BodyBindings()
         self.iterator: weakref.ref[Iterator[Step]] | None = None
         """What the script goes through."""
         self.regions = RestartableCalls(self)

@@ -1,5 +1,6 @@
 """One step as the script sees it."""
 
+import sys
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -8,10 +9,13 @@ import torch
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
 from regrow.train.microbatches import MicroBatches
+from regrow.train.state.body_bindings import BodyBindings
 
 
 class StepOwner(Protocol):
     """What runs a step, as far as the step knows it."""
+
+    bindings: BodyBindings
 
     @property
     def rank(self) -> int:
@@ -72,6 +76,7 @@ class Step:
                 f"step {self.number} was entered twice", hint="write `with step as batch:` once in the loop"
             )
         self.entered = self.inside = True
+        self._owner.bindings.enters(sys._getframe(1))
         self._owner.enter(self)
         if isinstance(self._batch, MicroBatches):
             self._batch.enter(self)
@@ -85,6 +90,8 @@ class Step:
         self._batch, self.inside = None, False
         absorbed = self._owner.leave(self, error)
         self.left = True
+        if absorbed or error is None:
+            self._owner.bindings.leaves(sys._getframe(1), whole=error is None)
         return absorbed
 
     @property

@@ -1,0 +1,88 @@
+"""What bodies of steps bind stays bound behind one that was cut off: `return loss` after the `with` is no error then.
+
+Where the script goes through its steps in one function, a variable keeps what an earlier body gave it. A function that
+has the `with` alone begins with nothing in each step, and `del loss` takes it away: there a body that was cut off,
+which the script does not see, would end the job by an `UnboundLocalError`. So these variables get what the last whole
+body bound, in little.
+"""
+
+import copy
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+
+from regrow.train.state.namespaces import Namespace
+
+_SMALL = 1_024
+"""Elements of a tensor that is kept as it is."""
+_LEAVES = 100
+"""Values in a container, at most: of a larger one nothing is kept."""
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class _Large(NamedTuple):
+    """Stands for a tensor that would take memory."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def zeros(self) -> torch.Tensor:
+        return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
+
+
+class _NotKept(Exception):
+    """A value that is not kept."""
+
+
+class BodyBindings:
+    """The variables that bodies bind, by the code that has the `with`."""
+
+    def __init__(self) -> None:
+        self._bound: dict[CodeType, dict[str, object]] = {}
+        self._before: set[str] = set()
+        self._code: CodeType | None = None
+
+    def enters(self, frame: FrameType) -> None:
+        """The body of a step begins in this call."""
+        self._code, self._before = frame.f_code, set(Namespace("body", frame).read())
+
+    def leaves(self, frame: FrameType, *, whole: bool) -> None:
+        """It has ended; `whole`: it came to its end, and was not cut off."""
+        if frame.f_code is not self._code:
+            return  # something between us and the script enters and leaves, an `ExitStack` for example
+        space = Namespace("body", frame)
+        now = space.read()
+        if whole:
+            kept = self._bound[frame.f_code] = {}
+            for name in now.keys() - self._before:
+                try:
+                    kept[name] = _kept(now[name], _LEAVES)
+                except Exception:  # noqa: BLE001  what a script's objects do when they are copied is not known
+                    continue
+            return
+        missing = {name: _given(value) for name, value in self._bound.get(frame.f_code, {}).items() if name not in now}
+        if missing:
+            space.write(missing)
+
+
+def _kept(value: object, room: int) -> object:
+    if type(value) in (torch.Tensor, torch.nn.Parameter) and isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise _NotKept
+        return value.detach() if value.numel() <= _SMALL else _Large(value.shape, value.dtype, value.device)
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, dict) and len(value) <= room:
+        made = copy.copy(value)  # of its own kind: what Hugging Face's models return is one with attributes
+        for key, item in value.items():
+            made[key] = _given(_kept(item, room // max(1, len(value))))
+        return made
+    if type(value) in (list, tuple) and isinstance(value, list | tuple) and len(value) <= room:
+        return type(value)(_given(_kept(item, room // max(1, len(value)))) for item in value)
+    raise _NotKept
+
+
+def _given(value: object) -> object:
+    return value.zeros() if isinstance(value, _Large) else value
