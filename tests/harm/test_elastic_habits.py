@@ -19,6 +19,8 @@ from tests.process.launching import SOURCE, Site, site
 from regrow.membership.view import JobView
 from regrow.observe.ledger import Ledger, read_records
 
+KNOWN = 2
+"""After so many steps, fewer than the habits make before they wait for the order."""
 FEW = ("scheduler_after_the_body_guarded", "shuffled_loader", "micro_batches_invariant")
 """For `make test`."""
 ELASTIC = [habit.name for habit in all_habits().values() if not habit.refused]
@@ -57,6 +59,8 @@ def change(job: Elastic, habit: Habit, folder: Path) -> None:
     """Take the job from world to world; who is refused another size stays as it is."""
     for number, (before, after) in enumerate(pairwise(SIZES), 1):
         job.until(partial(trains, before), f"{before} ranks train")
+        started = job.view().step
+        job.until(lambda now, known=started + KNOWN: now.step >= known, "its pace is known")  # type: ignore[misc]
         answer = job.scale(after)
         if habit.fixed:
             assert not answer.accepted and habit.fixed in answer.reason, answer

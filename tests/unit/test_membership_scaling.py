@@ -1,10 +1,12 @@
 """How many replicas, which of them go, where new ones come to stand, whether they pay: decided without a job."""
 
+import math
+
 import pytest
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import WorkerCommitted
-from regrow.membership.pace import AHEAD_S, LEAST_AHEAD, Pace
+from regrow.membership.pace import AHEAD_S, LEAST_AHEAD, MOST_GUESSED, Pace
 from regrow.membership.roster import Seat
 from regrow.membership.scaling import (
     Limits,
@@ -106,14 +108,28 @@ def commit(worker: str, generation: int, step: int, at: float, seconds: float) -
 
 
 def test_a_planned_halt_is_far_enough_ahead_for_its_order_to_arrive() -> None:
-    pace = Pace()
-    pace.committed(commit("a", 1, 10, 7.0, 0.01), 100.0)
-    assert pace.ahead(100.0) == pytest.approx(AHEAD_S / 0.01)
-    assert pace.ahead(100.105) == pytest.approx(AHEAD_S / 0.01 + 10), "and by what has passed since it was known"
+    pace, seconds = Pace(), 1 / 64
+    pace.committed(commit("a", 1, 9, 7.0 - seconds, seconds), 99.0)
+    pace.committed(commit("a", 1, 10, 7.0, seconds), 100.0)
+    assert pace.ahead(100.0) == math.ceil(AHEAD_S / seconds)
+    assert pace.ahead(100.0 + 10.5 * seconds) == math.ceil(AHEAD_S / seconds) + 10, "and by what has passed since"
     pace.committed(commit("a", 1, 11, 12.0, 5.0), 105.0)
-    assert pace.ahead(105.0) == LEAST_AHEAD
-    pace.committed(commit("a", 2, 3, 13.0, 0.5), 106.0)
-    assert pace.ahead(106.0) == LEAST_AHEAD, "another generation may begin with an older step"
+    pace.committed(commit("a", 1, 12, 17.0, 5.0), 110.0)
+    assert pace.ahead(110.0) == LEAST_AHEAD
+    pace.committed(commit("a", 2, 3, 18.0, 0.5), 111.0)
+    assert pace.ahead(111.0) == LEAST_AHEAD, "another generation may begin with an older step"
+
+
+def test_a_planned_halt_is_not_far_ahead_while_only_bodies_are_known() -> None:
+    """Bodies of a millisecond with a third of a second between them: 300 steps ahead would be a minute and a half."""
+    pace = Pace()
+    for worker in ("a", "b"):
+        pace.committed(commit(worker, 1, 0, 7.0, 0.001), 100.0)
+    assert pace.ahead(100.3) == MOST_GUESSED
+    pace.committed(commit("a", 1, 1, 7.3, 0.001), 100.3)
+    for worker in ("a", "b"):
+        pace.committed(commit(worker, 1, 2, 7.6, 0.001), 100.6)
+    assert pace.ahead(100.6) == LEAST_AHEAD
 
 
 def test_a_step_takes_as_long_as_it_is_from_one_to_the_next() -> None:

@@ -10,6 +10,9 @@ from regrow.core.messages import WorkerCommitted
 AHEAD_S: Seconds = 0.3
 """How far ahead of the present step something is planned, so that its order is there before the step is."""
 LEAST_AHEAD = 2
+MOST_GUESSED = 8
+"""So many steps ahead at most while only bodies are known, and not what a script does between two of them: an order
+that comes too late is given again, for twice as many; one far ahead of a slow script would be waited for."""
 _LEAST_STEP_S: Seconds = 1e-4
 _RECENT = 3
 _LEAST_WAIT_S: Seconds = 2.0
@@ -27,6 +30,8 @@ class Pace:
         self._recent: deque[Seconds] = deque(maxlen=_RECENT)
         self._between: Seconds = 0.0
         """How long a step takes beyond its body. A generation's first commit does not say."""
+        self._whole = False
+        """Whether any commit has said it."""
 
     @property
     def step_s(self) -> Seconds:
@@ -45,13 +50,15 @@ class Pace:
             return
         self._step, self._heard = StepNo(event.step + 1), now
         if last is not None and event.step > last[0]:
+            self._whole = True
             self._between = max(0.0, (event.at - last[1]) / (event.step - last[0]) - event.seconds)
         self._recent.append(max(event.seconds + self._between, _LEAST_STEP_S))
 
     def ahead(self, now: Instant) -> int:
         """How many steps after the newest known one an order can be in time, as far as one can know."""
         since = min(max(0.0, now - self._heard), AHEAD_S * 10)
-        return math.floor(since / self.step_s) + max(LEAST_AHEAD, math.ceil(AHEAD_S / self.step_s))
+        ahead = math.floor(since / self.step_s) + max(LEAST_AHEAD, math.ceil(AHEAD_S / self.step_s))
+        return ahead if self._whole else min(ahead, MOST_GUESSED)
 
     def until(self, steps: int) -> Seconds:
         """How long so many steps take."""
