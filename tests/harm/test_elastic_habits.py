@@ -51,6 +51,10 @@ def trains(size: int, job: JobView) -> bool:
     return job.phase == "training" and job.replicas == size
 
 
+def stands_at(step: int, job: JobView) -> bool:
+    return job.step >= step
+
+
 def changes(size: int, job: JobView) -> bool:
     return job.phase == "switching" or job.replicas == size
 
@@ -59,8 +63,7 @@ def change(job: Elastic, habit: Habit, folder: Path) -> None:
     """Take the job from world to world; who is refused another size stays as it is."""
     for number, (before, after) in enumerate(pairwise(SIZES), 1):
         job.until(partial(trains, before), f"{before} ranks train")
-        started = job.view().step
-        job.until(lambda now, known=started + KNOWN: now.step >= known, "its pace is known")  # type: ignore[misc]
+        job.until(partial(stands_at, job.view().step + KNOWN), "its pace is known")
         answer = job.scale(after)
         if habit.fixed:
             assert not answer.accepted and habit.fixed in answer.reason, answer

@@ -151,6 +151,19 @@ def test_what_enters_the_body_for_the_script_is_left_alone() -> None:
     assert run(False) == run(True) == 1
 
 
+def test_a_dictionary_that_does_more_than_to_keep_values_is_not_copied() -> None:
+    written: list[str] = []
+
+    class Log(dict[str, int]):
+        def __setitem__(self, key: str, value: int) -> None:
+            written.append(key)
+            super().__setitem__(key, value)
+
+    with pytest.raises(UnboundLocalError):
+        returned(lambda: Log(loss=1))
+    assert written == []
+
+
 def test_an_object_of_the_scripts_own_is_not_kept() -> None:
     class Thing:
         def __copy__(self) -> "Thing":

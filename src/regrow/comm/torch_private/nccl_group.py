@@ -64,7 +64,7 @@ class Communicator:
         self._abort_together()
         if late:
             with self._changed:
-                self._changed.wait_for(lambda: not self._inside)
+                self._changed.wait_for(lambda: not self._inside)  # who frees the group does not wait longer than it may
             self._abort_together()  # what that call has connected meanwhile
 
     def _abort_together(self) -> None:

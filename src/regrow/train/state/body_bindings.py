@@ -7,8 +7,10 @@ body bound, in little.
 """
 
 import copy
+from collections import OrderedDict
+from dataclasses import is_dataclass
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,14 +76,20 @@ def _kept(value: object, room: int) -> object:
         return value.detach() if value.numel() <= _SMALL else _Large(value.shape, value.dtype, value.device)
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, dict) and len(value) <= room:
-        made = copy.copy(value)  # of its own kind: what Hugging Face's models return is one with attributes
+    if isinstance(value, dict) and len(value) <= room and _is_mere(type(value)):
+        # Of its own kind: what Hugging Face's models return is one with attributes.
+        made: dict[object, object] = copy.copy(value)
         for key, item in value.items():
             made[key] = _given(_kept(item, room // max(1, len(value))))
         return made
     if type(value) in (list, tuple) and isinstance(value, list | tuple) and len(value) <= room:
         return type(value)(_given(_kept(item, room // max(1, len(value)))) for item in value)
     raise _NotKept
+
+
+def _is_mere(kind: type[dict[Any, Any]]) -> bool:
+    """Whether to write to a copy of this kind of dictionary does nothing else, to a file for example."""
+    return kind.__setitem__ in (dict.__setitem__, OrderedDict.__setitem__) or is_dataclass(kind)
 
 
 def _given(value: object) -> object:
