@@ -2,10 +2,12 @@
 
 import atexit
 import contextlib
+import sys
 import time
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 
 from regrow.comm.torch_private import grad_scalers
 from regrow.core.errors import GenerationHalted, StateError, UsageError
@@ -15,6 +17,7 @@ from regrow.train.announcing import Announcing
 from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop_context import LoopContext
+from regrow.train.next_turn import Asking, asking, skip_to_next, turn_of
 from regrow.train.rehearsal.echoed import echoed
 from regrow.train.rehearsal.rehearsal import Rehearsal
 from regrow.train.restartable import RestartableCalls
@@ -46,6 +49,7 @@ class StepLoop:
         self._begun_at = 0.0
         self._announcing = Announcing(member)
         self._latest: Step | None = None
+        self._asked: Asking | None = None
         self._looping = self._left = False
         self._echoing = contextlib.ExitStack()
         self._owing = False
@@ -101,6 +105,7 @@ class StepLoop:
             if not (yield from self.replay()):
                 self.recover()
             while (more := member.step < until and not self._others_left) or not self.ends():
+                self._asked = asking(sys._getframe(1))
                 self._latest = self.prepare() if more else None
                 if self._latest is not None:
                     self._at_boundary = False
@@ -267,6 +272,21 @@ class StepLoop:
             return False
         self._settling.cut_off(self.modules, error)
         self.recover(step)
+        if self._asked is not None and step is not None and not step.committed:
+            turn = turn_of(self._asked, sys._getframe(1))
+            if turn is not None:
+                skip_to_next(turn, partial(self._take_turn, step))
+        return True
+
+    def _take_turn(self, step: Step) -> bool:
+        """The loop's next turn, with the same object; False: there is none."""
+        asked, steps = self._asked, self.iterator() if self.iterator is not None else None
+        following = next(steps, None) if steps is not None else None
+        self._asked = asked
+        if following is None:
+            return False
+        step.become(following)
+        self._latest = step
         return True
 
     def recover_if_halted(self) -> bool:

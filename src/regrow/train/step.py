@@ -70,6 +70,10 @@ class Step:
         self._owner = owner
         self._batch = batch
 
+    def become(self, following: "Step") -> None:
+        """Stand for the step that follows, where the script holds this one."""
+        self.__dict__.update(following.__dict__)
+
     def __enter__(self) -> Any:
         if self.entered:
             raise UsageError(

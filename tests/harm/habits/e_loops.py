@@ -233,7 +233,7 @@ def early_stopping_protected(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "patience": patience}
 
 
-@habit("early stopping by the step's number, unguarded", instead="`if step.committed and ...: break`")
+@habit("early stopping by the step's number, unguarded")
 def early_stopping_unguarded(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)

@@ -1,0 +1,145 @@
+"""The next turn of a script's loop without what it has still to do in this one, as if it had written `continue` there.
+
+A loop that may be left behind its step's body must not come to that where the step has not happened: it would be left
+a step too early, and the script cannot be brought back into it.
+"""
+
+import ast
+import dis
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from regrow.train.rehearsal.callers import is_script
+from regrow.train.script_source import last_line, parsed
+
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_LEAVE = (ast.Break, ast.Return, ast.Raise)
+_FUNCTIONS_THAT_LEAVE = frozenset({"exit", "_exit", "quit"})
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+class Asking(NamedTuple):
+    """Where a call asks for the next step."""
+
+    code: CodeType
+    instruction: int
+
+
+class Turn(NamedTuple):
+    """Where a loop is in its present turn.
+
+    Attributes:
+        frame: the call that the loop is in.
+        first: the line with which its body begins.
+        through: the last line of the statement of its body that is under way.
+        last: the line with which the body ends.
+    """
+
+    frame: FrameType
+    first: int
+    through: int
+    last: int
+
+
+def asking(frame: FrameType | None) -> Asking | None:
+    """Who asks for a step, `frame` or beyond the libraries' generators that pass it on; to be called while it does.
+
+    None: a generator of the script's own, which may give the loop what it has made of the step.
+    """
+    while frame is not None and frame.f_code.co_flags & _GENERATORS:
+        frame = None if is_script(frame.f_code.co_filename) else frame.f_back
+    return None if frame is None else Asking(frame.f_code, frame.f_lasti)
+
+
+def turn_of(asked: Asking, innermost: FrameType | None) -> Turn | None:
+    """The present turn of the `for` loop that has asked, if it may be left behind the statement that is under way.
+
+    None: it cannot, as far as its text says, or that cannot be read.
+
+    Args:
+        asked: where.
+        innermost: a call within that statement.
+    """
+    frame = innermost
+    while frame is not None and frame.f_code is not asked.code:
+        frame = frame.f_back
+    loop = _loop(frame, asked.instruction) if frame is not None else None
+    if frame is None or loop is None:
+        return None
+    under_way = [each for each in loop.body if each.lineno <= frame.f_lineno <= last_line(each)]
+    if len(under_way) != 1:
+        return None
+    behind = loop.body[loop.body.index(under_way[0]) + 1 :]
+    if not any(map(_leaves, behind)):
+        return None
+    return Turn(frame, loop.body[0].lineno, last_line(under_way[0]), last_line(loop.body[-1]))
+
+
+def _loop(frame: FrameType, instruction: int) -> ast.For | None:
+    """The loop that asks at this instruction, if its body begins on a line of its own."""
+    asks = [each for each in dis.get_instructions(frame.f_code) if each.offset <= instruction]
+    tree = parsed(frame) if asks and asks[-1].opname == "FOR_ITER" else None
+    if tree is None:
+        return None
+    lines = [(offset, line) for offset, line in dis.findlinestarts(frame.f_code) if line]
+    head = max((each for each in lines if each[0] <= instruction), default=(0, 0))[1]
+    first = next((line for offset, line in lines if offset > instruction and line != head), 0)
+    loops = [
+        each
+        for each in ast.walk(tree)
+        if isinstance(each, ast.For)
+        and each.body[0].lineno == first
+        and last_line(each.iter) < first
+        and each.lineno <= head <= last_line(each.iter)
+    ]
+    return loops[0] if len(loops) == 1 else None
+
+
+def _leaves(node: ast.AST) -> bool:
+    """Whether the loop may be left in this statement."""
+    if isinstance(node, _DEFINITIONS):
+        return False
+    called = node.func if isinstance(node, ast.Call) else None
+    name = getattr(called, "attr", getattr(called, "id", ""))
+    return isinstance(node, _LEAVE) or name in _FUNCTIONS_THAT_LEAVE or any(map(_leaves, ast.iter_child_nodes(node)))
+
+
+def skip_to_next(turn: Turn, ask: Callable[[], bool]) -> None:
+    """When the statement under way is through: begin the loop's body anew, once `ask` has made the next turn ready.
+
+    Where that cannot be done, or `ask` says that there is none, the loop goes on as it is. Python lets a frame be sent
+    to another line by a trace function only; who traces already goes on with it afterwards.
+    """
+    frame, traced, tracing = turn.frame, turn.frame.f_trace, sys.gettrace()
+
+    def follow(_: FrameType, event: str, __: object) -> Callable[..., Any] | None:
+        line = frame.f_lineno
+        if event != "return" and (event != "line" or turn.first <= line <= turn.through):
+            return follow
+        try:
+            if event == "line" and turn.through < line <= turn.last and _go(frame, turn.first) and not ask():
+                _go(frame, line)
+        finally:
+            frame.f_trace = traced
+            sys.settrace(tracing)
+            # Python 3.11 and 3.12 bind the variables to what is in this copy of them, so it must be a fresh one.
+            frame.f_locals  # noqa: B018
+        return traced
+
+    frame.f_trace = follow
+    sys.settrace(lambda *_: None)
+
+
+def _go(frame: FrameType, line: int) -> bool:
+    with warnings.catch_warnings():
+        # From Python 3.12 on variables that have no value yet get None, with a warning.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            frame.f_lineno = line  # type: ignore[misc]
+        except ValueError:
+            return False
+    return True
