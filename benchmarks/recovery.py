@@ -3,16 +3,15 @@
     python benchmarks/recovery.py            # about 10 minutes
     python benchmarks/recovery.py --quick    # at most 4 minutes
     python benchmarks/recovery.py --soak 50  # fifty kills in a row, with a standby
-    python benchmarks/recovery.py --audit 12 # only what looking for replicas that differ costs, in so many pairs
+    python benchmarks/recovery.py --audit 200 # only what looking for replicas that differ costs, of so many looks
     python benchmarks/recovery.py --device cuda # on a GPU, which the ranks share where it is alone; see docs/cuda.md
 
 One model of 25 million parameters with AdamW (300 MB of state), four ranks with a thread each, on one machine in one
 run. *Time lost* is the time from a SIGKILL until the first step beyond the last committed one is committed on every
 rank, minus a median step. Sides: torchrun with a checkpoint on local disk every 10 steps; regrow with a standby that
 has built and rehearsed; regrow that forks a worker when one is lost. The overhead is measured between two jobs that
-train in turns, one paused while the other runs, without any checkpoint. What the audit costs is measured in the same
-way, between two jobs of regrow, one with `--no-audit`; its figure is the mean step of a turn, for it comes every few
-steps.
+train in turns, one paused while the other runs, without any checkpoint. What the audit costs is measured within one
+job, between the steps in which it looks and their neighbours (`auditing.py`).
 
 Exits with 1 when a kill was not recovered.
 """
@@ -24,13 +23,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
+import auditing
 from contest import Job, JobStuck, Kill, lost_seconds, redone_steps, strike
 from rich.console import Console
 from rich.table import Table
@@ -74,11 +74,11 @@ def torchrun(folder: Path, name: str, *, checkpoint_every: int) -> Job:
     return Job(name, command, records=records, log=folder / f"{name}.log", world=WORLD, environment=environment)
 
 
-def regrow(folder: Path, name: str, *, standbys: int, flags: tuple[str, ...] = ()) -> Job:
+def regrow(folder: Path, name: str, *, standbys: int, script: tuple[str, ...] = ()) -> Job:
     """DDP under regrow."""
     command = [sys.executable, "-m", "regrow", "run", "--standalone", f"--nproc-per-node={WORLD}"]
-    command += [f"--standby={standbys}", "--warmth=built", "--max-faults=1000", f"--job={name}", "--quiet", *flags]
-    command += [str(HERE / "ddp_regrow.py"), f"--steps={ENDLESS}"]
+    command += [f"--standby={standbys}", "--warmth=built", "--max-faults=1000", f"--job={name}", "--quiet"]
+    command += [str(HERE / "ddp_regrow.py"), f"--steps={ENDLESS}", *script]
     environment = {"OMP_NUM_THREADS": "1", "REGROW_HOME": str(folder)}
     records = folder / "jobs" / name
     return Job(name, command, records=records, log=folder / f"{name}.log", world=WORLD, environment=environment)
@@ -128,32 +128,14 @@ def measure_overhead(folder: Path, *, pairs: int) -> list[tuple[float, float]]:
         return steps
 
 
-def measure_audit(folder: Path, *, pairs: int) -> list[tuple[float, float]]:
-    """Mean step of DDP under regrow without and with the audit, for each pair of turns. Raises `JobStuck`."""
-    with ExitStack() as stack:
-        jobs = []
-        for name, flags in (("unaudited", ("--no-audit",)), ("audited", ())):
-            job = stack.enter_context(regrow(folder, name, standbys=0, flags=flags))
-            job.wait(lambda job=job: job.world_step >= 40, deadline=START_DEADLINE, what="step 40")  # type: ignore[misc]
-            job.pause()
-            jobs.append(job)
-        steps: list[tuple[float, float]] = []
-        for number in range(pairs):
-            order = jobs if number % 2 == 0 else jobs[::-1]
-            times = {job.name: _turn(job, fmean) for job in order}
-            steps.append((times["unaudited"], times["audited"]))
-            print(f"  audit, pair {number + 1} of {pairs}: {steps[-1][0]:.4f} s and {steps[-1][1]:.4f} s", flush=True)
-        return steps
-
-
-def _turn(job: Job, middle: Callable[[Iterable[float]], float] = median) -> float:
-    """Let a paused job run for some steps; the median, or mean, time between two commits of the whole world."""
+def _turn(job: Job) -> float:
+    """Let a paused job run for some steps; the median time between two commits of the whole world."""
     start = time.monotonic()
     job.go_on()
     job.wait_steps(BLOCK)
     job.pause()
     commits = [at for _, at in job.ledger.world_commits() if at > start]
-    return middle(after - before for before, after in pairwise(commits))
+    return median(after - before for before, after in pairwise(commits))
 
 
 def show(results: list[Result], overhead: list[tuple[float, float]], console: Console) -> None:
@@ -201,7 +183,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=8, help="turns of each side for the overhead")
     parser.add_argument("--quick", action="store_true", help="3 or 5 kills a side, 3 pairs")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="only N kills in a row, with a standby")
-    parser.add_argument("--audit", type=int, default=0, metavar="N", help="only the audit's cost, in N pairs of turns")
+    parser.add_argument("--audit", type=int, default=0, metavar="N", help="only the audit's cost, of N looks")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what the ranks compute on")
     parser.add_argument("--seed", type=int, default=0, help="of ranks and moments")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -238,9 +220,10 @@ def main() -> int:
         show(results, overhead, Console())
         numbers |= figures(results, overhead)
     if not args.soak:
-        audit = measure_audit(folder, pairs=args.audit or (3 if args.quick else args.pairs))
-        numbers["audit_percent"] = median(100 * (ours / plain - 1) for plain, ours in audit)
-        print(f"audit, {len(audit)} pairs: {numbers['audit_percent']:+.2f} % of a step")
+        looks = args.audit or (40 if args.quick else 200)
+        samples = auditing.measure(regrow(folder, "audited", standbys=0, script=("--time-audit",)), samples=looks)
+        numbers["audit_percent"] = auditing.percent(samples)
+        print(auditing.describe(samples))
     tell("recovery", numbers, args.json)
     if numbers.get("not_recovered"):
         print(f"records and output are kept in {folder}")
