@@ -221,6 +221,7 @@ def in_a_mount(here: Site, mount: str, *flags: str) -> "subprocess.CompletedProc
         ("mount -t tmpfs -o ro,size=8m none root", "Read-only file system", 2),
         ("mount -t tmpfs -o nr_inodes=1,size=8m none root", "No space left on device", 1),
     ],
+    ids=["full", "read-only", "no inodes"],
 )
 def test_a_root_without_room_costs_the_cache_and_not_the_job(here: Site, mount: str, why: str, nodes: int) -> None:
     done = in_a_mount(here, mount, "--data-cache", "root", "--local-nodes", str(nodes))
