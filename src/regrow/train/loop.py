@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 
 from regrow.comm.torch_private import grad_scalers
 from regrow.core.errors import GenerationHalted, StateError, UsageError
@@ -17,7 +16,7 @@ from regrow.train.announcing import Announcing
 from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop_context import LoopContext
-from regrow.train.next_turn import Asking, asking, skip_to_next, turn_of
+from regrow.train.next_turn import Turns
 from regrow.train.rehearsal.echoed import echoed
 from regrow.train.rehearsal.rehearsal import Rehearsal
 from regrow.train.restartable import RestartableCalls
@@ -44,19 +43,18 @@ class StepLoop:
         self.member, self.seed, self.invariant = member, seed, invariant
         self.standing = LoopContext(member)
         self.modules = Modules()
-        self.started = False
+        self.started = self._looping = self._left = False
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
         self._announcing = Announcing(member)
         self._latest: Step | None = None
-        self._asked: Asking | None = None
-        self._looping = self._left = False
+        self._turns = Turns(lambda: None if self.iterator is None else self.iterator(), self._stands_for_latest)
         self._echoing = contextlib.ExitStack()
         self._owing = False
         """Whether this worker has told of an error after its update, and so waits for the next membership."""
         self._at_boundary = True
         """Whether the script has done all that it does between two steps."""
-        self._settling = Settling(member.local)
+        self.settling = Settling(member.local)
         self._rehearsal = Rehearsal(self, self.standing)
         self.bindings = BodyBindings()
         self.iterator: weakref.ref[Iterator[Step]] | None = None
@@ -105,7 +103,7 @@ class StepLoop:
             if not (yield from self.replay()):
                 self.recover()
             while (more := member.step < until and not self._others_left) or not self.ends():
-                self._asked = asking(sys._getframe(1))
+                self._turns.asks(sys._getframe(1))
                 self._latest = self.prepare() if more else None
                 if self._latest is not None:
                     self._at_boundary = False
@@ -151,7 +149,7 @@ class StepLoop:
             self.recover()
             return None
         number = member.step
-        self.settle()
+        self.settling.settle(self.modules)
         if not self.agrees():
             return None
         member.waiting.checkpoint()
@@ -180,10 +178,6 @@ class StepLoop:
         self._at_boundary = True
         if not self._left:
             self.standing.protected().between.ends()
-
-    def settle(self) -> None:
-        """Before a forward: lay out buckets anew where a backward was cut off, without the others."""
-        self._settling.settle(self.modules)
 
     def rehearsing(self) -> AbstractContextManager[None]:
         """Within this, collectives are answered locally; afterwards the state is as it was."""
@@ -247,7 +241,7 @@ class StepLoop:
             self.member.body.conclude()
             self._settled(step)
             self._owing = self.member.body.abort(error, self.standing.protected())
-            self._settling.cut_off(self.modules, error)
+            self.settling.cut_off(self.modules, error)
             return self._owing
         return self.failed(error, step)
 
@@ -270,24 +264,13 @@ class StepLoop:
         """
         if not self.member.body.abort(error, self.standing.protected()):
             return False
-        self._settling.cut_off(self.modules, error)
+        self.settling.cut_off(self.modules, error)
         self.recover(step)
-        if self._asked is not None and step is not None and not step.committed:
-            turn = turn_of(self._asked, sys._getframe(1))
-            if turn is not None:
-                skip_to_next(turn, partial(self._take_turn, step))
+        self._turns.not_left(step, sys._getframe(1))
         return True
 
-    def _take_turn(self, step: Step) -> bool:
-        """The loop's next turn, with the same object; False: there is none."""
-        asked, steps = self._asked, self.iterator() if self.iterator is not None else None
-        following = next(steps, None) if steps is not None else None
-        self._asked = asked
-        if following is None:
-            return False
-        step.become(following)
+    def _stands_for_latest(self, step: Step) -> None:
         self._latest = step
-        return True
 
     def recover_if_halted(self) -> bool:
         """Whether the generation was over; then this worker stands in the next one."""

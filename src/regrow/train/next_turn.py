@@ -9,12 +9,14 @@ import dis
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from regrow.train.rehearsal.callers import is_script
 from regrow.train.script_source import last_line, parsed
+from regrow.train.step import Step
 
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _LEAVE = (ast.Break, ast.Return, ast.Raise)
@@ -43,6 +45,42 @@ class Turn(NamedTuple):
     first: int
     through: int
     last: int
+
+
+class Turns:
+    """The turns of the script's loop, each of which begins by asking for a step.
+
+    Args:
+        steps: what the script goes through; None where it has been let go.
+        taken: told of the step with which a loop was sent to its next turn.
+    """
+
+    def __init__(self, steps: Callable[[], Iterator[Step] | None], taken: Callable[[Step], None]) -> None:
+        self._steps, self._taken = steps, taken
+        self._asked: Asking | None = None
+
+    def asks(self, frame: FrameType) -> None:
+        """The next step is asked for, there or beyond."""
+        self._asked = asking(frame)
+
+    def not_left(self, step: Step | None, innermost: FrameType) -> None:
+        """Where the loop may be left behind the body of a step that has not happened, take the next turn instead."""
+        if self._asked is None or step is None or step.committed:
+            return
+        turn = turn_of(self._asked, innermost)
+        if turn is not None:
+            skip_to_next(turn, partial(self._take, step))
+
+    def _take(self, step: Step) -> bool:
+        """With the same object, which the script holds; False: there is no further turn."""
+        asked, steps = self._asked, self._steps()
+        following = next(steps, None) if steps is not None else None
+        self._asked = asked
+        if following is None:
+            return False
+        step.become(following)
+        self._taken(step)
+        return True
 
 
 def asking(frame: FrameType | None) -> Asking | None:

@@ -168,7 +168,7 @@ class RestartableCalls:
 
     def _enter(self, number: int, name: str) -> bool:
         loop = self._loop
-        loop.settle()
+        loop.settling.settle(loop.modules)
         if self._training:
             loop.standing.protected().begin()
         else:
