@@ -37,8 +37,12 @@ def penalise(
     rows = rows_of(parameters, logits)
     if history.ndim != 2 or history.shape[0] != logits.shape[0]:
         raise ValueError(f"LZ penalty: logits of shape {list(logits.shape)}, but a history of {list(history.shape)}")
-    window = window_of(history, rows.width, starts=starts, ends=ends)
-    if logits.is_cuda and _kernels_run():
+    return penalise_tokens(logits, window_of(history, rows.width, starts=starts, ends=ends), rows)
+
+
+def penalise_tokens(logits: Tensor, window: Tensor, rows: RowParameters) -> Tensor:
+    """Take the penalty off the logits, in place, where the last tokens are known. Returns the logits."""
+    if _by_kernels(logits):
         from regrow.infer.lz import kernels
 
         return kernels.penalise_window(logits, window, kernels.match_lengths(window, rows), rows)
@@ -153,17 +157,32 @@ class LZPenalty:
         found = Matches.found(window_of(tokens, self.rows.width), one)
         self.matches.window[row], self.matches.lengths[row] = found.window[0], found.lengths[0]
 
+    def extend(self, count: int) -> None:
+        """Add rows for so many more sequences, which get no penalty until they are replaced."""
+        self.parameters += [None] * count
+        self.rows = RowParameters.of(self.parameters, self.device, self.rows.width)
+        more = Matches.empty(count, self.rows.width, self.device)
+        self.matches.window = torch.cat((self.matches.window, more.window))
+        self.matches.lengths = torch.cat((self.matches.lengths, more.lengths))
+
     def apply(self, logits: Tensor) -> Tensor:
         """Take the penalty off the logits of the next token, in place, [batch, vocabulary]. Returns the logits."""
-        rows = rows_of(self.rows, logits)
-        if logits.is_cuda and _kernels_run():
+        return self._apply(logits, self.matches, rows_of(self.rows, logits))
+
+    def apply_to(self, logits: Tensor, sequences: Tensor, rows: RowParameters) -> Tensor:
+        """As `apply`, where row r of the logits is of sequence `sequences[r]`, and `rows` has their parameters."""
+        matches = Matches(self.matches.window[sequences], self.matches.lengths[sequences])
+        return self._apply(logits, matches, rows_of(rows, logits))
+
+    def _apply(self, logits: Tensor, matches: Matches, rows: RowParameters) -> Tensor:
+        if _by_kernels(logits):
             from regrow.infer.lz import kernels
 
-            return kernels.penalise_window(logits, self.matches.window, self.matches.lengths, rows)
-        return penalise_window(logits, self.matches, rows)
+            return kernels.penalise_window(logits, matches.window, matches.lengths, rows)
+        return penalise_window(logits, matches, rows)
 
 
-def _kernels_run() -> bool:
+def _by_kernels(logits: Tensor) -> bool:
     from regrow.infer.lz import kernels
 
-    return kernels.available()
+    return logits.is_cuda and kernels.available()

@@ -1,7 +1,7 @@
 """The parameters of a batch, one row a sequence, where the logits are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,3 +74,8 @@ class RowParameters:
             most_lookback=max((each.lookback for each in every), default=1),
             by_match=any(each.strength > 0 and (each.min_match > 1 or each.mode == "distance") for each in every),
         )
+
+    def select(self, rows: Tensor) -> "RowParameters":
+        """The parameters of some rows, int64 [count], in that order; what the host knows holds for all of them."""
+        columns = ("strength", "window", "lookback", "min_match", "mode", "place")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
