@@ -17,6 +17,11 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[13]",
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[8]",
     ),
+    "tests/process/test_batch.py": (
+        "test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer",
+        "test_workers_come_and_go_by_the_file_and_by_commands",
+        "test_workers_that_it_starts_itself_are_replaced_and_end_with_it",
+    ),
     "tests/process/test_comm_collectives.py": (
         "test_every_collective_answers_as_gloo_does_and_with_the_same_bits_each_time[2-False]",
         "test_every_collective_answers_as_gloo_does_and_with_the_same_bits_each_time[3-False]",

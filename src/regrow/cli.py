@@ -16,6 +16,7 @@ from regrow.core.config import data_home, hang_floor, jobs_home, read_token, run
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.exit_codes import INTERNAL_ERROR, REFUSED, RUN_AGAIN, USAGE
 from regrow.core.messages import FaultHow, FaultStage
+from regrow.infer.batch.command import batch
 from regrow.launch import options, torchrun
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _version() -> str:
         return "not installed"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, commands=[batch])
 @click.version_option(_version(), prog_name="regrow")
 def commands() -> None:
     """Training that goes straight on when workers are lost."""

@@ -79,6 +79,14 @@ def read_token(token_file: str) -> str:
     return token
 
 
+def read_key(key_file: str) -> str:
+    """The key in a file; without one, none. Raises `UsageError`."""
+    try:
+        return Path(key_file).read_text(encoding="ascii").strip() if key_file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--api-key-file {key_file} cannot be read: {error}") from error
+
+
 def jobs_home() -> Path:
     """The folder with one folder a job."""
     return state_home() / "jobs"

@@ -1,0 +1,13 @@
+"""Batch inference: a head process that shares the rows of a file among OpenAI-compatible servers that come and go.
+
+What decides is pure: `rows` reads a line and writes a result, `pool` says which worker gets a row and whom to trust,
+`retries` what becomes of an answer, `records` which rows a journal has and whose it is, `members` what a list of
+workers says, `circles` which answers run in circles, `tally` what has happened so far.
+
+What carries out: `places` opens files, `scanning` reads the input once, `journal` keeps results, `sending` speaks HTTP,
+`head` runs the job, `attendance` and `control` follow who belongs to the pool (a file; HTTP on loopback), `spawned`
+starts workers, `progress` and `report` show it. `job` ties them together. Imports no torch.
+
+A row may be sent more than once; it has exactly one result, since the output is made from the first line that the
+journal has of it.
+"""

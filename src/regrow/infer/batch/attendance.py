@@ -1,0 +1,87 @@
+"""Who belongs to the pool, as told from outside: by a file that is watched, by commands, by signals."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import Seconds
+from regrow.infer.batch.members import read_list
+from regrow.infer.batch.pool import Pool
+
+LOOK_S: Seconds = 0.5
+
+
+class Attendance:
+    """Keeps a pool as it is told.
+
+    Args:
+        pool: which.
+        grace: how long a worker that has to go may take for the rows it has.
+        changed: called after each change.
+        say: told in a sentence what has changed.
+    """
+
+    def __init__(self, pool: Pool, *, grace: Seconds, changed: Callable[[], None], say: Callable[[str], None]) -> None:
+        self._pool, self._grace, self._changed, self._say = pool, grace, changed, say
+        self._listed: dict[str, int] = {}
+        self._stamp: tuple[int, int, int] | None = None
+
+    def join(self, url: str, cap: int = 0) -> None:
+        """Take a worker in, or back."""
+        self._pool.join(url, time.monotonic(), cap=cap)
+        self._changed()
+
+    def drain(self, url: str, grace: Seconds | None = None) -> bool:
+        """Ask a worker to go. False: it is not here."""
+        left = self._pool.drain(url, time.monotonic(), grace=self._grace if grace is None else grace)
+        self._changed()
+        return left
+
+    def follow_list(self, members: Mapping[str, int]) -> None:
+        """Take in who is new in a list, and ask those to go who are no longer in it. Others are left as they are."""
+        for url in [url for url in self._listed if url not in members]:
+            self._say(f"worker {url} is no longer listed: it may finish its rows within {self._grace:g} s")
+            self.drain(url)
+        for url, cap in members.items():
+            if self._listed.get(url) != cap:
+                self._say(f"worker {url} is listed")
+                self.join(url, cap)
+        self._listed = dict(members)
+
+    def look_again(self, path: Path) -> None:
+        """Read the file, also where it seems the same: what a signal asks for."""
+        self._stamp = None
+        try:
+            self.look(path)
+        except UsageError as error:
+            self._say(f"{error}; workers stay as they were")
+
+    def look(self, path: Path) -> None:
+        """Read the file if it has changed. Raises `UsageError`."""
+        try:
+            found = path.stat()
+            stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if stamp == self._stamp:
+                return
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._stamp = None
+            raise UsageError(f"the list of workers {path} cannot be read: {reason}") from error
+        self._stamp = stamp
+        self.follow_list(read_list(text, str(path)))
+
+    async def watch(self, path: Path) -> None:
+        """Follow a file; while it cannot be read or understood, workers stay as they are, which is said once."""
+        told = ""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self.look(path)
+                told = "" if self._stamp is not None else told
+            except UsageError as error:
+                if str(error) != told:
+                    told = str(error)
+                    self._say(f"{error}; workers stay as they were")

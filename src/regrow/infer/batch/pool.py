@@ -1,0 +1,287 @@
+"""Which worker gets a row, and which is trusted with any: who belongs, who serves, who is broken, who leaves. Pure.
+
+A worker joins, is probed until it answers, and serves. After failures in a row it counts as broken, is probed after a
+wait that doubles each time, and then tried with one row. Who is asked to go gets no more rows and may finish what it
+has.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+
+from regrow.core.ids import Instant, Seconds
+
+NEVER: Instant = float("inf")
+MOST_DEPARTED = 1000
+
+
+class Standing(StrEnum):
+    """What a worker is to the pool."""
+
+    JOINING = "joining"
+    SERVING = "serving"
+    TRIED = "tried"
+    BROKEN = "broken"
+    LEAVING = "leaving"
+
+
+_TAKES_ROWS = (Standing.SERVING, Standing.TRIED)
+
+
+@dataclass(frozen=True)
+class PoolPolicy:
+    """How a pool treats its workers.
+
+    Attributes:
+        cap: rows a worker has at most at once, where its own entry says nothing else.
+        failures: so many in a row, and it is broken.
+        first_wait: until a broken worker is probed; doubled each time it breaks again.
+        longest_wait: the most of it.
+        joining_wait: between two probes of a worker that has not answered yet.
+        slack_tokens: how much more than the least loaded worker may be outstanding at the one that a prefix prefers.
+    """
+
+    cap: int = 32
+    failures: int = 5
+    first_wait: Seconds = 0.5
+    longest_wait: Seconds = 30.0
+    joining_wait: Seconds = 0.5
+    slack_tokens: int = 8192
+
+
+@dataclass
+class PoolWorker:
+    """A worker as the pool sees it.
+
+    Attributes:
+        url: its base address.
+        cap: rows at once at most.
+        limit: rows at once at present: lowered while it answers that it is busy.
+        rows, tokens: outstanding.
+        failures: in a row.
+        breaks: how often in a row it was found broken.
+        probe_at: when it is to be probed.
+        leave_by: when it must have left.
+        because: its last failure, as a sentence that follows its name.
+        done, retried: rows with a result from it, and rows it was not able to answer.
+        done_tokens: tokens of answers.
+    """
+
+    url: str
+    cap: int
+    limit: int
+    standing: Standing = Standing.JOINING
+    rows: int = 0
+    tokens: int = 0
+    failures: int = 0
+    breaks: int = 0
+    calm: int = 0
+    probe_at: Instant = 0.0
+    leave_by: Instant = NEVER
+    because: str = "has not answered yet"
+    done: int = 0
+    retried: int = 0
+    done_tokens: int = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may get a row."""
+        return self.standing in _TAKES_ROWS and self.rows < (1 if self.standing is Standing.TRIED else self.limit)
+
+
+class Pool:
+    """The workers of a job.
+
+    Args:
+        policy: how they are treated.
+    """
+
+    def __init__(self, policy: PoolPolicy) -> None:
+        self._policy = policy
+        self.workers: dict[str, PoolWorker] = {}
+        self._departed: dict[str, PoolWorker] = {}
+
+    # --- who belongs ---
+
+    def join(self, url: str, now: Instant, *, cap: int = 0) -> None:
+        """Take a worker in, or back. `cap`: rows at once; 0: the policy's."""
+        cap = cap or self._policy.cap
+        known = self.workers.get(url)
+        if known is None:
+            self.workers[url] = PoolWorker(url, cap, cap, probe_at=now)
+            return
+        known.limit = min(known.limit, cap) if cap <= known.cap else cap
+        known.cap = cap
+        if known.standing is Standing.LEAVING:
+            known.standing, known.leave_by, known.probe_at = Standing.JOINING, NEVER, now
+
+    def drain(self, url: str, now: Instant, *, grace: Seconds) -> bool:
+        """Ask a worker to go: no more rows, and an end at the latest after `grace`. False: it is not here."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return False
+        if worker.standing is not Standing.LEAVING or now + grace < worker.leave_by:
+            worker.leave_by = now + grace
+        worker.standing, worker.probe_at = Standing.LEAVING, NEVER
+        self._let_go(worker)
+        return True
+
+    def overdue(self, now: Instant) -> list[str]:
+        """Who should have left by now, and still has rows: these are to be taken back. Each is named once."""
+        late = [worker for worker in self.workers.values() if worker.leave_by <= now]
+        for worker in late:
+            worker.leave_by = NEVER
+        return [worker.url for worker in late]
+
+    def _let_go(self, worker: PoolWorker) -> None:
+        if worker.standing is Standing.LEAVING and not worker.rows:
+            del self.workers[worker.url]
+            if worker.done or worker.retried:
+                self._remember(worker)
+
+    def _remember(self, worker: PoolWorker) -> None:
+        """Keep what a worker has done beyond its leaving; of very many, only of the last ones."""
+        before = self._departed.pop(worker.url, None)
+        if before is not None:
+            worker.done += before.done
+            worker.done_tokens += before.done_tokens
+            worker.retried += before.retried
+        self._departed[worker.url] = worker
+        if len(self._departed) > MOST_DEPARTED:
+            del self._departed[next(iter(self._departed))]
+
+    @property
+    def departed(self) -> list[PoolWorker]:
+        """Workers that have left, with what they have done."""
+        return list(self._departed.values())
+
+    # --- who gets a row ---
+
+    def assign(self, tokens: int, *, prefix: bytes = b"", avoid: str = "") -> str | None:
+        """Give a row to a worker; None: none has room.
+
+        Args:
+            tokens: what the row is taken to cost.
+            prefix: rows with the same go to the same worker where its load allows.
+            avoid: who was not able to answer this row; it gets it again only if no other takes rows at all.
+        """
+        takers = [worker for worker in self.workers.values() if worker.has_room]
+        if avoid and self._has_other(avoid):
+            takers = [worker for worker in takers if worker.url != avoid]
+        if not takers:
+            return None
+        chosen = min(takers, key=lambda worker: (worker.tokens, worker.rows))
+        if prefix:
+            preferred = max(takers, key=lambda worker: _weight(prefix, worker.url))
+            if preferred.tokens <= chosen.tokens + self._policy.slack_tokens:
+                chosen = preferred
+        chosen.rows += 1
+        chosen.tokens += tokens
+        return chosen.url
+
+    def _has_other(self, url: str) -> bool:
+        return any(each.url != url and each.standing is Standing.SERVING for each in self.workers.values())
+
+    def release(self, url: str, tokens: int) -> None:
+        """A row that was assigned is not there any more, whatever became of it. Call after `succeeded` and its like."""
+        worker = self.workers.get(url)
+        if worker is not None:
+            worker.rows -= 1
+            worker.tokens -= tokens
+            self._let_go(worker)
+
+    @property
+    def room(self) -> int:
+        """How many rows all workers that take any may have at once."""
+        return sum(worker.limit for worker in self.workers.values() if worker.standing in _TAKES_ROWS)
+
+    @property
+    def serving(self) -> int:
+        """How many workers take rows."""
+        return sum(worker.standing in _TAKES_ROWS for worker in self.workers.values())
+
+    # --- who is trusted ---
+
+    def succeeded(self, url: str, tokens: int) -> None:
+        """A row was answered there, with so many tokens; a refusal of a bad row is an answer too."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return
+        worker.done += 1
+        worker.done_tokens += tokens
+        worker.failures = worker.breaks = 0
+        if worker.standing is Standing.TRIED:
+            worker.standing = Standing.SERVING
+        worker.calm += 1
+        if worker.limit < worker.cap and worker.calm >= worker.limit:
+            worker.limit, worker.calm = worker.limit + 1, 0
+
+    def busy(self, url: str, why: str, now: Instant, jitter: float) -> None:
+        """A worker answered that it has too much to do: it gets one row less at once, for a while."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return
+        worker.limit, worker.calm = max(1, min(worker.limit, worker.rows) - 1), 0
+        if worker.standing is Standing.TRIED:
+            self.failed(url, why, now, jitter)
+        else:
+            worker.retried += 1
+
+    def failed(self, url: str, why: str, now: Instant, jitter: float) -> None:
+        """A row was not answered there. `jitter`: from 0 to 1."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return
+        worker.retried += 1
+        worker.because = why
+        worker.failures += 1
+        if worker.standing is Standing.TRIED or (
+            worker.standing is Standing.SERVING and worker.failures >= self._policy.failures
+        ):
+            self._break(worker, now, jitter)
+
+    def _break(self, worker: PoolWorker, now: Instant, jitter: float) -> None:
+        wait = min(self._policy.longest_wait, self._policy.first_wait * 2.0 ** min(worker.breaks, 30))
+        worker.breaks += 1
+        worker.standing = Standing.BROKEN
+        worker.probe_at = now + wait * (0.5 + 0.5 * jitter)
+
+    # --- probes ---
+
+    def due_probes(self, now: Instant) -> list[str]:
+        """Whom to ask now whether it is there; each is named once until `probed` is called."""
+        due = [worker for worker in self.workers.values() if worker.probe_at <= now]
+        for worker in due:
+            worker.probe_at = NEVER
+        return [worker.url for worker in due]
+
+    def probed(self, url: str, why: str, now: Instant, jitter: float) -> None:
+        """The answer to a probe. `why`: what is wrong, as a sentence that follows the name; empty: nothing."""
+        worker = self.workers.get(url)
+        if worker is None or worker.standing not in (Standing.JOINING, Standing.BROKEN):
+            return
+        if not why:
+            worker.standing = Standing.SERVING if worker.standing is Standing.JOINING else Standing.TRIED
+            worker.failures = 0
+            return
+        worker.because = why
+        if worker.standing is Standing.BROKEN:
+            self._break(worker, now, jitter)
+        else:
+            worker.probe_at = now + self._policy.joining_wait * (0.5 + 0.5 * jitter)
+
+    def next_at(self) -> Instant:
+        """When something is due: a probe, or an end of grace."""
+        return min((min(each.probe_at, each.leave_by) for each in self.workers.values()), default=NEVER)
+
+    def complaints(self) -> Iterator[str]:
+        """What is wrong with each worker that does not serve."""
+        for worker in self.workers.values():
+            if worker.standing not in _TAKES_ROWS:
+                yield f"worker {worker.url} {worker.because}"
+
+
+def _weight(prefix: bytes, url: str) -> bytes:
+    """Rendezvous hashing: who leaves or joins changes the places of its own prefixes alone."""
+    return blake2b(url.encode() + b"\0" + prefix, digest_size=8).digest()

@@ -1,0 +1,224 @@
+"""Batch inference through everything that can happen to its workers and to itself: each id once, none lost."""
+
+import json
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.process.batch import FAKE, SOURCE, Desk, desk, until
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Desk]:
+    with desk(tmp_path) as made:
+        yield made
+
+
+def prompts(count: int) -> list[str]:
+    return [f"prompt {number}" for number in range(count)]
+
+
+def expected(count: int) -> dict[str, str]:
+    return {f"id-{number}": f"prompt {number}" for number in range(count)}
+
+
+def disturbed(at: Desk, rows: int, *, heads: int, workers: int, words: tuple[str, ...]) -> str:
+    """Run while heads and workers are killed in turns, evenly over the rows; what the last head said."""
+    head = at.start(*words)
+    for number in range(1, heads + workers + 1):
+        until(lambda number=number: at.journaled() >= number * rows // (heads + workers + 1))  # type: ignore[misc]
+        if number % 2 and number // 2 < heads:
+            at.kill(head)
+            head = at.start(*words)
+        else:
+            worker = at.workers[number // 2 % len(at.workers)]
+            worker.kill()
+            worker.start()
+    code, said = at.end(head)
+    assert code == 0, said
+    return said
+
+
+def test_faults_of_all_kinds_and_kills_of_workers_and_heads_lose_no_row_and_repeat_none(at: Desk) -> None:
+    rows = 400
+    at.rows(*prompts(rows))
+    for seed in range(3):
+        at.worker("--latency", "0.02", "--faults", "0.03", "--seed", str(seed))
+    said = disturbed(at, rows, heads=2, workers=2, words=("--per-worker", "8", "--timeout", "500ms"))
+    assert at.answers() == expected(rows)
+    assert "the others are sent" in said
+    anyone = ("--workers", "http://127.0.0.1:9")
+    assert at.run_here(*anyone) == (0, f"{rows} rows are in out.jsonl already\n")
+    at.rows(*prompts(rows + 1))
+    code, said = at.run_here(*anyone)
+    assert code == 2 and "the input was" in said and "remove the journal to begin anew" in said
+
+
+def test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer(at: Desk, tmp_path: Path) -> None:
+    rows = 10_000
+    words = ("--per-worker", "8", "--timeout", "2s", "--quiet")
+    at.rows(*prompts(rows))
+    for _ in range(4):
+        at.worker("--latency", "0.12")
+    began = time.monotonic()
+    code, said = at.run(*words)
+    alone = time.monotonic() - began
+    assert code == 0, said
+    assert at.answers() == expected(rows)
+    for worker in at.workers:
+        worker.kill()
+    at.workers.clear()
+    (at.folder / "out.jsonl").unlink()
+    at.journal.unlink()
+    for seed in range(4):
+        at.worker("--latency", "0.12", "--faults", "0.02", "--seed", str(seed))
+    assert all(worker.url for worker in at.workers)
+    began = time.monotonic()
+    disturbed(at, rows, heads=5, workers=5, words=words)
+    took = time.monotonic() - began
+    assert at.answers() == expected(rows)
+    assert took <= 1.3 * alone, f"{took:.1f} s, and {alone:.1f} s undisturbed"
+
+
+def test_bad_rows_become_error_rows_and_bad_lines_and_workers_are_named(at: Desk) -> None:
+    at.rows("one", "refuse this", "two")
+    with (at.folder / "in.jsonl").open("a") as stream:
+        stream.write('{torn\n{"custom_id": "id-0"}\n{"custom_id": "empty", "url": "/v1/completions", "body": 1}\n')
+    at.worker("--latency", "0.3", "--how", "429")
+    at.worker("--faults", "1", "--how", "html")
+    html = at.workers[1].url
+    code, said = at.run_here("--workers", f"{at.workers[0].url},{html}", "--per-worker", "1")
+    assert code == 0, said
+    assert "in.jsonl, line 4: is not JSON" in said
+    assert "in.jsonl, line 5: repeats the custom_id 'id-0' of line 1" in said
+    found = at.results()
+    assert set(found) == {"id-0", "id-1", "id-2", "empty"}
+    assert (found["id-1"]["error"]["code"], found["id-1"]["response"]["status_code"]) == ("http_400", 400)
+    assert "in.jsonl, line 6" in found["empty"]["error"]["message"]
+    assert found["id-0"]["error"] is None and found["id-2"]["error"] is None
+    assert "answered HTML instead of JSON" in said and f"worker {html}: 0 rows" in said
+    assert (at.summary()["error_rows"], at.summary()["malformed_lines"], at.summary()["repeated_lines"]) == (2, 1, 1)
+
+
+def test_without_any_worker_that_can_be_used_it_stops_and_names_each(at: Desk) -> None:
+    at.rows("one")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    code, said = at.run_here("--workers", url, "--patience", "300ms")
+    assert code == 75
+    assert said.count("regrow:") == 1 and f"worker {url} cannot be reached" in said and "run the same command" in said
+
+
+def test_a_full_disk_stops_it_with_one_message_and_it_goes_on_when_there_is_room(at: Desk) -> None:
+    at.rows(*prompts(200))
+    at.worker("--latency", "0.001")
+    limit = 30_000
+    code, said = at.run(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert code == 75
+    assert said.count("regrow:") == 1 and "out.jsonl.journal cannot be written: File too large (make room" in said
+    assert not (at.folder / "out.jsonl").exists()
+    code, said = at.run_here("--workers", at.workers[0].url)
+    assert code == 0 and "of 200 rows are in out.jsonl.journal; the others are sent" in said
+    assert at.answers() == expected(200)
+
+
+def test_workers_come_and_go_by_the_file_and_by_commands(at: Desk) -> None:
+    rows = 300
+    at.rows(*prompts(rows))
+    first, second, third = (at.worker("--latency", "0.2") for _ in range(3))
+    pool = at.folder / "pool.txt"
+    pool.write_text(f"{first.url} cap=2\n")
+    head = at.start("--workers-file", "pool.txt")
+    until(lambda: at.journaled() >= 4)
+    pool.write_text(f"{second.url} cap=2\n")
+    until(lambda: first.url not in workers(at) and second.url in workers(at))
+    first.kill()
+    workers(at, "--add", third.url, "--cap", "2")
+    until(lambda: "serving" in workers(at).partition(third.url)[2].partition("\n")[0])
+    workers(at, "--drain", second.url, "--grace", "5s")
+    until(lambda: second.url not in workers(at))
+    second.kill()
+    workers(at, "--add", third.url, "--cap", "100")
+    code, said = at.end(head)
+    assert code == 0, said
+    assert at.answers() == expected(rows)
+    shares = {each["url"]: each for each in at.summary()["workers"]}
+    assert all(shares[each.url]["rows"] for each in (first, second, third))
+    assert sum(each["retried"] for each in shares.values()) == 0, "a worker that was asked to go lost rows"
+
+
+def workers(at: Desk, *words: str) -> str:
+    from click.testing import CliRunner
+
+    from regrow.infer.batch.command import batch
+
+    result = CliRunner().invoke(batch, ["workers", str(at.folder / "out.jsonl"), *words])
+    assert result.exception is None, result.exception
+    return result.output
+
+
+def test_asked_to_end_it_lets_rows_under_way_end_and_goes_on_later(at: Desk) -> None:
+    at.rows(*prompts(120))
+    at.worker("--latency", "0.1", "--heard", str(at.folder / "heard"))
+    head = at.start("--per-worker", "4")
+    until(lambda: at.journaled() >= 8)
+    head.send_signal(signal.SIGTERM)
+    code, said = at.end(head)
+    assert code == 75 and "asked to stop" in said
+    assert at.journaled() == len((at.folder / "heard").read_text().splitlines()), "a row under way was thrown away"
+    assert at.run_here("--workers", at.workers[0].url, "--per-worker", "64")[0] == 0
+    assert at.answers() == expected(120)
+
+
+def test_a_worker_that_streams_is_hung_up_on_when_its_answer_loops(at: Desk) -> None:
+    at.rows("loop for ever", "a few words")
+    at.worker("--heard", str(at.folder / "heard"))
+    code, said = at.run_here("--end-loops", "--workers", at.workers[0].url)
+    assert code == 0, said
+    found = at.results()
+    assert found["id-0"]["degenerate"] == {"kind": "exact loop", "period": 2, "ended_early": 1}
+    assert found["id-1"]["response"]["body"]["choices"][0]["message"]["content"] == "a few words "
+    assert "degenerate" not in found["id-1"]
+    kept = found["id-0"]["response"]["body"]["choices"][0]["message"]["content"]
+    assert 250 <= len(kept.split()) < 600
+    assert "1 answers run in circles; this run has ended 1 early" in said
+
+
+def test_workers_that_it_starts_itself_are_replaced_and_end_with_it(at: Desk) -> None:
+    at.rows(*prompts(150))
+    command = f"{sys.executable} {FAKE} {{port}} --latency 0.02 --seed 77"
+    head = at.start("--spawn", command, "--per-worker", "2")
+    until(lambda: at.journaled() >= 10)
+    (mine,) = children(head.pid)
+    subprocess.run(["kill", "-9", str(mine)], check=True)
+    until(lambda: children(head.pid) not in ([], [mine]))
+    (other,) = children(head.pid)
+    code, said = at.end(head)
+    assert code == 0 and "was ended by SIGKILL; another is started" in said, said
+    assert at.answers() == expected(150)
+    assert not Path(f"/proc/{other}").exists()
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_head_imports_no_torch() -> None:
+    code = "import sys, regrow.cli, regrow.infer.batch.job; print([n for n in ('torch', 'numpy') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": SOURCE}, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_place_that_cannot_be_used_is_told_before_anything_is_sent(at: Desk) -> None:
+    at.rows("one")
+    (at.folder / "out.jsonl").write_text("my own")
+    code, said = at.run_here("--workers", "http://127.0.0.1:9")
+    assert code == 2 and "out.jsonl is there already, and no journal belongs to it" in said
+    assert (at.folder / "out.jsonl").read_text() == "my own"
+    assert json.loads((at.folder / "in.jsonl").read_text())["custom_id"] == "id-0"
