@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.process.launching import Site, site
-from tests.process.training import Fault, Outcome, assert_equal, train
+from tests.process.training import SCRIPTS, Fault, Outcome, assert_equal, train
 
 WORLD, STEPS = 3, 24
 
@@ -16,11 +16,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         made.assert_nothing_left()
 
 
-def run(here: Site, name: str, mode: str, *flags: str, faults: list[Fault] | None = None) -> Outcome:
+SCRIPT = "train_restartable.py"
+
+
+def run(
+    here: Site, name: str, mode: str, *flags: str, faults: list[Fault] | None = None, script: str = SCRIPT
+) -> Outcome:
     extra = ("--mode", mode)
-    return train(
-        here, name, *flags, world=WORLD, steps=STEPS, faults=faults, extra=extra, script="train_restartable.py"
-    )
+    return train(here, name, *flags, world=WORLD, steps=STEPS, faults=faults, extra=extra, script=script)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +76,24 @@ def test_an_unwrapped_collective_between_steps_is_made_again(here: Site, undistu
     }
 
 
+def test_a_fault_in_the_first_one_that_a_guard_has_kept_from_the_rehearsal(
+    here: Site, undisturbed: dict[str, Outcome]
+) -> None:
+    outcome = run(here, "guarded", "unseen")
+    assert outcome.code == 0, outcome.output
+    assert {str(final["digest"]) for final in outcome.finals.values()} == {
+        str(final["digest"]) for final in undisturbed["between"].finals.values()
+    }
+    assert {str(final["last"]) for final in outcome.finals.values()} == {
+        str(final["last"]) for final in undisturbed["between"].finals.values()
+    }
+
+
 def test_an_unwrapped_collective_that_fails_where_none_was_seen_before_is_named(here: Site) -> None:
-    outcome = run(here, "unseen", "unseen")
+    text = (SCRIPTS / SCRIPT).read_text().replace("dist.all_reduce(pair)", 'vars(dist)["all_" + "reduce"](pair)')
+    unnamed = here.folder / "unnamed.py"
+    unnamed.write_text(text)
+    outcome = run(here, "hidden", "unseen", script=str(unnamed))
     assert outcome.code == 1
     assert "allreduce was called outside a step" in outcome.output
     assert "@regrow.restartable" in outcome.output

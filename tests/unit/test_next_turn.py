@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from regrow.train.next_turn import Asking, asking, skip_to_next, turn_of
+from regrow.train.asked_loop import Asking, asking
+from regrow.train.next_turn import skip_to_next, turn_of
 
 
 class Steps:

@@ -13,6 +13,7 @@ from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.messages.vocabulary import STATE_METRIC
 from regrow.train.announcing import Announcing
+from regrow.train.expected_calls import may_call_collectives
 from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop_context import LoopContext
@@ -96,7 +97,7 @@ class StepLoop:
             with self.rehearsing():
                 yield from self._rehearsal.run(self.iterator() if self.iterator is not None else None)
             batches.seek(StepNo(0))
-        self.regions.prepare()
+        self.regions.begin(expected=member.rehearses and may_call_collectives(sys._getframe(1)))
         self.arrive()
         try:
             self._looping = True

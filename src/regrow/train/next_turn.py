@@ -5,30 +5,20 @@ a step too early, and the script cannot be brought back into it.
 """
 
 import ast
-import dis
-import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
-from regrow.train.rehearsal.callers import is_script
-from regrow.train.script_source import last_line, parsed
+from regrow.train.asked_loop import Asking, asking, loop_at
+from regrow.train.script_source import last_line
 from regrow.train.step import Step
 
-_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _LEAVE = (ast.Break, ast.Return, ast.Raise)
 _FUNCTIONS_THAT_LEAVE = frozenset({"exit", "_exit", "quit"})
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-
-
-class Asking(NamedTuple):
-    """Where a call asks for the next step."""
-
-    code: CodeType
-    instruction: int
 
 
 class Turn(NamedTuple):
@@ -83,16 +73,6 @@ class Turns:
         return True
 
 
-def asking(frame: FrameType | None) -> Asking | None:
-    """Who asks for a step, `frame` or beyond the libraries' generators that pass it on; to be called while it does.
-
-    None: a generator of the script's own, which may give the loop what it has made of the step.
-    """
-    while frame is not None and frame.f_code.co_flags & _GENERATORS:
-        frame = None if is_script(frame.f_code.co_filename) else frame.f_back
-    return None if frame is None else Asking(frame.f_code, frame.f_lasti)
-
-
 def turn_of(asked: Asking, innermost: FrameType | None) -> Turn | None:
     """The present turn of the `for` loop that has asked, if it may be left behind the statement that is under way.
 
@@ -105,7 +85,7 @@ def turn_of(asked: Asking, innermost: FrameType | None) -> Turn | None:
     frame = innermost
     while frame is not None and frame.f_code is not asked.code:
         frame = frame.f_back
-    loop = _loop(frame, asked.instruction) if frame is not None else None
+    loop = loop_at(frame, asked.instruction) if frame is not None else None
     if frame is None or loop is None:
         return None
     under_way = [each for each in loop.body if each.lineno <= frame.f_lineno <= last_line(each)]
@@ -115,26 +95,6 @@ def turn_of(asked: Asking, innermost: FrameType | None) -> Turn | None:
     if not any(map(_leaves, behind)):
         return None
     return Turn(frame, loop.body[0].lineno, last_line(under_way[0]), last_line(loop.body[-1]))
-
-
-def _loop(frame: FrameType, instruction: int) -> ast.For | None:
-    """The loop that asks at this instruction, if its body begins on a line of its own."""
-    asks = [each for each in dis.get_instructions(frame.f_code) if each.offset <= instruction]
-    tree = parsed(frame) if asks and asks[-1].opname == "FOR_ITER" else None
-    if tree is None:
-        return None
-    lines = [(offset, line) for offset, line in dis.findlinestarts(frame.f_code) if line]
-    head = max((each for each in lines if each[0] <= instruction), default=(0, 0))[1]
-    first = next((line for offset, line in lines if offset > instruction and line != head), 0)
-    loops = [
-        each
-        for each in ast.walk(tree)
-        if isinstance(each, ast.For)
-        and each.body[0].lineno == first
-        and last_line(each.iter) < first
-        and each.lineno <= head <= last_line(each.iter)
-    ]
-    return loops[0] if len(loops) == 1 else None
 
 
 def _leaves(node: ast.AST) -> bool:

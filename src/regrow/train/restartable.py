@@ -94,6 +94,12 @@ class RestartableCalls:
         work: Work = self.between(call.name, LoneCall(call), lone=True)
         return work
 
+    def begin(self, *, expected: bool) -> None:
+        """The loop begins; `expected`: something may run between its steps, though none of it was seen yet."""
+        if expected:
+            self._declare()
+        self.prepare()
+
     def _declare(self) -> None:
         """Something may run between steps, whether the script has said so or not."""
         global _declared

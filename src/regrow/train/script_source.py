@@ -3,12 +3,27 @@
 import ast
 import linecache
 from types import FrameType
+from typing import Any
+
+_texts: dict[str, str] = {}
+
+
+def text_of(file: str, module: dict[str, Any] | None = None) -> str:
+    """A file's text as it was when it was first asked for: what runs is not what the script is edited to meanwhile.
+
+    Args:
+        file: its name.
+        module: the variables of the module that it is, where it may not lie in a file.
+    """
+    if file not in _texts:
+        _texts[file] = "".join(linecache.getlines(file, module))
+    return _texts[file]
 
 
 def parsed(frame: FrameType) -> ast.Module | None:
     """The source file of a call; None where there is none, or it is not Python."""
     try:
-        return ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+        return ast.parse(text_of(frame.f_code.co_filename, frame.f_globals))
     except (SyntaxError, ValueError):
         return None
 

@@ -156,7 +156,6 @@ def evaluation_not_marked(t: Trial) -> dict[str, Any]:
 
 @habit(
     "the same after each third step, and a scheduler goes by its score",
-    instead="until it has been seen once, a fault in it ends the job with that sentence",
     between=True,
     differs="the score is of as many batches as there are ranks",
 )

@@ -1,0 +1,55 @@
+"""The `for` loop of a script that asks for steps, by the instruction with which it asks."""
+
+import ast
+import dis
+import inspect
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from regrow.train.rehearsal.callers import is_script
+from regrow.train.script_source import last_line, parsed
+
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+class Asking(NamedTuple):
+    """Where a call asks for the next step."""
+
+    code: CodeType
+    instruction: int
+
+
+def asking_frame(frame: FrameType | None) -> FrameType | None:
+    """The call that asks for a step, `frame` or beyond the libraries' generators that pass it on.
+
+    None: a generator of the script's own, which may give the loop what it has made of the step.
+    """
+    while frame is not None and frame.f_code.co_flags & _GENERATORS:
+        frame = None if is_script(frame.f_code.co_filename) else frame.f_back
+    return frame
+
+
+def asking(frame: FrameType | None) -> Asking | None:
+    """As `asking_frame`, to be called while it asks."""
+    found = asking_frame(frame)
+    return None if found is None else Asking(found.f_code, found.f_lasti)
+
+
+def loop_at(frame: FrameType, instruction: int) -> ast.For | None:
+    """The loop that asks at this instruction, if its body begins on a line of its own."""
+    asks = [each for each in dis.get_instructions(frame.f_code) if each.offset <= instruction]
+    tree = parsed(frame) if asks and asks[-1].opname == "FOR_ITER" else None
+    if tree is None:
+        return None
+    lines = [(offset, line) for offset, line in dis.findlinestarts(frame.f_code) if line]
+    head = max((each for each in lines if each[0] <= instruction), default=(0, 0))[1]
+    first = next((line for offset, line in lines if offset > instruction and line != head), 0)
+    loops = [
+        each
+        for each in ast.walk(tree)
+        if isinstance(each, ast.For)
+        and each.body[0].lineno == first
+        and last_line(each.iter) < first
+        and each.lineno <= head <= last_line(each.iter)
+    ]
+    return loops[0] if len(loops) == 1 else None
