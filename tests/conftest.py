@@ -28,8 +28,8 @@ def warm_process() -> Iterator[None]:
     """Ends the process that jobs are forked from, if one was started."""
     yield
     launching = sys.modules.get("tests.process.launching")
-    if launching is not None and launching.warm.cache_info().currsize:
-        launching.warm().close()
+    if launching is not None:
+        launching.close_warm()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -43,6 +43,12 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_script_that_counts_for_itself_differs_and_is_told_what_to_write_instead",
         "test_a_script_that_fails_by_itself_is_told_so_before_any_kill",
     ),
+    "tests/process/test_adapter_trainer.py": (
+        "test_it_learns_what_the_stock_trainer_does",
+        "test_every_stage_and_every_rank_killed_one_after_another",
+        "test_a_standby_takes_the_place_of_who_dies_in_an_evaluation",
+        "test_the_example_ends_the_same_with_a_kill_and_without",
+    ),
     "tests/process/test_kills.py": (
         "test_every_stage_and_every_rank_killed_one_after_another[0]",
         "test_two_ranks_killed_at_once_at_every_stage",

@@ -29,8 +29,8 @@ class Site:
     Every process of a job inherits `REGROW_HOME`, which is unique, so that none can hide.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, imports: tuple[str, ...] = ()) -> None:
+        self.folder, self._imports = folder, imports
         self.patience = PATIENCE
         """How long a command may take, in seconds."""
         self.home = folder / "home"
@@ -51,7 +51,9 @@ class Site:
     def popen(self, words: Sequence[str], *, output: int, errors: int, **more: str) -> WarmProcess:
         """`regrow words…`, forked from the warm process."""
         streams = (_nothing(), output, errors)
-        return warm().start("regrow", words, cwd=str(self.folder), env=self.environment(**more), streams=streams)
+        return warm(self._imports).start(
+            "regrow", words, cwd=str(self.folder), env=self.environment(**more), streams=streams
+        )
 
     def regrow(self, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
         """A command to its end."""
@@ -158,10 +160,20 @@ class Running:
         return bool(new)
 
 
-@functools.cache
-def warm() -> WarmServer:
-    """The process that jobs are forked from, one a test session."""
-    return WarmServer(SOURCE)
+def warm(imports: tuple[str, ...] = ()) -> WarmServer:
+    """The process that jobs are forked from, one a test session for each set of modules that it has imported."""
+    if imports not in _warm:
+        _warm[imports] = WarmServer(SOURCE, imports)
+    return _warm[imports]
+
+
+_warm: dict[tuple[str, ...], WarmServer] = {}
+
+
+def close_warm() -> None:
+    """End the processes that jobs were forked from, where there are any."""
+    while _warm:
+        _warm.popitem()[1].close()
 
 
 @functools.cache
@@ -175,8 +187,9 @@ def _text(file: IO[bytes]) -> str:
 
 
 @contextmanager
-def site(folder: Path) -> Iterator[Site]:
-    made = Site(folder)
+def site(folder: Path, *imports: str) -> Iterator[Site]:
+    """A site that is closed at the end; its jobs are forked from a process that has these modules imported."""
+    made = Site(folder, imports)
     try:
         yield made
     finally:

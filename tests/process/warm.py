@@ -33,6 +33,7 @@ _AGENT = "regrow.agent"
 _PACKET = 1 << 20
 _PAD = "REGROW_TEST_PAD"
 _PAD_BYTES = 16 << 10
+_IMPORTS = "REGROW_TEST_IMPORTS"
 _START_S = 60.0
 _SEEDED = ("run", "agent")
 _PR_SET_PDEATHSIG = 1
@@ -42,16 +43,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WarmServer:
-    """The warm process, as pytest sees it. Started at first use; ends with pytest."""
+    """The warm process, as pytest sees it. Started at first use; ends with pytest.
 
-    def __init__(self, source: str) -> None:
+    Args:
+        source: where regrow is imported from.
+        imports: modules that it imports besides regrow's own and torch.
+    """
+
+    def __init__(self, source: str, imports: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = os.pathsep.join([source, os.getcwd(), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tests.process.warm", str(theirs.fileno()), "x" * _PAD_BYTES],
-                env=environment | {_PAD: "x" * _PAD_BYTES},
+                env=environment | {_PAD: "x" * _PAD_BYTES, _IMPORTS: " ".join(imports)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -123,6 +129,7 @@ def main() -> None:
         "regrow.cli",
         "regrow.launch.local",
         "regrow.agent.node",
+        *os.environ[_IMPORTS].split(),
     ):
         importlib.import_module(name)
     gc.collect()

@@ -10,6 +10,13 @@ from regrow.train.session import Session
 from regrow.train.worker.standalone import StandaloneWorker
 from regrow.train.worker.supervised import SupervisedWorker
 
+_session: Session | None = None
+
+
+def current_session() -> Session | None:
+    """The session of this process; None before `init`."""
+    return _session
+
 
 def init(*, seed: int = 0, invariant: bool = False) -> Session:
     """Take part in the job that this process belongs to, or train alone where there is none.
@@ -26,6 +33,7 @@ def init(*, seed: int = 0, invariant: bool = False) -> Session:
     Raises:
         UsageError: `torch.distributed` was initialized already, or init() was called twice.
     """
+    global _session
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise UsageError(
             "torch.distributed is initialized already", hint="call regrow.init() instead of init_process_group()"
@@ -37,7 +45,9 @@ def init(*, seed: int = 0, invariant: bool = False) -> Session:
     if link is not None and link.env.producer is not None:
         from regrow.train.producing import ProducerSession  # with all that a producer needs
 
-        return ProducerSession(link.env, seed=seed)
+        _session = ProducerSession(link.env, seed=seed)
+        return _session
     member = SupervisedWorker.open(link) if link is not None else StandaloneWorker.open()
     seed_everything(seed)
-    return Session(member, seed=seed, invariant=invariant)
+    _session = Session(member, seed=seed, invariant=invariant)
+    return _session

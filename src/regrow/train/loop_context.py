@@ -28,6 +28,8 @@ class LoopContext:
         self.objects: list[object] = []
         """What the script protects."""
         self.hooks = ScaleHooks()
+        self.kept = ""
+        """Why the world keeps its size, where the script says that it does."""
         self._share: Share | None = None
         self._data_of: DeviceMesh | Share | None = None
         self._stood = (member.rank, member.world)
@@ -58,6 +60,8 @@ class LoopContext:
         dealer, unit, world = self.dealer, self.member.unit, self.member.world
         if self.batches is None:
             return "the script has no session.steps"
+        if self.kept:
+            return self.kept
         if isinstance(self._data_of, tuple):
             return f"session.steps was given data={self._data_of}, which is for one world only"
         if dealer is None and self.batches.order.global_batch == 0:

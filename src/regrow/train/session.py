@@ -101,6 +101,10 @@ class Session:
         """
         self._standing.hooks.add(hook)
 
+    def keep_world(self, reason: str) -> None:
+        """The world keeps its size: who asks for another is refused with `reason`. To be called before `steps`."""
+        self._standing.kept = reason
+
     def setting(self, name: str) -> Any:
         """A named value of the policy for the present number of replicas: ask in every step. Raises `UsageError`."""
         if self._scaled is None:

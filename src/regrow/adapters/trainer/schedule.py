@@ -1,0 +1,57 @@
+"""How updates make up epochs, whatever the world. Pure."""
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any
+
+
+class _Sized:
+    """What a `Trainer` asks of a loader before it trains."""
+
+    def __init__(self, dataset: Any, length: int) -> None:
+        self.dataset, self._length = dataset, length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The updates of a training.
+
+    Attributes:
+        microbatches: in an update.
+        per_epoch: updates in an epoch; 0 where nobody knows how many samples there are.
+    """
+
+    microbatches: int
+    per_epoch: int
+
+    @classmethod
+    def of(cls, samples: int | None, *, batch_size: int, microbatches: int, drop_last: bool) -> "Schedule":
+        """The schedule for a data set of so many samples; None: it does not say."""
+        if samples is None:
+            return cls(microbatches, 0)
+        full, rest = divmod(samples, batch_size * microbatches)
+        return cls(microbatches, max(1, full + (rest > 0 and not drop_last)))
+
+    def epoch_after(self, number: int, *, of: int) -> float:
+        """Where update `number`, from 0, of so many ends, in epochs; without a length of them, all are one."""
+        epoch, at = divmod(number, self.per_epoch or of)
+        return epoch + (at + 1) / (self.per_epoch or of)
+
+    def ends_epoch(self, number: int) -> bool:
+        """Whether update `number` is the last one of an epoch."""
+        return bool(self.per_epoch) and (number + 1) % self.per_epoch == 0
+
+    def stand_in(self, loader: Any, args: Any) -> Any:
+        """A loader as it would be for one rank of the stock trainer, as far as its length goes."""
+        if not self.per_epoch:
+            return iter(())
+        return _Sized(getattr(loader, "dataset", None), self.per_epoch * args.gradient_accumulation_steps)
+
+
+def samples_of(loader: Any) -> int | None:
+    """How many samples an epoch has; None where nobody knows."""
+    holders = (getattr(loader, "sampler", None), getattr(loader, "dataset", None))
+    return next((len(holder) for holder in holders if isinstance(holder, Sized)), None)

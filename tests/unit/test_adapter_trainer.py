@@ -1,0 +1,131 @@
+"""What the adapter of Hugging Face's `Trainer` decides by itself: its schedule, its book, its deliveries."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from regrow.adapters import private_names
+from regrow.adapters.trainer.book import merged, shared
+from regrow.adapters.trainer.deliveries import Deliveries
+from regrow.adapters.trainer.schedule import Schedule
+from regrow.core.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("samples", "drop_last", "per_epoch"),
+    [(48, False, 4), (50, False, 5), (50, True, 4), (5, True, 1), (None, False, 0)],
+)
+def test_an_epoch_has_as_many_updates_as_the_stock_trainers(
+    samples: int | None, drop_last: bool, per_epoch: int
+) -> None:
+    plan = Schedule.of(samples, batch_size=2, microbatches=6, drop_last=drop_last)
+    assert plan.per_epoch == per_epoch
+
+
+def test_epochs_end_with_their_last_update() -> None:
+    plan = Schedule(microbatches=1, per_epoch=3)
+    assert [plan.ends_epoch(number) for number in range(6)] == [False, False, True] * 2
+    assert plan.epoch_after(3, of=100) == 1 + 1 / 3
+    endless = Schedule(microbatches=1, per_epoch=0)
+    assert not endless.ends_epoch(99)
+    assert endless.epoch_after(49, of=100) == 0.5
+
+
+def test_what_a_clock_says_is_no_part_of_what_ranks_share_and_is_kept_by_who_has_it() -> None:
+    mine = [{"loss": 1.0, "step": 2}, {"eval_loss": 2.0, "eval_runtime": 0.3, "step": 2}]
+    told = [*map(shared, mine), {"loss": 0.5, "step": 4}]
+    assert told[1] == {"eval_loss": 2.0, "step": 2}
+    assert merged(mine, told) == [*mine, told[2]]
+    assert merged(mine, [told[0], {"eval_loss": 9.0, "step": 2}])[1] == {"eval_loss": 9.0, "step": 2}
+
+
+class Control:
+    """What callbacks order."""
+
+    def __init__(self) -> None:
+        self.should_log = False
+
+
+class Handler:
+    """As transformers', as far as deliveries go."""
+
+    def __init__(self, *callbacks: Any) -> None:
+        self.callbacks = list(callbacks)
+
+    def call_event(self, event: str, args: Any, state: Any, control: Control, **_: Any) -> Control:
+        for callback in self.callbacks:
+            callback(event, control)
+        return control
+
+
+class Decides(list[str]):
+    """Notes what it hears, and asks for a line in the log."""
+
+    def __call__(self, event: str, control: Control) -> None:
+        self.append(event)
+        control.should_log = True
+
+
+class Stateful(Decides):
+    """One whose state is put back."""
+
+
+def deliver(handler: Any, event: str) -> bool:
+    control: Control = handler.call_event(event, None, None, Control())
+    return control.should_log
+
+
+def test_an_event_is_heard_once_and_its_orders_are_given_each_time() -> None:
+    plain, stateful = Decides(), Stateful()
+    handler = Handler(plain, stateful)
+    deliveries = Deliveries(handler, each_time=(Stateful,))
+    for _ in range(2):
+        with deliveries.once("between", 3):
+            assert deliver(handler, "on_step_end")
+            assert deliver(handler, "on_log")
+    assert plain == ["on_step_end", "on_log"]
+    assert stateful == ["on_step_end", "on_log"] * 2
+
+
+def test_a_step_that_has_begun_is_not_heard_again_when_what_was_before_it_runs_once_more() -> None:
+    plain = Decides()
+    handler = Handler(plain)
+    deliveries = Deliveries(handler, each_time=())
+    for scope, step in [("between", 3), ("step", 4), ("between", 3), ("step", 4), ("between", 4), ("step", 5)]:
+        with deliveries.once(scope, step):
+            deliver(handler, f"{scope} {step}")
+    assert plain == ["between 3", "step 4", "between 4", "step 5"]
+
+
+def test_nobody_hears_of_a_rehearsal() -> None:
+    plain = Decides()
+    handler = Handler(plain)
+    deliveries = Deliveries(handler, each_time=())
+    with deliveries.silent(), deliveries.once("step", 0):
+        assert not deliver(handler, "on_step_begin")
+    assert plain == []
+
+
+def test_a_framework_that_is_missing_is_told_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    with pytest.raises(UsageError, match="needs trl, which is not installed") as told:
+        private_names.framework("trl", extra="trl")
+    assert told.value.hint == "pip install 'regrow[trl]'"
+
+
+def test_a_version_on_which_nothing_was_run_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    private_names._tell_version.cache_clear()
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "4.57.0")
+    with caplog.at_level(logging.WARNING, "regrow"):
+        for _ in range(2):
+            private_names.framework("accelerate", extra="trainer")
+    assert [record.getMessage() for record in caplog.records] == [
+        "regrow's adapter was run on accelerate 1.15.0, and this is 4.57.0: it uses names that a version may change"
+    ]
+    private_names._tell_version.cache_clear()
