@@ -108,7 +108,7 @@ def run(context: click.Context, /, **words: Any) -> int:
     from regrow.launch.script import check_script
 
     fault_plan, token_file = words.pop("fault_plan"), words.pop("token_file")
-    words |= {"args": list(words["args"]), "preload": list(words["preload"])}
+    words |= {name: list(words[name]) for name in ("args", "preload", "health_check")}
     flags = RunFlags(**words, without_meaning=torchrun.ignored(context))
     around = _surroundings(token_file)
     faults = load_faults(Path(fault_plan), world=world_of(flags, around)) if fault_plan else []

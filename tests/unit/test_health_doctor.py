@@ -11,7 +11,7 @@ import pytest
 from regrow import cli
 from regrow.core.ids import NodeId
 from regrow.core.verdicts import Action, HealthVerdict, Severity
-from regrow.health import doctor
+from regrow.health import examination
 from regrow.health.plugin import run_check
 from regrow.health.readings import NotApplicable, ProbeResult, ProductReading
 
@@ -128,7 +128,7 @@ def test_doctors_table_names_every_check_and_its_exit_code_says_whether_to_leave
             product = ProductReading("cuda0", "float32", 8, wrong, "element (0, 0) is [1] instead of 2")
             return [ProbeResult("accelerator", product), ProbeResult("nvml", NotApplicable("no driver"))]
 
-    monkeypatch.setattr(doctor, "ProbeRunner", Runner)
+    monkeypatch.setattr(examination, "ProbeRunner", Runner)
     assert cli.main(["doctor", "--node", "node7"]) == code
     shown = capsys.readouterr().out
     for word in ("node7", "CHECK", "accelerator", "cuda0", "nvml", "no driver", "fatal" if wrong else "exact"):

@@ -15,6 +15,7 @@ from regrow.agent.checkpoints.writer_client import WriterClient
 from regrow.agent.committed_steps import CommittedSteps, LastSeen, StepsFile
 from regrow.agent.coordinator_link import CoordinatorLink
 from regrow.agent.data_desk import DataDesk
+from regrow.agent.examiner import Examiner
 from regrow.agent.held_tables import Feasible
 from regrow.agent.memory_kills import MemoryKills
 from regrow.agent.output import OutputPump
@@ -29,7 +30,6 @@ from regrow.agent.workers.fencing import end_children, kill_sessions, sweep_orph
 from regrow.agent.workers.progress_watch import BoardView, Watcher
 from regrow.agent.workers.worker import Worker
 from regrow.agent.workers.zygote_client import ZygoteClient
-from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.background import Background
 from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.errors import ProtocolError
@@ -58,7 +58,6 @@ from regrow.core.messages.checkpoints import AbandonCheckpoint, FinishCheckpoint
 from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotStored
 
 _WATCH_S: Seconds = 0.25
-_PROGRESS_S: Seconds = 0.2
 _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
 _BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
@@ -106,7 +105,7 @@ class Agent:
         self._data = DataDesk(
             config,
             output=self._output,
-            request=self._request,
+            request=lambda order: self._seats.request(order, store=self._store.address),
             spawn=self._zygote.spawn,
             tell=self._uplink.send,
             bury=self._bury_soon,
@@ -121,6 +120,7 @@ class Agent:
             output=self._output,
             step_took=self._watcher.step_took,
         )
+        self._examiner = Examiner(config, tell=self._uplink.send)
         self._notice = NoticeSignals(config, self._uplink.send, self._end)
         self._ending: asyncio.Future[Ending] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,6 +150,7 @@ class Agent:
                         stay=self._config.stay,
                     )
                 )
+                self._examiner.joined()
                 self._start_task(self._obey_all())
                 self._start_task(self._watch())
                 self._start_task(self._flush())
@@ -206,6 +207,7 @@ class Agent:
         if isinstance(order, FormGeneration | NoteGeneration):
             self._ledger.formed(order.generation, order.step)
             self._vault.formed(order.step)
+            self._examiner.formed(order.generation)
         match order:
             case GenerationTable(head=head):
                 self._store.generation_formed(head.generation, order.stores, head.world)
@@ -250,11 +252,7 @@ class Agent:
         self._workers[worker.id] = worker
         theirs, ours = worker.descriptors()
         self._output.add(worker.id, worker.rank if worker.shown else None, ours)
-        self._zygote.spawn(self._request(order), theirs)
-
-    def _request(self, order: SpawnWorker) -> SpawnRequest:
-        """What the zygote is asked for."""
-        return self._seats.request(order, store=self._store.address)
+        self._zygote.spawn(self._seats.request(order, store=self._store.address), theirs)
 
     async def _fence(self, worker: Worker, order: FenceWorker) -> None:
         worker.doomed = True
@@ -330,7 +328,7 @@ class Agent:
     def _sweep(self) -> None:
         if self._zygote.busy:
             return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
-        kept = {*self._pids(), *(pid for pid in (self._zygote.pid, self._desk.pid) if pid is not None)}
+        kept = {*self._pids(), *filter(None, (self._zygote.pid, self._desk.pid, self._examiner.pid))}
         sweep_orphans(kept, self._dead_leaders)
 
     # --- what is done at intervals -------------------------------------------------------------------------------
@@ -350,7 +348,7 @@ class Agent:
 
     async def _flush(self) -> None:
         while True:
-            await asyncio.sleep(min(_FLUSH_S, _PROGRESS_S))
+            await asyncio.sleep(_FLUSH_S)
             self._disk.do(self._steps.flush)
             self._hearing.tell_progress()
 
@@ -387,6 +385,7 @@ class Agent:
         await self._data.close()
         self._vault.close()
         self._desk.close()
+        self._examiner.close()
         if left := end_children(within=_END_S):
             _log.error("these processes could not be ended: %s", left)
         self._ledger.end()

@@ -36,6 +36,10 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Steps between two comparisons of the replicas' state; 0: never."""
     audit: bool = True
     """Whether workers look now and then whether replicas differ; `digest_every` does that whole, and undoes it."""
+    health: bool = False
+    """Whether agents examine their nodes when they join and after each incident."""
+    health_checks: list[str] = []
+    """Executables of the user's that do so too."""
     trial_steps: int = 0
     """`regrow try`: so many steps at most, each of which logs what state it began with; 0: the script's own number."""
     node_deadline: Seconds = 600.0

@@ -150,6 +150,27 @@ class ReplicaCorrupted(Record, frozen=True):
     on_node: int
 
 
+class NodeJudged(Record, frozen=True):
+    """What an examination found on a node, unless it is `ok`: a `core.verdicts.HealthVerdict`, and why it was made."""
+
+    node: NodeId
+    device: str
+    severity: str
+    action: str
+    source: str
+    evidence: str
+    occasion: str = ""
+
+
+class NodeQuarantined(Record, frozen=True):
+    """A node has failed twice within the window: no new workers there. `alone`: only told, for want of other nodes."""
+
+    node: NodeId
+    reason: str
+    alone: bool
+    text: str
+
+
 class ReplicasDiverged(Record, frozen=True):
     """Ranks that should have the same state had not, before `step`. Training goes on as it is.
 
@@ -271,6 +292,8 @@ AnyRecord = (
     | Noted
     | ReplicaCorrupted
     | ReplicasDiverged
+    | NodeJudged
+    | NodeQuarantined
     | CheckpointSaved
     | CopyStreamed
     | ScaleRefused

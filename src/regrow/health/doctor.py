@@ -1,8 +1,7 @@
 """`regrow doctor`: all probes and the user's checks by hand, as a table or as JSON."""
 
 import socket
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from rich.console import Console
@@ -13,62 +12,14 @@ from regrow.core.config import inherited_environment, state_home, visible_gpus
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import OK
 from regrow.core.ids import NodeId, Seconds
-from regrow.core.verdicts import Action, HealthVerdict, Severity, worst
-from regrow.health.judging import judge
-from regrow.health.plugin import run_check
+from regrow.core.verdicts import Action, Severity
+from regrow.health.examination import Examination, examine
 from regrow.health.probes import PROBES, QUICK
-from regrow.health.readings import NotApplicable, ProbeResult, ProbeSettings
-from regrow.health.run import ProbeRunner
+from regrow.health.readings import ProbeSettings
 
 UNFIT = 1
 """Exit code where a verdict is `leave` or `fatal`."""
 _STYLES = {Severity.OK: "green", Severity.SUSPECT: "yellow", Severity.LEAVE: "red", Severity.FATAL: "bold red"}
-
-
-class Unread(msgspec.Struct, frozen=True):
-    """A probe that has nothing to read here, and why: no fault."""
-
-    source: str
-    device: str
-    reason: str
-
-
-class Examination(msgspec.Struct, frozen=True):
-    """All that was found on a node."""
-
-    node: NodeId
-    worst: Severity
-    verdicts: list[HealthVerdict]
-    not_applicable: list[Unread]
-    seconds: Seconds
-
-
-def examine(
-    node: NodeId,
-    settings: ProbeSettings,
-    probes: Sequence[str],
-    checks: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    within: Seconds,
-) -> Examination:
-    """Run these probes and checks; a check may take `within` seconds."""
-    start = time.monotonic()
-    results = ProbeRunner(settings, environ).run(probes)
-    verdicts = judge(node, results)
-    for check in checks:
-        verdicts += run_check(check, node, environ, within=within)
-    severity = worst([verdict.severity for verdict in verdicts])
-    return Examination(node, severity, verdicts, not_applicable(results), time.monotonic() - start)
-
-
-def not_applicable(results: Sequence[ProbeResult]) -> list[Unread]:
-    """What had nothing to read."""
-    return [
-        Unread(result.probe, result.reading.device, result.reading.reason)
-        for result in results
-        if isinstance(result.reading, NotApplicable)
-    ]
 
 
 def run_doctor(

@@ -75,8 +75,14 @@ _GIB = 1 << 30
 Finding = tuple[Severity, Action, str]
 
 
-def judge(node: NodeId, results: Sequence[ProbeResult], limits: HealthLimits = LIMITS) -> list[HealthVerdict]:
-    """One verdict for each reading; none for what does not apply."""
+def judge(
+    node: NodeId, results: Sequence[ProbeResult], limits: HealthLimits = LIMITS, *, busy: bool = False
+) -> list[HealthVerdict]:
+    """One verdict for each reading; none for what does not apply.
+
+    `busy`: the probes ran beside a training, with what that left of the processor: one that was late may only have
+    been kept waiting.
+    """
     gpus = [result.reading for result in results if isinstance(result.reading, GpuReading)]
     copies = [
         result.reading.bytes_per_s
@@ -87,6 +93,8 @@ def judge(node: NodeId, results: Sequence[ProbeResult], limits: HealthLimits = L
     for result in results:
         for device, finding in _findings(result, gpus, copies, limits):
             severity, action, evidence = finding
+            if busy and isinstance(result.reading, ProbeFailed) and result.reading.how is FailedHow.HUNG:
+                severity, action = Severity.SUSPECT, Action.NONE
             verdicts.append(HealthVerdict(node, device, severity, action, result.probe, evidence))
     return verdicts
 

@@ -12,6 +12,8 @@ from regrow.core.messages import NodeProgress
 from regrow.core.records import (
     CheckpointSaved,
     IncidentClosed,
+    NodeJudged,
+    NodeQuarantined,
     Noted,
     Record,
     ReplicaCorrupted,
@@ -19,6 +21,7 @@ from regrow.core.records import (
     ScaleRefused,
 )
 from regrow.core.shown import Shown
+from regrow.core.verdicts import Severity
 from regrow.observe.story import tell
 
 _LAST_WORDS_S: Seconds = 2.0
@@ -83,7 +86,9 @@ class Console:
                 self.note(f"state@{item.step} is in {item.folder}: {size}, beside the training")
             case ScaleRefused():
                 self.note(f"{item.reason}; the job goes on as it is")
-            case ReplicaCorrupted() | ReplicasDiverged() if (text := tell(item)) is not None:
+            case NodeJudged(severity=Severity.LEAVE | Severity.FATAL) if (text := tell(item)) is not None:
+                self.say(text)
+            case ReplicaCorrupted() | ReplicasDiverged() | NodeQuarantined() if (text := tell(item)) is not None:
                 self.say(text)
             case Noted():
                 self.note(item.text)

@@ -72,6 +72,8 @@ class RunFlags(msgspec.Struct, frozen=True):
     buddy_every: int = 0
     digest_every: int = 0
     no_audit: bool = False
+    no_health: bool = False
+    health_check: list[str] = []
     trial_steps: int = 0
     data_cache: str = ""
     data_cache_bytes: str = ""
@@ -284,6 +286,8 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
         buddy_every=buddy_every,
         digest_every=in_range("--digest-every", flags.digest_every, 0),
         audit=not flags.no_audit,
+        health=not flags.no_health,
+        health_checks=[str(Path(check).absolute()) for check in flags.health_check],
         trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),
         checkpoint_every=_checkpoint_every(flags),

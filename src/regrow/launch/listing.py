@@ -49,6 +49,8 @@ def _node_lines(view: JobView) -> list[str]:
     """A table of nodes, where there are several; a line for each whose ranks were found with wrong state."""
     nodes = view.nodes
     bad = [f"{n.node}: wrong state was found {n.corruptions} times (silent corruption)" for n in nodes if n.corruptions]
+    bad += [f"{n.node}: in quarantine, gets no new workers: {n.quarantined}" for n in nodes if n.quarantined]
+    bad += [f"{n.node}: {verdict}" for n in nodes for verdict in n.verdicts]
     if len(nodes) < 2:
         return bad
     rows: list[tuple[str, ...]] = [("NODE", "HOST", "STATE", "RANKS", "SLOTS", "DOMAIN", "COPIES AT")]

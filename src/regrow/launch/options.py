@@ -53,6 +53,14 @@ _RUN: Final[tuple[Decorator, ...]] = (
         help="Compare replicas each N steps, 0.2 s a GB.  [0: never]",
     ),
     click.option("--no-audit", is_flag=True, help="Do not look for replicas that differ."),
+    click.option("--no-health", is_flag=True, help="Do not examine nodes when they join and after incidents."),
+    click.option(
+        "--health-check",
+        type=click.Path(exists=True, dir_okay=False, executable=True),
+        multiple=True,
+        metavar="EXE",
+        help="A check of yours beside these; repeatable.",
+    ),
     click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
     click.option("--data-cache-bytes", default="", metavar="SIZE", help="A node's.  [4GiB, a quarter of what is free]"),
     click.option(

@@ -350,3 +350,15 @@ def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None
     """Standbys that cannot be built are not tried for ever."""
     why = f": {error[0].type}: {error[0].message}" if error else ""
     return f"standbys die or do not fit before they are of use, the last was {worker}{why}; going on without"
+
+
+def rank_corrupted(rank: Rank, step: StepNo) -> str:
+    """Why a node has failed: the state of a rank on it was wrong."""
+    return f"the state of rank {rank} was wrong before step {step} (silent corruption)"
+
+
+def quarantined(node: NodeId, times: int, reason: str, *, alone: bool) -> str:
+    """A node has failed too often. `alone`: there is no other."""
+    if alone:
+        return f"{node} has failed {times} times, and goes on being used since there is no other node: {reason}"
+    return f"{node} has failed {times} times and gets no new workers while there is room elsewhere: {reason}"

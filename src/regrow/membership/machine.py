@@ -20,6 +20,7 @@ from regrow.core.messages import (
     FaultSpec,
     FaultStage,
     NodeDraining,
+    NodeExamined,
     NodeJoined,
     NodeLost,
     NodeProgress,
@@ -49,6 +50,7 @@ from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
 from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.recovery.quarantine import Quarantine
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.recovery.standstill import Standstills
@@ -96,7 +98,8 @@ class Membership:
         self._resizing = Resizing(job, self._size, self._standbys, self._mender, self._switch)
         self._nodes = Nodes(job, ladder, self._generations, self._copies, self._resizing)
         self._auditor = Auditor(job, ladder)
-        corruption = Corruption(job, ladder, self._generations.doubts)
+        self._quarantine = Quarantine(job)
+        corruption = Corruption(job, ladder, self._generations.doubts, self._quarantine)
         self._workers = Workers(
             job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._switch, pace
         )
@@ -141,6 +144,8 @@ class Membership:
                 self._standstills.seen(event, now)
             case TableMissed():
                 self._orders.missed(event)
+            case NodeExamined():
+                self._quarantine.examined(event, now)
             case DataNoted():
                 self._orders.note(event.text, now)
             case NodeStopped():

@@ -143,6 +143,10 @@ class NodeRecord:
     """The node that keeps copies of its ranks' state."""
     corruptions: int = 0
     """How often the state of a rank on it was found to be wrong."""
+    quarantined: str = ""
+    """Why no new worker is placed on it while there is room elsewhere; empty: it is like any other."""
+    verdicts: list[str] = field(default_factory=list)
+    """What was found at its last examination, for people."""
     early: bool = False
     """The script asks for its place before its loop, so standbys here wait before the script."""
     failed_standbys: int = 0

@@ -184,5 +184,5 @@ def free_slots(roster: Roster, attempts: int) -> dict[NodeId, list[int]]:
     return {
         node.node: node.free()
         for node in roster.usable_nodes()
-        if node.failed_candidates < attempts and not node.unpaid
+        if node.failed_candidates < attempts and not node.unpaid and not node.quarantined
     }

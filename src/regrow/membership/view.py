@@ -39,6 +39,10 @@ class NodeView(msgspec.Struct, frozen=True):
     """It is being given back."""
     left: bool = False
     """It was given back, and has left."""
+    quarantined: str = ""
+    """Why it gets no new workers while there is room elsewhere; empty: it does."""
+    verdicts: list[str] = []
+    """What its last examination found, other than `ok`."""
 
     @classmethod
     def of(cls, node: NodeRecord) -> "NodeView":
@@ -53,6 +57,8 @@ class NodeView(msgspec.Struct, frozen=True):
             node.slots,
             draining=node.leave_by is not None and not node.away,
             left=node.away and (node.stopped or node.leave_by is not None),
+            quarantined=node.quarantined,
+            verdicts=node.verdicts,
         )
 
 

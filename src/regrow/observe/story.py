@@ -8,6 +8,8 @@ from regrow.core.records import (
     IncidentOpened,
     JobEnded,
     JobStarted,
+    NodeJudged,
+    NodeQuarantined,
     Noted,
     Record,
     ReplicaCorrupted,
@@ -39,8 +41,11 @@ def tell(record: Record) -> str | None:
                 f"the state of rank {record.rank} was wrong before step {record.step}{where}: worker {record.worker}, "
                 f"{count} on {record.node} so far"
             )
-        case ReplicasDiverged():
+        case ReplicasDiverged() | NodeQuarantined():
             return record.text
+        case NodeJudged():
+            device = f" {record.device}" if record.device else ""
+            return f"{record.node} is {record.severity}: {record.source}{device}: {record.evidence}"
         case WorkerGone() if record.code != 0:
             place = f" (rank {record.rank})" if record.rank is not None else ""
             return f"worker {record.worker}{place} is gone: {record.reason or f'exit code {record.code}'}"

@@ -50,6 +50,7 @@ from regrow.core.messages.facts import (
     WorkerStaged,
     WorkerStarted,
 )
+from regrow.core.messages.health import NodeExamined
 from regrow.core.messages.orders import (
     ArmFault,
     FenceWorker,
@@ -113,6 +114,7 @@ __all__ = [
     "Member",
     "ModulesImported",
     "NodeDraining",
+    "NodeExamined",
     "NodeJoined",
     "NodeLost",
     "NodeOrder",
@@ -223,6 +225,7 @@ AgentFact = (
     | StateSampled
     | DataNoted
     | TableMissed
+    | NodeExamined
 )
 """What an agent tells the coordinator."""
 

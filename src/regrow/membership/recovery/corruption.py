@@ -11,6 +11,7 @@ from regrow.membership.incident import CORRUPTION
 from regrow.membership.job import Job
 from regrow.membership.recovery.doubts import Doubt, Doubts
 from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.recovery.quarantine import Quarantine
 from regrow.membership.roster import WorkerRecord
 
 MOST_TIMES = 3
@@ -24,10 +25,11 @@ class Corruption:
         job: whose workers they are.
         ladder: for those whose state is wrong.
         doubts: about the newest state.
+        quarantine: counts what happens on a node.
     """
 
-    def __init__(self, job: Job, ladder: Ladder, doubts: Doubts) -> None:
-        self._job, self._ladder, self._doubts = job, ladder, doubts
+    def __init__(self, job: Job, ladder: Ladder, doubts: Doubts, quarantine: Quarantine) -> None:
+        self._job, self._ladder, self._doubts, self._quarantine = job, ladder, doubts, quarantine
         self._heard: Generation | None = None
         self._step: StepNo | None = None
         self._times = 0
@@ -84,3 +86,4 @@ class Corruption:
                 on_node=node.corruptions,
             )
         )
+        self._quarantine.failed(node.node, say.rank_corrupted(rank, step), now)

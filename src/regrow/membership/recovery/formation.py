@@ -3,7 +3,7 @@
 import msgspec
 
 from regrow.core import records as record
-from regrow.core.ids import Generation, Instant
+from regrow.core.ids import Generation, Instant, NodeId
 from regrow.core.messages import Role, WorldChange
 from regrow.membership import diagnosis as say
 from regrow.membership import recovery_point, scaling
@@ -40,8 +40,7 @@ class Generations:
 
     def build(self, generation: Generation, now: Instant) -> bool:
         """Start a worker for every rank, on the nodes that there are; False where they have not enough room yet."""
-        slots = {node.node: node.slots for node in self._roster.usable_nodes()}
-        size = self._size.limits.fit(min(self._size.wanted, sum(slots.values()) // self._facts.unit))
+        slots, size = self._room()
         seats = None if size is None else scaling.first_seats(size * self._facts.unit, self._facts.nproc, slots)
         if size is None or seats is None:
             if self._job.short_since is None:
@@ -63,6 +62,15 @@ class Generations:
         for seat in seats:
             self._job.spawn(seat, Role.RANK, now)
         return True
+
+    def _room(self) -> tuple[dict[NodeId, int], int | None]:
+        """The slots of the nodes, and for how many replicas they are; without those in quarantine, if these suffice."""
+        usable, ways = self._roster.usable_nodes(), []
+        for nodes in ([node for node in usable if not node.quarantined], usable):
+            slots = {node.node: node.slots for node in nodes}
+            fits = self._size.limits.fit(min(self._size.wanted, sum(slots.values()) // self._facts.unit))
+            ways.append((slots, fits))
+        return ways[0] if ways[0][1] == ways[1][1] else ways[1]
 
     def form(self, generation: Generation, now: Instant) -> None:
         """Order a membership, when it is known where it starts. Who has the state gives it to who has not."""

@@ -18,7 +18,7 @@ from regrow.membership.job import Job
 from regrow.membership.recovery import proof_of_life
 from regrow.membership.recovery.lost_state import Losses
 from regrow.membership.recovery.standbys import ATTEMPTS, Standbys
-from regrow.membership.roster import BUILDING, Seat, Stage, WorkerRecord
+from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
 from regrow.membership.states import Building, Mending, Restarting
 
 _PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 3}
@@ -104,14 +104,24 @@ class Ladder:
         return stuck
 
     def _seat_for(self, rank: Rank, *, give_up: bool) -> Seat | None:
-        """Where a lost rank is filled: at home, or on another node where it cannot be, or newcomers die there."""
+        """Where a lost rank is filled: at home, or on another node where it cannot be, or newcomers die there.
+
+        On a node in quarantine only where there is room on no other.
+        """
         home, local_rank = self._roster.home(rank)
+        if home.usable and not home.quarantined and self._failed[rank] < ATTEMPTS:
+            return Seat(home.node, rank, local_rank)
+        others = [node for node in self._roster.usable_nodes() if node is not home]
+        if elsewhere := self._free_seat(rank, [node for node in others if not node.quarantined]):
+            return elsewhere
         if home.usable and self._failed[rank] < ATTEMPTS:
             return Seat(home.node, rank, local_rank)
-        free = {node.node: node.free() for node in self._roster.usable_nodes() if node is not home}
-        elsewhere = scaling.new_seats([rank], self._facts.unit, free)
         at_home = Seat(home.node, rank, local_rank) if home.usable and not give_up else None
-        return elsewhere[0] if elsewhere else at_home
+        return self._free_seat(rank, others) or at_home
+
+    def _free_seat(self, rank: Rank, nodes: list[NodeRecord]) -> Seat | None:
+        seats = scaling.new_seats([rank], self._facts.unit, {node.node: node.free() for node in nodes})
+        return seats[0] if seats else None
 
     @property
     def newcomers_fail(self) -> bool:

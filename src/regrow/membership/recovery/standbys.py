@@ -32,7 +32,7 @@ class Standbys:
         """Every node has as many standbys as it should, unless they die before they are built."""
         while self._roster.short:
             node = self._roster.nodes[self._roster.short.pop()]
-            if node.failed_standbys >= ATTEMPTS or not node.usable:
+            if node.failed_standbys >= ATTEMPTS or node.quarantined or not node.usable:
                 continue
             for _ in range(self._facts.standbys - len(node.standbys)):
                 self._job.spawn(self._orders.standby_seat(node), Role.STANDBY, now)

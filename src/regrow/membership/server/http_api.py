@@ -1,5 +1,6 @@
 """What people and the launchers of other nodes ask the coordinator over HTTP."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -40,6 +41,12 @@ class DrainWish(msgspec.Struct, frozen=True):
     grace: Seconds = 30.0
     reason: str = ""
     certain: bool = False
+
+
+class WallClock(msgspec.Struct, frozen=True):
+    """`GET /time`: seconds since the epoch."""
+
+    time: Seconds
 
 
 class ApiHost(Protocol):
@@ -87,6 +94,7 @@ class HttpApi:
             web.get("/job", self._serve_job),
             web.get("/end", self._serve_end),
             web.get("/status", self._serve_status),
+            web.get("/time", self._serve_time),
             web.post("/join", self._serve_join),
             web.post("/kill", self._serve_kill),
             web.post("/stop", self._serve_stop),
@@ -99,6 +107,10 @@ class HttpApi:
 
     async def _serve_status(self, request: web.Request) -> web.Response:
         return reply(self._view())
+
+    async def _serve_time(self, request: web.Request) -> web.Response:
+        """This machine's wall clock, with which nodes compare theirs."""
+        return reply(WallClock(time.time()))
 
     async def _serve_end(self, request: web.Request) -> web.Response:
         """Answers when the job has ended: how the launchers of the other nodes learn it."""

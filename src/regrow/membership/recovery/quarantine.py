@@ -1,0 +1,72 @@
+"""Nodes that fail: after twice within the window no new worker is placed on one while there is room elsewhere.
+
+A node fails with an examination that found something `leave` or `fatal`, or when the state of a rank on it was found to
+be wrong. Workers that run there stay: it may be the check that is wrong. The quarantine is never what ends a job or
+makes it smaller, so it is not begun where no other node is, and lost ranks are filled there where nowhere else is room.
+"""
+
+from regrow.core import records as record
+from regrow.core.ids import Instant, NodeId
+from regrow.core.messages.health import NodeExamined
+from regrow.core.verdicts import HealthVerdict
+from regrow.membership import diagnosis as say
+from regrow.membership.job import Job
+
+MOST_FAILURES = 2
+_KEPT = 8
+"""Verdicts of a node that are shown; the record has all."""
+
+
+class Quarantine:
+    """Takes in what is found on nodes.
+
+    Args:
+        job: whose nodes they are.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._roster, self._orders = job, job.roster, job.orders
+        self._failures: dict[NodeId, list[Instant]] = {}
+        self._reported: set[NodeId] = set()
+
+    def examined(self, event: NodeExamined, now: Instant) -> None:
+        """An agent has looked at its node."""
+        node = self._roster.nodes.get(event.node)
+        if node is None:
+            return
+        node.verdicts = [verdict.text for verdict in event.verdicts[:_KEPT]]
+        for verdict in event.verdicts:
+            self._orders.write(_record(event.node, verdict, event.occasion, now))
+        failed = [verdict.text for verdict in event.verdicts if verdict.severity.failed]
+        if failed:
+            self.failed(event.node, failed[0], now)
+
+    def failed(self, name: NodeId, reason: str, now: Instant) -> None:
+        """A node has failed once more."""
+        node = self._roster.nodes[name]
+        since = now - self._job.facts.window
+        failures = [at for at in self._failures.get(name, []) if at > since] + [now]
+        self._failures[name] = failures
+        if len(failures) < MOST_FAILURES or node.quarantined:
+            return
+        others = [each for each in self._roster.usable_nodes() if each is not node and not each.quarantined]
+        if others:
+            node.quarantined = reason
+        elif name in self._reported:
+            return
+        self._reported.add(name)
+        text = say.quarantined(name, len(failures), reason, alone=not others)
+        self._orders.write(record.NodeQuarantined(at=now, node=name, reason=reason, alone=not others, text=text))
+
+
+def _record(node: NodeId, verdict: HealthVerdict, occasion: str, now: Instant) -> record.NodeJudged:
+    return record.NodeJudged(
+        at=now,
+        node=node,
+        device=verdict.device,
+        severity=verdict.severity,
+        action=verdict.action,
+        source=verdict.source,
+        evidence=verdict.evidence,
+        occasion=occasion,
+    )
