@@ -65,6 +65,13 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
             Target(f"beyond_receiver_mib{size}", most=256),
         )
     ),
+    "lz": (
+        Target("exact_loops_none", least=10),
+        Target("exact_loops_lz", most=0),
+        Target("degenerate_lz", most=0.1),
+        Target("cost_over_hf_b8", most=1.0),
+        Target("cost_over_hf_b64", most=1.0),
+    ),
     "rendezvous": (Target("form_bytes_a_rank_4096", least=0.8, most=1.2, of="form_bytes_a_rank_1024"),),
     "recovery": (
         Target("steps_redone", most=0),
