@@ -1,6 +1,6 @@
 """What the LZ penalty does to degenerate output and to accuracy, and what it costs.
 
-    python benchmarks/lz.py            # about 15 minutes
+    python benchmarks/lz.py            # more of all; estimated at 20 minutes, not timed yet
     python benchmarks/lz.py --quick    # about 4 minutes: fewer strengths, temperatures and prompts
 
 A small recurrent model (0.4 million parameters, 512 tokens) is trained here from Python's own documentation, a fifth of
