@@ -49,6 +49,10 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_standby_takes_the_place_of_who_dies_in_an_evaluation",
         "test_the_example_ends_the_same_with_a_kill_and_without",
     ),
+    "tests/process/test_adapter_trl.py": (
+        "test_both_ranks_killed_before_and_after_an_evaluation[sft-lora]",
+        "test_both_ranks_killed_before_and_after_an_evaluation[dpo]",
+    ),
     "tests/process/test_kills.py": (
         "test_every_stage_and_every_rank_killed_one_after_another[0]",
         "test_two_ranks_killed_at_once_at_every_stage",

@@ -20,6 +20,15 @@ from tests.process.warm import WarmProcess, WarmServer
 
 PATIENCE = 240.0
 SHARED = Path("/dev/shm")
+TRAINERS = (
+    "accelerate",
+    "peft",
+    "transformers.models.llama.modeling_llama",
+    "transformers.trainer",
+    "trl.trainer.dpo_trainer",
+    "trl.trainer.sft_trainer",
+)
+"""What the scripts of tests about others' trainers import: seconds for each worker, otherwise."""
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.process.launching import Site, site
+from tests.process.launching import TRAINERS, Site, site
 from tests.process.training import Fault, Outcome, assert_equal, train
 
 WORLD, STEPS = 3, 12
 STAGES = ("data", "forward", "backward", "reduce", "update", "commit")
-IMPORTS = ("accelerate", "transformers.trainer", "transformers.models.llama.modeling_llama")
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "hf_trainer.py")
 Heard = dict[str, list[int]]
 
@@ -44,7 +43,7 @@ def history(outcome: Outcome) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("trainer"), *IMPORTS) as made:
+    with site(tmp_path_factory.mktemp("trainer"), *TRAINERS) as made:
         yield made
         made.assert_nothing_left()
 

@@ -54,6 +54,7 @@ class WarmServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = os.pathsep.join([source, os.getcwd(), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # read as they are imported
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tests.process.warm", str(theirs.fileno()), "x" * _PAD_BYTES],

@@ -109,11 +109,8 @@ class Recoverable(_Behind):
         return self._finalize_training(trial, samples, self._start_time)
 
     def _walk(self, model: Any, loader: Any, until: int) -> None:
-        if not self._microbatches:
-            self.session.keep_world(
-                "the global batch of this Trainer would follow the number of ranks "
-                "(give it microbatches=, the number of batches in an update)"
-            )
+        if reason := self._keeps_world():
+            self.session.keep_world(reason)
         for step in self.session.steps(loader, until=until, microbatches=self._schedule.microbatches):
             with step as micros:
                 self._update(step, micros, model)
@@ -122,6 +119,17 @@ class Recoverable(_Behind):
             _after_step(self, step.number)
             if self.control.should_training_stop and step.number + 1 < until:
                 break
+
+    def _keeps_world(self) -> str:
+        """Why the world cannot change its size; empty: it can."""
+        if private_names.gathered_numbers(self) or self.args.include_num_input_tokens_seen != "no":
+            return "this Trainer gathers numbers of all ranks in each micro-batch, and ranks may have different ones"
+        if not self._microbatches:
+            return (
+                "the global batch of this Trainer would follow the number of ranks "
+                "(give it microbatches=, the number of batches in an update)"
+            )
+        return ""
 
     def _protect(self, model: Any) -> None:
         callbacks = private_names.framework("transformers", extra="trainer").trainer_callback
