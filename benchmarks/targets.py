@@ -42,6 +42,7 @@ class Target:
 
 
 TARGETS: Mapping[str, tuple[Target, ...]] = {
+    "batch": (Target("rows_per_s", least=2_000), Target("peak_mib", most=500)),
     "data": (
         *(Target(f"first_batch_s_{step}", most=0.020) for step in (10, 1_000, 100_000)),
         *(

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,9 @@ def test_faults_of_all_kinds_and_kills_of_workers_and_heads_lose_no_row_and_repe
     assert code == 2 and "the input was" in said and "remove the journal to begin anew" in said
 
 
-def test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer(at: Desk, tmp_path: Path) -> None:
+def test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer(
+    at: Desk, record_property: Callable[[str, float], None]
+) -> None:
     rows = 10_000
     words = ("--per-worker", "8", "--timeout", "2s", "--quiet")
     at.rows(*prompts(rows))
@@ -83,6 +85,8 @@ def test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer(at: De
     disturbed(at, rows, heads=5, workers=5, words=words)
     took = time.monotonic() - began
     assert at.answers() == expected(rows)
+    record_property("seconds alone", round(alone, 1))
+    record_property("seconds disturbed", round(took, 1))
     assert took <= 1.3 * alone, f"{took:.1f} s, and {alone:.1f} s undisturbed"
 
 

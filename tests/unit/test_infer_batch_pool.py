@@ -1,7 +1,11 @@
 """Rows go to whom they should, and workers are trusted as they deserve."""
 
+from pathlib import Path
+
 import pytest
 
+from regrow.core.errors import UsageError
+from regrow.infer.batch.attendance import Attendance
 from regrow.infer.batch.pool import Pool, PoolPolicy
 from regrow.infer.batch.tally import MOST_BUCKETS, MOST_REASONS, Tally
 
@@ -158,6 +162,46 @@ def test_of_who_left_and_came_back_both_times_are_remembered() -> None:
         pool.release("a", 1)
         pool.drain("a", 0.0, grace=0.0)
     assert [(each.url, each.done) for each in pool.departed] == [("a", 2)]
+
+
+# --- the list of workers, which is watched ----------------------------------------------------------------------
+
+
+def test_a_list_is_followed_and_what_came_by_other_ways_is_left_alone(tmp_path: Path) -> None:
+    pool, said = Pool(PoolPolicy()), list[str]()
+    attendance = Attendance(pool, grace=5.0, changed=lambda: None, say=said.append)
+    path = tmp_path / "pool.txt"
+    attendance.join("http://own:1")
+    path.write_text("http://a:1\nhttp://b:1 cap=3\n")
+    attendance.look(path)
+    assert {url: each.cap for url, each in pool.workers.items()} == {
+        "http://own:1": 32,
+        "http://a:1": 32,
+        "http://b:1": 3,
+    }
+    path.write_text("http://b:1 cap=7\n")
+    attendance.look(path)
+    assert {url: each.cap for url, each in pool.workers.items()} == {"http://own:1": 32, "http://b:1": 7}
+    assert "worker http://a:1 is no longer listed: it may finish its rows within 5 s" in said
+
+
+def test_a_list_that_is_wrong_missing_or_just_being_written_changes_nothing(tmp_path: Path) -> None:
+    pool = Pool(PoolPolicy())
+    attendance = Attendance(pool, grace=5.0, changed=lambda: None, say=lambda sentence: None)
+    path = tmp_path / "pool.txt"
+    path.write_text("http://a:1\n")
+    attendance.look(path)
+    path.write_text("nonsense\n")
+    with pytest.raises(UsageError, match="pool.txt, line 1: 'nonsense' is not the address"):
+        attendance.look(path)
+    path.unlink()
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        attendance.look(path)
+    path.write_text("")
+    attendance.look(path)
+    assert list(pool.workers) == ["http://a:1"]
+    attendance.look(path)
+    assert list(pool.workers) == [], "an empty list that stays is meant"
 
 
 # --- counts ------------------------------------------------------------------------------------------------------

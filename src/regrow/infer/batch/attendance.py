@@ -27,6 +27,7 @@ class Attendance:
         self._pool, self._grace, self._changed, self._say = pool, grace, changed, say
         self._listed: dict[str, int] = {}
         self._stamp: tuple[int, int, int] | None = None
+        self._was_empty = False
 
     def join(self, url: str, cap: int = 0) -> None:
         """Take a worker in, or back."""
@@ -68,10 +69,15 @@ class Attendance:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            self._stamp = None
             raise UsageError(f"the list of workers {path} cannot be read: {reason}") from error
+        members = read_list(text, str(path))
+        if not members and self._listed and not self._was_empty:
+            # Most likely it is just being written; if it is empty the next time too, it is meant.
+            self._was_empty = True
+            return
+        self._was_empty = False
         self._stamp = stamp
-        self.follow_list(read_list(text, str(path)))
+        self.follow_list(members)
 
     async def watch(self, path: Path) -> None:
         """Follow a file; while it cannot be read or understood, workers stay as they are, which is said once."""
@@ -80,7 +86,7 @@ class Attendance:
             await asyncio.sleep(LOOK_S)
             try:
                 self.look(path)
-                told = "" if self._stamp is not None else told
+                told = ""
             except UsageError as error:
                 if str(error) != told:
                     told = str(error)

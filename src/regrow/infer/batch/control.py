@@ -17,6 +17,7 @@ from regrow.core.ids import Seconds
 from regrow.core.net import same_secret
 from regrow.infer.batch.attendance import Attendance
 from regrow.infer.batch.members import address
+from regrow.infer.batch.places import BatchStopped
 from regrow.infer.batch.pool import Pool
 
 _PATH = "/workers"
@@ -80,14 +81,24 @@ async def serve(path: Path, pool: Pool, attendance: Attendance) -> AsyncIterator
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = int(runner.addresses[0][1])
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(msgspec.json.encode(Door(port, token)))
+        _write(path, msgspec.json.encode(Door(port, token)))
         yield
     finally:
         await asyncio.shield(runner.cleanup())
         path.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file for its user alone. Raises `BatchStopped`."""
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+    except OSError as error:
+        raise BatchStopped(
+            f"{path} cannot be written: {error.strerror}", hint="make room, then run it again"
+        ) from error
 
 
 def _view(pool: Pool, url: str) -> PoolView:

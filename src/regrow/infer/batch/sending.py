@@ -14,6 +14,7 @@ from regrow.infer.batch.rows import BatchRow, Usage
 
 CONNECT_S: Seconds = 10.0
 PROBE_S: Seconds = 5.0
+_PROBE_LIMIT = aiohttp.ClientTimeout(total=PROBE_S)
 _HEADERS = {"Content-Type": "application/json"}
 
 
@@ -80,20 +81,23 @@ class HttpSender:
             return Unanswered(f"cannot be reached: {_first_line(error)}")
 
     async def probe(self, url: str) -> str:
-        """Ask a worker for its models: an answer in JSON, or that it has no such list, is enough."""
-        try:
-            async with self._session.get(
-                f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=PROBE_S), allow_redirects=False
-            ) as response:
-                await response.read()
-                if response.status in (404, 405) or (response.status == 200 and "json" in response.content_type):
-                    return ""
-                kind = "HTML" if "html" in response.content_type else response.content_type
-                return f"answered {kind} with status {response.status} when asked for its models"
-        except TimeoutError:
-            return f"did not answer within {PROBE_S:g} s"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return f"cannot be reached: {_first_line(error)}"
+        """Ask a worker how it is, and where it has no such page, for its models; having neither is good enough."""
+        why = ""
+        for page in ("/health", "/v1/models"):
+            try:
+                async with self._session.get(url + page, timeout=_PROBE_LIMIT, allow_redirects=False) as response:
+                    await response.read()
+            except TimeoutError:
+                return f"did not answer within {PROBE_S:g} s"
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                return f"cannot be reached: {_first_line(error)}"
+            kind = "HTML" if "html" in response.content_type else response.content_type
+            if response.status == 200 and kind != "HTML":
+                return ""
+            if response.status not in (404, 405):
+                why = f"answered {kind} with status {response.status} when asked for {page}"
+                break
+        return why
 
 
 def _first_line(error: Exception) -> str:
