@@ -203,23 +203,21 @@ class BatchHead:
     # --- one row ---
 
     async def _attempt(self, hand: _Hand, url: str) -> None:
-        try:
-            outcome = await self._sender.send(url, hand.row)
-        except asyncio.CancelledError:
-            self._pool.release(url, hand.row.tokens)
-            if not hand.recalled:
-                raise
-            hand.recalled = False
-            self._tally.retried("had to go")
-            self._ready.appendleft(hand)
-            return
+        outcome = await self._sender.send(url, hand.row)
         self._settle(hand, url, outcome)
         self._pool.release(url, hand.row.tokens)
         self._dispatch()
 
     def _landed(self, task: asyncio.Task[None]) -> None:
-        del self._under_way[task]
-        if not task.cancelled() and task.exception() is not None:
+        url, hand = self._under_way.pop(task)
+        if task.cancelled():
+            # Here, not in the attempt: one that is cancelled before it has begun never runs a line.
+            self._pool.release(url, hand.row.tokens)
+            if hand.recalled:
+                hand.recalled = False
+                self._tally.retried("had to go")
+                self._ready.appendleft(hand)
+        elif task.exception() is not None:
             self._failure = self._failure or task.exception()
         if self._failure is not None or len(self._ready) < _LEAST_READY or not self._under_way:
             self._wake.set()
