@@ -44,6 +44,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_script_that_counts_for_itself_differs_and_is_told_what_to_write_instead",
         "test_a_script_that_fails_by_itself_is_told_so_before_any_kill",
     ),
+    "tests/process/test_adapter_accelerate.py": ("test_rank_0_and_others_die_in_steps_and_in_an_evaluation[standby]",),
     "tests/process/test_adapter_trainer.py": (
         "test_it_learns_what_the_stock_trainer_does",
         "test_every_stage_and_every_rank_killed_one_after_another",
@@ -53,6 +54,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "tests/process/test_adapter_trl.py": (
         "test_both_ranks_killed_before_and_after_an_evaluation[sft-lora]",
         "test_both_ranks_killed_before_and_after_an_evaluation[dpo]",
+        "test_both_ranks_killed_before_and_after_an_evaluation[dpo-lora]",
     ),
     "tests/process/test_kills.py": (
         "test_every_stage_and_every_rank_killed_one_after_another[0]",

@@ -289,7 +289,8 @@ def _refuse(trainer: Any, resume_from_checkpoint: object, trial: object) -> None
         "resume_from_checkpoint": (resume_from_checkpoint is not None, "`regrow run --checkpoint-dir ... --resume`"),
         "a search for hyper-parameters": (trial is not None, "one job for each trial"),
         "auto_find_batch_size": (args.auto_find_batch_size, "a batch size that fits"),
-        "fsdp": (bool(args.fsdp), "DDP, or a model that was loaded with a DistributedConfig"),
+        "fsdp": (bool(args.fsdp), "DDP"),
+        "a model that was sharded as it was loaded": (trainer.is_distributed_loading_by_transformers, "DDP"),
         "deepspeed": (bool(args.deepspeed), "DDP"),
     }
     for name, (asked, instead) in refused.items():

@@ -1,0 +1,159 @@
+"""Hugging Face's `Accelerator` under regrow: import it from here instead of from `accelerate`.
+
+    from regrow.adapters.accelerate import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=4)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    for step in accelerator.steps(loader, until=1000):
+        with step as micros:
+            for batch in accelerator.batches(micros):
+                accelerator.backward(model(**batch).loss)
+            optimizer.step(); scheduler.step(); optimizer.zero_grad()
+
+The loop over epochs and `accelerator.accumulate` are what changes: a step is one update. See docs/adopt.md.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from regrow.adapters import private_names
+from regrow.adapters.trainer.joining import joined
+from regrow.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from regrow.train.microbatches import MicroBatch, MicroBatches
+    from regrow.train.session import Session
+    from regrow.train.step import Step
+
+__all__ = ["Accelerator"]
+
+
+class _Behind:
+    """What the mixin is put before, as far as types go."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def prepare(self, *given: Any, **options: Any) -> Any: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class _Recoverable(_Behind):
+    """An `Accelerator` whose updates are steps of regrow.
+
+    Args:
+        seed: what the order of data and all random numbers derive from.
+        gradient_accumulation_steps: micro-batches of an update for each rank that the job starts with.
+    """
+
+    session: "Session"
+
+    def __init__(self, *args: Any, seed: int = 0, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
+        self.session = joined(seed)
+        # accelerate divides losses by the number it is told; the mean over an update is the micro-batches' own.
+        super().__init__(*args, **kwargs)
+        self._accumulates = gradient_accumulation_steps
+        self._protected: list[Any] = []
+        self._micro: MicroBatch | None = None
+        if self.session.world_size > 1 and not self.use_distributed:
+            raise UsageError(
+                f"accelerate takes each of the {self.session.world_size} ranks for a training of its own",
+                hint="on processors alone, give Accelerator(cpu=True)",
+            )
+
+    def prepare(self, *given: Any, **options: Any) -> Any:
+        """As accelerate's; loaders and schedulers come back as they are: regrow deals out the data.
+
+        What is prepared is protected, with the state of optimizers and schedulers.
+        """
+        made = [self._prepared(each, options) for each in given]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _prepared(self, given: Any, options: dict[str, Any]) -> Any:
+        if isinstance(given, LRScheduler):
+            self._protected.append(given)
+            return given
+        if isinstance(given, DataLoader):
+            return given
+        made = super().prepare(given, **options)
+        if isinstance(given, torch.nn.Module | torch.optim.Optimizer):
+            self._protected.append(getattr(made, "optimizer", made))
+        return made
+
+    def protect(self, *objects: Any) -> None:
+        """What must survive besides what was prepared: an average of weights, counters. To be called before `steps`."""
+        self._protected += objects
+
+    def steps(self, loader: Any, *, until: int) -> Iterator["Step"]:
+        """The updates that are still to be made, up to number `until - 1`; each takes its own from the loader."""
+        if self.scaler is not None:
+            self._protected.append(self.scaler)
+        self.session.protect(*self._protected)
+        self.session.keep_world("the global batch of an Accelerator follows the number of ranks")
+        microbatches = self._accumulates * self.session.world_size
+        for step in self.session.steps(loader, until=until, microbatches=microbatches):
+            self._tell_place()
+            yield step
+
+    def batches(self, micros: "MicroBatches") -> Iterator[Any]:
+        """This rank's batches of an update, on its device; `backward` is to be called once for each."""
+        from accelerate.utils import send_to_device
+
+        try:
+            for micro in micros:
+                self._micro = micro
+                private_names.reduce_gradients(self, micro.last)
+                yield send_to_device(micro.batch, self.device)
+        finally:
+            self._micro = None
+
+    def backward(self, loss: torch.Tensor, *, weight: int | None = None, **_: Any) -> None:
+        """Add the present batch's gradient, and log its loss.
+
+        Args:
+            loss: the mean over what `weight` counts.
+            weight: samples (the default) or tokens of the batch.
+
+        Raises:
+            UsageError: outside `batches`.
+        """
+        if self._micro is None:
+            raise UsageError(
+                "accelerator.backward was called outside a step",
+                hint="write `for batch in accelerator.batches(micros):` inside `with step as micros:`",
+            )
+        self._micro.log(loss=loss)
+        self._micro.backward(loss if self.scaler is None else self.scaler.scale(loss), weight=weight)
+
+    def _tell_place(self) -> None:
+        session = self.session
+        private_names.tell_place(rank=session.rank, local_rank=session.local_rank, world=session.world_size)
+
+    @property
+    def process_index(self) -> int:
+        """This worker's rank now."""
+        return self.session.rank
+
+    @property
+    def local_process_index(self) -> int:
+        """This worker's rank on its node now."""
+        return self.session.local_rank
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0 now."""
+        return self.session.is_main
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    theirs = private_names.framework("accelerate", extra="trainer").Accelerator
+    made = globals()[name] = type("Accelerator", (_Recoverable, theirs), {"__doc__": theirs.__doc__})
+    return made
