@@ -1,6 +1,7 @@
 """What the adapter of Hugging Face's `Trainer` decides by itself: its schedule, its book, its deliveries."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from regrow.adapters import private_names
 from regrow.adapters.trainer.book import merged, shared
 from regrow.adapters.trainer.deliveries import Deliveries
+from regrow.adapters.trainer.loop import _refuse as refuse
 from regrow.adapters.trainer.schedule import Schedule
 from regrow.core.errors import UsageError
 
@@ -129,3 +131,29 @@ def test_a_version_on_which_nothing_was_run_is_told_once(
         "regrow's adapter was run on accelerate 1.15.0, and this is 4.57.0: it uses names that a version may change"
     ]
     private_names._tell_version.cache_clear()
+
+
+def asked(*, resume: object = None, trial: object = None, sharded: bool = False, **arguments: Any) -> None:
+    args = SimpleNamespace(**{"auto_find_batch_size": False, "fsdp": [], "deepspeed": None} | arguments)
+    refuse(SimpleNamespace(args=args, is_distributed_loading_by_transformers=sharded), resume, trial)
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "cure"),
+    [
+        ({"resume": True}, "resume_from_checkpoint", "--resume"),
+        ({"trial": object()}, "a search for hyper-parameters", "one job for each trial"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size", "a batch size that fits"),
+        ({"fsdp": ["full_shard"]}, "fsdp", "use DDP"),
+        ({"deepspeed": "ds.json"}, "deepspeed", "use DDP"),
+        ({"sharded": True}, "a model that was sharded as it was loaded", "use DDP"),
+    ],
+)
+def test_what_a_trainer_cannot_have_is_refused_by_name(what: dict[str, Any], name: str, cure: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot have {name}") as refused:
+        asked(**what)
+    assert cure in str(refused.value)
+
+
+def test_what_it_can_have_is_not_refused() -> None:
+    asked()
