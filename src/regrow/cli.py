@@ -18,6 +18,7 @@ from regrow.core.exit_codes import INTERNAL_ERROR, REFUSED, RUN_AGAIN, USAGE
 from regrow.core.messages import FaultHow, FaultStage
 from regrow.infer.batch.command import batch
 from regrow.launch import options, torchrun
+from regrow.observe.forecast_command import plan
 
 if TYPE_CHECKING:
     from regrow.launch.folder import JobEntry
@@ -81,7 +82,7 @@ def _version() -> str:
         return "not installed"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, commands=[batch])
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, commands=[batch, plan])
 @click.version_option(_version(), prog_name="regrow")
 def commands() -> None:
     """Training that goes straight on when workers are lost."""
@@ -112,9 +113,9 @@ def run(context: click.Context, /, **words: Any) -> int:
     flags = RunFlags(**words, without_meaning=torchrun.ignored(context))
     around = _surroundings(token_file)
     faults = load_faults(Path(fault_plan), world=world_of(flags, around)) if fault_plan else []
-    plan = make_plan(flags, around, faults)
-    check_script(plan.script, plan.preload)
-    return run_local(plan) if plan.node_rank == 0 else join(plan)
+    job = make_plan(flags, around, faults)
+    check_script(job.script, job.preload)
+    return run_local(job) if job.node_rank == 0 else join(job)
 
 
 @commands.command()
@@ -272,9 +273,7 @@ def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> Non
         step=None if step is None else StepNo(step),
     )
     client.kill(fault)
-    when = (
-        "" if at == FaultStage.NOW and step is None else f" at {at}" + (f" of step {step}" if step is not None else "")
-    )
+    when = "" if at == FaultStage.NOW and step is None else f" at {at}" + ("" if step is None else f" of step {step}")
     click.echo(f"job {entry.job}: rank {rank} will suffer {how}{when}")
 
 

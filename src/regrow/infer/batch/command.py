@@ -6,26 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regrow.core.config import duration, read_key, state_home
+from regrow.core.config import read_key, state_home
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.flags import TIME
 
 if TYPE_CHECKING:
     from regrow.infer.batch.job import BatchWords
 
 
-class _Duration(click.ParamType[float]):
-    name = "TIME"
-
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
-        """Seconds. Raises `click.BadParameter`."""
-        try:
-            return value if isinstance(value, float) else duration(str(value))
-        except UsageError as error:
-            self.fail(str(error), param, context)
-
-
-_TIME = _Duration()
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("-o", "--output", required=True, metavar="FILE|URL", help="Where the results go."),
     click.option("--workers", default="", metavar="URL,...", help="OpenAI-compatible servers."),
@@ -45,13 +34,13 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         metavar="BYTES",
         help="Rows whose prompts begin with the same so many bytes prefer the same worker.  [0: none]",
     ),
-    click.option("--timeout", type=_TIME, default="10min", metavar="TIME", help="Of one attempt.  [10min]"),
+    click.option("--timeout", type=TIME, default="10min", metavar="TIME", help="Of one attempt.  [10min]"),
     click.option("--attempts", type=click.IntRange(min=1), default=8, metavar="N", help="Of one row.  [8]"),
     click.option(
-        "--patience", type=_TIME, default="10min", metavar="TIME", help="Without any worker that serves.  [10min]"
+        "--patience", type=TIME, default="10min", metavar="TIME", help="Without any worker that serves.  [10min]"
     ),
     click.option(
-        "--grace", type=_TIME, default="30s", metavar="TIME", help="For rows under way, of who has to go.  [30s]"
+        "--grace", type=TIME, default="30s", metavar="TIME", help="For rows under way, of who has to go.  [30s]"
     ),
     click.option("--api-key-file", default="", metavar="FILE", help="The key that workers want."),
     click.option("--strict", is_flag=True, help="Do not begin if a line is no row, or repeats one."),
@@ -134,7 +123,7 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
 @click.option("--add", default="", metavar="URL", help="Take this worker in, or back.")
 @click.option("--cap", type=click.IntRange(min=1), default=None, metavar="N", help="Its rows at once.")
 @click.option("--drain", default="", metavar="URL", help="Let this worker go once its rows are done.")
-@click.option("--grace", type=_TIME, metavar="TIME", help="How long they may take.  [the run's --grace]")
+@click.option("--grace", type=TIME, metavar="TIME", help="How long they may take.  [the run's --grace]")
 def workers(output: str, add: str, cap: int | None, drain: str, grace: float | None) -> None:
     """List the workers of the running batch that writes to OUTPUT; take one in, or let one go."""
     from regrow.infer.batch.control import WorkerWish, ask

@@ -1,0 +1,148 @@
+"""What faults will cost a job before it runs: pure arithmetic over a model of failing nodes.
+
+Nodes fail independently of one another and of what was before, so faults of a fleet are a Poisson process. Sources:
+J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974); J. T. Daly, "A higher
+order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), whose complete model
+gives the time that a run takes.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Protocol
+
+from regrow.core.ids import Seconds
+
+HOUR: Seconds = 3600.0
+MONTH: Seconds = 30 * 24 * HOUR
+YEAR: Seconds = 365 * 24 * HOUR
+_MANY = 500.0
+"""So many faults at once are as good as normally distributed."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The nodes of a job.
+
+    Attributes:
+        nodes: how many.
+        faults_an_hour: of all of them together.
+        price: of a node, an hour.
+    """
+
+    nodes: int
+    faults_an_hour: float
+    price: float = 0.0
+
+    @property
+    def between(self) -> Seconds:
+        """Mean time from one fault to the next."""
+        return HOUR / self.faults_an_hour if self.faults_an_hour else math.inf
+
+    def faults(self, within: Seconds) -> float:
+        """How many are to be expected."""
+        return self.faults_an_hour * within / HOUR
+
+    def chance(self, within: Seconds) -> float:
+        """Of at least one."""
+        return -math.expm1(-self.faults(within))
+
+    def cost(self, lost: Seconds) -> float:
+        """What the whole fleet costs in so much time."""
+        return self.nodes * self.price * lost / HOUR
+
+    def spares(self, repair: Seconds, sure: float) -> int:
+        """Idle nodes that are enough, with a chance of `sure`, while lost ones are repaired.
+
+        Args:
+            repair: how long a lost node is away.
+            sure: below 1.
+        """
+        away = self.faults(repair)
+        if away > _MANY:
+            return math.ceil(away + NormalDist().inv_cdf(sure) * math.sqrt(away))
+        chance = total = math.exp(-away)
+        spares = 0
+        while total < sure:
+            spares += 1
+            chance *= away / spares
+            total += chance
+        return spares
+
+
+class Recovery(Protocol):
+    """What follows a fault."""
+
+    @property
+    def lost(self) -> Seconds:
+        """Mean time of the whole job that a fault costs."""
+        ...
+
+    def goodput(self, fleet: Fleet) -> float:
+        """Part of the time that is spent on steps that count."""
+        ...
+
+
+@dataclass(frozen=True)
+class FromCheckpoints:
+    """All start again from the last checkpoint, and repeat what came after it.
+
+    Attributes:
+        every: time between two of them.
+        writing: how long training stands still for one.
+        recover: from the fault until training goes on.
+    """
+
+    every: Seconds
+    writing: Seconds
+    recover: Seconds
+
+    @property
+    def lost(self) -> Seconds:
+        """Half of what lies between two checkpoints, and the recovery."""
+        return self.every / 2 + self.recover
+
+    def goodput(self, fleet: Fleet) -> float:
+        """By Daly's complete model: faults strike while a checkpoint is written and while the job recovers, too."""
+        between = fleet.between
+        if math.isinf(between):
+            return self.every / (self.every + self.writing)
+        try:
+            takes = between * math.exp(self.recover / between) * math.expm1((self.every + self.writing) / between)
+        except OverflowError:
+            return 0.0
+        return self.every / takes
+
+    def best(self, fleet: Fleet) -> "FromCheckpoints":
+        """The same with the best interval."""
+        return FromCheckpoints(daly(self.writing, fleet.between), self.writing, self.recover)
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """Survivors keep their state, and only the step under way runs again.
+
+    Attributes:
+        lost: from the fault until the step after the last committed one is committed.
+    """
+
+    lost: Seconds
+
+    def goodput(self, fleet: Fleet) -> float:
+        """Faults strike while the job recovers, too."""
+        return math.exp(-self.lost / fleet.between)
+
+
+def young(writing: Seconds, between: Seconds) -> Seconds:
+    """The best time between two checkpoints, to the first order."""
+    return math.sqrt(2 * writing * between)
+
+
+def daly(writing: Seconds, between: Seconds) -> Seconds:
+    """The best time between two checkpoints, to a higher order."""
+    if math.isinf(between):
+        return math.inf
+    if writing >= 2 * between:
+        return between
+    part = writing / (2 * between)
+    return young(writing, between) * (1 + math.sqrt(part) / 3 + part / 9) - writing
