@@ -1,0 +1,178 @@
+"""Commands about jobs that run, or have run."""
+
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from regrow.core.config import jobs_home
+from regrow.core.errors import UsageError
+from regrow.core.exit_codes import REFUSED
+from regrow.core.messages import FaultHow, FaultStage
+
+if TYPE_CHECKING:
+    from regrow.launch.folder import JobEntry
+    from regrow.launch.remote import CoordinatorClient
+    from regrow.membership.orders import AnswerScale
+
+
+def _client(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
+    from regrow.launch.folder import find_job
+    from regrow.launch.remote import CoordinatorClient
+
+    entry = find_job(jobs_home(), job)
+    return entry, CoordinatorClient(entry.address, entry.token)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--rank", type=int, required=True, help="Whom it strikes.")
+@click.option("--how", type=click.Choice([str(how) for how in FaultHow]), default=str(FaultHow.SIGKILL))
+@click.option("--at", type=click.Choice([str(stage) for stage in FaultStage]), default=str(FaultStage.NOW))
+@click.option("--step", type=click.IntRange(min=0), help="In this step; without it, in the next one.")
+def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> None:
+    """Let one worker of JOB fail, to see that the job goes on. JOB may be left out when one is running."""
+    from regrow.core.ids import Rank, StepNo
+    from regrow.core.messages import FaultSpec
+
+    entry, client = _client(job)
+    fault = FaultSpec(
+        fault=f"asked-{secrets.token_hex(4)}",
+        rank=Rank(rank),
+        how=FaultHow(how),
+        stage=FaultStage(at),
+        step=None if step is None else StepNo(step),
+    )
+    client.kill(fault)
+    when = "" if at == FaultStage.NOW and step is None else f" at {at}" + ("" if step is None else f" of step {step}")
+    click.echo(f"job {entry.job}: rank {rank} will suffer {how}{when}")
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(job: str | None, as_json: bool) -> None:
+    """Show who is in JOB and how far it is."""
+    import msgspec
+
+    from regrow.launch.listing import status_lines
+
+    _, client = _client(job)
+    view = client.status()
+    if as_json:
+        click.echo(msgspec.json.encode(view).decode())
+        return
+    for line in status_lines(view):
+        click.echo(line)
+
+
+@click.command("jobs")
+def list_jobs() -> None:
+    """List jobs, the newest last."""
+    from regrow.launch import folder
+    from regrow.launch.listing import job_lines
+
+    for line in job_lines(folder.list_jobs(jobs_home())):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--replicas", type=int, metavar="N", help="How many there shall be.")
+@click.option("--ranks", type=int, metavar="N", help="Instead: how many ranks, whole replicas of them.")
+@click.option("--stay", metavar="TIME", help="How long the capacity will be there; growing must pay in that time.")
+@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | None, reason: str) -> int:
+    """Ask JOB to have another number of replicas. Exit code 1: it refuses, says why, and goes on as it is."""
+    from regrow.launch.checks import some_time
+    from regrow.membership.server.http_api import ScaleWish
+
+    if (replicas is None) == (ranks is None):
+        raise UsageError("how large shall the job be?", hint="give either --replicas N or --ranks N")
+    entry, client = _client(job)
+    seconds = None if stay is None else some_time("--stay", stay)
+    return _answered(entry, client.scale(ScaleWish(replicas, ranks, seconds, reason or "regrow scale")))
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="[JOB] NODE")
+@click.option("--grace", default="30s", metavar="TIME", help="How long its ranks may take to leave it.  [30s]")
+@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+def drain(names: tuple[str, ...], grace: str, reason: str) -> int:
+    """Give NODE of JOB back: its ranks leave it at the next boundary, then its agent ends, and the job goes on."""
+    from regrow.core.ids import NodeId
+    from regrow.launch.checks import some_time
+    from regrow.membership.server.http_api import DrainWish
+
+    if len(names) > 2:
+        raise UsageError(f"drain takes one job and one node, not {' '.join(names)}")
+    seconds = some_time("--grace", grace, zero=True)
+    entry, client = _client(names[0] if len(names) == 2 else None)
+    return _answered(entry, client.drain(DrainWish(NodeId(names[-1]), seconds, reason or "regrow drain")))
+
+
+def _answered(entry: "JobEntry", answer: "AnswerScale") -> int:
+    """Say what becomes of what was asked; the exit code."""
+    if not answer.accepted:
+        click.echo(f"regrow: job {entry.job}: {answer.reason}", err=True)
+        return REFUSED
+    click.echo(f"job {entry.job}: {answer.reason}")
+    return 0
+
+
+@click.command()
+@click.argument("job", required=False)
+def stop(job: str | None) -> None:
+    """Ask JOB to end; it then exits with 75."""
+    entry, client = _client(job)
+    client.stop("asked to by regrow stop")
+    click.echo(f"job {entry.job} is stopping")
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--rank", type=click.IntRange(min=0), required=True, help="Whose output.")
+def logs(job: str | None, rank: int) -> None:
+    """Print what the workers of one rank of JOB have written, one after the other; for ended jobs too."""
+    from regrow.launch.folder import find_job
+    from regrow.launch.listing import print_logs
+
+    entry = find_job(jobs_home(), job, running=False)
+    print_logs(entry, rank, sys.stdout.buffer)
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
+def story(run: str | None) -> None:
+    """Tell a run in plain words: each incident, its cause, how it was mended, and what it cost.
+
+    Without a name it is the job that runs, or the newest.
+    """
+    from regrow.launch.verifying import find_run
+    from regrow.observe.run_story import run_lines
+
+    found = find_run(jobs_home(), run)
+    for line in run_lines(found.records, live=found.live):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
+@click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help="A .png, a .svg, or a folder for both.")
+@click.option("--x", "axis", type=click.Choice(["time", "step"]), default="time", help="The x axis.  [time]")
+@click.option("--metric", default="loss", metavar="NAME", help="Which logged number is shown.  [loss]")
+def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
+    """Draw world size, throughput and loss of a run, with its incidents; needs regrow[plot].
+
+    Without a name it is the job that runs, or the newest. Writes plot.png and plot.svg beside the records.
+    """
+    from regrow.launch.plotting import plot as draw
+    from regrow.observe.plot_series import Axis
+
+    for path in draw(jobs_home(), run, out=out, axis=Axis(axis), metric=metric):
+        click.echo(str(path))
+
+
+COMMANDS = (kill, status, list_jobs, scale, drain, stop, logs, story, plot)

@@ -1,0 +1,128 @@
+"""Commands that train, try out and examine."""
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from regrow.core.config import data_home, hang_floor, jobs_home, read_token, runtime_home, visible_gpus
+from regrow.core.errors import UsageError
+from regrow.launch import options, torchrun
+
+if TYPE_CHECKING:
+    from regrow.launch.job import HostEnvironment
+
+_AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": torchrun.spelled_out}
+
+
+@click.command(context_settings=_AS_GIVEN, no_args_is_help=False)
+@torchrun.options
+@options.of_run
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run(context: click.Context, /, **words: Any) -> int:
+    """Train: run SCRIPT in several workers that survive one another.
+
+    Takes torchrun's flags, with - or _. Everything after SCRIPT belongs to the script.
+    """
+    from regrow.launch.job import RunFlags, make_plan, world_of
+    from regrow.launch.join_node import join
+    from regrow.launch.local import run as run_local
+    from regrow.launch.plan import load_faults
+    from regrow.launch.script import check_script
+
+    fault_plan, token_file = words.pop("fault_plan"), words.pop("token_file")
+    words |= {name: list(words[name]) for name in ("args", "preload", "health_check")}
+    flags = RunFlags(**words, without_meaning=torchrun.ignored(context))
+    around = _surroundings(token_file)
+    faults = load_faults(Path(fault_plan), world=world_of(flags, around)) if fault_plan else []
+    job = make_plan(flags, around, faults)
+    check_script(job.script, job.preload)
+    return run_local(job) if job.node_rank == 0 else join(job)
+
+
+@click.command()
+@options.of_agent
+@click.argument("job", required=False)
+def agent(job: str | None, join: str | None, token_file: str, **words: Any) -> int:
+    """Bring this machine into JOB, which runs, as one node more: until the job's end, or until the node is given back.
+
+    SIGTERM, SIGUSR1 or Ctrl-C gives it back within --grace; a second one ends it at once.
+    """
+    from regrow.launch.join_node import join as run_node
+    from regrow.launch.late_node import AgentFlags, make_join_plan
+
+    if join is None or (job and join):
+        raise UsageError("regrow agent needs to know which job", hint="give --join HOST:PORT, or --join and a job here")
+    return run_node(make_join_plan(AgentFlags(join=join or job or "", **words), _surroundings(token_file)))
+
+
+def _surroundings(token_file: str) -> "HostEnvironment":
+    from regrow.launch.job import HostEnvironment
+
+    return HostEnvironment(
+        cpus=os.cpu_count() or 1,
+        gpus=_count_gpus(),
+        stamp=f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+        jobs_home=jobs_home(),
+        socket_home=runtime_home(),
+        token=read_token(token_file),
+        data_home=data_home(),
+        hang_floor=hang_floor(),
+    )
+
+
+def _count_gpus() -> int:
+    """GPUs that CUDA would show, without loading it."""
+    visible = visible_gpus()
+    if visible is not None:
+        return len(visible)
+    known = Path("/proc/driver/nvidia/gpus")
+    return len(list(known.iterdir())) if known.is_dir() else 0
+
+
+@click.command("try", context_settings=_AS_GIVEN)
+@options.of_try
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def try_(script: str, **words: Any) -> int:
+    """Try SCRIPT out: some steps alone, then each rank killed in each phase, and what differs, bit by bit.
+
+    SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: the table says.
+    """
+    from regrow.launch.trial import TrialFlags, run_trial
+
+    return run_trial(TrialFlags(script, **words))
+
+
+@click.command()
+@options.of_doctor
+def doctor(check_timeout: str, **words: Any) -> int:
+    """Examine this machine: GPUs, memory, disk, network, products with a known answer; nothing is changed or mended.
+
+    Exit code 0: fit, or only suspect. 1: a verdict is leave or fatal.
+    """
+    from regrow.health.doctor import run_doctor
+    from regrow.launch.checks import some_time
+
+    return run_doctor(check_timeout=some_time("--check-timeout", check_timeout), **words)
+
+
+@click.command()
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps to train.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the model, the data and the faults.")
+@click.option("--plain", is_flag=True, help="Lines instead of the live view.")
+def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: bool) -> int:
+    """Train a small GPT, kill three of its four workers, and compare with the undisturbed run."""
+    from regrow.launch.demo import run_demo
+
+    given: dict[str, Any] = {"steps": steps, "seed": seed}
+    return int(run_demo(json_path=json_path, plain=plain, **{k: v for k, v in given.items() if v is not None}))
+
+
+COMMANDS = (run, agent, try_, doctor, demo)

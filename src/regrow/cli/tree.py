@@ -1,0 +1,80 @@
+"""All commands, and what becomes of their errors: an exit code and a sentence."""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+from regrow.cli import data, jobs, training
+from regrow.core.config import state_home
+from regrow.core.errors import DeadlineExceeded, RegrowError
+from regrow.core.exit_codes import INTERNAL_ERROR, RUN_AGAIN, USAGE
+from regrow.infer.batch.command import batch
+from regrow.observe.forecast_command import plan
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code, and shows no stack of ours.
+
+    0: done. 1: the script's own error, or a running job refuses. 2: usage. 75: run me again. 70: a defect of regrow.
+    """
+    try:
+        code = commands.main(args=None if argv is None else list(argv), prog_name="regrow", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return USAGE
+    except click.UsageError as error:
+        place = f" ({error.ctx.command_path} --help lists what there is)" if error.ctx is not None else ""
+        return _fail(f"{error.format_message().rstrip('.')}{place}", USAGE)
+    except click.ClickException as error:
+        return _fail(error.format_message(), USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", RUN_AGAIN)
+    except RegrowError as error:
+        return _fail(str(error), RUN_AGAIN if isinstance(error, DeadlineExceeded) else USAGE)
+    except BrokenPipeError:
+        # Whoever read the output (`| head`) has gone; the interpreter must not fail on flushing it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - a user is shown a sentence, the stack goes to a file
+        return _fail(_defect(error), INTERNAL_ERROR)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(text: str, code: int) -> int:
+    click.echo(f"regrow: {text}", err=True)
+    return code
+
+
+def _defect(error: Exception) -> str:
+    """Keep the stack in a file; the sentence that says where."""
+    stack = "".join(traceback.format_exception(error))
+    path = state_home() / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    what = f"a defect of regrow: {type(error).__name__}: {error}"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(stack, encoding="utf-8")
+    except OSError as failure:
+        return f"{what}; its trace could not be written to {path}: {failure.strerror or failure}"
+    return f"{what}; please report it with {path}"
+
+
+def _version() -> str:
+    try:
+        return version("regrow")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="regrow")
+def commands() -> None:
+    """Training that goes straight on when workers are lost."""
+
+
+for _command in (*training.COMMANDS, data.data, *jobs.COMMANDS, batch, plan):
+    commands.add_command(_command)

@@ -1,0 +1,170 @@
+"""A whole run in plain words: what happened when, what each incident cost, and what it all adds up to. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+
+from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
+from regrow.core.records import (
+    FaultInjected,
+    IncidentClosed,
+    IncidentOpened,
+    JobEnded,
+    JobStarted,
+    NodeJudged,
+    NodeQuarantined,
+    Noted,
+    Record,
+    ReplicaCorrupted,
+    ReplicasDiverged,
+    ScaleRefused,
+    WorkerGone,
+    WorkerSpawned,
+    WorldChanged,
+)
+from regrow.observe.ledger import Ledger
+from regrow.observe.story import ranks, seconds, tell
+
+_INDENT = " " * 10
+_STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
+_CHANGES = {
+    "grow": "the world grows",
+    "shrink": "the world shrinks",
+    "preempt": "a node is given back",
+    "fault": "nothing can fill a lost rank",
+    "restart": "all start again",
+    "start": "the world starts in another size",
+}
+
+
+def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
+    """What people are told of a run.
+
+    Args:
+        records: all of it, of the coordinator and of the agents.
+        live: whether it still goes on.
+    """
+    ledger = Ledger(records)
+    began = min((record.at for record in records), default=0.0)
+    lines = []
+    for record in sorted(_told(records, ledger), key=lambda record: record.at):
+        first, *more = _lines(record)
+        lines += [f"{_clock(record.at - began)}  {first}", *(f"{_INDENT}{line}" for line in more)]
+    if ledger.ended is None:
+        lines.append(f"{_INDENT}it still goes on" if live else f"{_INDENT}its end was not written down")
+    return [*lines, "", *_sums(ledger, records)]
+
+
+def _told(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
+    """What is worth telling; an incident is told once, as it was closed, or as it was opened where it never was."""
+    for record in records:
+        match record:
+            case IncidentOpened() if record.incident in ledger.open_incidents:
+                yield record
+            case JobStarted() | JobEnded() | IncidentClosed() | FaultInjected() | WorldChanged() | ScaleRefused():
+                yield record
+            case ReplicaCorrupted() | ReplicasDiverged() | NodeJudged() | NodeQuarantined() | Noted():
+                yield record
+            case _:
+                pass
+
+
+def _lines(record: Record) -> list[str]:
+    match record:
+        case JobStarted():
+            return [tell(record) or "", " ".join(record.command)]
+        case IncidentClosed() if record.faults:
+            return [
+                _fault(record),
+                f"mended by {record.rung} in {seconds(record.total)} ({_stages(record)})",
+                f"{_steps(record.steps_lost)} lost{_received(record.hydrated_bytes)}",
+            ]
+        case IncidentClosed():
+            return [
+                f"step {record.step}: {_first_line(record.cause)}",
+                f"those who stay pause for {seconds(record.total)} ({_stages(record)})",
+            ]
+        case IncidentOpened():
+            return [_fault(record), "not mended"]
+        case WorldChanged():
+            what = _CHANGES.get(record.kind, record.kind)
+            return [f"step {record.step}: {what}, {record.before} → {record.after} replicas: {record.reason}"]
+        case ScaleRefused():
+            return [f"{record.replicas} replicas were asked for and refused: {record.reason}"]
+        case _:
+            return (tell(record) or type(record).__name__).split("\n")
+
+
+def _fault(record: IncidentOpened | IncidentClosed) -> str:
+    cause = _first_line(record.cause)
+    who = f"{ranks(record.ranks)}: " if record.ranks and not cause.startswith("rank") else ""
+    return f"step {record.step}: {who}{cause}"
+
+
+def _stages(incident: IncidentClosed) -> str:
+    return ", ".join(f"{name} {seconds(getattr(incident, name))}" for name in _STAGES)
+
+
+def _steps(number: int) -> str:
+    return _count(number, "committed step") if number else "no committed step"
+
+
+def _received(nbytes: int) -> str:
+    if not nbytes:
+        return ""
+    size = f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:,.1f} kB"
+    return f", {size} of state received"
+
+
+def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:
+    faults = [incident for incident in ledger.incidents if incident.faults]
+    changes = [incident for incident in ledger.incidents if not incident.faults]
+    steps = len(ledger.commits)
+    lines = [f"{_count(steps, 'step')} committed in {seconds(ledger.wall)}, goodput {ledger.goodput:.1%}"]
+    if faults:
+        rungs = Counter(incident.rung for incident in faults)
+        lines.append(
+            f"{_count(len(faults), 'incident')} cost {_cost(faults)}: "
+            f"{', '.join(f'{number} by {rung}' for rung, number in rungs.most_common())}; "
+            f"{_steps(ledger.steps_lost)} lost, {ledger.steps_redone} computed again"
+        )
+    elif not ledger.open_incidents:
+        lines.append("no incident")
+    if changes:
+        lines.append(f"{_count(len(changes), 'change')} of the world cost {_cost(changes)}")
+    lost = lost_workers(records)
+    if lost and ledger.started is not None and ledger.started.nodes > 1:
+        lines.append("lost workers by node: " + ", ".join(f"{node} {number}" for node, number in lost.most_common()))
+    return lines
+
+
+def _cost(incidents: list[IncidentClosed]) -> str:
+    total = sum(incident.total for incident in incidents)
+    if len(incidents) == 1:
+        return seconds(total)
+    return f"{seconds(total)} in all, {seconds(median(incident.total for incident in incidents))} each (median)"
+
+
+def lost_workers(records: Iterable[Record]) -> Counter[NodeId]:
+    """How many workers of a node ended otherwise than well while they were ranks."""
+    places: dict[WorkerId, NodeId] = {}
+    lost: Counter[NodeId] = Counter()
+    for record in records:
+        if isinstance(record, WorkerSpawned):
+            places[record.worker] = record.node
+        elif isinstance(record, WorkerGone) and record.code and record.rank is not None and record.worker in places:
+            lost[places[record.worker]] += 1
+    return lost
+
+
+def _clock(since: Instant | Seconds) -> str:
+    whole = int(since)
+    return f"+{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
