@@ -1,10 +1,13 @@
 """What keeps the house in order and no linter knows: sizes, names, and where torch is used."""
 
 import ast
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import regrow
 
@@ -150,3 +153,15 @@ def test_each_of_these_would_be_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(TWO_MEANINGS))
 def test_exceptions_are_of_the_data_room(name: str) -> None:
     assert all(place.startswith(("data/", "step/")) for place in meanings(ROOT / "src/regrow")[name])
+
+
+def test_a_torch_is_claimed_only_up_to_those_with_which_regrow_was_run() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (claimed,) = [each for each in project["dependencies"] if each.startswith("torch")]
+    bounds = re.fullmatch(r"torch>=(\d+)\.(\d+),<(\d+)\.(\d+)", claimed)
+    assert bounds is not None, "without an upper bound a new torch is installed that nobody has tried"
+    least, beyond = tuple(map(int, bounds.groups()[:2])), tuple(map(int, bounds.groups()[2:]))
+    told = re.search(r"^(\d+)\.(\d+)\.\d+ stays beyond", (ROOT / "docs/torch-versions.md").read_text(), re.MULTILINE)
+    assert told is not None and beyond <= tuple(map(int, told.groups()))
+    installed = tuple(map(int, torch.__version__.split(".")[:2]))
+    assert least <= installed < beyond

@@ -1,6 +1,7 @@
 """NCCL's transport with a stand-in for NCCL: whose settings count, time-outs, batches of sends, and how it ends."""
 
 import gc
+import os
 import threading
 import weakref
 from datetime import timedelta
@@ -313,3 +314,15 @@ def test_torch_asks_our_groups_for_time_outs_and_batches(monkeypatch: pytest.Mon
     assert sent == ["work"]
     assert of(group).said == [timedelta(seconds=8), "start", ("send", 1), "end"]
     assert group.run_s == 8.0
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_communicator_is_made_under_our_settings_unless_the_user_keeps_his(
+    keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in nccl._OURS:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("REGROW_KEEP_NCCL_SETTINGS", str(int(keeps)))
+    monkeypatch.setattr(nccl, "make_communicator", lambda *_: {name: os.environ[name] for name in nccl._OURS})
+    found = cast(Any, nccl.connect(HashStore(), 0, 2, 1.0))
+    assert set(found.values()) == {"1" if keeps else "0"}

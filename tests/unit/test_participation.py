@@ -7,9 +7,14 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, StepNo, WorkerId
-from regrow.core.messages import WorkerNoted
+from regrow.core.messages import HaltGeneration, WorkerHalted, WorkerNoted
+from regrow.core.phase import Phase
+from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
+from regrow.train.worker import assembly as assembling
+from regrow.train.worker import supervised as supervising
 from regrow.train.worker.participation import AttemptBody, Participation, WaitingRoom
 from regrow.train.worker.rejoin import Rejoin
 from regrow.train.worker.standalone import StandaloneWorker
@@ -124,3 +129,91 @@ def test_what_is_told_of_the_script_reaches_whoever_supervises_it(member: Partic
     if isinstance(member, SupervisedWorker):
         sent = cast(Any, member)._link.send.call_args_list
         assert [call.args[0].text for call in sent] == ["a note", "another"]
+
+
+# --- a supervised worker ------------------------------------------------------------------------------------------
+
+
+def in_a_body_that_has_ended(member: SupervisedWorker) -> None:
+    """Without an update: what comes next is the commit."""
+    protected = state()
+    protected.begin()
+    assert member.body.begin_step(StepNo(0), protected)
+    member.body.enter()
+    member.body.left()
+
+
+@pytest.mark.parametrize("cut_off", ["a collective failed", "a collective was refused", "a forward was cut off"])
+def test_a_body_without_an_update_that_has_swallowed_what_cut_it_off_is_not_committed(cut_off: str) -> None:
+    member = supervised()
+    in_a_body_that_has_ended(member)
+    groups = cast(Any, member)._groups
+    groups.broke.return_value = cut_off == "a collective failed"
+    groups.refused = cut_off == "a collective was refused"
+    member.body.interrupt.struck = cut_off == "a forward was cut off"
+    with pytest.raises(GenerationHalted):
+        member.body.commit(lambda: None)
+    assert member.step == 0
+
+
+def test_a_body_without_an_update_that_nothing_has_cut_off_is() -> None:
+    member = supervised()
+    in_a_body_that_has_ended(member)
+    assert member.body.commit(lambda: None)
+    assert member.step == 1
+
+
+def test_who_fetches_a_batch_is_seen_to_do_so() -> None:
+    member = supervised()
+    member.fetches(StepNo(3))
+    cast(Any, member)._link.board.enter.assert_called_with(Phase.DATA, step=3, generation=0)
+
+
+def test_who_is_halted_in_the_middle_of_its_own_work_says_so_and_again_when_it_waits() -> None:
+    member = supervised()
+    sent = cast(Any, member)._link.send
+
+    def stood() -> list[bool]:
+        return [each.args[0].stands for each in sent.call_args_list if isinstance(each.args[0], WorkerHalted)]
+
+    member.control._halt(HaltGeneration(WorkerId("w"), Generation(0), "a fault"))
+    assert stood() == [False], "it computes something of the script's"
+    with member.control._at_rest():
+        assert stood() == [False, True]
+
+
+def test_what_is_enqueued_is_waited_for_at_the_gate_and_before_state_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+
+    class Late:
+        enqueues = True
+
+        def wait(self) -> None:
+            waited.append("for the device")
+
+    frozen: list[Any] = []
+
+    def freezing(state: ProtectedState, wait: Any) -> FrozenState:
+        frozen.append(wait)
+        return FrozenState(state, wait)
+
+    late = Late()
+    monkeypatch.setattr(supervising, "accelerator_of", lambda tensors: late)
+    monkeypatch.setattr(assembling, "FrozenState", freezing)
+    for name in ("HydrationServer", "Recovery"):
+        monkeypatch.setattr(assembling, name, MagicMock())
+    monkeypatch.setattr(supervising, "WorkerReady", MagicMock())
+    member = supervised()
+    env = cast(Any, member)._link.env
+    cast(Any, member)._groups.count = 1
+    env.spec.digest_every, env.spec.audit, env.checkpoint_dir = 0, False, None
+    member.arrive(state(), "")
+    assert frozen == [late.wait]
+    member.body.recovery = MagicMock(sharded=False)
+    protected = state()
+    protected.begin()
+    assert member.body.begin_step(StepNo(0), protected)
+    member.body.enter()
+    waited.clear()
+    member.body.before_update(lambda: None)
+    assert waited == ["for the device"]

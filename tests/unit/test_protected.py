@@ -406,3 +406,24 @@ def test_gradients_of_a_capture_come_back_bitwise() -> None:
 
 def _entries(objects: Any, **named: Any) -> Any:
     return ProtectedState(objects, named).inventory(NO_STATE).entries
+
+
+class Calls(torch.overrides.TorchFunctionMode):
+    """What is called of torch, and with which further arguments."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((func.__name__, args[1:2]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_rehearsals_copy_of_the_state_lies_on_the_host_and_no_other_is_made() -> None:
+    training = Training()
+    training.optimizer.zero_grad(set_to_none=True)
+    with Calls() as calls:
+        captured = training.state.capture()
+    copied = [args for name, args in calls.seen if name == "to"]
+    assert copied == [("cpu",)] * len(captured.values) != []
+    assert not [name for name, _ in calls.seen if name in ("clone", "empty_like", "deepcopy")]

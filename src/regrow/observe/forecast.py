@@ -70,7 +70,7 @@ class Fleet:
         return spares
 
 
-class Recovery(Protocol):
+class RecoveryModel(Protocol):
     """What follows a fault."""
 
     @property

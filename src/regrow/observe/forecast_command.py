@@ -10,7 +10,7 @@ import msgspec
 
 from regrow.core.errors import UsageError
 from regrow.core.flags import PERCENT, TIME
-from regrow.observe.forecast import HOUR, MONTH, YEAR, Fleet, FromCheckpoints, InProcess, Recovery, young
+from regrow.observe.forecast import HOUR, MONTH, YEAR, Fleet, FromCheckpoints, InProcess, RecoveryModel, young
 
 _DAY = 24 * HOUR
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
@@ -118,7 +118,7 @@ def forecast(
     )
 
 
-def _side(name: str, recovery: Recovery, fleet: Fleet) -> Side:
+def _side(name: str, recovery: RecoveryModel, fleet: Fleet) -> Side:
     lost = recovery.lost
     a_month, a_year = lost * fleet.faults(MONTH), lost * fleet.faults(YEAR)
     goodput = recovery.goodput(fleet)

@@ -124,7 +124,11 @@ def two_optimizers(t: Trial) -> dict[str, Any]:
     return {"model": model, "slow": slow, "fast": fast}
 
 
-@habit("a second optimizer that nobody protected", refused="is not protected", instead="give both to `protect`")
+@habit(
+    "a second optimizer that nobody protected",
+    refused="steps in the step's body, but is not protected",
+    instead="give both to `protect`",
+)
 def second_optimizer_unprotected(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     first = torch.optim.Adam(model.module[0].parameters(), lr=1e-2)

@@ -170,7 +170,7 @@ def ddp_made_elsewhere(t: Trial) -> dict[str, Any]:
     return {"net": net, "optimizer": optimizer}
 
 
-@habit("DDP with `static_graph=True`", refused="static_graph", instead="leave it out")
+@habit("DDP with `static_graph=True`", refused="cannot run a step again", instead="leave it out")
 def static_graph(t: Trial) -> dict[str, Any]:
     model = ddp(mlp(), static_graph=True)
     return train(t, model, torch.optim.AdamW(model.parameters(), lr=1e-2))
@@ -208,7 +208,7 @@ def compressing_hook(t: Trial) -> dict[str, Any]:
     return train(t, model, torch.optim.SGD(model.parameters(), lr=5e-2))
 
 
-@habit("DDP's PowerSGD hook, which keeps errors for the next step", refused="hook")
+@habit("DDP's PowerSGD hook, which keeps errors for the next step", refused="keeps a state that every step changes")
 def power_sgd(t: Trial) -> dict[str, Any]:
     model = ddp(mlp(), bucket_cap_mb=25)
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
@@ -216,7 +216,11 @@ def power_sgd(t: Trial) -> dict[str, Any]:
     return train(t, model, torch.optim.SGD(model.parameters(), lr=5e-2))
 
 
-@habit("`ZeroRedundancyOptimizer` (ZeRO-1)", refused="ZeroRedundancyOptimizer", instead="FSDP2 with copies, or AdamW")
+@habit(
+    "`ZeroRedundancyOptimizer` (ZeRO-1)",
+    refused="keeps a part of the optimizer's state on each rank",
+    instead="FSDP2 with copies, or AdamW",
+)
 def zero_1(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2)
