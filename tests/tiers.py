@@ -267,6 +267,9 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_loader_workers_read_what_the_script_has_opened[spawn-_json_lines]",
         "test_loader_workers_read_what_the_script_has_opened[spawn-_parquet]",
     ),
+    "tests/process/test_user_errors.py": (
+        "test_python_state_that_no_newcomer_could_be_sent_is_said_before_the_first_step",
+    ),
     "tests/process/test_pauses_matrix.py": ("test_pauses_at_rest_and_in_a_fault_cost_nothing_but_the_pause",),
     "tests/process/test_pauses.py": ("test_who_is_only_slow_is_waited_for_across_nodes",),
     "tests/process/test_ddp_habits.py": ("test_ddp_below_compile_inside_a_module_and_made_after_protect_recovers",),

@@ -42,20 +42,20 @@ def evaluate():
     time.sleep(long)
     torch.distributed.barrier()
 
-for step in session.steps([torch.full((1, 4), float(n)) for n in range(20)], until=12):
+for step in session.steps([torch.full((1, 4), float(n)) for n in range(400)], until=370):
     with step as batch:
-        if step.rehearsal or step.number == 3:
+        if step.rehearsal or step.number == 120:
             time.sleep(long)
-        if step.number == 5 and session.rank == 1:
+        if step.number == 180 and session.rank == 1:
             until = time.monotonic() + long
             while time.monotonic() < until:
                 pass
         model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    if not step.rehearsal and step.number in (1, 8) and session.rank == 0:
+    if not step.rehearsal and step.number in (60, 300) and session.rank == 0:
         time.sleep(long)
-    if step.number == 10 and not step.rehearsal:
+    if step.number == 360 and not step.rehearsal:
         evaluate()
 print("done", session.digest())
 """
@@ -190,9 +190,12 @@ def test_who_truly_hangs_is_found_and_replaced_within_its_bound(here: Site) -> N
 
 @pytest.mark.timeout(180)
 def test_who_is_only_slow_is_waited_for_across_nodes(here: Site) -> None:
-    """The rehearsal, a body, a busy body, a pause between steps, one during a fault, an evaluation: all too long."""
+    """The rehearsal, a body, a busy body, a pause between steps, one during a fault, an evaluation: all too long.
+
+    They lie further apart than steps are remembered, so that none of them is waited for because of the one before.
+    """
     plan = here.folder / "plan.toml"
-    plan.write_text(Fault(1, 9, "forward").toml())
+    plan.write_text(Fault(1, 301, "forward").toml())
     words = ["run", "--job", "slow", "--local-nodes", "2", "--nproc-per-node", "1", "--fault-plan", str(plan)]
     done = here.regrow(*words, here.script(SLOW), "4", REGROW_HANG_FLOOR="1500ms")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -191,3 +191,22 @@ def test_a_body_without_an_update_is_told_at_once_and_trained(here: Site) -> Non
     done = run(here, here.script(COLLECTIVE_LOADER.format(shares=False)))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("the rehearsed body made no update") == 1
+
+
+def test_python_state_that_no_newcomer_could_be_sent_is_said_before_the_first_step(here: Site) -> None:
+    big = BODY.replace(
+        "session.protect(model, optimizer)",
+        """
+class Notes:
+    def state_dict(self):
+        return {{"text": "x" * (70 << 20)}}
+    def load_state_dict(self, state):
+        pass
+session.protect(model, optimizer, notes=Notes())
+""",
+    ).replace("until=8", "until=2")
+    name = here.script(big.format(inside="pass", updated="pass", after="pass", width=4, workers=0))
+    done = run(here, name)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "in one message of at most" in line]
+    assert len(said) == 1 and "notes" in said[0], done.stderr

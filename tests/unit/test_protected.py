@@ -9,6 +9,8 @@ from torch.optim.swa_utils import AveragedModel
 from regrow.comm.torch_private.internals import HashStore
 from regrow.core.errors import StateError, UsageError
 from regrow.core.ids import NO_STATE, StepNo
+from regrow.train.state.audit import ScriptPart
+from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
 
 OPTIMIZERS = {
@@ -427,3 +429,36 @@ def test_the_rehearsals_copy_of_the_state_lies_on_the_host_and_no_other_is_made(
     copied = [args for name, args in calls.seen if name == "to"]
     assert copied == [("cpu",)] * len(captured.values) != []
     assert not [name for name, _ in calls.seen if name in ("clone", "empty_like", "deepcopy")]
+
+
+def stepped_once() -> tuple[nn.Linear, ProtectedState]:
+    """A network that an optimizer has stepped."""
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = ProtectedState([net, optimizer], {})
+    state.state_at = StepNo(0)
+    return net, state
+
+
+def test_newcomers_read_a_copy_of_what_a_body_writes_early_and_in_place_what_only_an_update_changes() -> None:
+    net, state = stepped_once()
+    state.habits.learn(ScriptPart.EARLY, ["model.weight"])
+    frozen = FrozenState(state, lambda: None)
+    frozen.freeze(StepNo(0))
+    before = net.weight.detach().clone()
+    with torch.no_grad():
+        net.weight.fill_(9.0)
+    assert torch.equal(frozen.tensor("model.weight"), before)
+    assert frozen.tensor("model.bias").data_ptr() == net.bias.data_ptr()
+
+
+def test_nothing_is_read_in_place_where_the_next_body_may_be_undone_as_a_whole() -> None:
+    net, state = stepped_once()
+    frozen = FrozenState(state, lambda: None)
+    frozen.freeze(StepNo(0), whole_body=True)
+    before = net.weight.detach().clone()
+    with torch.no_grad():
+        net.weight.fill_(9.0)
+    assert torch.equal(frozen.tensor("model.weight"), before)
