@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.process.agent_harness import NODE, Bench, agent
+from tests.process.launching import site
 
 from regrow.core.ids import Generation, NodeId, StepNo
 from regrow.core.messages import NodeExamined, NoteGeneration
+from regrow.core.records import NodeJudged
 from regrow.core.verdicts import Action, HealthVerdict, Severity
+from regrow.observe.ledger import read_records
 
 
 def check(folder: Path, text: str) -> str:
@@ -78,3 +81,39 @@ async def test_without_the_wish_nothing_is_examined(tmp_path: Path) -> None:
         await bench.spawn("w0")
         assert await bench.stop(grace=0.1) == 0
     assert not note.exists()
+
+
+SCRIPT = """
+import os, time
+from pathlib import Path
+import torch
+import regrow
+
+session = regrow.init()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session.protect(model, optimizer)
+events = Path(os.environ["REGROW_HOME"]) / "jobs" / "sick" / "events.jsonl"
+deadline = time.monotonic() + 60
+while "NodeJudged" not in events.read_text() and time.monotonic() < deadline:
+    time.sleep(0.05)
+for step in session.steps(lambda number: torch.ones(1, 2), until=3):
+    with step as batch:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_job_whose_only_node_is_sick_says_so_and_goes_on(tmp_path: Path) -> None:
+    with site(tmp_path) as here:
+        sick = check(here.folder, """echo '{"severity": "leave", "action": "reboot", "evidence": "a loose cable"}'""")
+        words = ["run", "--job", "sick", "--nproc-per-node", "2", "--health-check", sick, here.script(SCRIPT)]
+        done = here.regrow(*words, REGROW_NO_HEALTH="")
+        assert done.returncode == 0, done.stderr
+        judged = [line for line in read_records(here.home / "jobs" / "sick") if isinstance(line, NodeJudged)]
+        assert [(line.severity, line.action, line.evidence) for line in judged if line.source == "check:check.sh"] == [
+            ("leave", "reboot", "a loose cable")
+        ]
+        assert "a loose cable" in done.stderr
+        here.assert_nothing_left()

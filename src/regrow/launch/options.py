@@ -53,7 +53,12 @@ _RUN: Final[tuple[Decorator, ...]] = (
         help="Compare replicas each N steps, 0.2 s a GB.  [0: never]",
     ),
     click.option("--no-audit", is_flag=True, help="Do not look for replicas that differ."),
-    click.option("--no-health", is_flag=True, help="Do not examine nodes when they join and after incidents."),
+    click.option(
+        "--no-health",
+        is_flag=True,
+        envvar="REGROW_NO_HEALTH",
+        help="Do not examine nodes when they join and after incidents.  [$REGROW_NO_HEALTH]",
+    ),
     click.option(
         "--health-check",
         type=click.Path(exists=True, dir_okay=False, executable=True),
