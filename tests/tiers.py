@@ -240,6 +240,8 @@ FULL: dict[str, tuple[str, ...]] = {
     "tests/process/test_restartable.py": (
         "test_an_evaluation_between_steps_goes_through_the_death_of_any_rank[0]",
         "test_evaluations_and_steps_take_turns_at_dying",
+        "test_a_training_whose_optimizer_nobody_protects_is_refused_and_not_run_twice",
+        "test_a_training_that_draws_before_its_loop_draws_the_same_after_a_fault",
     ),
     "tests/process/test_rootless_runs.py": (
         "test_an_unmodified_script_runs_with_no_store_server_in_any_process[plain_fsdp2.py]",

@@ -1,5 +1,8 @@
 """Functions marked restartable are run again in the same process, and what they compute is what it would have been."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -97,3 +100,49 @@ def test_an_unwrapped_collective_that_fails_where_none_was_seen_before_is_named(
     assert outcome.code == 1
     assert "allreduce was called outside a step" in outcome.output
     assert "@regrow.restartable" in outcome.output
+
+
+FIT, UPDATES = "train_fit.py", 12
+
+
+def fit(here: Site, name: str, *extra: str, world: int = 2, faults: list[Fault] | None = None) -> Outcome:
+    return train(here, name, world=world, steps=UPDATES, faults=faults, extra=extra, script=FIT)
+
+
+def test_a_trainings_rehearsal_leaves_no_trace_in_what_it_counts_before_its_update(here: Site) -> None:
+    alone = here.folder / "alone.out"
+    words = [sys.executable, str(SCRIPTS / FIT), "--steps", str(UPDATES), "--out", str(alone)]
+    subprocess.run(words, env=here.environment(), check=True, timeout=here.patience)
+    outcome = fit(here, "counts", world=1)
+    assert outcome.code == 0, outcome.output
+    assert sorted(outcome.ledger.commits) == list(range(UPDATES))
+    assert (outcome.finals[0]["step"], outcome.finals[0]["passes"]) == (UPDATES, UPDATES)
+    assert outcome.finals[0] == json.loads(alone.with_suffix(".0.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("stepped", "told"),
+    [
+        ("foreign", "(SGD) steps in the training, but is not protected"),
+        ("nothing", "fit() has ended without a step of a protected optimizer"),
+    ],
+    ids=["foreign", "nothing"],
+)
+def test_a_training_whose_optimizer_nobody_protects_is_refused_and_not_run_twice(
+    here: Site, stepped: str, told: str
+) -> None:
+    name = f"fits-{stepped}"
+    outcome = fit(here, name, "--steps-with", stepped)
+    assert outcome.code == 1
+    assert told in outcome.output
+    ends = here.folder / f"{name}.ends"
+    ended = ends.read_text().split() if ends.exists() else []
+    assert len(ended) == len(set(ended)), "a rank has gone through the whole training twice"
+    assert outcome.ledger.commits == {}
+
+
+def test_a_training_that_draws_before_its_loop_draws_the_same_after_a_fault(here: Site) -> None:
+    calm = fit(here, "calm-draws", "--draw-first")
+    assert calm.code == 0, calm.output
+    faults = [Fault(1, 3, "reduce"), Fault(0, 7, "forward")]
+    assert_equal(fit(here, "draws", "--draw-first", faults=faults), calm, faults=len(faults))

@@ -243,6 +243,11 @@ class RestartableCalls:
 
     # --- in the place of steps ---------------------------------------------------------------------------------
 
+    @property
+    def inside(self) -> bool:
+        """Whether the script is in a function that is the whole training, or in its rehearsal."""
+        return self._rehearsing or (self._training and self._at > 0)
+
     def train(self, name: str, call: Call) -> Any:
         """Run a function that is the whole training."""
         loop = self._loop

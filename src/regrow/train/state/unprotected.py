@@ -1,4 +1,4 @@
-"""Optimizers that step in the body of a step though the script did not protect them: refused by name."""
+"""Optimizers that step in a body, or in a training of its own, though the script did not protect them: refused."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ class UnprotectedOptimizers:
 
     Args:
         state: what is protected.
-        inside: whether the script is in the body of a step.
+        inside: whether the script is in the body of a step, or in a function that is the whole training.
     """
 
     def __init__(self, state: ProtectedState, *, inside: Callable[[], bool]) -> None:
@@ -36,7 +36,7 @@ class UnprotectedOptimizers:
             foreign = [parameter for parameter in given if id(parameter) not in mine]
             what = f", and neither is its parameter of shape {list(foreign[0].shape)}" if foreign else ""
             raise UsageError(
-                f"an optimizer ({type(optimizer).__name__}) steps in the step's body, but is not protected{what}: "
+                f"an optimizer ({type(optimizer).__name__}) steps in the training, but is not protected{what}: "
                 "after a fault the ranks would differ",
                 hint=f"give it {'and its module ' if foreign else ''}to protect() too",
             )
