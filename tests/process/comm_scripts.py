@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.process import comm_calls
 from tests.process.comm_cases import CASES, LARGE, compare, data
 from tests.process.comm_world import Seat, as_bytes
+from torch.distributed import distributed_c10d as c10d
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from regrow.comm import collectives
@@ -255,4 +256,33 @@ def refusals(seat: Seat, address: str) -> dict[str, str]:
         groups.halt()
         elsewhere = Formation(Generation(3), 2, 2, address, seat.site)
         ask("another rank", lambda: groups.form(elsewhere, lambda: False))
+    return said
+
+
+def timeouts(seat: Seat, address: str) -> dict[str, str]:
+    """What the one rank that calls a collective of a group hears; the other waits for it in a group of the usual time.
+
+    The groups: made with a timeout, also in the next generation, and given one later.
+    """
+    groups, said = Groups(), {}
+    formations = (Formation(Generation(at), seat.rank, seat.size, address, seat.site) for at in (1, 2))
+    groups.install(rank=seat.rank, world=seat.size, formation=next(formations), form_s=30.0)
+    made = dist.new_group([0, 1], timeout=timedelta(seconds=0.3))
+    given = dist.new_group([0, 1])
+    c10d._set_pg_timeout(timedelta(seconds=0.3), given)
+
+    def ask(name: str, group: dist.ProcessGroup | None) -> None:
+        if seat.rank == 0:
+            try:
+                dist.all_reduce(torch.ones(3), group=group, async_op=True).wait(timedelta(seconds=15))
+            except RuntimeError as error:
+                said[name] = str(error)
+        dist.barrier()
+
+    ask("made", made)
+    ask("given", given)
+    groups.halt()
+    groups.form(next(formations), lambda: False)
+    ask("made again", made)
+    ask("given again", given)
     return said

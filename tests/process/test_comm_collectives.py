@@ -16,6 +16,7 @@ from tests.process.comm_scripts import (
     refusals,
     sums,
     through_torch,
+    timeouts,
     wrong_tag,
 )
 from tests.process.comm_world import play, store
@@ -109,3 +110,11 @@ def test_what_cannot_be_done_is_refused_with_its_reason(tmp_path: Path) -> None:
         assert of_rank["gloo"].startswith("UsageError: a process group was asked for with a backend of its own")
         assert "would ask its neighbours for the shapes" in of_rank["pipeline"]
         assert of_rank["left"] == "2", "a group that the script destroyed was formed again"
+
+
+def test_a_group_of_the_scripts_own_waits_as_long_as_the_script_has_said_in_each_generation(tmp_path: Path) -> None:
+    with store(tmp_path) as address:
+        said, other = play(2, tmp_path, timeouts, address)
+    assert other == {}
+    assert said.keys() == {"made", "given", "made again", "given again"}
+    assert all("rank 1 did not connect in time" in told for told in said.values()), said

@@ -93,6 +93,21 @@ def test_all_ranks_lost_without_a_durable_checkpoint_end_the_job_with_a_diagnosi
     assert "--checkpoint-dir" in outcome.output
 
 
+def test_a_second_job_with_the_folder_of_one_that_runs_is_refused_until_that_has_ended(here: Site) -> None:
+    waits = here.script("print('begun', flush=True); __import__('signal').pause()", "waits.py")
+    with here.start("run", "--job", "first", *flags(here), waits) as first:
+        first.wait_for("begun")
+        second = here.regrow("run", "--job", "second", *flags(here), here.script("print('trained')"))
+        assert second.returncode == 2
+        assert f"another job writes its checkpoints to {here.folder / 'durable'}" in second.stderr
+        assert "trained" not in second.stdout
+        assert os.listdir(here.home / "jobs") == ["first"]
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 75
+    again = here.regrow("run", "--job", "second", *flags(here), "train.py")
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
 def test_a_fault_that_leaves_a_replica_reads_nothing_from_disk(here: Site) -> None:
     first = train(here, "first", *flags(here, "1h"), world=2, steps=5)
     assert first.code == 0, first.output

@@ -1,0 +1,86 @@
+"""The connection between agents and their coordinator, of which either may be paused."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from aiohttp import web
+from tests.unit.test_agent_environment import config
+from tests.unit.test_coordinator import ScriptedMachine, agent, serving
+
+from regrow.agent.coordinator_link import CoordinatorLink
+from regrow.core.ids import NodeId
+from regrow.core.messages import AgentOrder, NodeJoined, NodeLost, StopNode
+
+PATIENCE = 30.0
+STOP = StopNode(NodeId("near"), "done", 0.0)
+
+
+class PausedCoordinator:
+    """Takes connections and answers nothing on them, no ping either, until it goes on."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._goes_on = asyncio.Event()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        app = web.Application()
+        app.add_routes([web.get("/agent", self._serve)])
+        runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self.port = int(runner.addresses[0][1])
+            yield
+        finally:
+            self._goes_on.set()
+            await runner.cleanup()
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        await self._goes_on.wait()
+        if request.query["node"] == STOP.node:
+            await socket.send_bytes(msgspec.msgpack.encode(STOP))
+        return socket
+
+    def link(self, node: str, *, near: bool) -> CoordinatorLink:
+        where = f"http://127.0.0.1:{self.port}"
+        return CoordinatorLink(config(node=NodeId(node), coordinator=where, near=near, patience=0.3))
+
+
+async def orders(link: CoordinatorLink) -> list[AgentOrder]:
+    """All orders until the connection ends."""
+    return [order async for order in link.orders()]
+
+
+async def test_a_silent_coordinator_is_borne_by_its_own_child_and_by_others_for_their_patience() -> None:
+    coordinator = PausedCoordinator()
+    async with coordinator.serving(), coordinator.link("near", near=True) as near:
+        waits = asyncio.create_task(orders(near))
+        for node in ("far0", "far1", "far2"):  # each begins after `near` and gives up by itself, one after another
+            async with coordinator.link(node, near=False) as far:
+                assert await asyncio.wait_for(orders(far), PATIENCE) == []
+        assert not waits.done(), "the child of a coordinator that was paused gave it up"
+        coordinator.go_on()
+        assert await asyncio.wait_for(waits, PATIENCE) == [STOP]
+
+
+async def test_an_agent_of_the_coordinators_own_is_not_lost_by_its_silence_as_others_are() -> None:
+    machine = ScriptedMachine()
+    async with (
+        serving(machine, lease=0.3, near=[NodeId("node0")]) as (coordinator, _),
+        agent(coordinator, "node0"),  # listens to nothing, as one that is stopped: no ping is answered
+    ):
+        assert isinstance(await machine.hears(), NodeJoined)
+        for node in ("node1", "node2", "node3"):  # each is silent for a lease, and node0 all the while
+            async with agent(coordinator, node, pid=2):
+                assert isinstance(await machine.hears(), NodeJoined)
+                assert await machine.hears() == NodeLost(NodeId(node), "it answered nothing for 0.3 s")
+        assert coordinator.connected == ["node0"]
+        assert machine.heard.empty()
