@@ -138,7 +138,7 @@ class Session:
         self._member.body.watch(standing.objects)
         if self._member.rehearses:
             body = self._member.body
-            UnprotectedOptimizers(standing.state, inside=lambda: body.entered or loop.regions.inside)
+            UnprotectedOptimizers(standing.state, body=lambda: body.entered, training=lambda: loop.regions.inside)
 
     def digest(self) -> str:
         """A digest of all protected state, equal on two workers if and only if their state is bitwise equal."""

@@ -14,11 +14,12 @@ class UnprotectedOptimizers:
 
     Args:
         state: what is protected.
-        inside: whether the script is in the body of a step, or in a function that is the whole training.
+        body: whether the script is in the body of a step.
+        training: whether it is in a function that is the whole training.
     """
 
-    def __init__(self, state: ProtectedState, *, inside: Callable[[], bool]) -> None:
-        self._state, self._inside = state, inside
+    def __init__(self, state: ProtectedState, *, body: Callable[[], bool], training: Callable[[], bool]) -> None:
+        self._state, self._body, self._training = state, body, training
         self._known: set[int] = set()
         self._hook = register_optimizer_step_pre_hook(self._steps)
 
@@ -27,7 +28,7 @@ class UnprotectedOptimizers:
         self._hook.remove()
 
     def _steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if id(optimizer) in self._known or not self._inside():
+        if id(optimizer) in self._known or not (self._body() or self._training()):
             return
         # Wrappers (Accelerate's) show the state of the optimizer that they wrap as theirs.
         if not any(optimizer is mine or optimizer.state is mine.state for mine in self._state.optimizers()):
@@ -35,8 +36,9 @@ class UnprotectedOptimizers:
             given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             foreign = [parameter for parameter in given if id(parameter) not in mine]
             what = f", and neither is its parameter of shape {list(foreign[0].shape)}" if foreign else ""
+            where = "step's body" if self._body() else "training"
             raise UsageError(
-                f"an optimizer ({type(optimizer).__name__}) steps in the training, but is not protected{what}: "
+                f"an optimizer ({type(optimizer).__name__}) steps in the {where}, but is not protected{what}: "
                 "after a fault the ranks would differ",
                 hint=f"give it {'and its module ' if foreign else ''}to protect() too",
             )
