@@ -220,7 +220,7 @@ def main() -> int:
         show(results, overhead, Console())
         numbers |= figures(results, overhead)
     if not args.soak:
-        looks = args.audit or (40 if args.quick else 200)
+        looks = args.audit or (16 if args.quick else 200)
         samples = auditing.measure(regrow(folder, "audited", standbys=0, script=("--time-audit",)), samples=looks)
         numbers["audit_percent"] = auditing.percent(samples)
         print(auditing.describe(samples))
