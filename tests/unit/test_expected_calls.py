@@ -128,3 +128,12 @@ def test_the_text_is_that_of_what_runs_though_the_file_is_edited(tmp_path: Path)
     file.write_text("def score():\n    return 1\n")
     linecache.checkcache()
     assert leads_to_collectives(["score"], uses_of([str(file)]))
+
+
+def test_an_expression_nested_deeper_than_calls_may_be_ends_no_training(tmp_path: Path) -> None:
+    file = tmp_path / "long.py"
+    file.write_text("def score():\n    return barrier() + " + " + ".join(["x"] * 900) + "\n")
+    assert leads_to_collectives(["score"], uses_of([str(file)]))
+    file = tmp_path / "longer.py"
+    file.write_text("def other():\n    return barrier() + " + " + ".join(["x"] * 90_000) + "\n")
+    uses_of([str(file)])

@@ -23,7 +23,7 @@ from regrow.core.records import (
     WorldChanged,
 )
 from regrow.observe.ledger import Ledger
-from regrow.observe.story import ranks, seconds, tell
+from regrow.observe.story import first_line, ranks, seconds, tell
 
 _INDENT = " " * 10
 _STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
@@ -81,7 +81,7 @@ def _lines(record: Record) -> list[str]:
             ]
         case IncidentClosed():
             return [
-                f"step {record.step}: {_first_line(record.cause)}",
+                f"step {record.step}: {first_line(record.cause)}",
                 f"those who stay pause for {seconds(record.total)} ({_stages(record)})",
             ]
         case IncidentOpened():
@@ -96,7 +96,7 @@ def _lines(record: Record) -> list[str]:
 
 
 def _fault(record: IncidentOpened | IncidentClosed) -> str:
-    cause = _first_line(record.cause)
+    cause = first_line(record.cause)
     who = f"{ranks(record.ranks)}: " if record.ranks and not cause.startswith("rank") else ""
     return f"step {record.step}: {who}{cause}"
 
@@ -164,7 +164,3 @@ def _clock(since: Instant | Seconds) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]

@@ -29,7 +29,7 @@ def tell(record: Record) -> str | None:
             place = f"rank {record.rank}" if record.rank is not None else f"worker {record.worker}"
             return f"fault {record.fault}: {record.how} strikes {place} in step {record.step}, stage {record.stage}"
         case IncidentOpened():
-            return f"incident {record.incident} in step {record.step}: {_first_line(record.cause)}"
+            return f"incident {record.incident} in step {record.step}: {first_line(record.cause)}"
         case IncidentClosed():
             return _mended(record)
         case GenerationFormed():
@@ -74,7 +74,8 @@ def _mended(incident: IncidentClosed) -> str:
     )
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """The first line of a text that may have several."""
     return text.partition("\n")[0]
 
 

@@ -11,7 +11,7 @@ from types import FrameType, ModuleType
 
 from regrow.train.asked_loop import asking_frame, loop_at
 from regrow.train.rehearsal.callers import is_script
-from regrow.train.script_source import text_of
+from regrow.train.script_source import text_of, tree_of
 
 COLLECTIVES = frozenset(
     {
@@ -71,11 +71,8 @@ def uses_of(files: Iterable[str]) -> Uses:
         left -= len(text)
         if left < 0:
             break
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError):
-            continue
-        for node in ast.walk(tree):
+        tree = tree_of(text)
+        for node in ast.walk(tree) if tree is not None else ():
             for name, used in _uses(node):
                 uses.setdefault(name, set()).update(used)
     return uses
@@ -96,16 +93,18 @@ def _uses(node: ast.AST) -> Iterator[tuple[str, Iterable[str]]]:
 
 def _names(node: ast.AST, *, without: str = "") -> Iterator[str]:
     """The names in it, attributes' too, but for the bodies of `with <without> ...:`."""
-    if isinstance(node, ast.With) and any(
-        isinstance(item.context_expr, ast.Name) and item.context_expr.id == without for item in node.items
-    ):
-        return
-    if isinstance(node, ast.Name):
-        yield node.id
-    elif isinstance(node, ast.Attribute):
-        yield node.attr
-    for child in ast.iter_child_nodes(node):
-        yield from _names(child, without=without)
+    ahead = [node]
+    while ahead:  # no recursion: an expression may be nested deeper than Python's calls
+        node = ahead.pop()
+        if isinstance(node, ast.With) and any(
+            isinstance(item.context_expr, ast.Name) and item.context_expr.id == without for item in node.items
+        ):
+            continue
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        ahead += ast.iter_child_nodes(node)
 
 
 def _files() -> Iterator[str]:

@@ -97,13 +97,19 @@ def turn_of(asked: Asking, innermost: FrameType | None) -> Turn | None:
     return Turn(frame, loop.body[0].lineno, last_line(under_way[0]), last_line(loop.body[-1]))
 
 
-def _leaves(node: ast.AST) -> bool:
+def _leaves(statement: ast.AST) -> bool:
     """Whether the loop may be left in this statement."""
-    if isinstance(node, _DEFINITIONS):
-        return False
-    called = node.func if isinstance(node, ast.Call) else None
-    name = getattr(called, "attr", getattr(called, "id", ""))
-    return isinstance(node, _LEAVE) or name in _FUNCTIONS_THAT_LEAVE or any(map(_leaves, ast.iter_child_nodes(node)))
+    ahead = [statement]
+    while ahead:  # no recursion: an expression may be nested deeper than Python's calls
+        node = ahead.pop()
+        if isinstance(node, _DEFINITIONS):
+            continue
+        called = node.func if isinstance(node, ast.Call) else None
+        name = getattr(called, "attr", getattr(called, "id", ""))
+        if isinstance(node, _LEAVE) or name in _FUNCTIONS_THAT_LEAVE:
+            return True
+        ahead += ast.iter_child_nodes(node)
+    return False
 
 
 def skip_to_next(turn: Turn, ask: Callable[[], bool]) -> None:

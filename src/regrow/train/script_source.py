@@ -21,10 +21,15 @@ def text_of(file: str, module: dict[str, Any] | None = None) -> str:
 
 
 def parsed(frame: FrameType) -> ast.Module | None:
-    """The source file of a call; None where there is none, or it is not Python."""
+    """The source file of a call; None where there is none, or it cannot be parsed."""
+    return tree_of(text_of(frame.f_code.co_filename, frame.f_globals))
+
+
+def tree_of(text: str) -> ast.Module | None:
+    """What a text says in Python; None where it is not Python, or nested too deeply."""
     try:
-        return ast.parse(text_of(frame.f_code.co_filename, frame.f_globals))
-    except (SyntaxError, ValueError):
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
