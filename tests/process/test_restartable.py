@@ -121,15 +121,17 @@ def test_a_trainings_rehearsal_leaves_no_trace_in_what_it_counts_before_its_upda
 
 
 @pytest.mark.parametrize(
-    ("stepped", "told"),
+    ("stepped", "told", "done"),
     [
-        ("foreign", "(SGD) steps in the training, but is not protected"),
-        ("nothing", "fit() has ended without a step of a protected optimizer"),
+        ("foreign", "(SGD) steps in the training, but is not protected", 0),
+        # The rehearsal ends at the protected optimizer's update: what steps after it is met in the first real steps.
+        ("both", "after a fault the ranks would differ (give it and its module to protect() too)", 2),
+        ("nothing", "fit() has ended without a step of a protected optimizer", 0),
     ],
-    ids=["foreign", "nothing"],
+    ids=["foreign", "both", "nothing"],
 )
 def test_a_training_whose_optimizer_nobody_protects_is_refused_and_not_run_twice(
-    here: Site, stepped: str, told: str
+    here: Site, stepped: str, told: str, done: int
 ) -> None:
     name = f"fits-{stepped}"
     outcome = fit(here, name, "--steps-with", stepped)
@@ -138,7 +140,7 @@ def test_a_training_whose_optimizer_nobody_protects_is_refused_and_not_run_twice
     ends = here.folder / f"{name}.ends"
     ended = ends.read_text().split() if ends.exists() else []
     assert len(ended) == len(set(ended)), "a rank has gone through the whole training twice"
-    assert outcome.ledger.commits == {}
+    assert len(outcome.ledger.commits) <= done
 
 
 def test_a_training_that_draws_before_its_loop_draws_the_same_after_a_fault(here: Site) -> None:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import regrow
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps-with", choices=["protected", "foreign", "nothing"], default="protected")
+parser.add_argument("--steps-with", choices=["protected", "foreign", "both", "nothing"], default="protected")
 parser.add_argument("--draw-first", action="store_true")
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--out", type=Path, required=True)
@@ -65,9 +65,9 @@ def fit() -> None:
         loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True).sin())
         loss.backward()  # type: ignore[no-untyped-call]
         progress.step += 1
-        if args.steps_with == "protected":
+        if args.steps_with in ("protected", "both"):
             optimizer.step()
-        elif args.steps_with == "foreign":
+        if args.steps_with in ("foreign", "both"):
             foreign.step()
         optimizer.zero_grad()
     with args.out.with_suffix(".ends").open("a") as ends:

@@ -113,7 +113,7 @@ class SocketMesh:
         while sending or awaited:
             ready = poller.poll(_POLL_MS)
             if not ready and time.monotonic() > until:
-                raise DeadlineExceeded(f"{self._name}: a collective took longer than {deadline:.0f} s")
+                raise DeadlineExceeded(f"{self._name}: a collective took longer than {deadline:g} s")
             for descriptor, event in ready:
                 peer = by_descriptor[descriptor]
                 before = (peer in sending, peer in awaited)
