@@ -9,8 +9,9 @@ import torch
 
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, StepNo, WorkerId
-from regrow.core.messages import HaltGeneration, WorkerHalted, WorkerNoted
+from regrow.core.messages import HaltGeneration, Role, WorkerHalted, WorkerNoted
 from regrow.core.phase import Phase
+from regrow.train.session import Session
 from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker import assembly as assembling
@@ -74,6 +75,17 @@ def test_it_begins_alone_before_step_0(member: Participation) -> None:
     assert (member.rank, member.local_rank, member.world, member.unit) == (0, 0, 1, 1)
     assert (member.step, member.halted, member.inside, member.trial_steps) == (0, False, 0, 0)
     assert member.holds_initial_state or member.rehearses
+
+
+@pytest.mark.parametrize(("role", "newcomer"), [(Role.RANK, False), (Role.JOINER, True), (Role.STANDBY, True)])
+def test_who_comes_to_a_training_that_runs_knows_it_before_anything_is_built(role: Role, newcomer: bool) -> None:
+    member = supervised()
+    member._link.env.role = role  # type: ignore[misc]
+    assert Session(member, seed=0).newcomer is newcomer
+
+
+def test_a_script_alone_is_no_newcomer() -> None:
+    assert not Session(StandaloneWorker(0, 0, 1), seed=0).newcomer
 
 
 def test_a_step_goes_from_its_begin_to_its_commit(member: Participation) -> None:

@@ -79,6 +79,15 @@ class Session:
         return self._member.rank == 0
 
     @property
+    def newcomer(self) -> bool:
+        """Whether this worker comes to a training that runs: its state comes from its peers, all of it.
+
+        Known as soon as there is a session. What is built for a newcomer needs shapes and no values, so weights need
+        not be read: what `protect` is given is overwritten before its first step.
+        """
+        return not self._member.holds_initial_state
+
+    @property
     def generation(self) -> int:
         """The membership that this worker runs in."""
         return self._member.generation
