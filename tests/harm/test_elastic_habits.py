@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 from tests.harm.frame import SIZES
 from tests.harm.table import HABITS, Habit, all_habits
-from tests.harm.test_harm import HERE, PATIENCE_S, ROOT, Run, near, same
+from tests.harm.test_harm import HERE, IMPORTS, PATIENCE_S, ROOT, Run, near, same
 from tests.process.elastic import Elastic
 from tests.process.launching import SOURCE, Site, site
 
@@ -28,7 +28,7 @@ ELASTIC = [habit.name for habit in all_habits().values() if not habit.refused]
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("elastic")) as made:
+    with site(tmp_path_factory.mktemp("elastic"), *IMPORTS) as made:
         yield made
         made.assert_nothing_left()
 

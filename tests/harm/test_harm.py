@@ -22,6 +22,8 @@ WORLD = 3
 PATIENCE_S = 150.0
 CLOSE = 2e-4
 """Relative: what another order of summation does in a few steps."""
+IMPORTS = ("torch.distributed.optim", "torch._dynamo")
+"""What habits import: a second for each worker, otherwise."""
 HABITS = all_habits()
 FEW = ("scheduler_after_the_body_guarded", "static_graph")
 """One of each verdict, for `make test`."""
@@ -62,7 +64,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("harm")) as made:
+    with site(tmp_path_factory.mktemp("harm"), *IMPORTS) as made:
         yield made
         made.assert_nothing_left()
 

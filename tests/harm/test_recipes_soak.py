@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tests.harm.recipes import Recipe, composed, habit_of
 from tests.harm.table import RECIPE, Habit
-from tests.harm.test_harm import References, assert_lawful, play
+from tests.harm.test_harm import IMPORTS, References, assert_lawful, play
 from tests.process.launching import Site, site
 
 EXAMPLES = int(os.environ.get("REGROW_SOAK_RECIPES", "30"))
@@ -21,7 +21,7 @@ RECIPES = st.integers(0, 2**32).map(composed)
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("recipes")) as made:
+    with site(tmp_path_factory.mktemp("recipes"), *IMPORTS) as made:
         yield made
         made.assert_nothing_left()
 

@@ -7,9 +7,14 @@
 
 Who is whose parent, and who ends with whom, is as in a job started cold. A process for which there is no seed (a second
 zygote, say) is started cold. Tests about starting itself use `Site.command`, which is always cold.
+
+A process that ends by itself runs its `atexit` functions, joins its threads and flushes its streams, and then leaves
+without taking its interpreter apart: that reads and copies all pages that it shares with the server, and costs half a
+second of a processor for each process of a job. What only the interpreter's end does is for cold tests to see.
 """
 
 import asyncio
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -23,6 +28,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -228,13 +234,31 @@ def _marker_first(item: tuple[str, str]) -> tuple[bool, str]:
     return item[0] != "REGROW_HOME", item[0]
 
 
-def _run(module: str, words: Sequence[str]) -> None:
-    """As `python -m module words…`, to the end of the process."""
+def _run(module: str, words: Sequence[str]) -> NoReturn:
+    """As `python -m module words…`, to the end of the process, whatever else is on the stack."""
     sys.argv = [module, *words]
     _show(45, [sys.executable, "-m", module, *words])
     sys.modules["__main__"] = ModuleType("__main__")
     sys.modules.pop(module if module == _ZYGOTE else f"{module}.__main__", None)
-    runpy._run_module_as_main(module)  # type: ignore[attr-defined]  # what `-m` itself calls
+    code: object = 0
+    try:
+        runpy._run_module_as_main(module)  # type: ignore[attr-defined]  # what `-m` itself calls
+    except SystemExit as end:
+        code = end.code
+    _end(code)
+
+
+def _end(code: object) -> NoReturn:
+    """The end of a process, as Python has it but for the interpreter's own."""
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
 
 
 class _Seed:
@@ -293,7 +317,7 @@ def _grow_agent(control: socket.socket) -> NoReturn:
     os.close(stdin)
     os.setsid()
     _become(request["env"])
-    _leave(_AGENT, request["words"])
+    _run(_AGENT, request["words"])
 
 
 def _seed_zygote() -> None:
@@ -305,15 +329,9 @@ def _seed_zygote() -> None:
         with open(os.devnull) as null:
             os.dup2(null.fileno(), 0)
         _become(request["env"])
-        _leave(_ZYGOTE, [str(control)])
+        _run(_ZYGOTE, [str(control)])
     client = importlib.import_module("regrow.agent.workers.zygote_client")
     client.subprocess = _Instead(subprocess, Popen=_popen_seed([planted]))  # type: ignore[attr-defined]
-
-
-def _leave(module: str, words: Sequence[str]) -> NoReturn:
-    """Run a module and end as Python ends, whatever else is on the stack."""
-    _run(module, words)
-    raise SystemExit(0)
 
 
 class _Instead:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from regrow.train.expected_calls import leads_to_collectives, may_call_collectives, uses_of
+from regrow.train.expected_calls import leads_to_collectives, may_call_collectives
+from regrow.train.script_source import text_of
 
 
 class Steps:
@@ -116,24 +117,24 @@ def test_imports_under_another_name_are_followed(tmp_path: Path) -> None:
     other.write_text("def score():\n    return ag(1)\n")
     broken = tmp_path / "broken.py"
     broken.write_text("def (:\n")
-    uses = uses_of([str(file), str(broken), str(other)])
-    assert leads_to_collectives(["evaluate"], uses)
-    assert not leads_to_collectives(["other"], uses)
+    texts = [text_of(str(each)) for each in (file, broken, other)]
+    assert leads_to_collectives({"evaluate"}, texts)
+    assert not leads_to_collectives({"other"}, texts)
 
 
 def test_the_text_is_that_of_what_runs_though_the_file_is_edited(tmp_path: Path) -> None:
     file = tmp_path / "edited.py"
     file.write_text("def score():\n    return barrier()\n")
-    assert leads_to_collectives(["score"], uses_of([str(file)]))
+    assert leads_to_collectives({"score"}, [text_of(str(file))])
     file.write_text("def score():\n    return 1\n")
     linecache.checkcache()
-    assert leads_to_collectives(["score"], uses_of([str(file)]))
+    assert leads_to_collectives({"score"}, [text_of(str(file))])
 
 
 def test_an_expression_nested_deeper_than_calls_may_be_ends_no_training(tmp_path: Path) -> None:
     file = tmp_path / "long.py"
     file.write_text("def score():\n    return barrier() + " + " + ".join(["x"] * 900) + "\n")
-    assert leads_to_collectives(["score"], uses_of([str(file)]))
+    assert leads_to_collectives({"score"}, [text_of(str(file))])
     file = tmp_path / "longer.py"
     file.write_text("def other():\n    return barrier() + " + " + ".join(["x"] * 90_000) + "\n")
-    uses_of([str(file)])
+    leads_to_collectives({"other"}, [text_of(str(file))])

@@ -5,8 +5,10 @@ to the name of a collective, all ranks make ready for one from the first step on
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from types import FrameType, ModuleType
 
 from regrow.train.asked_loop import asking_frame, loop_at
@@ -26,8 +28,10 @@ COLLECTIVES = frozenset(
         "monitored_barrier",
     }
 )
-_MOST_TEXT = 4_000_000
-"""Characters of the script's files that are read, some 1 s: of a larger program the rest is not known."""
+_MOST_SEARCHED = 16_000_000
+"""Characters of the script's files that are searched for names: of a larger program the rest is not known."""
+_MOST_PARSED = 1_000_000
+"""Characters of those in which such a name stands, which are parsed, some 1.5 s."""
 
 Uses = dict[str, set[str]]
 """What a name leads to: a function's by the names in it, a variable's by those that it was made of."""
@@ -45,50 +49,64 @@ def may_call_collectives(innermost: FrameType | None) -> bool:
         return False
     target = loop.target.id if isinstance(loop.target, ast.Name) else ""
     named = {name for statement in loop.body for name in _names(statement, without=target)}
-    return leads_to_collectives(named, uses_of(_files()))
+    return leads_to_collectives(named, map(text_of, _files()))
 
 
-def leads_to_collectives(named: Iterable[str], uses: Uses) -> bool:
-    """Whether one of these names is a collective's, or leads to one."""
-    seen: set[str] = set()
-    ahead = list(named)
-    while ahead:
-        name = ahead.pop()
-        if name in COLLECTIVES:
+def leads_to_collectives(named: AbstractSet[str], texts: Iterable[str]) -> bool:
+    """Whether one of these names is a collective's, or leads to one by what the texts say.
+
+    It goes from the collectives to who uses them, and to who uses those: most texts have none of these names and are
+    not parsed. A text that cannot be parsed leads nowhere.
+    """
+    unread = list(_within(_MOST_SEARCHED, texts))
+    uses: Uses = {}
+    leading: set[str] = set()
+    new: AbstractSet[str] = COLLECTIVES
+    room = _MOST_PARSED
+    while new:
+        leading |= new
+        if not named.isdisjoint(leading):
             return True
-        if name not in seen:
-            seen.add(name)
-            ahead += uses.get(name, ())
+        mentions = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(new)))})\b").search
+        for text in [text for text in unread if mentions(text)]:
+            unread.remove(text)
+            room -= len(text)
+            if room >= 0:
+                _read(text, uses)
+        new = {name for name, used in uses.items() if name not in leading and not used.isdisjoint(leading)}
     return False
 
 
-def uses_of(files: Iterable[str]) -> Uses:
-    """What the names in these files lead to; a file that cannot be parsed has none."""
-    uses: Uses = {}
-    left = _MOST_TEXT
-    for file in files:
-        text = text_of(file)
-        left -= len(text)
-        if left < 0:
-            break
-        tree = tree_of(text)
-        for node in ast.walk(tree) if tree is not None else ():
-            for name, used in _uses(node):
-                uses.setdefault(name, set()).update(used)
-    return uses
+def _within(most: int, texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        most -= len(text)
+        if most < 0:
+            return
+        yield text
 
 
-def _uses(node: ast.AST) -> Iterator[tuple[str, Iterable[str]]]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name, [name for statement in node.body for name in _names(statement)]
-    elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            for name in _names(target):
-                yield name, list(_names(node.value))
-    elif isinstance(node, ast.ImportFrom | ast.Import):
-        for each in node.names:
-            if each.asname:
-                yield each.asname, [each.name]
+def _read(text: str, uses: Uses) -> None:
+    """Add what the names in a text lead to."""
+    ahead: list[tuple[ast.AST, tuple[set[str], ...]]] = []
+    tree = tree_of(text)
+    if tree is not None:
+        ahead.append((tree, ()))
+    while ahead:  # no recursion: an expression may be nested deeper than Python's calls
+        node, inside = ahead.pop()
+        if isinstance(node, ast.Name | ast.Attribute):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            for used in inside:
+                used.add(name)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = (*inside, uses.setdefault(node.name, set()))
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            made = node.targets if isinstance(node, ast.Assign) else [node.target]
+            inside = (*inside, *(uses.setdefault(name, set()) for target in made for name in _names(target)))
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            for each in node.names:
+                if each.asname:
+                    uses.setdefault(each.asname, set()).add(each.name)
+        ahead += [(child, inside) for child in ast.iter_child_nodes(node)]
 
 
 def _names(node: ast.AST, *, without: str = "") -> Iterator[str]:
