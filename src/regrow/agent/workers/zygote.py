@@ -42,7 +42,7 @@ from regrow.core.errors import ProtocolError
 
 _TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "numpy", "torch.distributed.checkpoint")
 _OWN = ("regrow.core.wire", "regrow.agent.workers.child", "regrow.agent.workers.link")
-_TORCHS = ("regrow.train.session", "regrow.comm.rendezvous")
+_TORCHS = ("regrow.train.init", "regrow.comm.rendezvous")
 _GUARD_S = 3.0
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ZygoteOrder] = msgspec.msgpack.Decoder(ZygoteOrder)
