@@ -62,6 +62,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """How long a worker that was released in the middle of the job may take to end."""
     most_nodes: int = 0
     """How many nodes there may be, where others may join later; 0: no more than at the start."""
+    spares: int = 0
+    """How many of the nodes hold no ranks, and wait to take those of a lost one."""
 
     @property
     def halt_patience(self) -> Seconds:
@@ -96,7 +98,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     @property
     def world(self) -> int:
         """Ranks in the whole job when it starts."""
-        return self.nproc * self.nodes
+        return self.nproc * (self.nodes - self.spares)
 
     @property
     def replicas(self) -> int:

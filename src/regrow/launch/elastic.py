@@ -29,6 +29,7 @@ class Elasticity(msgspec.Struct, frozen=True):
     max_replicas: int | None
     sizes: list[int]
     most_nodes: int
+    spares: int
 
 
 def span(flag: str, text: str, what: str) -> AllowedRange:
@@ -41,14 +42,21 @@ def span(flag: str, text: str, what: str) -> AllowedRange:
     return AllowedRange(least, most)
 
 
-def elasticity(nodes: AllowedRange, nproc: int, *, replicas: str, unit: int, sizes: str) -> Elasticity:
-    """From `--nnodes`, `--nproc-per-node`, `--replicas`, `--replica-ranks` and `--replica-sizes`.
+def elasticity(nodes: AllowedRange, nproc: int, *, spares: int = 0, replicas: str, unit: int, sizes: str) -> Elasticity:
+    """From `--nnodes`, `--nproc-per-node`, `--spares`, `--replicas`, `--replica-ranks` and `--replica-sizes`.
 
     Raises:
         UsageError: the world at the start is none of those that are allowed.
     """
     in_range("--replica-ranks", unit, 1)
-    world = nodes.least * nproc
+    if in_range("--spares", spares, 0) >= nodes.least:
+        have = "1 node" if nodes.least == 1 else f"{nodes.least} nodes"
+        raise UsageError(
+            f"--spares {spares} leaves none of the {have} that the job starts on",
+            hint="spares are counted in --nnodes (or --local-nodes): raise it",
+        )
+    first, most = nodes.least - spares, nodes.most - spares
+    world = first * nproc
     ranks = "1 rank" if world == 1 else f"{world} ranks"
     if world % unit:
         raise UsageError(
@@ -61,11 +69,11 @@ def elasticity(nodes: AllowedRange, nproc: int, *, replicas: str, unit: int, siz
     elif allowed:
         limits = AllowedRange(allowed[0], allowed[-1])
     elif nodes.most > nodes.least:
-        limits = AllowedRange(nodes.least * nproc // unit, nodes.most * nproc // unit)
+        limits = AllowedRange(first * nproc // unit, most * nproc // unit)
     else:
-        return Elasticity(unit, None, None, [], nodes.most)
+        return Elasticity(unit, None, None, [], nodes.most, spares)
     _check_start(world // unit, ranks, Limits(limits.least, limits.most, unit, tuple(allowed)))
-    return Elasticity(unit, limits.least, limits.most, allowed, nodes.most)
+    return Elasticity(unit, limits.least, limits.most, allowed, nodes.most, spares)
 
 
 def _check_start(start: int, ranks: str, limits: Limits) -> None:

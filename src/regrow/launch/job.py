@@ -78,6 +78,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     data_cache: str = ""
     data_cache_bytes: str = ""
     node_timeout: str = "10min"
+    spares: int = 0
     replicas: str = ""
     replica_ranks: int = 1
     replica_sizes: str = ""
@@ -268,11 +269,12 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
     buddy_every = in_range("--buddy-every", flags.buddy_every, 0)
     if buddy_every and nodes.most == 1:
         notes.append("--buddy-every with one node: copies are kept on this node alone, and are lost with it")
-    name = _job_name(flags)
     nproc = _nproc(flags.nproc_per_node, around)
-    elastic = elasticity(nodes, nproc, replicas=flags.replicas, unit=flags.replica_ranks, sizes=flags.replica_sizes)
+    elastic = elasticity(
+        nodes, nproc, spares=flags.spares, replicas=flags.replicas, unit=flags.replica_ranks, sizes=flags.replica_sizes
+    )
     facts = JobSpec(
-        job=JobId(name or f"{_default_name(flags)}-{around.stamp}"),
+        job=JobId(_job_name(flags) or f"{_default_name(flags)}-{around.stamp}"),
         nproc=nproc,
         nodes=nodes.least,
         standbys=in_range("--standby", flags.standby, 0, 1024),

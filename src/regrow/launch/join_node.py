@@ -144,6 +144,7 @@ class _Joining:
         for flag, here, there in (
             ("--nnodes", mine.nodes, facts.nodes),
             ("--nproc-per-node", mine.nproc, facts.nproc),
+            ("--spares", mine.spares, facts.spares),
         ):
             if here != there:
                 raise UsageError(f"{flag} is {here} here and {there} on node 0", hint="give the same on every node")

@@ -26,6 +26,13 @@ _RUN: Final[tuple[Decorator, ...]] = (
         "--local-nodes", type=int, metavar="N", help="Nodes of the job, all on this machine, to try them out."
     ),
     click.option(
+        "--spares",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Of the nodes, so many wait with warm workers to take a lost one's ranks.",
+    ),
+    click.option(
         "--node-timeout", default="10min", metavar="TIME", help="How long a lost node is waited for.  [10min]"
     ),
     click.option(

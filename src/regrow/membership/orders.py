@@ -115,13 +115,16 @@ class Orders:
 
         Where every rank has the same state and groups that is the last one, so that what a script does on rank 0 alone
         is not done twice; on a node with but one rank that one, so that all that the script asks is right. Where they
-        have not, the node's ranks in turn, beginning with the last: each can replace but one.
+        have not, the node's ranks in turn, beginning with the last: each can replace but one. A spare node's are
+        built for the ranks of the last node: those of others have the same places.
         """
         last = Rank(self._roster.world - 1)
         own = sorted(worker.rank for worker in node.seats.values() if worker.rank is not None)
         alike = not (self._roster.sharded or self._roster.grouped)
-        if (alike and (len(own) != 1 or own[0] == 0 or node.slots > 1)) or not own:
+        if alike and (len(own) != 1 or own[0] == 0 or node.slots > 1):
             return Seat(node.node, last, last % self._facts.nproc)
+        if not own:
+            own = [Rank(rank) for rank in range(max(0, last + 1 - self._facts.nproc), last + 1)]
         taken = [standby.built_for for standby in node.standbys.values()]
         rank = min(reversed(own), key=taken.count)
         return Seat(node.node, rank, self._roster.home(rank)[1])

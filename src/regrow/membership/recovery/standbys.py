@@ -8,7 +8,7 @@ from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.layouts import Layouts
 from regrow.membership.orders import Orders
-from regrow.membership.roster import Roster, Stage, WorkerRecord
+from regrow.membership.roster import NodeRecord, Roster, Stage, WorkerRecord
 
 _MOST_UNFIT = 4
 """After so many packages that should not have been imported ahead, none are."""
@@ -34,9 +34,15 @@ class Standbys:
             node = self._roster.nodes[self._roster.short.pop()]
             if node.failed_standbys >= ATTEMPTS or node.quarantined or not node.usable:
                 continue
-            for _ in range(self._facts.standbys - len(node.standbys)):
+            for _ in range(self._wanted(node) - len(node.standbys)):
                 self._job.spawn(self._orders.standby_seat(node), Role.STANDBY, now)
             self._roster.short.discard(node.node)
+
+    def _wanted(self, node: NodeRecord) -> int:
+        """How many standbys a node should have: a spare one as many as the ranks that it may have to take."""
+        if self._facts.spares and not node.seats:
+            return max(self._facts.standbys, self._facts.nproc)
+        return self._facts.standbys
 
     def failed(self, standby: WorkerRecord, now: Instant) -> None:
         """A standby was lost; after so many in a row no more are started on its node."""
