@@ -23,6 +23,9 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_workers_that_it_starts_itself_are_replaced_and_end_with_it",
     ),
     "tests/process/test_batch_serve.py": ALL,
+    "tests/process/test_goodput_run.py": (
+        "test_the_account_of_a_run_with_kills_adds_up_and_agrees_with_the_plan[20-120]",
+    ),
     "tests/process/test_comm_collectives.py": (
         "test_every_collective_answers_as_gloo_does_and_with_the_same_bits_each_time[2-False]",
         "test_every_collective_answers_as_gloo_does_and_with_the_same_bits_each_time[3-False]",

@@ -180,6 +180,8 @@ class CommittedSteps:
                 adopted=fact.adopted,
                 data=fact.data,
                 parts=fact.parts,
+                data_wait=fact.data_wait,
+                stall=fact.stall,
             )
         )
 

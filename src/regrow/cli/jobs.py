@@ -160,6 +160,27 @@ def story(run: str | None) -> None:
 
 @click.command()
 @click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
+@click.option("--price", type=click.FloatRange(min=0), default=0.0, metavar="$", help="Of a node, an hour.  [0]")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def goodput(run: str | None, price: float, as_json: bool) -> None:
+    """Tell where each rank-second of a run went, and what each incident, node and cause took.
+
+    Without a name it is the job that runs, or the newest.
+    """
+    import msgspec
+
+    from regrow.launch.verifying import find_run_on_one_clock
+    from regrow.observe.goodput_report import report, report_lines
+
+    records = find_run_on_one_clock(jobs_home(), run).records
+    found = report(records, price=price)
+    lines = [msgspec.json.encode(found).decode()] if as_json else report_lines(found, records)
+    for line in lines:
+        click.echo(line)
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
 @click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help="A .png, a .svg, or a folder for both.")
 @click.option("--x", "axis", type=click.Choice(["time", "step"]), default="time", help="The x axis.  [time]")
 @click.option("--metric", default="loss", metavar="NAME", help="Which logged number is shown.  [loss]")
@@ -175,4 +196,4 @@ def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
         click.echo(str(path))
 
 
-COMMANDS = (kill, status, list_jobs, scale, drain, stop, logs, story, plot)
+COMMANDS = (kill, status, list_jobs, scale, drain, stop, logs, story, goodput, plot)

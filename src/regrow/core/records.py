@@ -251,7 +251,8 @@ class JobEnded(Record, frozen=True):
 class StepCommitted(Record, frozen=True):
     """One rank's state went from `step` to `step + 1`. In `steps.<node>.jsonl`.
 
-    `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
+    `seconds`: of its body; before that it waited `data_wait` for its batch, and before that `stall` for copies of the
+    state. `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
     """
 
     step: StepNo
@@ -264,6 +265,8 @@ class StepCommitted(Record, frozen=True):
     adopted: bool = False
     data: BatchRecord | None = None
     parts: list[BatchRecord] = []
+    data_wait: Seconds = 0.0
+    stall: Seconds = 0.0
 
     @property
     def reads(self) -> list[BatchRecord]:

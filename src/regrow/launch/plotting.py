@@ -1,12 +1,10 @@
 """`regrow plot`: from the name of a run to the files of its figure."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from regrow.core.errors import UsageError
-from regrow.launch.verifying import find_run, locate
-from regrow.observe.plot_clocks import clock_shifts, on_one_clock
+from regrow.launch.verifying import find_run_on_one_clock, locate
 from regrow.observe.plot_drawing import render
 from regrow.observe.plot_series import Axis, picture
 
@@ -31,9 +29,7 @@ def plot(jobs_home: Path, job: str | None, *, out: Path | None, axis: Axis, metr
     """
     records = locate(jobs_home, job)
     paths = _paths(out, records)
-    run = find_run(jobs_home, job)
-    if shifts := clock_shifts(records):
-        run = replace(run, records=on_one_clock(run.records, shifts))
+    run = find_run_on_one_clock(jobs_home, job)
     shown = picture(run, axis=axis, metric=metric)
     if not shown.curve.x and metric != "loss":
         raise UsageError(f"no step of {shown.job} has logged {metric!r}", hint=_what_there_is(shown.metrics))

@@ -1,10 +1,12 @@
 """The records that `regrow data verify` decides about: those of a job, a folder, or a file."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from regrow.core.errors import UsageError
 from regrow.launch.folder import find_job, list_jobs, read_entry
+from regrow.observe.plot_clocks import clock_shifts, on_one_clock
 from regrow.observe.proof import Proof
 from regrow.observe.reads import RunRecords
 from regrow.observe.tail import read_run, read_run_file
@@ -43,6 +45,13 @@ def find_run(jobs_home: Path, job: str | None) -> RunRecords:
     entry = read_entry(path)
     live = entry is not None and entry.running
     return _with_records(read_run(path, path.resolve().name, live=live), path)
+
+
+def find_run_on_one_clock(jobs_home: Path, job: str | None) -> RunRecords:
+    """As `find_run`, with the records of all machines on the clock of the coordinator's."""
+    run = find_run(jobs_home, job)
+    shifts = clock_shifts(locate(jobs_home, job))
+    return replace(run, records=on_one_clock(run.records, shifts)) if shifts else run
 
 
 def _with_records(run: RunRecords, path: Path) -> RunRecords:

@@ -1,12 +1,12 @@
-"""What a worker tells of its steps: those that it has committed, and numbers of the one that it is in."""
+"""What a worker tells of its steps: those that it has committed, how long it waited for them, and their numbers."""
 
 import logging
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from regrow.core.ids import Generation, Instant, Rank, Seconds
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import WorkerCommitted, WorkerStaged
 from regrow.core.messages.data import BatchRecord
 from regrow.train.batches import Batches
@@ -31,6 +31,8 @@ class _Unsent(NamedTuple):
     parts: list[BatchRecord]
     inside: frozenset[str]
     """The numbers that its body has logged."""
+    data_wait: Seconds
+    stall: Seconds
 
 
 class Announcing:
@@ -45,6 +47,21 @@ class Announcing:
         self._unsent: _Unsent | None = None
         self._last: dict[str, float] | None = None
         """The numbers of the last step; None: this worker has told of none."""
+        self._data_wait = self._stall = 0.0
+
+    def checkpoint(self) -> None:
+        """At a step's boundary: take the copies of the state that are due; training stands still for so long."""
+        since = time.monotonic()
+        self._member.waiting.checkpoint()
+        self._stall = time.monotonic() - since
+
+    def fetch(self, batches: Batches, number: StepNo) -> Any:
+        """The batch of a step, and how long that took. Raises what the loader raises."""
+        since = time.monotonic()
+        self._member.fetches(number)
+        batch = batches.batch(number)
+        self._data_wait = time.monotonic() - since
+        return batch
 
     def logged(self, step: Step, batches: Batches | None) -> None:
         """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
@@ -68,7 +85,8 @@ class Announcing:
         now, generation = time.monotonic(), Generation(self._member.generation)
         read, parts = (batches.record(step.number), batches.parts(step.number)) if batches else (None, [])
         inside = frozenset(step.staged)
-        self._unsent = _Unsent(step, now, now - begun_at, generation, adopted, read, parts, inside)
+        waits = (self._data_wait, self._stall)
+        self._unsent = _Unsent(step, now, now - begun_at, generation, adopted, read, parts, inside, *waits)
 
     def send(self) -> None:
         """Say what has not been said."""
@@ -89,6 +107,8 @@ class Announcing:
                 data=unsent.read,
                 parts=list(unsent.parts),
                 rank=Rank(unsent.step.rank),
+                data_wait=unsent.data_wait,
+                stall=unsent.stall,
             )
         )
         _log.info("step %d: %s", number, numbers)

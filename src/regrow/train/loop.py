@@ -153,10 +153,9 @@ class StepLoop:
         self.settling.settle(self.modules)
         if not self.agrees():
             return None
-        member.waiting.checkpoint()
+        self._announcing.checkpoint()
         try:
-            member.fetches(number)
-            batch = batches.batch(number)
+            batch = self._announcing.fetch(batches, number)
         except Exception as error:
             if not self.failed(error):
                 raise

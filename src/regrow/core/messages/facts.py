@@ -178,7 +178,7 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
     """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock.
 
     `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
-    `rank`: its own in that step; it may have another by now.
+    `rank`: its own in that step; it may have another by now. `data_wait`, `stall`: as in `StepCommitted`.
     """
 
     worker: WorkerId
@@ -192,6 +192,8 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
     data: BatchRecord | None = None
     parts: list[BatchRecord] = []
     rank: Rank | None = None
+    data_wait: Seconds = 0.0
+    stall: Seconds = 0.0
 
 
 class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
