@@ -177,6 +177,17 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_node_whose_agents_do_not_stay_ends_the_job",
         "test_nodes_of_one_machine_train_as_one_node_would",
     ),
+    "tests/process/test_network.py": (
+        "test_hosts_train_as_one_machine_would",
+        "test_a_spare_takes_the_ranks_of_a_host_that_dies[killed]",
+        "test_a_host_that_is_cut_off_commits_nothing_and_is_the_spare_when_its_link_is_back[what it sends]",
+        "test_a_host_that_is_cut_off_commits_nothing_and_is_the_spare_when_its_link_is_back[what it is sent]",
+    ),
+    "tests/process/test_spares.py": (
+        "test_a_spare_takes_the_ranks_of_a_lost_node_without_waiting_for_it[node0-ranks0]",
+        "test_a_spare_that_dies_as_it_is_needed_is_done_without",
+        "test_a_lost_node_that_is_back_is_the_spare_of_the_next",
+    ),
     "tests/process/test_shard_nodes.py": (
         "test_a_lost_shard_with_a_durable_checkpoint_starts_again_from_it",
         "test_a_lost_node_costs_a_few_steps_and_no_disk[nodes1]",

@@ -34,6 +34,9 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
+NETWORK = "REGROW_TEST_NETWORK"
+"""The network namespace that a job is to run in."""
+_CLONE_NEWNET = 0x40000000
 _ZYGOTE = "regrow.agent.workers.zygote"
 _AGENT = "regrow.agent"
 _PACKET = 1 << 20
@@ -197,6 +200,8 @@ def _become_job(request: dict[str, Any], streams: list[int]) -> None:
         os.dup2(fd, number)
         os.close(fd)
     _become(request["env"])
+    if NETWORK in request["env"]:
+        _enter(request["env"][NETWORK])
     os.chdir(request["cwd"])
     words = request["words"]
     if request["module"] == _AGENT:
@@ -205,6 +210,14 @@ def _become_job(request: dict[str, Any], streams: list[int]) -> None:
         nodes = int(words[words.index("--local-nodes") + 1]) if "--local-nodes" in words else 1
         _seed_agents(nodes)
     _run(request["module"], words)
+
+
+def _enter(network: str) -> None:
+    """Go into a network namespace, and all that will be started with it."""
+    with open(f"/run/netns/{network}") as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network {network}")
 
 
 def _become(env: Mapping[str, str]) -> None:

@@ -1,0 +1,109 @@
+"""Hosts on this machine: network namespaces with addresses of their own, joined by a bridge in one more namespace.
+
+The machine's own network is not touched. A link can be cut, both ways or one way in silence, and all that runs on a
+host can be killed at once. It needs root. Delay and loss (`tc netem`) are not in every kernel, and not used.
+"""
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+_NOBODY = "02:00:00:00:00:99"
+"""An address of hardware that none has: what is sent there is lost, and nobody says so."""
+_numbers = itertools.count()
+
+
+class Network:
+    """Hosts with the addresses 10.78.0.10, .11 and so on."""
+
+    def __init__(self, hosts: int) -> None:
+        self._mark = f"rg{os.getpid()}-{next(_numbers)}"
+        self._switch = f"{self._mark}-s"
+        self.hosts = range(hosts)
+
+    def name(self, host: int) -> str:
+        """Of a host's namespace."""
+        return f"{self._mark}-{host}"
+
+    def address(self, host: int) -> str:
+        """Of a host, for the others."""
+        return f"10.78.0.{10 + host}"
+
+    def open(self) -> None:
+        """Make it. Raises `subprocess.CalledProcessError` where that is not allowed."""
+        _ip("netns", "add", self._switch)
+        _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "bridge", "up")
+        for host in self.hosts:
+            name, port = self.name(host), f"p{host}"
+            _ip("netns", "add", name)
+            _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
+            _ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+
+    def cut(self, host: int) -> None:
+        """Nothing comes to it or from it any more."""
+        _ip("-n", self._switch, "link", "set", f"p{host}", "down")
+
+    def join(self, host: int) -> None:
+        """Its link is as before."""
+        _ip("-n", self._switch, "link", "set", f"p{host}", "up")
+
+    def lose(self, sender: int, receiver: int) -> None:
+        """What one host sends to another is lost from now on, in silence; the other way all arrives."""
+        away = ("neighbor", "replace", self.address(receiver), "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
+        _ip("-n", self.name(sender), *away)
+
+    def find(self, sender: int, receiver: int) -> None:
+        """What it sends arrives again."""
+        _ip("-n", self.name(sender), "neighbor", "delete", self.address(receiver), "dev", "eth0")
+
+    def processes(self, host: int) -> list[int]:
+        """All that run there."""
+        return [int(pid) for pid in _ip("netns", "pids", self.name(host)).split()]
+
+    def kill(self, host: int) -> None:
+        """All of its processes end at once: none sees another one's end."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in self.processes(host):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def close(self) -> None:
+        """Remove it, and end what runs in it."""
+        made = {line.split()[0] for line in _ip("netns", "list").splitlines()}
+        for host in self.hosts:
+            if self.name(host) in made:
+                self.kill(host)
+        for name in made:
+            if name.startswith(f"{self._mark}-"):
+                _ip("netns", "delete", name)
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=30).stdout
+
+
+@contextmanager
+def network(hosts: int) -> Iterator[Network]:
+    """Hosts that can reach each other; skips the test where they cannot be made."""
+    if shutil.which("ip") is None:
+        pytest.skip("network namespaces need the command ip (iproute2)")
+    made = Network(hosts)
+    try:
+        try:
+            made.open()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
+        yield made
+    finally:
+        made.close()

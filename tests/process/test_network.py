@@ -1,0 +1,115 @@
+"""Jobs of several hosts with a network between them: hosts die, links are cut one way and both ways."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from tests.process.launching import Running, Site, site
+from tests.process.network import Network, network
+from tests.process.test_nodes import WORLD, assert_equal, end
+from tests.process.test_spares import nodes_of
+from tests.process.training import SCRIPTS, Outcome, train
+from tests.process.warm import NETWORK
+
+HOSTS = 3
+STEPS, LONG = 90, 400
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("network")) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Network]:
+    with network(HOSTS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here: Site, hosts: Network) -> Outcome:
+    return alone(here, STEPS)
+
+
+@pytest.fixture(scope="module")
+def long_undisturbed(here: Site, hosts: Network) -> Outcome:
+    return alone(here, LONG)
+
+
+def alone(here: Site, steps: int) -> Outcome:
+    outcome = train(here, f"undisturbed-{steps}", world=WORLD, steps=steps)
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+@contextmanager
+def job_of(here: Site, hosts: Network, name: str, steps: int = STEPS) -> Iterator[list[Running]]:
+    """A launcher on each host; two ranks on each of the first two, and a spare."""
+    words = ["run", "--job", name, "--nnodes", "3", "--spares", "1", "--nproc-per-node", "2"]
+    words += ["--rdzv-endpoint", f"{hosts.address(0)}:29400"]
+    script = [str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--pause", "0.02", "--say-steps"]
+    script += ["--out", str(here.folder / f"{name}.out")]
+    with ExitStack() as stack:
+        launchers = []
+        for host in hosts.hosts:
+            mine = [*words, "--node-rank", str(host), "--bind", hosts.address(host)]
+            around = {"REGROW_TOKEN": "all of them know", NETWORK: hosts.name(host)}
+            launchers.append(stack.enter_context(here.start(*mine, *script, **around)))
+        yield launchers
+
+
+def test_hosts_train_as_one_machine_would(here: Site, hosts: Network, undisturbed: Outcome) -> None:
+    with job_of(here, hosts, "calm") as launchers:
+        outcome = end(here, "calm", launchers[0])
+        assert [launcher.wait() for launcher in launchers[1:]] == [0, 0]
+    assert_equal(outcome, undisturbed, lost=set())
+    assert nodes_of(here, "calm") == [["node0", "node0", "node1", "node1"]]
+
+
+@pytest.mark.parametrize("how", ["killed", "without power"])
+def test_a_spare_takes_the_ranks_of_a_host_that_dies(
+    here: Site, hosts: Network, undisturbed: Outcome, how: str
+) -> None:
+    name = how.replace(" ", "-")
+    with job_of(here, hosts, name) as launchers:
+        launchers[0].wait_for("step 20\n")
+        if how == "without power":
+            hosts.cut(1)  # its kernel says no goodbye
+        hosts.kill(1)
+        outcome = end(here, name, launchers[0])
+        assert launchers[2].wait() == 0, launchers[2].output
+    hosts.join(1)
+    for left in here.runtime.iterdir():
+        shutil.rmtree(left)  # sockets of a host that has lost all its processes
+    assert_equal(outcome, undisturbed, lost={2, 3})
+    assert nodes_of(here, name)[-1] == ["node0", "node0", "node2", "node2"]
+
+
+WAYS = {"both ways": [], "what it sends": [(1, 0), (1, 2)], "what it is sent": [(0, 1), (2, 1)]}
+
+
+@pytest.mark.parametrize("lost", WAYS)
+def test_a_host_that_is_cut_off_commits_nothing_and_is_the_spare_when_its_link_is_back(
+    here: Site, hosts: Network, long_undisturbed: Outcome, lost: str
+) -> None:
+    name = lost.replace(" ", "-")
+    with job_of(here, hosts, name, LONG) as launchers:
+        launchers[0].wait_for("step 20\n")
+        if lost == "both ways":
+            hosts.cut(1)
+        for way in WAYS[lost]:
+            hosts.lose(*way)
+        launchers[0].wait_for("goes on after")
+        for way in WAYS[lost]:
+            hosts.find(*way)
+        hosts.join(1)
+        launchers[0].wait_for("node1 is back")
+        outcome = end(here, name, launchers[0])
+        assert [launcher.wait() for launcher in launchers[1:]] == [0, 0], launchers[1].output
+    assert_equal(outcome, long_undisturbed, lost={2, 3})
+    assert nodes_of(here, name)[-1] == ["node0", "node0", "node2", "node2"]
+    (incident,) = outcome.ledger.incidents
+    assert (incident.kind, incident.rung, incident.steps_lost) == ("node", "node", 0)
