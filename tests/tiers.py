@@ -59,6 +59,18 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_both_ranks_killed_before_and_after_an_evaluation[dpo]",
         "test_both_ranks_killed_before_and_after_an_evaluation[dpo-lora]",
     ),
+    "tests/process/test_recipes.py": (
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[llama-lora]",
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[llama-dpo]",
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[qwen2-pretrain]",
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[qwen3_moe-pretrain]",
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[qwen3_moe-lora]",
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[deepseek_v3-full]",
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[deepseek_v3-lora]",
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[gpt_oss-pretrain]",
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[gpt_oss-dpo]",
+        "test_in_invariant_mode_one_replica_of_two_shards_trains_as_two_do",
+    ),
     "tests/process/test_kills.py": (
         "test_every_stage_and_every_rank_killed_one_after_another[0]",
         "test_two_ranks_killed_at_once_at_every_stage",

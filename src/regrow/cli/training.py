@@ -29,6 +29,11 @@ def run(context: click.Context, /, **words: Any) -> int:
 
     Takes torchrun's flags, with - or _. Everything after SCRIPT belongs to the script.
     """
+    return start(words, torchrun.ignored(context))
+
+
+def start(words: dict[str, Any], without_meaning: list[str]) -> int:
+    """Start a job by the words of `regrow run`'s options, and follow it to its end; the exit code."""
     from regrow.launch.job import RunFlags, make_plan, world_of
     from regrow.launch.join_node import join
     from regrow.launch.local import run as run_local
@@ -37,8 +42,8 @@ def run(context: click.Context, /, **words: Any) -> int:
 
     fault_plan, token_file = words.pop("fault_plan"), words.pop("token_file")
     words |= {name: list(words[name]) for name in ("args", "preload", "health_check")}
-    flags = RunFlags(**words, without_meaning=torchrun.ignored(context))
-    around = _surroundings(token_file)
+    flags = RunFlags(**words, without_meaning=without_meaning)
+    around = surroundings(token_file)
     faults = load_faults(Path(fault_plan), world=world_of(flags, around)) if fault_plan else []
     job = make_plan(flags, around, faults)
     check_script(job.script, job.preload)
@@ -58,10 +63,11 @@ def agent(job: str | None, join: str | None, token_file: str, **words: Any) -> i
 
     if join is None or (job and join):
         raise UsageError("regrow agent needs to know which job", hint="give --join HOST:PORT, or --join and a job here")
-    return run_node(make_join_plan(AgentFlags(join=join or job or "", **words), _surroundings(token_file)))
+    return run_node(make_join_plan(AgentFlags(join=join or job or "", **words), surroundings(token_file)))
 
 
-def _surroundings(token_file: str) -> "HostEnvironment":
+def surroundings(token_file: str) -> "HostEnvironment":
+    """What this machine and its environment say."""
     from regrow.launch.job import HostEnvironment
 
     return HostEnvironment(

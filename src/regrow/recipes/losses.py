@@ -1,0 +1,92 @@
+"""What a batch costs, by method: the mean over what counts, and how much that is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, logsigmoid
+
+from regrow.recipes.building import forward_type, inner
+from regrow.recipes.preparing import LEFT_OUT
+from regrow.recipes.schema import TrainingRecipe
+
+Batch = dict[str, torch.Tensor]
+Loss = Callable[[nn.Module, Batch], tuple[torch.Tensor, int]]
+
+
+class BatchLosses:
+    """What batches of one training cost.
+
+    Args:
+        recipe: what is trained, and how.
+        config: the model's configuration, as transformers has it.
+        device: of this rank.
+    """
+
+    def __init__(self, recipe: TrainingRecipe, config: Any, device: torch.device) -> None:
+        self._recipe, self._config, self._device = recipe, config, device
+
+    def __call__(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """The mean loss of a batch, and over how much: tokens that count, or pairs."""
+        batch = {name: tensor.to(self._device) for name, tensor in batch.items()}
+        return self._preference(model, batch) if self._recipe.method == "dpo" else self._tokens(model, batch)
+
+    def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """What the model says after each token: [rows, length, vocabulary]. No document sees another."""
+        with forward_type(model, self._recipe, self._device):
+            masks = packed_masks(self._config, batch["position_ids"])
+            said: torch.Tensor = model(
+                input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=masks, use_cache=False
+            ).logits
+        return said.float()
+
+    def _tokens(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        logits, labels = self.logits(model, batch)[:, :-1], batch["labels"][:, 1:]
+        count = int((labels != LEFT_OUT).sum())
+        total = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=LEFT_OUT, reduction="sum")
+        return total / max(count, 1), count
+
+    def _preference(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Direct preference optimization (Rafailov et al. 2023); the reference is the model without its adapter."""
+        pairs = len(batch["input_ids"])
+        rows = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
+        with torch.no_grad(), inner(model).disable_adapter():
+            reference = self._log_likelihood(_without_reduction(model), rows)
+        margin = self._log_likelihood(model, rows) - reference
+        chosen, rejected = margin.reshape(pairs, 2).unbind(1)
+        return -logsigmoid(self._recipe.dpo.beta * (chosen - rejected)).mean(), pairs
+
+    def _log_likelihood(self, model: nn.Module, rows: Batch) -> torch.Tensor:
+        logits, labels = self.logits(model, rows)[:, :-1], rows["labels"][:, 1:]
+        cost = cross_entropy(logits.transpose(1, 2), labels, ignore_index=LEFT_OUT, reduction="none")
+        return -cost.sum(1)
+
+
+def _without_reduction(model: nn.Module) -> nn.Module:
+    """DDP prepares a reduction with each forward; a reference has none."""
+    bare: nn.Module = inner(model)
+    return bare
+
+
+def packed_masks(config: Any, positions: torch.Tensor) -> dict[str, torch.Tensor] | None:
+    """The masks of packed rows, for models that do not make them by themselves; None: by `position_ids` they do.
+
+    transformers 5.23 does not hand GPT-OSS's positions to what makes its masks, so documents would see each other.
+    """
+    if config.model_type != "gpt_oss":
+        return None
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    like = torch.empty((*positions.shape, 0), dtype=torch.float32, device=positions.device)
+    given = {
+        "config": config,
+        "inputs_embeds": like,
+        "attention_mask": None,
+        "past_key_values": None,
+        "position_ids": positions,
+    }
+    return {
+        "full_attention": create_causal_mask(**given),
+        "sliding_attention": create_sliding_window_causal_mask(**given),
+    }

@@ -1,0 +1,163 @@
+"""What a recipe may say: every key with its range, its default and what it means."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Method = Literal["pretrain", "full", "lora", "dpo"]
+Format = Literal["auto", "text", "messages", "prompt-completion", "preference"]
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class ModelSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model that is trained."""
+
+    path: Annotated[str, Meta(description="folder of the model, in Hugging Face's layout")] = ""
+    config: Annotated[dict[str, Any], Meta(description="pretrain, in place of path: its config.json, as a table")] = {}
+    tokenizer: Annotated[str, Meta(description="folder of the tokenizer; empty: the model's")] = ""
+    attention: Annotated[
+        Literal["auto", "sdpa", "eager"], Meta(description="kernels; auto: sdpa, eager for gpt_oss")
+    ] = "auto"
+
+
+class DataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What it is trained on."""
+
+    train: Annotated[list[str], Meta(description="files or patterns: .jsonl, .jsonl.gz, .parquet, .txt")] = []
+    eval: Annotated[list[str], Meta(description="files to evaluate on; none: no evaluation")] = []
+    format: Annotated[Format, Meta(description="what a record is; auto: by the first one")] = "auto"
+    length: Annotated[Count, Meta(description="tokens of a row")] = 2048
+    pack: Annotated[bool, Meta(description="several documents a row; they do not see one another")] = True
+
+
+class BatchSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one update sees, in a world of any size."""
+
+    tokens: Annotated[Natural, Meta(description="tokens of a step, padding included; 0: samples counts")] = 0
+    samples: Annotated[Natural, Meta(description="rows of a step; 0: tokens counts")] = 0
+    micro: Annotated[
+        Count | Literal["auto"], Meta(description="rows of one forward; auto: what fits in --memory, at most 8")
+    ] = "auto"
+
+
+class OptimSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """AdamW and its learning rate."""
+
+    lr: Annotated[Positive, Meta(description="highest learning rate")] = 1e-5
+    schedule: Annotated[
+        Literal["cosine", "linear", "constant"], Meta(description="how it falls to a tenth, to 0, or stays")
+    ] = "cosine"
+    warmup: Annotated[Share, Meta(description="share of the steps in which it rises")] = 0.03
+    betas: Annotated[tuple[Share, Share], Meta(description="of AdamW")] = (0.9, 0.95)
+    weight_decay: Annotated[float, Meta(ge=0, description="of matrices; vectors have none")] = 0.0
+    clip: Annotated[float, Meta(ge=0, description="largest norm of the gradient; 0: any")] = 1.0
+
+
+class TrainSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long, and what is told meanwhile."""
+
+    epochs: Annotated[float, Meta(ge=0, description="passes over the data; 0: steps counts")] = 0.0
+    steps: Annotated[Natural, Meta(description="updates; 0: epochs counts")] = 0
+    seed: Annotated[Natural, Meta(description="of all that is random")] = 0
+    log_every: Annotated[Count, Meta(description="steps from one line to the next")] = 10
+    eval_every: Annotated[Natural, Meta(description="steps from one evaluation to the next; 0: after the last")] = 0
+
+
+class LoraSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The adapter. Methods lora and dpo."""
+
+    rank: Annotated[Count, Meta(description="of each pair of matrices")] = 16
+    alpha: Annotated[Positive, Meta(description="the adapter's output is scaled by alpha / rank")] = 32.0
+    dropout: Annotated[Share, Meta(description="before the adapter")] = 0.05
+    targets: Annotated[
+        list[str] | Literal["auto"],
+        Meta(description="names of modules; auto: attention, and MLPs of models without experts"),
+    ] = "auto"
+
+
+class DpoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Direct preference optimization."""
+
+    beta: Annotated[Positive, Meta(description="how strongly the reference holds")] = 0.1
+
+
+class ParallelSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the planner's choice is pinned."""
+
+    shard: Annotated[
+        Count | Literal["auto"], Meta(description="ranks that hold one copy together; 1: each has all (DDP)")
+    ] = "auto"
+    precision: Annotated[
+        Literal["auto", "bf16", "fp32"], Meta(description="of the forward; auto: bf16 on GPUs, fp32 on processors")
+    ] = "auto"
+    recompute: Annotated[
+        bool | Literal["auto"], Meta(description="activations once more in the backward; auto: from 1e9 parameters on")
+    ] = "auto"
+
+
+class ElasticSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A world that changes its size while it trains."""
+
+    replicas: Annotated[
+        str, Meta(pattern=r"^(\d+:\d+)?$", description="MIN:MAX copies of the model; empty: those of the start")
+    ] = ""
+    learning_rate: Annotated[
+        Literal["constant", "linear", "sqrt"], Meta(description="what becomes of it with more replicas")
+    ] = "constant"
+    invariant: Annotated[bool, Meta(description="the same bits with any number of replicas")] = False
+
+
+class OutputSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the result goes."""
+
+    dir: Annotated[str, Meta(description="folder; the model is in its folder `model`, an adapter in `adapter`")] = ""
+    every: Annotated[Natural, Meta(description="steps from one export to the next; 0: after the last")] = 0
+    merge: Annotated[bool, Meta(description="adapters: the whole model with the adapter in it, too")] = False
+
+
+class TrainingRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole recipe."""
+
+    method: Method
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    batch: BatchSection = BatchSection()
+    optim: OptimSection = OptimSection()
+    train: TrainSection = TrainSection()
+    lora: LoraSection = LoraSection()
+    dpo: DpoSection = DpoSection()
+    parallel: ParallelSection = ParallelSection()
+    elastic: ElasticSection = ElasticSection()
+    output: OutputSection = OutputSection()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether an adapter is trained beside frozen weights."""
+        return self.method in ("lora", "dpo")
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer's folder."""
+        return self.model.tokenizer or self.model.path
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A recipe with all that was worked out: what every worker of the job reads, newcomers too."""
+
+    recipe: TrainingRecipe
+    model_config: dict[str, Any]
+    data: str
+    """Folder of the rows that were prepared."""
+    eval_data: str
+    steps: int
+    microbatches: int
+    """Of a step; each is dealt out to the ranks of a replica."""
+    micro: int
+    shard: int
+    recompute: bool
+    tokens_per_step: int
+    flops_per_token: float

@@ -1,0 +1,124 @@
+"""Recipes on tiny models of each family, and data of each kind."""
+
+import json
+import pydoc_data.topics
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from tests.process.launching import Site
+from tests.process.training import Fault, Outcome, train
+from tests.scripts.tiny_families import save_tiny
+
+from regrow.observe.ledger import Ledger, read_records
+from regrow.recipes.planning import PlanWorld
+from regrow.recipes.reading import read_recipe
+from regrow.recipes.resolving import resolve
+
+WORLD, STEPS = 4, 5
+MODULES = (
+    "peft",
+    "regrow.recipes.training",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+)
+"""What the zygotes of these jobs have imported."""
+KINDS = {"pretrain": "text", "full": "chat", "lora": "chat", "dpo": "preference"}
+
+
+def write_data(folder: Path) -> None:
+    """Text, conversations and preferences, of English prose that every Python has."""
+    topics: dict[str, str] = pydoc_data.topics.topics
+    words = " ".join(topics.values()).split()
+    draw = random.Random(1)
+
+    def some(least: int, most: int) -> str:
+        start = draw.randrange(len(words) - most)
+        return " ".join(words[start : start + draw.randint(least, most)])
+
+    def conversation() -> dict[str, object]:
+        return {"messages": [{"role": "user", "content": some(2, 4)}, {"role": "assistant", "content": some(3, 8)}]}
+
+    def preference() -> dict[str, object]:
+        return {"prompt": some(2, 4), "chosen": some(3, 7), "rejected": some(3, 7)}
+
+    kinds: dict[str, Callable[[], dict[str, object]]] = {
+        "text": lambda: {"text": some(5, 40)},
+        "chat": conversation,
+        "preference": preference,
+    }
+    for name, record in kinds.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record()) + "\n" for _ in range(48)))
+
+
+class Cells:
+    """Runs of family and method.
+
+    Args:
+        site: where jobs run.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        write_data(site.folder)
+
+    def model(self, family: str) -> Path:
+        """The folder of a tiny model."""
+        folder = self._site.folder / family
+        return folder if folder.exists() else save_tiny(family, folder)
+
+    def settings(self, out: Path, family: str, method: str) -> list[str]:
+        """What all these recipes say."""
+        return [
+            f'model.path="{self.model(family)}"',
+            f'data.train=["{self._site.folder / KINDS[method]}.jsonl"]',
+            f'output.dir="{out}"',
+            "data.length=96",
+            "batch.samples=8",
+            "train.log_every=1",
+            "lora.rank=4",
+            "optim.lr=1e-3",
+        ]
+
+    def play(
+        self,
+        kind: str,
+        family: str,
+        method: str,
+        *settings: str,
+        world: int = WORLD,
+        faults: list[Fault] | None = None,
+    ) -> Outcome:
+        """One run to its end."""
+        folder, name = self._site.folder, f"{family}-{method}-{kind}".replace("_", "")
+        words = [*self.settings(folder / name, family, method), *settings]
+        resolved = resolve(read_recipe(method, words), PlanWorld(world))
+        path = folder / f"{name}.run.json"
+        path.write_bytes(msgspec.json.encode(resolved.run))
+        extra = ("--run", str(path))
+        outcome = train(
+            self._site, name, world=world, steps=STEPS, faults=faults, extra=extra, script="train_recipe.py"
+        )
+        assert outcome.code == 0, outcome.output
+        assert len(outcome.finals) == world
+        assert len(outcome.losses) == world * STEPS
+        return outcome
+
+    def train_by_command(self, name: str, faults: list[Fault]) -> Path:
+        """`regrow train lora` in two replicas, with evaluations and exports between; the folder of the result."""
+        folder, site = self._site.folder, self._site
+        out = folder / f"out-{name}"
+        words = [*self.settings(out, "llama", "lora"), "train.steps=8", "output.every=4", "train.eval_every=2"]
+        words += [f'data.eval=["{folder / "chat.jsonl"}"]']
+        flags = ["--nproc-per-node", "2", "--job", f"command-{name}"]
+        if faults:
+            plan = folder / f"{name}.toml"
+            plan.write_text("\n".join(fault.toml() for fault in faults))
+            flags += ["--fault-plan", str(plan)]
+        done = site.regrow("train", "lora", *words, *flags)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "step 8/8  loss" in done.stdout and "after step 8: eval loss" in done.stdout, done.stdout
+        ledger = Ledger(read_records(site.home / "jobs" / f"command-{name}"))
+        assert len(ledger.injected) == len(faults)
+        return out

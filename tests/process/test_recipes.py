@@ -1,0 +1,60 @@
+"""Recipes, killed: losses and the whole final state are those of the run that nobody disturbed."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.process.launching import site
+from tests.process.recipe_cells import MODULES, Cells
+from tests.process.training import Fault, assert_equal
+
+CELLS = [
+    ("qwen3", "full"),
+    ("llama", "lora"),
+    ("llama", "dpo"),
+    ("qwen2", "pretrain"),
+    ("qwen3_moe", "pretrain"),
+    ("qwen3_moe", "lora"),
+    ("deepseek_v3", "full"),
+    ("deepseek_v3", "lora"),
+    ("gpt_oss", "pretrain"),
+    ("gpt_oss", "dpo"),
+]
+SHARDED = "parallel.shard=2"
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
+    patch = pytest.MonkeyPatch()
+    with site(tmp_path_factory.mktemp("recipes"), *MODULES) as made:
+        patch.setenv("XDG_CACHE_HOME", str(made.folder / "cache"))
+        yield Cells(made)
+        made.assert_nothing_left()
+    patch.undo()
+
+
+@pytest.mark.parametrize(("family", "method"), CELLS, ids=["-".join(cell) for cell in CELLS])
+def test_two_shards_in_two_replicas_lose_a_rank_in_its_backward(cells: Cells, family: str, method: str) -> None:
+    calm = cells.play("calm", family, method, SHARDED)
+    assert len({str(final["digest"]) for final in calm.finals.values()}) == 2, "two ranks hold each shard"
+    killed = cells.play("killed", family, method, SHARDED, faults=[Fault(1, 2, "backward")])
+    assert_equal(killed, calm, faults=1)
+
+
+def test_a_lora_training_of_a_line_loses_rank_0_and_ends_with_the_same_adapter(cells: Cells) -> None:
+    calm = cells.train_by_command("calm", faults=[])
+    killed = cells.train_by_command("killed", faults=[Fault(0, 3, "backward"), Fault(1, 5, "between")])
+    for name in ("adapter/adapter_model.safetensors", "model/model.safetensors"):
+        assert (killed / name).read_bytes() == (calm / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_in_invariant_mode_one_replica_of_two_shards_trains_as_two_do(cells: Cells, method: str) -> None:
+    words = (SHARDED, "elastic.invariant=true")
+    one = cells.play("one", "llama", method, *words, world=2)
+    two = cells.play("two", "llama", method, *words, faults=[Fault(2, 2, "reduce")])
+    assert {step: loss for (step, rank), loss in one.losses.items() if rank == 0} == {
+        step: loss for (step, rank), loss in two.losses.items() if rank == 0
+    }
+    assert {str(final["digest"]) for final in one.finals.values()} == {
+        str(final["digest"]) for final in two.finals.values()
+    }
