@@ -41,7 +41,7 @@ BATCH, MICROBATCHES, WORLD = 8, 4, 4
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", choices=["ddp", "fsdp2", "hsdp", "tp_dp", "pp_dp"], required=True)
 parser.add_argument("--steps", type=int, default=10)
-parser.add_argument("--layers", type=int, default=4)
+parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--out", type=Path, help="every rank writes its digest beside this, and its losses")
 parser.add_argument("--clip", action="store_true", help="clip the norm of all gradients: a reduction before the update")
 parser.add_argument("--compile", action="store_true", help="compile each block")
