@@ -68,6 +68,16 @@ def status(job: str | None, as_json: bool) -> None:
         click.echo(line)
 
 
+@click.command()
+@click.argument("job", required=False)
+@click.option("--plain", is_flag=True, help="Lines instead of the picture.")
+def top(job: str | None, plain: bool) -> None:
+    """Watch JOB on this terminal: its ranks, loss, incidents and goodput. Ctrl-C leaves it, and the job goes on."""
+    from regrow.launch.listing import watch_job
+
+    watch_job(jobs_home(), job, plain=plain)
+
+
 @click.command("jobs")
 def list_jobs() -> None:
     """List jobs, the newest last."""
@@ -196,4 +206,4 @@ def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
         click.echo(str(path))
 
 
-COMMANDS = (kill, status, list_jobs, scale, drain, stop, logs, story, goodput, plot)
+COMMANDS = (kill, status, top, list_jobs, scale, drain, stop, logs, story, goodput, plot)

@@ -100,6 +100,16 @@ def endpoint_of(flag: str, text: str) -> tuple[str, int]:
     return match.group(1).strip("[]"), int(match.group(2)) if match.group(2) else DEFAULT_PORT
 
 
+def watch_address(text: str) -> tuple[str, int] | None:
+    """Host and port of `--watch [HOST:]PORT`, on this machine alone unless a host is given. Raises `UsageError`."""
+    if not text:
+        return None
+    host, port = (LOOPBACK, text) if text.isdigit() else text.rpartition(":")[::2]
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--watch {text!r} is no place to listen", hint="give PORT or HOST:PORT; 0 is any free port")
+    return host.strip("[]"), int(port)
+
+
 def address_of(host: str, port: int) -> str:
     """`HOST:PORT` as it stands in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,7 +11,7 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages import FaultSpec, Warmth
-from regrow.launch.addresses import LOOPBACK, AddressFlags, is_loopback, whereabouts
+from regrow.launch.addresses import LOOPBACK, AddressFlags, is_loopback, watch_address, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
 from regrow.launch.checks import in_range, some_time
 from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
@@ -90,6 +90,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     grace: str = "10s"
     preload: list[str] = []
     bind: str = ""
+    watch: str = ""
     job: str = ""
     quiet: bool = False
     without_meaning: list[str] = []
@@ -123,6 +124,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     """Where the coordinator listens; 0: any free port."""
     endpoint: tuple[str, int] = (LOOPBACK, 0)
     """Where the other nodes find the coordinator."""
+    watch: tuple[str, int] | None = None  # where metrics and the live page are served
     advertise: str = ""
     """How the others reach this node; empty: worked out from the route to the coordinator."""
     master_port: int = 0
@@ -222,7 +224,6 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
             "a job of several nodes needs a secret that all of them know",
             hint="put it in a file and give --token-file, or set REGROW_TOKEN, the same on every node",
         )
-    quiet_output = _REDIRECT_ALL in flags.redirects.split(",") and not flags.tee
     return JobPlan(
         facts=facts,
         script=Script(flags.script, flags.args, module=flags.module, binary=flags.no_python),
@@ -235,13 +236,14 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         bind=where.bind,
         port=where.endpoint[1],
         endpoint=where.endpoint,
+        watch=watch_address(flags.watch),
         advertise=where.advertise,
         slots=slots_of(facts, flags.slots, alone=local or facts.node_limit == 1),
         drain_grace=some_time("--drain-grace", flags.drain_grace),
         master_port=0 if machines > 1 else in_range("--master-port", flags.master_port, 0, 65535),
         log_dir=_absolute(flags.log_dir) or "",
         preload=flags.preload,
-        forward_output=not quiet_output,
+        forward_output=bool(flags.tee) or _REDIRECT_ALL not in flags.redirects.split(","),
         checkpoint_dir=_absolute(flags.checkpoint_dir),
         cache=cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home),
         grace=some_time("--shutdown-timeout", flags.grace),
@@ -333,12 +335,9 @@ def _nproc(text: str, around: HostEnvironment) -> int:
 
 def _local_nodes(flags: RunFlags) -> AllowedRange:
     """As `--nnodes`, for nodes that are all on this machine."""
-    for flag, given in (
-        ("--nnodes", flags.nnodes != "1"),
-        ("--node-rank", flags.node_rank is not None),
-        ("--bind", bool(flags.bind)),
-    ):
-        if given:
+    given = {"--nnodes": flags.nnodes != "1", "--node-rank": flags.node_rank is not None, "--bind": bool(flags.bind)}
+    for flag, said in given.items():
+        if said:
             raise UsageError(
                 f"--local-nodes and {flag} exclude each other: all nodes of such a job are on this machine",
                 hint="leave one of them out",

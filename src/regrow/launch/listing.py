@@ -1,5 +1,6 @@
-"""Jobs as lines of text: for `regrow jobs`, `status` and `logs`."""
+"""Jobs as lines of text and on a terminal: for `regrow jobs`, `status`, `logs` and `top`."""
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -7,10 +8,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from regrow.core.errors import UsageError
-from regrow.launch.folder import JobEntry
+from regrow.core.ids import Seconds
+from regrow.launch.folder import JobEntry, find_job, read_entry
 from regrow.membership.view import JobView, NodeView, WorkerView
 
 _CHUNK = 1 << 16
+_LOOK_S: Seconds = 1.0
 
 
 def job_lines(entries: Sequence[JobEntry]) -> list[str]:
@@ -100,3 +103,30 @@ def _worker_row(worker: WorkerView, *, candidate: bool = False) -> tuple[str, ..
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def watch_job(jobs_home: Path, job: str | None, *, plain: bool) -> None:
+    """Show a job on the terminal until it has ended, or until Ctrl-C.
+
+    Args:
+        jobs_home: where jobs are.
+        job: its name; None: the running job, else the newest.
+        plain: lines instead of a picture.
+
+    Raises:
+        UsageError: there is no such job.
+        ProtocolError: a record is not one of this version.
+    """
+    from rich.console import Console
+
+    from regrow.observe.live import follow, open_view
+
+    folder = jobs_home / find_job(jobs_home, job, running=False).job
+
+    def running() -> bool:
+        entry = read_entry(folder)
+        return entry is not None and entry.running
+
+    view = open_view(Console(), plain=plain)
+    with view, contextlib.suppress(KeyboardInterrupt):  # who watches has seen enough, and the job goes on
+        follow(folder, view, running=running, every=_LOOK_S)

@@ -35,6 +35,7 @@ from regrow.membership.orders import EndJob
 from regrow.membership.server.coordinator import Coordinator, Watcher
 from regrow.membership.states import Gathering
 from regrow.observe.record import EventWriter
+from regrow.observe.watch.site import WatchSite
 
 VERDICT_DEADLINE: Seconds = 5.0
 """How long the machine may take to end a job whose stop was requested."""
@@ -123,6 +124,11 @@ class _Launch:
             )
             coordinator.offer = plan.offer(facts)
             coordinator.watchers.extend([self._speaker.record, *self._watchers])
+            if plan.watch is not None:
+                site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say))
+                coordinator.watchers.append(site.feed)
+                if site.port:
+                    self._speaker.say(f"live view {site.address}, metrics {site.address}metrics")
             await stack.enter_async_context(coordinator)
             address = f"{_near_host(plan)}:{coordinator.port}"
             configs = [

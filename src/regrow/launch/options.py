@@ -81,6 +81,9 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option("--preload", multiple=True, metavar="MODULE", help="Import it before workers are forked; repeatable."),
     click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only."),
     click.option(
+        "--watch", default="", metavar="[HOST:]PORT", help="Show metrics and a live page there, to whoever asks."
+    ),
+    click.option(
         "--token-file", default="", metavar="FILE", help="The secret of a job of several nodes; or REGROW_TOKEN."
     ),
     click.option("--trial-steps", type=int, default=0, hidden=True),

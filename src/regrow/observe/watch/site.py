@@ -1,0 +1,216 @@
+"""Serves a job's metrics and its live page. Read-only; whatever happens here, the job goes on.
+
+It runs in the coordinator's event loop, so all that it does there is short, and all that it keeps is bounded: readers
+share one tick, and one that does not keep up misses ticks and is then let go.
+"""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib import resources
+from types import TracebackType
+
+import msgspec
+from aiohttp import web
+
+from regrow.core.clock import Clock, MonotonicClock
+from regrow.core.ids import Seconds
+from regrow.core.messages import NodeProgress
+from regrow.core.records import IncidentClosed, IncidentOpened, Record
+from regrow.membership.server.http_replies import words_of
+from regrow.observe.watch.exposition import CONTENT_TYPE, exposition
+from regrow.observe.watch.frames import snapshot, tick
+from regrow.observe.watch.present import Present
+
+EVERY: Seconds = 0.5
+"""Between two ticks."""
+_LEAST: Seconds = 0.1
+"""The same, when something has happened."""
+MOST_READERS = 32
+"""Pages that are open at once."""
+_PATIENCE: Seconds = 10.0
+"""With a reader that takes nothing."""
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_HEADERS = {"Cache-Control": "no-store", "Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
+_HERE = ("localhost", "")
+
+
+class WatchSite:
+    """`async with WatchSite(host, port, say=...) as site`, and `site.feed` told of all that the coordinator hears.
+
+    Where it cannot listen, it says so and serves nothing.
+
+    Args:
+        host, port: where to listen; port 0 is any free one. Nobody is asked for a secret there.
+        say: tells people a sentence.
+        every: seconds between two ticks.
+        clock: that of the records.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        say: Callable[[str], None],
+        every: Seconds = EVERY,
+        clock: Clock | None = None,
+    ) -> None:
+        self.present = Present()
+        self.port = 0
+        """Where it listens; 0: nowhere."""
+        self.readers = 0
+        """Pages that are open."""
+        self._host, self._asked = host, port
+        self._say, self._every = say, every
+        self._clock = clock or MonotonicClock()
+        self._runner: web.AppRunner | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._next, self._hurry = asyncio.Event(), asyncio.Event()
+        self._frame = b""
+        self._closing = self._stopped = False
+
+    async def __aenter__(self) -> "WatchSite":
+        """Listen, if that is possible."""
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/", self._serve_page),
+                web.get("/watch.js", self._serve_script),
+                web.get("/metrics", self._serve_metrics),
+                web.get("/snapshot", self._serve_snapshot),
+                web.get("/ticks", self._serve_ticks),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        try:
+            await self._runner.setup()
+            await web.TCPSite(self._runner, self._host, self._asked, reuse_address=True).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            self._runner = None
+            place = f"{self._host}:{self._asked}"
+            self._say(f"--watch cannot listen on {place}: {words_of(error)}; the job goes on without it")
+            return self
+        self.port = int(self._runner.addresses[0][1])
+        self._ticking = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Show the end to who reads, and hang up."""
+        self._closing = True
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with suppress(Exception):  # what is shown last is worth no failure
+                self._show()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def address(self) -> str:
+        """Of the page, for people; empty where it does not listen."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self.port}/" if self.port else ""
+
+    def feed(self, item: Record | NodeProgress) -> None:
+        """Take in what the coordinator has heard or written down."""
+        if self._stopped:
+            return
+        try:
+            self.present.feed(item)
+            if isinstance(item, IncidentOpened | IncidentClosed):
+                self._hurry.set()  # many are over before the next tick
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+            self._stop(error)
+
+    async def _tick(self) -> None:
+        try:
+            while not self._stopped:
+                await asyncio.sleep(min(_LEAST, self._every))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), self._every - _LEAST)
+                self._hurry.clear()
+                self._show()
+        except Exception as error:  # noqa: BLE001 - as in `feed`
+            self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        self._stopped = True
+        self._say(f"the live view has stopped: {type(error).__name__}: {error}; the job goes on without it")
+
+    def _show(self) -> None:
+        now = self._clock.now()
+        self.present.fold(now)
+        self.present.mark(now)
+        if self.readers:
+            self._frame = b"data: " + msgspec.json.encode(tick(self.present, now)) + b"\n\n"
+        shown, self._next = self._next, asyncio.Event()
+        shown.set()
+
+    # --- answers -------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Errors end a request and nothing else. Pages of others may not read this one by a name of their own."""
+        if _loopback(self._host) and not _loopback(request.url.host or ""):
+            return web.Response(status=403, text=f"this is not {request.host}\n")
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return web.Response(status=error.status, text=f"{error.reason}\n")
+        except Exception as error:  # noqa: BLE001 - as above
+            return web.Response(status=500, text=f"{type(error).__name__}: {error}\n")
+
+    async def _serve_page(self, request: web.Request) -> web.Response:
+        return web.Response(body=_file("page.html"), content_type="text/html", charset="utf-8", headers=_HEADERS)
+
+    async def _serve_script(self, request: web.Request) -> web.Response:
+        return web.Response(body=_file("watch.js"), content_type="text/javascript", charset="utf-8", headers=_HEADERS)
+
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
+        now = self._clock.now()
+        self.present.fold(now)
+        text = exposition(self.present, offset=time.time() - now)
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
+
+    async def _serve_snapshot(self, request: web.Request) -> web.Response:
+        body = msgspec.json.encode(snapshot(self.present, self._clock.now()))
+        return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+
+    async def _serve_ticks(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events: the newest tick, again and again. A slow reader gets fewer of them, and no queue."""
+        if self.readers >= MOST_READERS or self._closing:
+            return web.Response(status=503, text="too many readers\n", headers={"Retry-After": "10"})
+        stream = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})
+        self.readers += 1
+        try:
+            await stream.prepare(request)
+            while not self._closing:
+                await self._next.wait()
+                if self._frame:
+                    await asyncio.wait_for(stream.write(self._frame), _PATIENCE)
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self.readers -= 1
+        return stream
+
+
+def _file(name: str) -> bytes:
+    return resources.files("regrow.observe.watch").joinpath(name).read_bytes()
+
+
+def _loopback(host: str) -> bool:
+    if host in _HERE:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,72 @@
+"""A job that runs is scraped and looked at while one of its ranks is killed."""
+
+import re
+import socket
+import time
+import urllib.request
+from pathlib import Path
+
+import msgspec
+from tests.process.launching import PATIENCE, Running, site
+from tests.process.training import SCRIPTS
+
+from regrow.observe.watch.frames import WatchSnapshot
+
+
+def scrape(address: str) -> dict[str, float]:
+    """Series with their labels to their values."""
+    with urllib.request.urlopen(f"{address}metrics", timeout=PATIENCE) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def scrape_until(address: str, job: Running, name: str, least: float) -> dict[str, float]:
+    deadline = time.monotonic() + PATIENCE
+    while (found := scrape(address)).get(name, 0.0) < least:
+        job.drain()
+        assert time.monotonic() < deadline, (found, job.output)
+        time.sleep(0.1)
+    return found
+
+
+def test_a_running_job_is_scraped_before_and_after_a_kill(tmp_path: Path) -> None:
+    with site(tmp_path) as here:
+        words = ["run", "--job", "seen", "--nproc-per-node", "2", "--watch", "0", str(SCRIPTS / "train_small.py")]
+        with here.start(*words, "--steps", "40", "--pace", "0.1") as job:
+            job.wait_for("/metrics")
+            (address,) = re.findall(r"live view (http://127\.0\.0\.1:\d+/), metrics", job.output)
+            before = scrape_until(address, job, "regrow_steps", 3)
+            assert before["regrow_world_ranks"] == before["regrow_wanted_ranks"] == 2
+            assert before['regrow_logged{name="loss"}'] > 0
+            assert "regrow_incidents_total" not in {name.partition("{")[0] for name in before}
+
+            assert here.regrow("kill", "seen", "--rank", "1").returncode == 0
+            after = scrape_until(address, job, 'regrow_incident_stage_seconds_total{stage="regroup"}', 1e-6)
+            assert after['regrow_incidents_total{kind="exit"}'] == 1
+            assert after["regrow_generation"] > before["regrow_generation"]
+            total = {name for name in after if name.startswith("regrow_rank_seconds_total")}
+            assert sum(after[name] for name in total) > sum(before[name] for name in total) > 0
+
+            with urllib.request.urlopen(f"{address}snapshot", timeout=PATIENCE) as answer:
+                seen = msgspec.json.decode(answer.read(), type=WatchSnapshot)
+            assert (seen.job, seen.ranks, seen.nodes) == ("seen", [0, 1], ["node0"])
+            assert [(each.kind, each.ranks) for each in seen.incidents] == [("exit", [1])]
+            with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
+                assert b"<script src=" in answer.read()
+
+            Path(here.folder / "hurry").touch()
+            with here.start("top", "seen") as top:
+                assert job.wait() == 0, job.output
+                assert top.wait() == 0, top.output
+            assert "2 ranks on 1 node" in top.output
+            assert "mended by fork" in top.output
+            assert "job ended with code 0" in top.output
+        here.assert_nothing_left()
+
+
+def test_a_port_that_is_taken_costs_the_view_and_not_the_job(tmp_path: Path) -> None:
+    with site(tmp_path) as here, socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = here.regrow("run", "--watch", str(port), str(SCRIPTS / "train_small.py"), "--steps", "2")
+        assert done.returncode == 0, done.stderr
+        assert f"--watch cannot listen on 127.0.0.1:{port}" in done.stderr
