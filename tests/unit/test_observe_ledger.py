@@ -8,7 +8,7 @@ from tests.unit.observe_records import FakeJob, commit
 
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, JobId, StepNo
-from regrow.core.records import GenerationFormed, JobStarted, Noted, StepCommitted
+from regrow.core.records import SCHEMA, GenerationFormed, JobStarted, Noted, StepCommitted
 from regrow.observe.ledger import Ledger, last_committed, read_records, time_lost
 from regrow.observe.tail import RecordTail
 
@@ -53,6 +53,20 @@ def test_a_line_that_is_no_record_is_named_with_its_place(tmp_path: Path) -> Non
     _write(tmp_path / "events.jsonl", good, '{"type":"Nonsense","at":1}\n')
     with pytest.raises(ProtocolError, match=f"events.jsonl, byte {len(good)}"):
         read_records(tmp_path)
+
+
+def test_records_of_a_newer_version_are_refused_by_their_first_line(tmp_path: Path) -> None:
+    newer = msgspec.structs.replace(_started(2), schema=SCHEMA + 1)
+    _write(tmp_path / "events.jsonl", _line(newer), '{"type":"Nonsense","at":1}\n')
+    with pytest.raises(ProtocolError, match=f"records of version {SCHEMA + 1}, this regrow reads up to {SCHEMA}"):
+        read_records(tmp_path)
+
+
+def test_records_without_a_version_and_with_fields_of_a_newer_one_are_read(tmp_path: Path) -> None:
+    older = msgspec.to_builtins(_started(2)) | {"later": 1}
+    del older["schema"]
+    _write(tmp_path / "events.jsonl", msgspec.json.encode(older).decode() + "\n")
+    assert read_records(tmp_path) == [_started(2)]
 
 
 def test_a_job_without_records_has_an_empty_ledger(tmp_path: Path) -> None:

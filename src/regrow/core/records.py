@@ -1,7 +1,8 @@
 """What is written down about a job: `events.jsonl` by the coordinator, `steps.<node>.jsonl` by each agent.
 
-Every line is one JSON object with `type` and the fields below. `at` is the machine's monotonic clock in seconds,
-`time` (added by the writer) the wall clock.
+Every line is one JSON object with `type` and the fields below. `at` is the machine's monotonic clock in seconds, `time`
+(added by the writer) the wall clock. Readers give fields that an older version has not written their defaults, and skip
+those that they do not know; what they cannot read so, `SCHEMA` tells.
 """
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord, OrderSpec
 
+SCHEMA = 1
+"""Version of the records. It rises with a new kind of line, or when a field changes its meaning."""
 NODE_LOST = "its node was lost"
 """`WorkerGone.reason` of workers that went with their node: their agent may not have written its newest lines."""
 
@@ -27,6 +30,8 @@ class JobStarted(Record, frozen=True):
     nodes: int
     standbys: int
     command: list[str]
+    schema: int = SCHEMA
+    """Of all records of the job."""
 
 
 class WorkerSpawned(Record, frozen=True):

@@ -6,7 +6,7 @@ import msgspec
 
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NodeId
-from regrow.core.records import AnyRecord, Record
+from regrow.core.records import SCHEMA, AnyRecord, JobStarted, Record
 from regrow.observe.reads import RunRecords
 
 _DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord, strict=False)
@@ -57,12 +57,18 @@ class RecordTail:
 
 def _decode(line: bytes, path: Path, offset: int) -> AnyRecord:
     try:
-        return _DECODER.decode(line)
+        record = _DECODER.decode(line)
     except msgspec.MsgspecError as error:
         raise ProtocolError(
             f"{path}, byte {offset}: not a record of this version: {error}",
             hint="read it with the regrow that wrote it, or remove the line",
         ) from error
+    if isinstance(record, JobStarted) and record.schema > SCHEMA:
+        raise ProtocolError(
+            f"{path} has records of version {record.schema}, this regrow reads up to {SCHEMA}",
+            hint="read it with the regrow that wrote it",
+        )
+    return record
 
 
 def read_records(job_dir: Path) -> list[Record]:
