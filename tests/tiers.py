@@ -17,6 +17,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[13]",
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[8]",
     ),
+    "tests/cluster/test_operator_trains.py": ALL,
     "tests/process/test_batch.py": (
         "test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer",
         "test_workers_come_and_go_by_the_file_and_by_commands",

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from regrow.cli import data, jobs, recipes, training
+from regrow.cli import data, jobs, kubernetes, recipes, training
 from regrow.core.config import state_home
 from regrow.core.errors import DeadlineExceeded, RegrowError
 from regrow.core.exit_codes import INTERNAL_ERROR, RUN_AGAIN, USAGE
@@ -76,5 +76,13 @@ def commands() -> None:
     """Training that goes straight on when workers are lost."""
 
 
-for _command in (*training.COMMANDS, *recipes.COMMANDS, data.data, *jobs.COMMANDS, batch, plan):
+for _command in (
+    *training.COMMANDS,
+    *recipes.COMMANDS,
+    data.data,
+    *jobs.COMMANDS,
+    *kubernetes.COMMANDS,
+    batch,
+    plan,
+):
     commands.add_command(_command)

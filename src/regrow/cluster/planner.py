@@ -36,9 +36,10 @@ def granted_after(spec: ElasticSpec, observed: JobSeen, actions: list[PlannedAct
     """What `JobSeen.granted` is to be when these actions are done."""
     if observed.stage in (JobStage.NEW, JobStage.BROKEN):
         return spec.replica_count
-    present = sum(each.counts for each in observed.replicas)
-    known = min(max(observed.granted, present, spec.replica_count), wanted_size(spec))
-    return known + sum(isinstance(each, StartReplica) and not each.replacement for each in actions)
+    present = len({each.place for each in observed.replicas if each.counts})
+    known = max(observed.granted, present, spec.replica_count)
+    growth = sum(isinstance(each, StartReplica) and not each.replacement for each in actions)
+    return min(known + growth, wanted_size(spec))
 
 
 def next_look(spec: ElasticSpec, observed: JobSeen, now: Instant) -> Instant | None:

@@ -1,0 +1,129 @@
+"""What the Kubernetes operator costs: a full resync of many jobs, the reaction to a lost pod, its memory.
+
+    python benchmarks/operator_cost.py --json out.json        # 200 jobs of 50 pods
+    python benchmarks/operator_cost.py --quick
+
+The API server is the test bed's, in another process; the operator's time is its own processor time.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from lightkube import KubeConfig
+from tests.cluster.fake_api import FakeApi, serve
+from tests.cluster.fake_kubelet import kubeconfig
+from tests.cluster.fake_store import FakeStore
+from tests.cluster.jobs import training_job
+
+from regrow.operator.api import ApiKind
+from regrow.operator.controller import Controller
+from regrow.operator.crd import crd
+from regrow.operator.lightkube_api import LightkubeApi
+
+KEY = b"0123456789abcdef0123456789abcdef"
+
+
+def _serve(pipe: Connection, jobs: int, pods: int) -> None:
+    """The cluster: pods run as soon as they are made; on each word from the pipe one is lost."""
+    store = FakeStore(time.time)
+    store.install(crd())
+
+    def run(change: object) -> None:
+        plural, what, new = (getattr(change, name) for name in ("plural", "what", "new"))
+        if plural == "pods" and what == "ADDED":
+            found = store.objects[("pods", new["metadata"]["namespace"], new["metadata"]["name"])]
+            found["spec"]["nodeName"] = "n1"
+            state = [{"state": {"running": {"startedAt": store.stamp()}}}]
+            found["status"] = {"phase": "Running", "containerStatuses": state}
+
+    store.listeners.append(run)
+    for number in range(jobs):
+        store.create("trainingjobs", "team", training_job(f"job{number}", replicaCount=pods, maxReplicaCount=pods))
+
+    async def live() -> None:
+        async with serve(FakeApi(store)) as address:
+            pipe.send(address)
+            while True:
+                word = await asyncio.to_thread(pipe.recv)
+                if word == "end":
+                    return
+                if word == "count":
+                    pipe.send(len(store.all_of("pods")))
+                    continue
+                lost = next(name for plural, _, name in sorted(store.objects) if plural == "pods" and "-7-" in name)
+                made: list[float] = []
+                store.listeners.append(
+                    lambda change: made.append(time.monotonic()) if change.what == "ADDED" else None  # noqa: B023
+                )
+                began = time.monotonic()
+                store.delete("pods", "team", lost, grace=0)
+                while not made:
+                    await asyncio.sleep(0.001)
+                store.listeners.pop()
+                pipe.send(made[0] - began)
+
+    asyncio.run(live())
+
+
+async def _measure(pipe: Connection, address: str, jobs: int, pods: int) -> dict[str, float]:
+    async with LightkubeApi(KubeConfig.from_dict(json.loads(kubeconfig(address))).get()) as api:
+        controller = Controller(api, KEY, resync_every=1e6)
+        running = asyncio.create_task(controller.run())
+        while True:
+            await asyncio.sleep(0.5)
+            pipe.send("count")
+            if await asyncio.to_thread(pipe.recv) == jobs * pods:
+                break
+        await asyncio.sleep(3.0)  # the last statuses are written
+        reactions = []
+        for _ in range(10):
+            pipe.send("lose")
+            reactions.append(await asyncio.to_thread(pipe.recv))
+        running.cancel()
+        await asyncio.wait({running})
+        began = time.process_time()
+        for kind in (ApiKind.JOBS, ApiKind.PODS):
+            items, _ = await api.list(kind)
+            controller.cache.replace(kind, items)
+            del items
+        for key in controller.cache.jobs():
+            await controller.reconcile(key)
+        resync = time.process_time() - began
+    rss = psutil.Process(os.getpid()).memory_info().rss / 2**20
+    return {"resync_s": resync, "reaction_s": sorted(reactions)[len(reactions) // 2], "rss_mib": rss}
+
+
+def main() -> None:
+    """Measure, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--pods", type=int, default=50)
+    parser.add_argument("--quick", action="store_true", help="20 jobs of 10 pods")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    jobs, pods = (20, 10) if args.quick else (args.jobs, args.pods)
+    here, there = multiprocessing.Pipe()
+    cluster = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, jobs, pods), daemon=True)
+    cluster.start()
+    figures = asyncio.run(_measure(here, here.recv(), jobs, pods))
+    here.send("end")
+    cluster.join(10)
+    figures |= {"jobs": jobs, "pods": pods}
+    print(", ".join(f"{name}: {value:.3g}" for name, value in figures.items()))
+    if args.json is not None:
+        args.json.write_text(json.dumps(figures) + "\n")
+
+
+if __name__ == "__main__":
+    main()

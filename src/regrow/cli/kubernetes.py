@@ -1,0 +1,86 @@
+"""Commands about Kubernetes: its operator, and jobs from a terminal."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from regrow.core.errors import UsageError
+
+
+def _needs_lightkube() -> None:
+    if find_spec("lightkube") is None:
+        raise UsageError("this command speaks to Kubernetes", hint="pip install 'regrow[kubernetes]'")
+
+
+@click.group()
+def operator() -> None:
+    """Run jobs on Kubernetes: the controller of TrainingJobs, and how it is installed."""
+
+
+@operator.command("run")
+@click.option("--key-file", required=True, metavar="FILE", help="From which the jobs' secrets are made; random bytes.")
+@click.option("--namespace", default="", metavar="NAME", help="Of the lease by which one operator leads.  [its own]")
+@click.option("--no-election", is_flag=True, help="There is no other operator; for trying things out.")
+def run_operator(key_file: str, namespace: str, no_election: bool) -> int:
+    """Control all TrainingJobs of the cluster that KUBECONFIG or this pod is in, until SIGTERM."""
+    _needs_lightkube()
+    from regrow.operator.service import run_operator as run
+
+    return run(key_file=key_file, namespace=namespace, elect=not no_election)
+
+
+@operator.command("manifests")
+@click.option("--namespace", default="regrow-system", metavar="NAME", help="Of the operator.  [regrow-system]")
+@click.option("--image", default="regrow:latest", metavar="IMAGE", help="Of deploy/Dockerfile.  [regrow:latest]")
+def print_manifests(namespace: str, image: str) -> None:
+    """Print what installs the operator, for `kubectl apply -f -`: the resource, its rights, one Deployment."""
+    from regrow.operator.manifests import as_text, manifests
+
+    click.echo(as_text(manifests(namespace=namespace, image=image)), nl=False)
+
+
+@click.group()
+def k8s() -> None:
+    """Jobs on Kubernetes; kubectl can do all of it too."""
+
+
+_NAMESPACE = click.option("-n", "--namespace", default="", metavar="NAME", help="Of the job.  [that of KUBECONFIG]")
+
+
+@k8s.command("submit")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@_NAMESPACE
+def submit_job(file: Path, namespace: str) -> None:
+    """Make the TrainingJob that FILE describes, once every field of it is known and possible."""
+    _needs_lightkube()
+    from regrow.operator.commands import submit
+
+    click.echo(submit(file, namespace))
+
+
+@k8s.command("status")
+@click.argument("job")
+@_NAMESPACE
+def job_status(job: str, namespace: str) -> None:
+    """Show how JOB is: replicas, conditions, avoided nodes."""
+    _needs_lightkube()
+    from regrow.operator.commands import status_lines
+
+    for line in status_lines(job, namespace):
+        click.echo(line)
+
+
+@k8s.command("scale")
+@click.argument("job")
+@click.option("--replicas", type=click.IntRange(min=1), required=True, metavar="N", help="How many there shall be.")
+@_NAMESPACE
+def scale_job(job: str, replicas: int, namespace: str) -> None:
+    """Ask JOB for another number of replicas, as kubectl scale does."""
+    _needs_lightkube()
+    from regrow.operator.commands import scale
+
+    click.echo(scale(job, namespace, replicas))
+
+
+COMMANDS = (operator, k8s)

@@ -1,0 +1,82 @@
+"""All that is asked of an API server, and how it refuses."""
+
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from typing import Any, Protocol
+
+from regrow.core.errors import RegrowError
+
+Manifest = dict[str, Any]
+
+
+class ApiKind(StrEnum):
+    """The resources that the controller touches, by their plural names."""
+
+    JOBS = "trainingjobs"
+    PODS = "pods"
+    SERVICES = "services"
+    SECRETS = "secrets"
+    LEASES = "leases"
+    EVENTS = "events"
+    LOCAL_QUEUES = "localqueues"
+
+
+class ApiFailure(RegrowError):
+    """The API server refused or did not answer. `code`: of HTTP; 0: there was no answer."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message or reason or f"the API server answered {code}")
+        self.code = code
+        self.reason = reason
+
+    @property
+    def missing(self) -> bool:
+        """There is no such object."""
+        return self.code == 404
+
+    @property
+    def conflict(self) -> bool:
+        """Somebody else has written the object since it was read, or one of that name is there."""
+        return self.code == 409
+
+    @property
+    def expired(self) -> bool:
+        """The version from which to watch is too old: everything must be listed again."""
+        return self.code == 410
+
+    @property
+    def refused(self) -> bool:
+        """The same again would be refused again: no permission, over quota, not valid."""
+        return self.code in (400, 403, 422)
+
+
+class ClusterApi(Protocol):
+    """An API server. All calls raise `ApiFailure`; objects are as in JSON."""
+
+    async def list(self, kind: ApiKind) -> tuple[list[Manifest], str]:
+        """All that regrow has of a kind, in all namespaces, and the version of the list."""
+        ...
+
+    def watch(self, kind: ApiKind, version: str) -> AsyncIterator[tuple[str, Manifest]]:
+        """Changes after that version: `ADDED`, `MODIFIED` or `DELETED`, and the object; ends by `ApiFailure` alone."""
+        ...
+
+    async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:
+        """One object."""
+        ...
+
+    async def create(self, kind: ApiKind, body: Manifest) -> Manifest:
+        """Make it; returns it as it is now."""
+        ...
+
+    async def replace(self, kind: ApiKind, body: Manifest) -> Manifest:
+        """Write it, unless it has changed since it was read."""
+        ...
+
+    async def replace_status(self, kind: ApiKind, body: Manifest) -> Manifest:
+        """Write its status alone, unless it has changed since it was read."""
+        ...
+
+    async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
+        """End it in its own grace; `force`: forget it at once, for nothing of it runs any more."""
+        ...

@@ -1,0 +1,104 @@
+"""`regrow k8s`: jobs of a cluster from a terminal, over the same objects that kubectl shows."""
+
+import asyncio
+import difflib
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from regrow.core.errors import UsageError
+from regrow.operator.api import ApiFailure, ApiKind, Manifest
+from regrow.operator.crd import crd
+from regrow.operator.lightkube_api import LightkubeApi
+from regrow.operator.resource import GROUP, KIND, VERSION, SpecRefused, read_job, read_status
+
+_CURES = {
+    401: "log in to the cluster again",
+    403: "ask for the right to do this in the namespace",
+    404: "is the name right, and the CRD installed (regrow operator manifests | kubectl apply -f -)?",
+    409: "give it another name, or kubectl delete the one that is there",
+}
+
+
+def submit(path: Path, namespace: str) -> str:
+    """Make the job that a file describes; what to tell the user. Raises `UsageError`: names the field and its cure."""
+    body = _read(path)
+    body["metadata"].setdefault("namespace", namespace)
+    check_manifest(body, str(path), namespace=body["metadata"]["namespace"] or "default")
+
+    async def make(api: LightkubeApi) -> Manifest:
+        body["metadata"]["namespace"] = body["metadata"]["namespace"] or api.namespace
+        return await api.create(ApiKind.JOBS, body)
+
+    made = _asked(make)["metadata"]
+    return f"job {made['namespace']}/{made['name']} is there; kubectl get tj {made['name']} -n {made['namespace']}"
+
+
+def check_manifest(body: Manifest, where: str, *, namespace: str) -> None:
+    """Raises `UsageError` for what the cluster would refuse, or worse, drop without a word."""
+    if (body.get("apiVersion"), body.get("kind")) != (f"{GROUP}/{VERSION}", KIND):
+        raise UsageError(f"{where} is no {KIND}", hint=f"write apiVersion: {GROUP}/{VERSION} and kind: {KIND}")
+    schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for name in body.get("spec") or {}:
+        if name not in schema["properties"]:
+            near = difflib.get_close_matches(name, schema["properties"], 1)
+            hint = f"did you mean {near[0]}?" if near else "kubectl explain tj.spec lists the fields"
+            raise UsageError(f"{where}: spec.{name} is no field of a {KIND}", hint=hint)
+    try:
+        read_job({**body, "metadata": {"uid": "", "namespace": namespace, **body["metadata"]}})
+    except SpecRefused as refusal:
+        raise UsageError(f"{where}: {refusal}") from refusal
+
+
+def status_lines(name: str, namespace: str) -> list[str]:
+    """How a job is, for people."""
+    found = _asked(lambda api: api.get(ApiKind.JOBS, namespace or api.namespace, name))
+    status = read_status(found)
+    lines = [
+        f"{found['metadata']['namespace']}/{name}: {status.phase or 'not looked at yet'}",
+        f"replicas: {status.replicas}, wanted {status.desired_replicas}, waiting {status.pending_replicas}",
+    ]
+    lines.extend(f"{each.type}: {each.status} ({each.message or each.reason})" for each in status.conditions)
+    lines.extend(f"avoided: {each.name} ({each.reason})" for each in status.avoided_nodes)
+    return lines
+
+
+def scale(name: str, namespace: str, replicas: int) -> str:
+    """Ask a job for another size; what to tell the user. Raises `UsageError` where that cannot be."""
+
+    async def change(api: LightkubeApi) -> Manifest:
+        found = await api.get(ApiKind.JOBS, namespace or api.namespace, name)
+        spec = read_job(found).spec.elastic()
+        if not spec.replica_count <= replicas <= spec.max_replica_count:
+            text = f"--replicas {replicas}: job {name} can have {spec.replica_count} to {spec.max_replica_count}"
+            raise UsageError(text, hint="change spec.replicaCount or spec.maxReplicaCount first")
+        return await api.replace(ApiKind.JOBS, {**found, "spec": {**found["spec"], "replicas": replicas}})
+
+    made = _asked(change)["metadata"]
+    return f"job {made['namespace']}/{name} is to have {replicas} replicas"
+
+
+def _read(path: Path) -> Manifest:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is no YAML: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict) or not found["metadata"].get("name"):
+        raise UsageError(f"{path} names no object", hint="it needs metadata.name; docs/kubernetes.md has an example")
+    return msgspec.convert(found, dict[str, Any])
+
+
+def _asked(ask: Callable[[LightkubeApi], Coroutine[Any, Any, Manifest]]) -> Manifest:
+    async def go() -> Manifest:
+        async with LightkubeApi() as api:
+            return await ask(api)
+
+    try:
+        return asyncio.run(go())
+    except ApiFailure as failure:
+        raise UsageError(f"the cluster says: {failure}", hint=_CURES.get(failure.code, "")) from failure

@@ -1,0 +1,268 @@
+"""Watches jobs and pods, and does what the planner says; all it knows can be listed again at any moment.
+
+Before a replica is started, its number is written into the job's status, if nobody else has written there since: of
+two controllers one alone can start it, and a name never comes twice.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
+from regrow.cluster.planner import next_look, plan
+from regrow.core.ids import Instant, Seconds
+from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
+from regrow.operator.backends import backend_of
+from regrow.operator.cache import ClusterCache, JobKey
+from regrow.operator.objects import ReplicaPlace, pods, secret, service
+from regrow.operator.observing import JobReading, PodSeen, read, start_trouble
+from regrow.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
+from regrow.operator.status import JobFinding, findings, next_status, refused_status, with_conditions
+from regrow.operator.work_queue import WorkQueue
+
+RESYNC_EVERY: Final[Seconds] = 30.0
+_RELIST_PAUSE: Final[Seconds] = 1.0
+_WORKERS: Final = 8
+_LOG = logging.getLogger("regrow.operator")
+Wall = Callable[[], Instant]
+
+
+class Controller:
+    """One operator's work, while it is the leader.
+
+    Args:
+        api: the cluster.
+        key: from which the jobs' secrets are made; the same for all operators of a cluster.
+        wall: seconds since the epoch, as the API server's times.
+        resync_every: all jobs are looked at so often, whatever was heard.
+    """
+
+    def __init__(self, api: ClusterApi, key: bytes, *, wall: Wall = time.time, resync_every: Seconds = RESYNC_EVERY):
+        self._api = api
+        self._key = key
+        self._wall = wall
+        self._resync_every = resync_every
+        self._queue = WorkQueue()
+        self.cache = ClusterCache()
+        self._listed = {ApiKind.JOBS: asyncio.Event(), ApiKind.PODS: asyncio.Event()}
+        self._prepared: set[str] = set()
+        self._unsure: dict[JobKey, set[str]] = {}
+        """Pods that were asked for, and the answer was lost: they may be there."""
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for kind in self._listed:
+                    tasks.create_task(self._follow(kind))
+                for listed in self._listed.values():
+                    await listed.wait()
+                tasks.create_task(self._resync())
+                for _ in range(_WORKERS):
+                    tasks.create_task(self._work())
+        finally:
+            self._queue.close()
+
+    # --- what is heard -----------------------------------------------------------------------------------------
+
+    async def _follow(self, kind: ApiKind) -> None:
+        """List, then watch; where the watch is too old or breaks, list again."""
+        while True:
+            try:
+                items, version = await self._api.list(kind)
+                self._touch(self.cache.replace(kind, items))
+                self._listed[kind].set()
+                async for what, found in self._api.watch(kind, version):
+                    self._touch((self.cache.drop if what == "DELETED" else self.cache.put)(kind, found))
+            except ApiFailure as failure:
+                if not failure.expired:
+                    _LOG.warning("%s cannot be watched, listing again: %s", kind, failure)
+                    await asyncio.sleep(_RELIST_PAUSE)
+
+    def _touch(self, keys: set[JobKey]) -> None:
+        for key in keys:
+            self._queue.add(key)
+
+    async def _resync(self) -> None:
+        while True:
+            self._touch(set(self.cache.jobs()))
+            await asyncio.sleep(self._resync_every)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.take()
+            failed = True
+            try:
+                await self.reconcile(key)
+                failed = False
+            except ApiFailure as failure:
+                if not failure.conflict:
+                    _LOG.warning("job %s/%s: %s", *key, failure)
+            except Exception:  # noqa: BLE001 - a defect in one job must not keep the others from being looked at
+                _LOG.exception("job %s/%s: a defect of regrow", *key)
+            finally:
+                self._queue.done(key, failed=failed)
+
+    # --- what is done ------------------------------------------------------------------------------------------
+
+    async def reconcile(self, key: JobKey) -> None:
+        """Look at one job, and do what is to be done now. Raises `ApiFailure`: it is looked at again later."""
+        found = self.cache.job(key)
+        if found is None or "deletionTimestamp" in found["metadata"]:
+            return  # what it owns goes with it: each pod is asked to end, and has its grace
+        await self._find_unsure(key)
+        now = self._wall()
+        try:
+            job = read_job(found)
+        except SpecRefused as refusal:
+            old = read_status(found)
+            await self._write(found, old, refused_status(found, old, refusal, now))
+            return
+        seen = [pod for pod in self.cache.pods(key) if pod.owner == job.uid]
+        reading = read(job, seen, now)
+        actions = [] if reading.anew else plan(job.spec.elastic(), reading.seen, now)
+        said = [*findings(job, reading), *_pod_findings(seen, actions), *await self._queue_trouble(job, reading)]
+        status = with_conditions(next_status(job, reading, actions, now), said, job.generation, now)
+        await self._write(found, job.status, status)
+        if reading.anew:
+            self._queue.add(key)
+            return
+        await self._carry_out(job, actions, seen)
+        later = next_look(job.spec.elastic(), reading.seen, now)
+        if later is not None:
+            self._queue.add_later(key, later - now)
+
+    async def _queue_trouble(self, job: TrainingJob, reading: JobReading) -> list[JobFinding]:
+        """A queue that does not exist lets pods wait for ever, and nobody else says why."""
+        if job.spec.kueue is None or job.spec.backend != "kueue" or reading.started or not reading.waiting:
+            return []
+        name = job.spec.kueue.queue_name
+        try:
+            await self._api.get(ApiKind.LOCAL_QUEUES, job.namespace, name)
+        except ApiFailure as failure:
+            if not failure.missing:
+                return []  # who may not ask does not know
+            text = f"spec.kueue.queueName is {name!r}: namespace {job.namespace} has no such LocalQueue; make it"
+            return [JobFinding("QueueFound", False, "NoSuchQueue", f"{text}, or name one of kubectl get localqueues")]
+        return [JobFinding("QueueFound", True, "Found")]
+
+    async def _write(self, found: Manifest, old: TrainingJobStatus, new: TrainingJobStatus) -> None:
+        if new == old:
+            return
+        body = {**found, "status": _pruned(msgspec.to_builtins(new))}
+        self.cache.put(ApiKind.JOBS, await self._api.replace_status(ApiKind.JOBS, body))
+
+    async def _carry_out(self, job: TrainingJob, actions: list[PlannedAction], seen: list[PodSeen]) -> None:
+        serial = job.status.serial
+        for action in actions:
+            if isinstance(action, StartGang):
+                await self._prepare(job)
+                places = [ReplicaPlace(place, serial + n, begins=True) for n, place in enumerate(action.places, 1)]
+                await self._start(job, places, action.avoid)
+                serial += len(places)
+            elif isinstance(action, StartReplica):
+                serial += 1
+                await self._start(job, [ReplicaPlace(action.place, serial, begins=False)], action.avoid)
+            else:
+                await self._end(job, action, seen)
+
+    async def _prepare(self, job: TrainingJob) -> None:
+        """What the pods need to find and to trust each other."""
+        if job.uid in self._prepared:
+            return
+        for kind, body in ((ApiKind.SECRETS, secret(job, self._key)), (ApiKind.SERVICES, service(job))):
+            try:
+                await self._api.create(kind, body)
+            except ApiFailure as failure:
+                if not failure.conflict:
+                    raise
+        self._prepared.add(job.uid)
+
+    async def _start(self, job: TrainingJob, places: list[ReplicaPlace], avoid: tuple[str, ...]) -> None:
+        made: list[Manifest] = []
+        for place in places:
+            made.extend(pods(job, place, avoid))
+        gang = places[0].place < job.spec.replica_count
+        total = job.spec.pods_per_replica * (job.spec.replica_count if places[0].begins else 1)
+        group = f"{job.name}-gang-{job.status.attempt}" if places[0].begins else places[0].name(job)
+        backend_of(job).dress(job, made, group=group, total=total, gang=gang)
+        try:
+            for pod in made:
+                await self._create(job, pod)
+        except ApiFailure as failure:
+            if failure.refused:
+                await self._say_refused(job, failure)
+            if not failure.conflict:
+                raise
+
+    async def _create(self, job: TrainingJob, pod: Manifest) -> None:
+        unsure = self._unsure.setdefault((job.namespace, job.name), set())
+        name = pod["metadata"]["name"]
+        unsure.add(name)
+        try:
+            self.cache.put(ApiKind.PODS, await self._api.create(ApiKind.PODS, pod))
+        except ApiFailure as failure:
+            if failure.conflict or failure.refused:
+                unsure.discard(name)  # a clear answer
+            raise
+        unsure.discard(name)
+
+    async def _find_unsure(self, key: JobKey) -> None:
+        """Before anything is decided it must be known what is there."""
+        for name in sorted(self._unsure.get(key, ())):
+            try:
+                self.cache.put(ApiKind.PODS, await self._api.get(ApiKind.PODS, key[0], name))
+            except ApiFailure as failure:
+                if not failure.missing:
+                    raise
+            self._unsure[key].discard(name)
+        if not self._unsure.get(key, True):
+            del self._unsure[key]
+
+    async def _say_refused(self, job: TrainingJob, failure: ApiFailure) -> None:
+        """Why no pod can be made, in the job's condition: a quota, a name of a class, no permission."""
+        found = self.cache.job((job.namespace, job.name))
+        if found is None:
+            return
+        cure = {403: "ask for quota, or for permission to make pods here", 422: "mend spec.template"}
+        text = f"a pod was refused: {failure}; {cure.get(failure.code, 'see the message')}"
+        finding = JobFinding("PodsCreated", False, failure.reason or "Refused", text)
+        old = read_status(found)
+        await self._write(found, old, with_conditions(old, [finding], job.generation, self._wall()))
+
+    async def _end(self, job: TrainingJob, action: DrainReplica | ReleaseReplica, seen: list[PodSeen]) -> None:
+        force = isinstance(action, ReleaseReplica)
+        for pod in seen:
+            if pod.replica != action.name or (pod.deleted_at is not None and not force):
+                continue
+            _LOG.info("job %s/%s: pod %s ends: %s", job.namespace, job.name, pod.name, action.reason)
+            await self._delete(job, pod, force=force)
+
+    async def _delete(self, job: TrainingJob, pod: PodSeen, *, force: bool) -> None:
+        try:
+            await self._api.delete(ApiKind.PODS, job.namespace, pod.name, force=force)
+        except ApiFailure as failure:
+            if not failure.missing:
+                raise
+            self.cache.forget_pod((job.namespace, job.name), pod.name)
+            self._queue.add((job.namespace, job.name))
+
+
+def _pod_findings(seen: list[PodSeen], actions: list[PlannedAction]) -> list[JobFinding]:
+    """Whether pods are made and start. A refusal stays until nothing is left to be made."""
+    trouble = start_trouble(seen)
+    found = [JobFinding("PodsStart", True, "Starting") if trouble is None else JobFinding("PodsStart", False, *trouble)]
+    if seen and not any(isinstance(each, StartGang | StartReplica) for each in actions):
+        found.append(JobFinding("PodsCreated", True, "Created"))
+    return found
+
+
+def _pruned(status: Any) -> Any:
+    """Without nulls, which a schema without `nullable` refuses."""
+    if isinstance(status, dict):
+        return {key: _pruned(value) for key, value in status.items() if value is not None}
+    return [_pruned(each) for each in status] if isinstance(status, list) else status

@@ -1,0 +1,131 @@
+"""An API server asked through lightkube; objects stay the dictionaries that they are in JSON."""
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Final
+
+import httpx2
+from lightkube import ALL_NS, AsyncClient, KubeConfig, SingleConfig
+from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.core.resource import ApiInfo, ResourceDef
+from lightkube.generic_resource import GenericNamespacedResource, create_api_info
+
+from regrow.core.errors import UsageError
+from regrow.operator.api import ApiFailure, ApiKind, Manifest
+from regrow.operator.objects import MANAGED
+from regrow.operator.resource import GROUP, VERSION
+from regrow.operator.resource import KIND as JOB_KIND
+
+_FIELD_MANAGER: Final = "regrow"
+_PAGE: Final = 500
+
+
+def _of(group: str, version: str, kind: str, plural: str) -> tuple[Any, Any]:
+    """A class of plain dictionaries for a resource, and one for its status; lightkube's own would check every field."""
+    info = create_api_info(group, version, kind, plural)
+    status = ApiInfo(
+        ResourceDef(group, version, kind), plural, ["get", "patch", "put"], parent=info.resource, action="status"
+    )
+    return (
+        type(kind, (GenericNamespacedResource,), {"_api_info": info}),
+        type(f"{kind}Status", (GenericNamespacedResource,), {"_api_info": status}),
+    )
+
+
+_KINDS: Final = {
+    ApiKind.JOBS: _of(GROUP, VERSION, JOB_KIND, "trainingjobs"),
+    ApiKind.PODS: _of("", "v1", "Pod", "pods"),
+    ApiKind.SERVICES: _of("", "v1", "Service", "services"),
+    ApiKind.SECRETS: _of("", "v1", "Secret", "secrets"),
+    ApiKind.LEASES: _of("coordination.k8s.io", "v1", "Lease", "leases"),
+    ApiKind.EVENTS: _of("", "v1", "Event", "events"),
+    ApiKind.LOCAL_QUEUES: _of("kueue.x-k8s.io", "v1beta1", "LocalQueue", "localqueues"),
+}
+
+
+class LightkubeApi:
+    """`ClusterApi` over lightkube, a context manager. `config`: where the server is; None: as kubectl finds it."""
+
+    def __init__(self, config: SingleConfig | None = None) -> None:
+        try:
+            found = config or KubeConfig.from_env().get()
+        except ConfigError as error:
+            raise UsageError(f"no Kubernetes cluster is configured: {error}", hint="set KUBECONFIG") from error
+        if found is None:
+            raise UsageError("no Kubernetes cluster is configured", hint="set KUBECONFIG, or run inside a pod")
+        # Its overloads know lightkube's own models alone.
+        self._client: Any = AsyncClient(config=found, field_manager=_FIELD_MANAGER)
+        self.namespace = str(self._client.namespace)
+
+    async def __aenter__(self) -> "LightkubeApi":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def list(self, kind: ApiKind) -> tuple[list[Manifest], str]:
+        """As `ClusterApi.list`."""
+        found = self._client.list(_KINDS[kind][0], namespace=ALL_NS, labels=_labels(kind), chunk_size=_PAGE)
+        try:
+            items = [dict(each) async for each in found]
+            return items, str(found.resourceVersion)
+        except httpx2.HTTPError as error:
+            raise _failure(error) from error
+
+    async def watch(self, kind: ApiKind, version: str) -> AsyncIterator[tuple[str, Manifest]]:
+        """As `ClusterApi.watch`."""
+        events = self._client.watch(
+            _KINDS[kind][0], namespace=ALL_NS, labels=_labels(kind), resource_version=version, server_timeout=240
+        )
+        try:
+            async for what, found in events:
+                yield what, dict(found)
+        except httpx2.HTTPError as error:
+            raise _failure(error) from error
+
+    async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:
+        """As `ClusterApi.get`."""
+        return await self._ask(self._client.get(_KINDS[kind][0], name, namespace=namespace))
+
+    async def create(self, kind: ApiKind, body: Manifest) -> Manifest:
+        """As `ClusterApi.create`."""
+        return await self._ask(self._client.create(_KINDS[kind][0](body), namespace=body["metadata"]["namespace"]))
+
+    async def replace(self, kind: ApiKind, body: Manifest) -> Manifest:
+        """As `ClusterApi.replace`."""
+        meta = body["metadata"]
+        return await self._ask(self._client.replace(_KINDS[kind][0](body), meta["name"], namespace=meta["namespace"]))
+
+    async def replace_status(self, kind: ApiKind, body: Manifest) -> Manifest:
+        """As `ClusterApi.replace_status`."""
+        meta = body["metadata"]
+        return await self._ask(self._client.replace(_KINDS[kind][1](body), meta["name"], namespace=meta["namespace"]))
+
+    async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
+        """As `ClusterApi.delete`."""
+        asked = self._client.delete(_KINDS[kind][0], name, namespace=namespace, grace_period=0 if force else None)
+        try:
+            await asked
+        except httpx2.HTTPError as error:
+            raise _failure(error) from error
+
+    async def _ask(self, asked: Any) -> Manifest:
+        try:
+            return dict(await asked)
+        except httpx2.HTTPError as error:
+            raise _failure(error) from error
+
+
+def _labels(kind: ApiKind) -> dict[str, Any] | None:
+    return dict(MANAGED) if kind is ApiKind.PODS else None
+
+
+def _failure(error: httpx2.HTTPError) -> ApiFailure:
+    if isinstance(error, ApiError):
+        return ApiFailure(int(error.status.code or 0), error.status.reason or "", error.status.message or "")
+    if isinstance(error, httpx2.HTTPStatusError):
+        # A proxy in between, or the answer to a watch: lightkube does not read these.
+        return ApiFailure(error.response.status_code, "", f"the API server answered {error.response.status_code}")
+    return ApiFailure(0, "", f"the API server cannot be reached: {type(error).__name__} {error}")

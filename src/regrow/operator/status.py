@@ -1,0 +1,127 @@
+"""What the controller writes into a job's status: for people, and the little that it must remember. Pure."""
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
+from regrow.cluster.observed import JobStage
+from regrow.cluster.planner import granted_after
+from regrow.cluster.sizes import wanted_size
+from regrow.core.ids import Instant
+from regrow.operator.objects import JOB_LABEL
+from regrow.operator.observing import JobReading
+from regrow.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus
+
+_PHASES: Final = {
+    JobStage.NEW: "Pending",
+    JobStage.TRAINING: "Training",
+    JobStage.BROKEN: "Restarting",
+    JobStage.STOPPED: "Suspended",
+}
+
+
+def next_status(job: TrainingJob, reading: JobReading, actions: list[PlannedAction], now: Instant) -> TrainingJobStatus:
+    """The status once these actions are done; the conditions are added by `with_conditions`."""
+    old, spec = job.status, job.spec.elastic()
+    started = sum(len(each.places) if isinstance(each, StartGang) else 1 for each in actions if _starts(each))
+    failed = sum(isinstance(each, ReleaseReplica) and each.reason in ("ended", "lost") for each in actions)
+    anew = reading.anew
+    failures = old.failures + (1 if failed or (anew and old.phase != "Suspended") else 0)
+    if failures == old.failures and old.failures and now - old.failed_at > 600.0:
+        failures = 0
+    changed = reading.running != old.replicas
+    return msgspec.structs.replace(
+        old,
+        phase=reading.over or _PHASES[reading.seen.stage],
+        replicas=reading.running,
+        pending_replicas=reading.waiting,
+        desired_replicas=0 if job.spec.suspend else wanted_size(spec),
+        selector=f"{JOB_LABEL}={job.name}",
+        attempt=old.attempt + 1 if anew else old.attempt,
+        started_attempt=old.attempt if reading.started else old.started_attempt,
+        granted=granted_after(spec, reading.seen, actions),
+        changed_at=now if changed else old.changed_at,
+        failures=failures,
+        failed_at=now if failures > old.failures else old.failed_at,
+        serial=old.serial + started,
+        over=reading.over,
+        avoided_nodes=_avoided(job, actions, now),
+        observed_generation=job.generation,
+    )
+
+
+def _starts(action: PlannedAction) -> bool:
+    return isinstance(action, StartGang | StartReplica)
+
+
+def _avoided(job: TrainingJob, actions: list[PlannedAction], now: Instant) -> list[KeptNode]:
+    kept = {each.name: each for each in job.status.avoided_nodes if each.until > now}
+    for action in actions:
+        if isinstance(action, ReleaseReplica | DrainReplica):
+            until = now + job.spec.bad_node_time_in_seconds
+            kept.update({node: KeptNode(node, until, action.reason) for node in action.blame})
+    return [kept[name] for name in sorted(kept)]
+
+
+class JobFinding(msgspec.Struct, frozen=True):
+    """What is said of one condition: whether it holds, in a word and in a sentence."""
+
+    type: str
+    holds: bool
+    reason: str
+    message: str = ""
+
+
+def findings(job: TrainingJob, reading: JobReading) -> list[JobFinding]:
+    """The conditions that hold of any job that can be read."""
+    spec, stage = job.spec, reading.seen.stage
+    wanted = wanted_size(spec.elastic())
+    training = stage is JobStage.TRAINING and reading.running >= spec.replica_count
+    text = f"{reading.running} of {wanted} replicas run"
+    found = [
+        JobFinding("SpecValid", True, "Valid"),
+        JobFinding("Training", training, "Running" if training else "NotYet", text),
+    ]
+    short = stage is JobStage.TRAINING and reading.running < wanted
+    waits = f"{reading.waiting} of them wait for capacity" if reading.waiting else "the next one is asked for in time"
+    found.append(
+        JobFinding("AtWantedSize", not short, "Smaller" if short else "AsWanted", f"{text}; {waits}" if short else text)
+    )
+    found.append(JobFinding("Complete", reading.over == "Succeeded", reading.over or "NotYet"))
+    found.append(
+        JobFinding("Failed", reading.over == "Failed", "Failed" if reading.over == "Failed" else "No", reading.failed)
+    )
+    return found
+
+
+def with_conditions(
+    status: TrainingJobStatus, found: list[JobFinding], generation: int, now: Instant
+) -> TrainingJobStatus:
+    """The conditions with the times of their last changes; a message that is over keeps what it said."""
+    known = {each.type: each for each in status.conditions}
+    for each in found:
+        old, holds = known.get(each.type), "True" if each.holds else "False"
+        since = old.last_transition_time if old is not None and old.status == holds else stamp(now)
+        message = each.message
+        if not message and old is not None and old.status == holds and old.reason == each.reason:
+            message = old.message
+        known[each.type] = JobCondition(each.type, holds, each.reason, message, since, generation)
+    return msgspec.structs.replace(status, conditions=[known[name] for name in sorted(known)])
+
+
+def refused_status(
+    found: dict[str, Any], old: TrainingJobStatus, refusal: SpecRefused, now: Instant
+) -> TrainingJobStatus:
+    """Of an object that cannot be carried out as it is. Its pods stay as they are until it is mended."""
+    generation = int(found["metadata"].get("generation", 1))
+    finding = JobFinding("SpecValid", False, "Invalid", str(refusal))
+    status = with_conditions(old, [finding], generation, now)
+    phase = old.phase if old.phase in ("Training", "Succeeded", "Failed") else "Invalid"
+    return msgspec.structs.replace(status, phase=phase, observed_generation=generation)
+
+
+def stamp(now: Instant) -> str:
+    """A time as Kubernetes writes it."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,109 @@
+"""A whole cluster on this machine: API server over HTTP, scheduler, kubelet with processes, garbage collector."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from lightkube import KubeConfig
+from tests.cluster.fake_api import FakeApi, serve
+from tests.cluster.fake_kubelet import FakeKubelet, kubeconfig
+from tests.cluster.fake_nodes import FakeScheduler, SaidToRun
+from tests.cluster.fake_store import FakeStore, Manifest
+
+from regrow.operator.controller import Controller
+from regrow.operator.crd import crd
+from regrow.operator.lightkube_api import LightkubeApi
+
+PATIENCE = 90.0
+KEY = b"0123456789abcdef0123456789abcdef"
+_TICK = 0.02
+
+
+class Bed:
+    """What a test holds of it. `kubelet`: with processes, or one where pods are only said to run."""
+
+    def __init__(self, fake: FakeApi, address: str, nodes: dict[str, int], folder: Path, *, real: bool) -> None:
+        self.fake = fake
+        self.store = fake.store
+        self.address = address
+        self.scheduler = FakeScheduler(self.store, nodes)
+        self.kubelet = FakeKubelet(self.store, folder)
+        self.said = SaidToRun(self.store, lease=15.0)
+        self._real = real
+
+    async def live(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self.scheduler.turn()
+            (self.kubelet if self._real else self.said).turn()
+            self.store.collect()
+            await asyncio.sleep(_TICK)
+
+    def client(self) -> LightkubeApi:
+        """A client of its API server."""
+        return LightkubeApi(KubeConfig.from_dict(json.loads(kubeconfig(self.address))).get())
+
+    @contextlib.asynccontextmanager
+    async def operator(self) -> AsyncIterator[Controller]:
+        """A controller that runs."""
+        async with self.client() as api:
+            controller = Controller(api, KEY, resync_every=1.0)
+            running = asyncio.create_task(controller.run())
+            try:
+                yield controller
+            finally:
+                running.cancel()
+                await asyncio.wait({running})
+
+    def job(self, name: str = "job") -> Manifest:
+        """As it is now."""
+        return self.store.get("trainingjobs", "team", name)
+
+    def status(self, name: str = "job") -> dict[str, Any]:
+        """What the operator says."""
+        return dict(self.job(name).get("status") or {})
+
+    def condition(self, type: str, name: str = "job") -> dict[str, Any]:
+        """One of its conditions; empty where it has not been said."""
+        found = [each for each in self.status(name).get("conditions", []) if each["type"] == type]
+        return dict(found[0]) if found else {}
+
+    def pods(self, phase: str = "") -> list[Manifest]:
+        """All, or those in a phase that nobody has deleted."""
+        found = self.store.all_of("pods")
+        return [
+            each
+            for each in found
+            if not phase or (each["status"]["phase"] == phase and "deletionTimestamp" not in each["metadata"])
+        ]
+
+    async def until(self, holds: Callable[[], object], what: str) -> float:
+        """Wait for it; how long that took."""
+        began = time.monotonic()
+        while not holds():
+            if time.monotonic() - began > PATIENCE:
+                said = {each["metadata"]["name"]: self.kubelet.output(each["metadata"]["name"]) for each in self.pods()}
+                raise AssertionError(f"not seen: {what}\n{self.store.all_of('trainingjobs')}\n{self.pods()}\n{said}")
+            await asyncio.sleep(0.005)
+        return time.monotonic() - began
+
+
+@contextlib.asynccontextmanager
+async def bed(folder: Path, nodes: dict[str, int], *, real: bool = False) -> AsyncIterator[Bed]:
+    """A cluster with nodes that have room for so many pods each."""
+    store = FakeStore(time.time)
+    store.install(crd())
+    fake = FakeApi(store)
+    async with serve(fake) as address:
+        made = Bed(fake, address, nodes, folder, real=real)
+        living = asyncio.create_task(made.live())
+        try:
+            yield made
+        finally:
+            living.cancel()
+            await asyncio.wait({living})
+            made.kubelet.close()

@@ -1,0 +1,90 @@
+"""Operators without HTTP and without waiting: what they hear comes when the test says so, and answers get lost."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from tests.cluster.fake_store import FakeStore, Manifest, Refused
+
+from regrow.operator.api import ApiFailure, ApiKind
+from regrow.operator.cache import JobKey
+from regrow.operator.controller import Controller
+
+KEY = b"0123456789abcdef0123456789abcdef"
+
+
+class StoreApi:
+    """`ClusterApi` on the store. `lost`: whether an answer gets lost although what was asked is done."""
+
+    def __init__(self, store: FakeStore, lost: Callable[[], bool] = lambda: False) -> None:
+        self._store = store
+        self._lost = lost
+
+    async def list(self, kind: ApiKind) -> tuple[list[Manifest], str]:
+        return self._store.all_of(kind), str(self._store.version)
+
+    async def watch(self, kind: ApiKind, version: str) -> AsyncIterator[tuple[str, Manifest]]:
+        for change in self._store.since(int(version)):
+            yield change.what, change.new
+
+    async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:
+        return self._ask(lambda: self._store.get(kind, namespace, name))
+
+    async def create(self, kind: ApiKind, body: Manifest) -> Manifest:
+        return self._ask(lambda: self._store.create(kind, body["metadata"]["namespace"], body))
+
+    async def replace(self, kind: ApiKind, body: Manifest) -> Manifest:
+        meta = body["metadata"]
+        return self._ask(lambda: self._store.replace(kind, meta["namespace"], meta["name"], body))
+
+    async def replace_status(self, kind: ApiKind, body: Manifest) -> Manifest:
+        meta = body["metadata"]
+        return self._ask(lambda: self._store.replace(kind, meta["namespace"], meta["name"], body, part="status"))
+
+    async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
+        self._ask(lambda: self._store.delete(kind, namespace, name, grace=0 if force else None))
+
+    def _ask(self, act: Callable[[], Manifest]) -> Manifest:
+        try:
+            answer = act()
+        except Refused as refusal:
+            raise ApiFailure(refusal.code, refusal.reason, refusal.message) from refusal
+        if self._lost():
+            raise ApiFailure(0, "", "the answer was lost")
+        return answer
+
+
+class ScheduledOperator:
+    """A controller that hears of changes when it is told to, and looks at jobs when it is told to."""
+
+    def __init__(self, store: FakeStore, lost: Callable[[], bool] = lambda: False) -> None:
+        self._store = store
+        self.controller = Controller(StoreApi(store, lost), KEY, wall=store.wall)
+        self._heard = 0
+
+    def relist(self) -> None:
+        """As after a start, or after a watch that is too old."""
+        for kind in (ApiKind.JOBS, ApiKind.PODS):
+            self.controller.cache.replace(kind, self._store.all_of(kind))
+        self._heard = self._store.version
+
+    def hear(self, most: int | None = None) -> None:
+        """The next changes."""
+        try:
+            news = self._store.since(self._heard)
+        except Refused:
+            self.relist()
+            return
+        for change in news[:most]:
+            self._heard = change.version
+            if change.plural in (ApiKind.JOBS, ApiKind.PODS):
+                cache, kind = self.controller.cache, ApiKind(change.plural)
+                (cache.drop if change.what == "DELETED" else cache.put)(kind, change.new)
+
+    async def look(self) -> None:
+        """At every job once; failures are for the next time."""
+        for key in self.controller.cache.jobs():
+            await self.look_at(key)
+
+    async def look_at(self, key: JobKey) -> None:
+        with contextlib.suppress(ApiFailure):
+            await self.controller.reconcile(key)

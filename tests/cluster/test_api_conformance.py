@@ -1,0 +1,199 @@
+"""What the operator relies on of an API server, each case with its source in Kubernetes' documentation.
+
+Against the fake one, or a real one: `REGROW_TEST_KUBECONFIG=~/.kube/config` (the CRD installed, a namespace `team`).
+
+* CONVENTIONS: github.com/kubernetes/community, contributors/devel/sig-architecture/api-conventions.md
+* CONCEPTS: kubernetes.io/docs/reference/using-api/api-concepts
+* CRDS: kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions
+* PODS: kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from lightkube import KubeConfig
+from tests.cluster.fake_api import FakeApi, serve
+from tests.cluster.fake_kubelet import kubeconfig
+from tests.cluster.fake_store import FakeStore
+from tests.cluster.jobs import training_job
+
+from regrow.operator.api import ApiFailure, ApiKind, Manifest
+from regrow.operator.crd import crd
+from regrow.operator.lightkube_api import LightkubeApi
+
+REAL = os.environ.get("REGROW_TEST_KUBECONFIG", "")
+PATIENCE = 20.0
+
+
+class Server:
+    """One API server and a client of it. `fake`: its inside, where it is ours."""
+
+    def __init__(self, api: LightkubeApi, fake: FakeApi | None) -> None:
+        self.api = api
+        self.fake = fake
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[Server]:
+    if REAL:
+        async with LightkubeApi(KubeConfig.from_file(REAL).get()) as api:
+            yield Server(api, None)
+        return
+    store = FakeStore(time.time)
+    store.install(crd())
+    fake = FakeApi(store)
+    async with serve(fake) as address, LightkubeApi(KubeConfig.from_dict(json.loads(kubeconfig(address))).get()) as api:
+        yield Server(api, fake)
+
+
+def pod(name: str, **labels: str) -> Manifest:
+    labels = {"app.kubernetes.io/managed-by": "regrow", **labels}
+    spec = {"containers": [{"name": "main", "image": "registry.k8s.io/pause:3.9"}]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "team", "labels": labels},
+        "spec": {**spec, "schedulingGates": [{"name": "regrow.dev/never"}]},
+    }
+
+
+async def refused(asked: Any) -> ApiFailure:
+    with pytest.raises(ApiFailure) as caught:
+        await asked
+    return caught.value
+
+
+async def test_a_new_object_has_an_identity_a_version_a_generation_and_a_time(server: Server) -> None:
+    """CONVENTIONS, Metadata."""
+    made = (await server.api.create(ApiKind.JOBS, training_job("born")))["metadata"]
+    assert (
+        made["uid"] and made["resourceVersion"] and made["generation"] == 1 and made["creationTimestamp"].endswith("Z")
+    )
+    await server.api.delete(ApiKind.JOBS, "team", "born")
+
+
+async def test_a_name_is_taken_until_its_object_is_gone(server: Server) -> None:
+    """CONVENTIONS, HTTP Status codes: 409 StatusConflict, reason AlreadyExists; 404 StatusNotFound."""
+    await server.api.create(ApiKind.PODS, pod("once"))
+    again = await refused(server.api.create(ApiKind.PODS, pod("once")))
+    assert (again.conflict, again.reason) == (True, "AlreadyExists")
+    await server.api.delete(ApiKind.PODS, "team", "once")
+    assert (await refused(server.api.get(ApiKind.PODS, "team", "once"))).missing
+
+
+async def test_who_writes_what_another_has_written_since_is_refused(server: Server) -> None:
+    """CONVENTIONS, Concurrency Control and Consistency: 409 for a stale resourceVersion."""
+    first = await server.api.create(ApiKind.JOBS, training_job("stale"))
+    await server.api.replace_status(ApiKind.JOBS, {**first, "status": {"phase": "Pending"}})
+    failure = await refused(server.api.replace_status(ApiKind.JOBS, {**first, "status": {"phase": "Training"}}))
+    assert (failure.conflict, failure.reason) == (True, "Conflict")
+    await server.api.delete(ApiKind.JOBS, "team", "stale")
+
+
+async def test_status_and_spec_are_written_apart_and_generation_counts_the_spec_alone(server: Server) -> None:
+    """CRDS, Status subresource."""
+    made = await server.api.create(ApiKind.JOBS, {**training_job("parts"), "status": {"phase": "ignored"}})
+    assert "phase" not in (made.get("status") or {})
+    spec = {**made["spec"], "replicas": 1}
+    told = await server.api.replace_status(ApiKind.JOBS, {**made, "spec": spec, "status": {"phase": "Pending"}})
+    assert told["spec"] == made["spec"] and told["metadata"]["generation"] == 1
+    asked = await server.api.replace(ApiKind.JOBS, {**told, "spec": spec, "status": {"phase": "Other"}})
+    assert asked["status"]["phase"] == "Pending" and asked["metadata"]["generation"] == 2
+    await server.api.delete(ApiKind.JOBS, "team", "parts")
+
+
+async def test_defaults_are_filled_in_unknown_fields_pruned_and_impossible_values_refused_by_their_field(
+    server: Server,
+) -> None:
+    """CRDS, Validation, Defaulting, Field pruning."""
+    made = await server.api.create(ApiKind.JOBS, training_job("fits", colour="red"))
+    assert "colour" not in made["spec"]
+    assert made["spec"]["replicaIncrementStep"] == 1 and made["spec"]["template"]["spec"]["containers"]
+    failure = await refused(server.api.create(ApiKind.JOBS, training_job("unfit", replicaCount=0)))
+    assert failure.refused and "spec.replicaCount" in str(failure)
+    failure = await refused(server.api.create(ApiKind.JOBS, training_job("unfit", backend="other")))
+    assert failure.refused and "spec.backend" in str(failure)
+    await server.api.delete(ApiKind.JOBS, "team", "fits")
+
+
+async def test_a_watch_from_a_list_tells_every_change_after_it_once_and_in_order(server: Server) -> None:
+    """CONCEPTS, Efficient detection of changes."""
+    _, version = await server.api.list(ApiKind.PODS)
+    heard: list[tuple[str, str]] = []
+
+    async def listen() -> None:
+        async for what, found in server.api.watch(ApiKind.PODS, version):
+            if found["metadata"]["name"].startswith("told"):
+                heard.append((what, found["metadata"]["name"]))
+                if what == "DELETED":
+                    return
+
+    listening = asyncio.create_task(listen())
+    await server.api.create(ApiKind.PODS, pod("told-1"))
+    await server.api.create(ApiKind.PODS, pod("told-2"))
+    await server.api.delete(ApiKind.PODS, "team", "told-1")
+    await asyncio.wait_for(listening, PATIENCE)
+    assert [each for each in heard if each[0] != "MODIFIED"] == [
+        ("ADDED", "told-1"),
+        ("ADDED", "told-2"),
+        ("DELETED", "told-1"),
+    ]
+    await server.api.delete(ApiKind.PODS, "team", "told-2")
+
+
+async def test_what_comes_into_a_selector_is_added_and_what_leaves_it_is_deleted(server: Server) -> None:
+    """CONCEPTS, Watch with selectors: an object that no longer matches is sent as DELETED."""
+    made = await server.api.create(ApiKind.PODS, pod("moves"))
+    items, version = await server.api.list(ApiKind.PODS)
+    assert "moves" in [each["metadata"]["name"] for each in items]
+
+    async def first() -> str:
+        async for what, found in server.api.watch(ApiKind.PODS, version):
+            if found["metadata"]["name"] == "moves" and what != "MODIFIED":
+                return what
+        return ""
+
+    listening = asyncio.create_task(first())
+    made = await server.api.get(ApiKind.PODS, "team", "moves")
+    other = {**made["metadata"], "labels": {"app.kubernetes.io/managed-by": "another"}}
+    await server.api.replace(ApiKind.PODS, {**made, "metadata": other})
+    assert await asyncio.wait_for(listening, PATIENCE) == "DELETED"
+    await server.api.delete(ApiKind.PODS, "team", "moves")
+
+
+async def test_a_pod_without_a_node_is_gone_at_once_when_it_is_deleted(server: Server) -> None:
+    """PODS, Termination of Pods: only where a kubelet runs it there is a grace."""
+    await server.api.create(ApiKind.PODS, pod("waits"))
+    await server.api.delete(ApiKind.PODS, "team", "waits")
+    assert (await refused(server.api.get(ApiKind.PODS, "team", "waits"))).missing
+
+
+@pytest.mark.skipif(bool(REAL), reason="asks the fake server to forget its history and to bind a pod")
+async def test_too_old_a_version_cannot_be_watched_and_a_bound_pod_gets_its_grace(server: Server) -> None:
+    """CONCEPTS, 410 Gone responses; PODS, Termination of Pods."""
+    assert server.fake is not None
+    store = server.fake.store
+    _, version = await server.api.list(ApiKind.PODS)
+    await server.api.create(ApiKind.PODS, pod("bound"))
+    store.compact()
+
+    async def watch() -> None:
+        async for _ in server.api.watch(ApiKind.PODS, str(int(version) or 1)):
+            pass
+
+    await server.api.create(ApiKind.PODS, pod("later"))
+    store.compact()
+    assert (await refused(watch())).expired
+    made = store.get("pods", "team", "bound")
+    store.replace("pods", "team", "bound", {**made, "spec": {**made["spec"], "nodeName": "n1"}})
+    await server.api.delete(ApiKind.PODS, "team", "bound")
+    leaving = await server.api.get(ApiKind.PODS, "team", "bound")
+    assert leaving["metadata"]["deletionGracePeriodSeconds"] == 30
+    await server.api.delete(ApiKind.PODS, "team", "bound", force=True)
+    assert (await refused(server.api.get(ApiKind.PODS, "team", "bound"))).missing

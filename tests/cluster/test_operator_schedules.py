@@ -1,0 +1,220 @@
+"""Any order of events: never two for one place, never below the minimum by its own choice, no orphan, and it rests."""
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.cluster.fake_nodes import FakeKueue, FakeScheduler, SaidToRun
+from tests.cluster.fake_store import FakeStore, Manifest, Refused
+from tests.cluster.jobs import training_job
+from tests.cluster.scheduled_operator import ScheduledOperator
+
+from regrow.operator.crd import crd
+from regrow.operator.objects import JOB_LABEL, PLACE_LABEL, UID_LABEL
+
+_LEASE = 15.0
+_IN_TEST = 12
+_IN_SOAK = 1000
+
+
+class Schedule:
+    """One cluster with one job, two operators, and whatever the seed brings."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.now = 1_800_000_000.0
+        self.store = FakeStore(lambda: self.now, seed=seed)
+        self.store.install(crd())
+        self.losing = False
+        low = self.chance.randint(1, 3)
+        self.low, self.high = low, low + self.chance.randint(0, 3)
+        self.kueue = FakeKueue(self.store, {"queue": 0}, {"high": 10, "low": 1})
+        backend = self.chance.choice(["none", "none", "kueue"])
+        self.nodes = FakeScheduler(self.store, {f"n{n}": self.chance.randint(1, 2) for n in range(self.high + 2)})
+        self.kubelets = SaidToRun(self.store, lease=_LEASE)
+        self.operators = [self._operator(), self._operator()]
+        for name, value in (("gang", 10), ("elastic", -100), ("other", 100)):
+            body = {"metadata": {"name": name, "uid": name}, "value": value}
+            self.store.objects[("priorityclasses", "", name)] = body
+        more: dict[str, Any] = {"backend": "kueue", "kueue": {"queueName": "queue", "priorityClass": "high"}}
+        job = training_job(
+            replicaCount=low,
+            maxReplicaCount=self.high,
+            maxPendingReplicas=self.chance.randint(1, 2),
+            scaleUpSnoozeTimeInSeconds=self.chance.choice([0, 30]),
+            gracefulShutdownTimeoutInSeconds=5,
+            priorityClassName="gang",
+            elasticPriorityClassName="elastic",
+            maxRestarts=1000,
+            **(more if backend == "kueue" else {}),
+        )
+        self.kueue.quota["queue"] = sum(self.nodes.nodes.values())
+        self.store.create("trainingjobs", "team", job)
+        self.others = 0
+
+    def _operator(self) -> ScheduledOperator:
+        made = ScheduledOperator(self.store, lambda: self.losing and self.chance.random() < 0.15)
+        made.relist()
+        return made
+
+    def pods(self) -> list[Manifest]:
+        return [each for each in self.store.all_of("pods") if JOB_LABEL in (each["metadata"].get("labels") or {})]
+
+    async def event(self) -> None:
+        """Something happens; the operators hear of it or not, and look at the job or not."""
+        self.now += self.chance.choice([0.0, 0.1, 1.0, 10.0, 45.0])
+        happening = self.chance.choice(
+            [
+                self._kill_pod,
+                self._end_pod,
+                self._cut,
+                self._mend,
+                self._scale,
+                self._other,
+                self._compact,
+                self._restart,
+            ]
+        )
+        happening()
+        self.losing = self.chance.random() < 0.3
+        for part in self.chance.sample([self.nodes.turn, self.kubelets.turn, self.kueue.turn], 3):
+            if self.chance.random() < 0.8:
+                part()
+        leader = self.operators[0]
+        if self.chance.random() < 0.85:
+            leader.hear(self.chance.choice([None, None, 1, 3]))
+        await leader.look()
+        if self.chance.random() < 0.1:  # a stale one that has not noticed that it does not lead
+            await self.operators[1].look()
+        self.check()
+
+    def check(self) -> None:
+        """What holds at every moment."""
+        alive = [each for each in self.kubelets.processes.values() if JOB_LABEL in each["metadata"]["labels"]]
+        places = Counter(
+            (each["metadata"]["labels"][UID_LABEL], each["metadata"]["labels"][PLACE_LABEL]) for each in alive
+        )
+        assert max(places.values(), default=0) <= 1, f"two for one place: {places}"
+        known = [each for each in self.pods() if each["status"]["phase"] not in ("Succeeded", "Failed")]
+        places = Counter(
+            (each["metadata"]["labels"][UID_LABEL], each["metadata"]["labels"][PLACE_LABEL]) for each in known
+        )
+        assert max(places.values(), default=0) <= 1, f"two pods for one place: {places}"
+        assert all(int(place) < self.high for _, place in places), "beyond the maximum"
+
+    async def rest(self, rounds: int = 400) -> None:
+        """Nothing happens any more, and there is room; in the end all that is wanted runs."""
+        self.losing = False
+        self.kubelets.cut.clear()
+        self.nodes.unfit.clear()
+        self.nodes.nodes = {f"m{n}": 2 for n in range(self.high + 2)}
+        self.kueue.quota["queue"] = 4 * self.high + 8
+        for each in self.store.all_of("pods"):
+            if JOB_LABEL not in (each["metadata"].get("labels") or {}):
+                self.store.delete("pods", each["metadata"]["namespace"], each["metadata"]["name"], grace=0)
+        for _ in range(rounds):
+            before = self.store.version
+            for part in (self.kueue.turn, self.nodes.turn, self.kubelets.turn, self.operators[0].hear):
+                part()
+            await self.operators[0].look()
+            self.store.collect()
+            self.check()
+            if self.store.version == before:
+                if self.settled():
+                    return
+                self.now += 35.0
+        raise AssertionError(f"it does not come to rest: {self.store.all_of('trainingjobs')} {self.pods()}")
+
+    def settled(self) -> bool:
+        jobs = self.store.all_of("trainingjobs")
+        running = [each for each in self.pods() if each["status"]["phase"] == "Running"]
+        wanted = sum(each["status"]["desiredReplicas"] for each in jobs)
+        return bool(len(running) == wanted == len(self.pods()))
+
+    # --- events ------------------------------------------------------------------------------------------------
+
+    def _some(self, phase: str | None = None) -> Manifest | None:
+        found = [each for each in self.pods() if phase in (None, each["status"]["phase"])]
+        return self.chance.choice(found) if found else None
+
+    def _kill_pod(self) -> None:
+        if pod := self._some():
+            self.store.delete("pods", "team", pod["metadata"]["name"])
+
+    def _end_pod(self) -> None:
+        pod = self._some("Running")
+        if pod is not None and pod["spec"]["nodeName"] not in self.kubelets.cut:
+            self.kubelets.end(pod, self.chance.choice([75, 137]))
+
+    def _cut(self) -> None:
+        node = self.chance.choice(sorted(self.nodes.nodes))
+        self.kubelets.cut.setdefault(node, self.now)
+        self.nodes.unfit.add(node)
+
+    def _mend(self) -> None:
+        for node in list(self.kubelets.cut)[:1]:
+            del self.kubelets.cut[node]
+            self.nodes.unfit.discard(node)
+
+    def _scale(self) -> None:
+        field, value = self.chance.choice(
+            [
+                ("replicas", self.chance.randint(self.low, self.high)),
+                ("replicas", 1),
+                ("suspend", self.chance.random() < 0.2),
+            ]
+        )
+        for each in self.store.all_of("trainingjobs"):
+            self.store.patch("trainingjobs", "team", each["metadata"]["name"], {"spec": {field: value}})
+
+    def _other(self) -> None:
+        """Work of higher priority comes or goes, and quota with it."""
+        self.kueue.quota["queue"] = self.chance.randint(0, 2 * self.high)
+        if self.others and self.chance.random() < 0.5:
+            with contextlib.suppress(Refused):
+                self.store.delete("pods", "team", f"other{self.others}", grace=0)
+        self.others += 1
+        spec = {"containers": [{"name": "x", "image": "x"}], "priorityClassName": "other"}
+        self.store.create("pods", "team", {"metadata": {"name": f"other{self.others}", "labels": {}}, "spec": spec})
+
+    def _compact(self) -> None:
+        self.store.compact()
+
+    def _restart(self) -> None:
+        """The operator is killed; the other one leads, and has listed everything."""
+        self.operators = [self._operator(), self.operators[0]]
+
+
+async def _play(seed: int, events: int) -> None:
+    schedule = Schedule(seed)
+    schedule.store.refuse = lambda verb, plural, body: (
+        schedule.kueue.admit_pod(body) if verb == "create" and plural == "pods" else None
+    )
+    for _ in range(events):
+        await schedule.event()
+    await schedule.rest()
+    assert schedule.settled()
+    for each in schedule.store.all_of("trainingjobs"):
+        schedule.store.delete("trainingjobs", "team", each["metadata"]["name"])
+    for _ in range(5):
+        schedule.store.collect()
+        schedule.kubelets.turn()
+        schedule.operators[0].hear()
+        await schedule.operators[0].look()
+    left = [key for key in schedule.store.objects if key[0] != "priorityclasses"]
+    assert left == [], f"orphans: {left}"
+    assert schedule.kubelets.processes == {}
+
+
+@pytest.mark.parametrize("seed", range(_IN_TEST))
+def test_operators_keep_the_laws_through_any_events(seed: int) -> None:
+    asyncio.run(_play(seed, events=40))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(_IN_TEST, _IN_SOAK))
+def test_operators_keep_the_laws_through_any_events_many_times(seed: int) -> None:
+    asyncio.run(_play(seed, events=40))

@@ -1,0 +1,56 @@
+"""A real training under the operator: real processes, pods deleted, sizes changed, the operator away."""
+
+import socket
+from pathlib import Path
+
+from tests.cluster.bed import Bed, bed
+from tests.cluster.jobs import training_job
+from tests.process.test_elastic_launch import PACED
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _world(cluster: Bed) -> int:
+    """Of the last step that pod 0 has told."""
+    lines = [line for line in cluster.kubelet.output("job-1-0-1").splitlines() if " of " in line and "at " in line]
+    return int(lines[-1].rsplit(" ", 1)[1]) if lines else 0
+
+
+async def test_a_training_grows_loses_a_pod_shrinks_and_ends_without_losing_a_step(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PACED)
+    job = training_job(
+        replicaCount=1,
+        maxReplicaCount=3,
+        replicas=2,
+        scaleUpSnoozeTimeInSeconds=0,
+        gracefulShutdownTimeoutInSeconds=20,
+        port=_free_port(),
+    )
+    async with bed(tmp_path, {"n1": 4}, real=True) as cluster:
+        cluster.store.create("trainingjobs", "team", job)
+        async with cluster.operator():
+            await cluster.until(lambda: _world(cluster) == 2, "two replicas train")
+            cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 3}})
+            await cluster.until(lambda: _world(cluster) == 3, "three replicas train")
+            lost = next(
+                each for each in cluster.pods("Running") if each["metadata"]["labels"]["regrow.dev/place"] == "2"
+            )
+            cluster.store.delete("pods", "team", lost["metadata"]["name"])
+            await cluster.until(lambda: _world(cluster) == 2, "the others go on without it")
+            await cluster.until(lambda: _world(cluster) == 3, "and with another in its place")
+        # No operator: training goes on.
+        before = cluster.kubelet.output("job-1-0-1")
+        await cluster.until(lambda: len(cluster.kubelet.output("job-1-0-1")) > len(before) + 40, "steps go on")
+        async with cluster.operator():
+            cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 1}})
+            await cluster.until(lambda: _world(cluster) == 1, "one replica trains")
+            (tmp_path / "hurry").touch()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+        told = cluster.kubelet.output("job-1-0-1")
+        assert "trained by 1" in told
+        steps = [int(line.split()[-3]) for line in told.splitlines() if line.split()[-2:-1] == ["of"]]
+        assert steps == sorted(set(steps)) and steps[-1] >= 690, told
