@@ -71,6 +71,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[gpt_oss-pretrain]",
         "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[gpt_oss-dpo]",
         "test_in_invariant_mode_one_replica_of_two_shards_trains_as_two_do",
+        "test_a_lora_training_of_a_line_loses_rank_0_and_ends_with_the_same_adapter",
     ),
     "tests/process/test_kills.py": (
         "test_every_stage_and_every_rank_killed_one_after_another[0]",
