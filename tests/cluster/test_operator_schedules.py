@@ -1,4 +1,4 @@
-"""Any order of events: never two for one place, never below the minimum by its own choice, no orphan, and it rests."""
+"""Any order of events: never two pods for one place, no orphan, and it comes to rest."""
 
 import asyncio
 import contextlib

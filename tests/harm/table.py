@@ -14,6 +14,7 @@ OPEN: dict[str, str] = {}
 BATCHES_OF_A_RANK = "the global batch would follow the number of ranks"
 """Why the world keeps its size where a script's batches are each rank's own."""
 DRAWS = "random numbers are drawn by rank (in world-invariant mode by micro-batch)"
+FP16 = "float16 rounds gradients of another number of rows to others"
 BF16 = "bfloat16 rounds sums over another number of rows to others"
 Run = Callable[..., Mapping[str, Any]]
 RECIPE = "recipe-"

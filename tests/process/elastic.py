@@ -69,7 +69,13 @@ class Elastic:
         """Wait until so many replicas train, a step further, and nothing is open."""
         self._until(lambda: self._trains(replicas), f"{replicas} replicas train")
         step = self.view().step
-        return self._until(lambda: self._trains(replicas, after=step), f"{replicas} replicas train on")
+        settled = self._until(lambda: self._trains(replicas, after=step), f"{replicas} replicas train on")
+        # A fault before the last rank has said that it trains on would be the same incident as the change.
+        self._until(lambda: self._records().open_incidents == {} or None, "its last incident is closed")
+        return settled
+
+    def _records(self) -> Ledger:
+        return Ledger(read_records(self.site.home / "jobs" / self.name))
 
     def _trains(self, replicas: int, after: int = -1) -> JobView | None:
         now = self.view()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.harm.frame import WIDTH, Trial, backward, ddp, mlp, mse
-from tests.harm.table import DRAWS, habit
+from tests.harm.table import DRAWS, FP16, habit
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -201,7 +201,7 @@ def bucket_views(t: Trial) -> dict[str, Any]:
     return train(t, model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 
 
-@habit("DDP's `fp16_compress_hook`")
+@habit("DDP's `fp16_compress_hook`", differs=FP16)
 def compressing_hook(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)

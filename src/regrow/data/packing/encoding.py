@@ -4,6 +4,8 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from regrow.data.sources.records import kind_of, malformed, parse_record
 
 _AT_ONCE = 256
 _PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.5
 
 
 def progress_bars(shown: bool) -> None:
@@ -100,7 +103,7 @@ def _text_in(row: dict[str, Any], column: str) -> str:
 def _forks_end_with_us() -> Iterator[None]:
     """Within this, forks are killed when this process ends: those of `datasets` would wait forever for an order."""
     if not _packer:
-        os.register_at_fork(after_in_child=_end_with_packer)
+        os.register_at_fork(before=_note_thread, after_in_child=_end_with_packer)
     _packer[:] = [os.getpid()]
     try:
         yield
@@ -120,10 +123,27 @@ def _interrupts_kept() -> Iterator[None]:
 
 
 _packer: list[int] = []
+_by_main_thread: list[bool] = [True]
+
+
+def _note_thread() -> None:
+    _by_main_thread[:] = [threading.current_thread() is threading.main_thread()]
 
 
 def _end_with_packer() -> None:
-    if _packer[0] and sys.platform == "linux":
+    if not _packer[0] or sys.platform != "linux":
+        return
+    if _by_main_thread[0]:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != _packer[0]:
             os._exit(1)
+    else:
+        # The pool's thread forks who comes after a dead worker. It ends with the pool, not with the process: the kernel
+        # would kill its forks then, in the middle of taking an order, and nobody could take the lock from them.
+        threading.Thread(target=_watch_packer, args=(_packer[0],), daemon=True).start()
+
+
+def _watch_packer(packer: int) -> None:
+    while os.getppid() == packer:
+        time.sleep(_LOOK_S)
+    os._exit(1)
