@@ -68,6 +68,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[qwen3_moe-lora]",
         "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[deepseek_v3-full]",
         "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[deepseek_v3-lora]",
+        "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[deepseek_v3-dpo]",
         "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[gpt_oss-pretrain]",
         "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[gpt_oss-dpo]",
         "test_in_invariant_mode_one_replica_of_two_shards_trains_as_two_do",

@@ -16,6 +16,7 @@ CELLS = [
     ("qwen3_moe", "lora"),
     ("deepseek_v3", "full"),
     ("deepseek_v3", "lora"),
+    ("deepseek_v3", "dpo"),
     ("gpt_oss", "pretrain"),
     ("gpt_oss", "dpo"),
 ]
