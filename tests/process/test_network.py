@@ -82,8 +82,8 @@ def test_a_spare_takes_the_ranks_of_a_host_that_dies(
         outcome = end(here, name, launchers[0])
         assert launchers[2].wait() == 0, launchers[2].output
     hosts.join(1)
-    for left in here.runtime.iterdir():
-        shutil.rmtree(left)  # sockets of a host that has lost all its processes
+    for left in (*here.runtime.iterdir(), *here.caches()):
+        shutil.rmtree(left)  # sockets and memory of a host that has lost all its processes
     assert_equal(outcome, undisturbed, lost={2, 3})
     assert nodes_of(here, name)[-1] == ["node0", "node0", "node2", "node2"]
 
