@@ -31,6 +31,9 @@ format: venv
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
+# Processes of tests import the same modules again and again: what they compile is kept, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Test jobs are many short processes: two tests at a time keep two cores busy.
 PYTEST := $(BIN)/python -m pytest -q --durations=10 -n 2 --dist loadfile
 

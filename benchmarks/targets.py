@@ -43,6 +43,7 @@ class Target:
 
 TARGETS: Mapping[str, tuple[Target, ...]] = {
     "batch": (Target("rows_per_s", least=2_000), Target("peak_mib", most=500)),
+    "control_plane": (Target("abort_s_5000", most=1.0),),
     "data": (
         *(Target(f"first_batch_s_{step}", most=0.020) for step in (10, 1_000, 100_000)),
         *(
@@ -78,6 +79,11 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("steps_redone", most=0),
         Target("not_recovered", most=0),
         Target("audit_percent", most=0.5),
+    ),
+    "simulator": (
+        Target("large_s", most=600),
+        Target("large_mib", most=4_096),
+        Target("demo_error_most", most=0.2),
     ),
 }
 """By benchmark."""

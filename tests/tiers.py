@@ -17,13 +17,49 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[13]",
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[8]",
     ),
+    "tests/schedules/test_membership_schedules.py": ("test_more_schedules",),
+    "tests/schedules/test_elastic_schedules.py": ("test_more_schedules_of_changing_worlds",),
     "tests/cluster/test_operator_trains.py": ALL,
+    "tests/slurm/test_slurm_commands.py": ALL,
+    "tests/slurm/test_slurm_trains.py": (
+        "test_elastic_replicas_leave_within_their_grace_for_a_job_of_higher_priority_and_come_back",
+        "test_a_killed_node_is_replaced_at_once_elsewhere",
+        "test_a_node_that_is_cut_off_stops_itself_and_never_commits",
+        "test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew",
+    ),
     "tests/process/test_batch.py": (
         "test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer",
         "test_workers_come_and_go_by_the_file_and_by_commands",
         "test_workers_that_it_starts_itself_are_replaced_and_end_with_it",
+        "test_a_signal_has_the_list_read_at_once_even_where_it_seems_unchanged",
+    ),
+    "tests/process/test_batch_registered.py": (
+        "test_a_head_that_is_killed_and_started_again_finds_its_workers_and_not_those_that_died",
+        "test_who_is_drained_at_the_head_ends_and_one_that_ends_by_itself_says_so",
+        "test_a_command_that_names_the_head_starts_workers_anywhere",
     ),
     "tests/process/test_batch_serve.py": ALL,
+    "tests/process/test_succession.py": (
+        "test_training_goes_on_without_the_node_that_hosted_the_coordinator[the_host_is_without_power]",
+        "test_training_goes_on_without_the_node_that_hosted_the_coordinator[the_launcher_is_killed]",
+        "test_coordinators_are_lost_one_after_the_other",
+        "test_the_node_of_a_coordinator_is_given_back",
+        "test_a_coordinator_that_is_only_paused_keeps_its_office_while_nobody_needs_it",
+        "test_a_coordinator_that_was_paused_at_a_fault_finds_another_in_its_place_and_ends",
+    ),
+    "tests/process/test_coordinator_fails.py": tuple(
+        f"test_training_goes_on_and_ends_the_same[{case}]"
+        for case in (
+            "while all build",
+            "as the first generation is formed",
+            "between faults",
+            "at a death, before anything is done",
+            "as a survivor has halted",
+            "as the newcomer is ready",
+            "as the last step is done",
+            "as the job ends",
+        )
+    ),
     "tests/process/test_goodput_run.py": (
         "test_the_account_of_a_run_with_kills_adds_up_and_agrees_with_the_plan[20-120]",
     ),
@@ -44,11 +80,17 @@ FULL: dict[str, tuple[str, ...]] = {
     ),
     "tests/harm/test_harm.py": ("test_a_habit_of_the_world_is_trained_the_same_or_refused",),
     "tests/harm/test_elastic_habits.py": ("test_a_habit_comes_through_a_change_of_the_world_or_has_a_fixed_size",),
+    "tests/process/test_sim_foretells.py": ALL,
     "tests/process/test_try.py": (
         "test_a_script_that_counts_for_itself_differs_and_is_told_what_to_write_instead",
         "test_a_script_that_fails_by_itself_is_told_so_before_any_kill",
     ),
     "tests/process/test_adapter_accelerate.py": ("test_rank_0_and_others_die_in_steps_and_in_an_evaluation[standby]",),
+    "tests/process/test_adapter_lightning.py": (
+        "test_it_learns_what_the_stock_trainer_does",
+        "test_every_stage_and_every_rank_killed_one_after_another",
+        "test_a_standby_takes_the_place_of_who_dies_in_a_validation",
+    ),
     "tests/process/test_adapter_trainer.py": (
         "test_it_learns_what_the_stock_trainer_does",
         "test_every_stage_and_every_rank_killed_one_after_another",
@@ -74,6 +116,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_in_invariant_mode_one_replica_of_two_shards_trains_as_two_do",
         "test_a_lora_training_of_a_line_loses_rank_0_and_ends_with_the_same_adapter",
     ),
+    "tests/process/test_recipes_trl.py": ALL,
     "tests/process/test_kills.py": (
         "test_every_stage_and_every_rank_killed_one_after_another[0]",
         "test_two_ranks_killed_at_once_at_every_stage",
@@ -133,6 +176,16 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_shares_of_a_global_batch_follow_the_world[in place]",
     ),
     "tests/process/test_elastic_example.py": ALL,
+    "tests/process/test_elastic_trainer.py": ALL,
+    "tests/process/test_port.py": ALL,
+    "tests/process/test_examples.py": (
+        "test_an_example_loses_ranks_and_ends_the_same[01-alone]",
+        "test_an_example_loses_ranks_and_ends_the_same[03-fsdp2]",
+        "test_an_example_loses_ranks_and_ends_the_same[04-hsdp]",
+        "test_an_example_loses_ranks_and_ends_the_same[06-data]",
+        "test_an_example_loses_ranks_and_ends_the_same[07-elastic]",
+        "test_an_example_on_hugging_face_loses_a_rank_and_ends_the_same",
+    ),
     "tests/process/test_elastic_launch.py": (
         "test_a_node_without_the_script_is_told_so",
         "test_an_agent_of_an_elastic_job_that_is_told_to_end_gives_its_node_back",
@@ -143,6 +196,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_an_agent_that_ends_after_its_notice_before_its_ranks_have_left_is_not_started_again",
         "test_the_first_node_can_be_drained_and_its_launcher_goes_on_as_the_coordinators_host",
         "test_signals_give_a_node_back_and_a_second_one_ends_it_at_once",
+        "test_a_node_that_is_given_back_infers_until_the_training_takes_it_again",
     ),
     "tests/process/test_elastic_policy.py": (
         "test_a_group_of_the_scripts_own_follows_the_world_also_through_a_single_replica",

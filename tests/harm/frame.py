@@ -4,6 +4,7 @@ A habit is a function of a `Trial`. It trains as its author would write it, and 
 same function runs under `regrow run`, alone under `python`, and in a world of plain torch.distributed without regrow.
 """
 
+import itertools
 import os
 import signal
 import time
@@ -148,6 +149,22 @@ class Struck:
 
 
 @dataclass
+class Turn:
+    """One epoch."""
+
+    epoch: Any
+    steps: Iterator[Any]
+
+    @property
+    def number(self) -> int:
+        """Which."""
+        return int(getattr(self.epoch, "number", self.epoch))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.steps
+
+
+@dataclass
 class Trial:
     """What a habit is given.
 
@@ -156,6 +173,7 @@ class Trial:
         folder: shared by all ranks of this run, for what the habit writes.
         until: steps.
         strikes: (place, rank, step) at which this process is to be killed, each once.
+        paced: steps since the world has had its size, and that.
         world: "still" or "changing" where the data is of a global batch, as a world that changes needs it.
     """
 
@@ -164,6 +182,7 @@ class Trial:
     until: int = 12
     strikes: list[tuple[str, int, int]] = field(default_factory=list)
     world: str = ""
+    paced: tuple[int, int] = (0, 0)
 
     def steps(self, loader: Any = None, *, until: int | None = None, **words: Any) -> Iterator[Any]:
         """The session's steps, over the common data unless a loader is given."""
@@ -174,21 +193,32 @@ class Trial:
             return self._changing(steps)
         return steps if not self.strikes else self._struck(steps)
 
+    def epochs(self, count: int, length: int) -> Iterator["Turn"]:
+        """The session's epochs over the common data, of so many steps each."""
+        loader = global_batches() if self.world else self.batch
+        if isinstance(self.session, PlainSession):
+            steps = self.session.steps(loader, until=count * length)
+            yield from (Turn(number, itertools.islice(steps, length)) for number in range(count))
+            return
+        for epoch in self.session.epochs(loader, count, length=length):
+            given: Iterator[Any] = iter(epoch)
+            if self.world == "changing":
+                given = self._changing(given)
+            yield Turn(epoch, given if not self.strikes else self._struck(given))
+
     def _struck(self, steps: Iterator[Any]) -> Iterator[Any]:
         for step in steps:
             yield Struck(step, self._strike)
             self._strike("between", step)
 
     def _changing(self, steps: Iterator[Any]) -> Iterator[Any]:
-        paced, size = 0, 0
         for step in steps:
             yield step
             if step.rehearsal:
                 continue
-            if size != dist.get_world_size():
-                paced, size = 0, dist.get_world_size()
-            paced += 1
-            self._linger(paced)
+            before, size = self.paced[1], dist.get_world_size()
+            self.paced = (self.paced[0] + 1 if size == before else 1), size
+            self._linger(self.paced[0])
 
     def _linger(self, paced: int) -> None:
         """Make steps slow while the world is to change, and wait until the test has the order for it."""

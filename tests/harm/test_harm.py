@@ -3,8 +3,6 @@
 import math
 import os
 import select
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.harm.table import OPEN, Habit, all_habits
-from tests.process.launching import SOURCE, Site, site
+from tests.process.launching import SOURCE, Site, site, warm
 
 from regrow.observe.ledger import Ledger, read_records
 
@@ -75,33 +73,29 @@ class References:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         path = os.pathsep.join([SOURCE, str(ROOT)])
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harm.reference", str(folder), str(WORLD)],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
+        env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        (asked, self._asks), (self._answers, answers) = os.pipe(), os.pipe()
+        words, streams = [str(folder), str(WORLD)], (asked, answers, 2)
+        self._process = warm(IMPORTS).start("tests.harm.reference", words, cwd=str(ROOT), env=env, streams=streams)
+        os.close(asked)
+        os.close(answers)
 
     def of(self, kind: str, name: str) -> Run:
         """`plain`, `single` or `alone`. Fails where that run did."""
         folder = self._folder / kind / name
         if not folder.exists():
-            assert self._process.stdin is not None and self._process.stdout is not None
-            self._process.stdin.write(f"{name}\n".encode())
-            ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
-            assert ready and self._process.stdout.readline().decode().strip() == name, "no answer"
+            os.write(self._asks, f"{name}\n".encode())
+            ready, _, _ = select.select([self._answers], [], [], PATIENCE_S)
+            assert ready and os.read(self._answers, 1 << 10).decode().strip() == name, "no answer"
         said = "\n".join(path.read_text() for path in folder.glob("log.*"))
         assert (folder / "ok").exists(), f"the reference itself fails ({kind}): {said}"
         return Run(folder, 0, said)
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        os.close(self._asks)
         self._process.wait(PATIENCE_S)
-        self._process.stdout.close()
+        os.close(self._answers)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,12 +21,18 @@ FAKE = str(Path(__file__).parents[1] / "scripts" / "fake_worker.py")
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 
-def until(what: Callable[[], bool], *, within: float = PATIENCE) -> None:
-    """Look until something is so."""
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def until(what: Callable[[], bool], *, within: float = PATIENCE, every: float = 0.005) -> None:
+    """Look until something is so. `every`: seconds between two looks."""
     end = time.monotonic() + within
     while not what():
         assert time.monotonic() < end, f"it did not become so within {within} s"
-        time.sleep(0.005)
+        time.sleep(every)
 
 
 class Worker:
@@ -79,23 +86,29 @@ class Desk:
 
     def start(self, *words: str, **more: Any) -> "subprocess.Popen[str]":
         """`regrow batch run in.jsonl -o out.jsonl words…`, with all workers unless words name some."""
-        if not any(word in ("--workers", "--workers-file", "--spawn") for word in words):
+        if not any(word in ("--workers", "--workers-file", "--spawn", "--listen") for word in words):
             words = ("--workers", ",".join(worker.url for worker in self.workers), *words)
-        command = [sys.executable, "-m", "regrow", "batch", "run", "in.jsonl", "-o", "out.jsonl", *words]
-        head = subprocess.Popen(
-            command,
+        return self._batch("run", "in.jsonl", "-o", "out.jsonl", *words, **more)
+
+    def register(self, head: str, *words: str, flags: tuple[str, ...] = (), **more: Any) -> "subprocess.Popen[str]":
+        """`regrow batch worker flags… head` with a fake worker as its server."""
+        return self._batch("worker", *flags, head, sys.executable, FAKE, "{port}", *words, **more)
+
+    def _batch(self, *words: str, env: dict[str, str] | None = None, **more: Any) -> "subprocess.Popen[str]":
+        started = subprocess.Popen(
+            [sys.executable, "-m", "regrow", "batch", *words],
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": SOURCE, "REGROW_HOME": str(self.folder / "home")},
+            env=os.environ | {"PYTHONPATH": SOURCE, "REGROW_HOME": str(self.folder / "home")} | (env or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             **more,
         )
-        self.heads.append(head)
-        return head
+        self.heads.append(started)
+        return started
 
     def end(self, head: "subprocess.Popen[str]") -> tuple[int, str]:
-        """Wait for a head; its exit code, and what it said."""
+        """Wait for a head or a worker; its exit code, and what it said."""
         said, _ = head.communicate(timeout=PATIENCE)
         return head.returncode, said
 

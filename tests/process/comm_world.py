@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import signature
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 import torch
 import torch.distributed as dist
 from tests.unit.test_agent_environment import config
@@ -30,8 +32,20 @@ DEADLINE = 120.0
 _SERVER = multiprocessing.get_context("forkserver")
 # What scripts import, once instead of in each process: seconds each.
 _SERVER.set_forkserver_preload(
-    ["regrow.comm.process_groups", "torch._dynamo", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"]
+    [
+        "regrow.comm.process_groups",
+        "torch._dynamo",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+        "tests.process.comm_world",
+        "tests.process.comm_cases",
+        "tests.process.comm_misuse",
+        "tests.process.comm_parallel",
+        "tests.process.comm_scripts",
+        "tests.process.tree_sum_scripts",
+    ]
 )
+_ROOT = str(Path(__file__).parents[2])
 
 
 class Call(Protocol):
@@ -139,6 +153,7 @@ class World:
 @contextmanager
 def world(seats: Sequence[Seat], body: Callable[..., Any], *args: Any) -> Iterator[World]:
     """`body(seat, *args)` in a process a seat, with its end of the `pipe` if it wants it; they are gone afterwards."""
+    _start_server()
     processes, pipes = [], []
     try:
         for seat in seats:
@@ -156,6 +171,13 @@ def world(seats: Sequence[Seat], body: Callable[..., Any], *args: Any) -> Iterat
             process.close()
         for pipe in pipes:
             pipe.close()
+
+
+def _start_server() -> None:
+    """Start the server, unless it runs: it looks for what it imports where `PYTHONPATH` says, and not where we do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", _ROOT, prepend=os.pathsep)
+        forkserver.ensure_running()
 
 
 def play(size: int, folder: Path, body: Callable[..., Any], *args: Any, tcp: bool = False) -> list[Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+import psutil
 from tests.process.warm import WarmProcess, WarmServer
 
 PATIENCE = 240.0
@@ -29,6 +30,7 @@ TRAINERS = (
     "trl.trainer.sft_trainer",
 )
 """What the scripts of tests about others' trainers import: seconds for each worker, otherwise."""
+LIGHTNING = ("pytorch_lightning",)
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 
@@ -40,6 +42,8 @@ class Site:
 
     def __init__(self, folder: Path, imports: tuple[str, ...] = ()) -> None:
         self.folder, self._imports = folder, imports
+        self.module = "regrow"
+        """What its commands run."""
         self.patience = PATIENCE
         """How long a command may take, in seconds."""
         self.home = folder / "home"
@@ -62,7 +66,7 @@ class Site:
         """`regrow words…`, forked from the warm process."""
         streams = (_nothing(), output, errors)
         return warm(self._imports).start(
-            "regrow", words, cwd=str(self.folder), env=self.environment(**more), streams=streams
+            self.module, words, cwd=str(self.folder), env=self.environment(**more), streams=streams
         )
 
     def regrow(self, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
@@ -170,10 +174,16 @@ class Running:
         return bool(new)
 
 
+def agents_below(launcher: Running) -> list[int]:
+    """The agents among a launcher's processes; where processes are forked ahead, others wait to become some."""
+    below = psutil.Process(launcher.process.pid).children()
+    return [child.pid for child in below if "regrow.agent" in child.cmdline()]
+
+
 def warm(imports: tuple[str, ...] = ()) -> WarmServer:
     """The process that jobs are forked from, one a test session for each set of modules that it has imported."""
     if imports not in _warm:
-        _warm[imports] = WarmServer(SOURCE, imports)
+        _warm[imports] = warm().server(imports) if imports else WarmServer(SOURCE)
     return _warm[imports]
 
 

@@ -32,6 +32,7 @@ def undisturbed(here: Site) -> Outcome:
     outcome = run(here, "undisturbed", faults=[])
     assert len({str(final["digest"]) for final in outcome.finals.values()}) == 1
     assert len({str(final["history"]) for final in outcome.finals.values()}) == 1
+    assert len(outcome.finals[0]["history"]) == STEPS // 4  # type: ignore[arg-type]
     return outcome
 
 

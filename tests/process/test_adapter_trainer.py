@@ -10,7 +10,7 @@ from tests.process.training import Fault, Outcome, assert_equal, train
 
 WORLD, STEPS = 3, 12
 STAGES = ("data", "forward", "backward", "reduce", "update", "commit")
-EXAMPLE = str(Path(__file__).parents[2] / "examples" / "hf_trainer.py")
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "09-hf-trainer.py")
 Heard = dict[str, list[int]]
 
 

@@ -1,17 +1,26 @@
 """Batch inference through everything that can happen to its workers and to itself: each id once, none lost."""
 
 import json
+import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.process.batch import FAKE, SOURCE, Desk, desk, until
+
+from regrow.infer.batch.pool import Pool, PoolPolicy
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -28,11 +37,18 @@ def expected(count: int) -> dict[str, str]:
     return {f"id-{number}": f"prompt {number}" for number in range(count)}
 
 
+def timed(act: Callable[[], T]) -> tuple[float, T]:
+    """Seconds that it took, and what came of it."""
+    began = time.monotonic()
+    came = act()
+    return time.monotonic() - began, came
+
+
 def disturbed(at: Desk, rows: int, *, heads: int, workers: int, words: tuple[str, ...]) -> str:
     """Run while heads and workers are killed in turns, evenly over the rows; what the last head said."""
     head = at.start(*words)
     for number in range(1, heads + workers + 1):
-        until(lambda number=number: at.journaled() >= number * rows // (heads + workers + 1))  # type: ignore[misc]
+        until(lambda number=number: at.journaled() >= number * rows // (heads + workers + 1), every=0.05)  # type: ignore[misc]
         if number % 2 and number // 2 < heads:
             at.kill(head)
             head = at.start(*words)
@@ -61,29 +77,24 @@ def test_faults_of_all_kinds_and_kills_of_workers_and_heads_lose_no_row_and_repe
 
 
 def test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer(
-    at: Desk, record_property: Callable[[str, float], None]
+    at: Desk, tmp_path: Path, record_property: Callable[[str, float], None]
 ) -> None:
     rows = 10_000
     words = ("--per-worker", "8", "--timeout", "2s", "--quiet")
-    at.rows(*prompts(rows))
-    for _ in range(4):
-        at.worker("--latency", "0.12")
-    began = time.monotonic()
-    code, said = at.run(*words)
-    alone = time.monotonic() - began
-    assert code == 0, said
-    assert at.answers() == expected(rows)
-    for worker in at.workers:
-        worker.kill()
-    at.workers.clear()
-    (at.folder / "out.jsonl").unlink()
-    at.journal.unlink()
-    for seed in range(4):
-        at.worker("--latency", "0.12", "--faults", "0.02", "--seed", str(seed))
-    assert all(worker.url for worker in at.workers)
-    began = time.monotonic()
-    disturbed(at, rows, heads=5, workers=5, words=words)
-    took = time.monotonic() - began
+    (tmp_path / "alone").mkdir()
+    with desk(tmp_path / "alone") as calm:
+        # Both at once, so that whatever else the machine does slows both.
+        for made in (at, calm):
+            made.rows(*prompts(rows))
+            for seed in range(4):
+                made.worker("--latency", "0.28", *(("--faults", "0.02", "--seed", str(seed)) if made is at else ()))
+        assert all(worker.url for made in (at, calm) for worker in made.workers)
+        with ThreadPoolExecutor(1) as beside:
+            undisturbed = beside.submit(timed, lambda: calm.run(*words))
+            took, _ = timed(lambda: disturbed(at, rows, heads=5, workers=5, words=words))
+            alone, (code, said) = undisturbed.result()
+        assert code == 0, said
+        assert calm.answers() == expected(rows)
     assert at.answers() == expected(rows)
     record_property("seconds alone", round(alone, 1))
     record_property("seconds disturbed", round(took, 1))
@@ -130,6 +141,119 @@ def test_a_full_disk_stops_it_with_one_message_and_it_goes_on_when_there_is_room
     code, said = at.run_here("--workers", at.workers[0].url)
     assert code == 0 and "of 200 rows are in out.jsonl.journal; the others are sent" in said
     assert at.answers() == expected(200)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Callable[[str], Desk]]:
+    """Makes a desk on a disk of a size, or gives that disk another size."""
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("a small disk is a tmpfs, and to mount one needs root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    with desk(folder) as made:
+
+        def resized(size: str) -> Desk:
+            option = f"remount,size={size}" if folder.is_mount() else f"size={size}"
+            done = subprocess.run([mount, "-t", "tmpfs", "-o", option, "tmpfs", folder], capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"a tmpfs cannot be mounted: {done.stderr}")
+            return made
+
+        yield resized
+    if folder.is_mount():
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows_kept", "named"),
+    [
+        ("400k", "none", "the journal out.jsonl.journal"),
+        ("500k", "some", "the journal out.jsonl.journal"),
+        ("1000k", "all", "regrow: out.jsonl"),
+    ],
+    ids=["before the first row", "in the journal", "in the output"],
+)
+def test_a_full_disk_costs_no_row_wherever_it_is_found_full(
+    small: Callable[[str], Desk], tmp_path: Path, size: str, rows_kept: str, named: str
+) -> None:
+    at, heard = small(size), tmp_path / "heard"
+    heard.touch()
+    asked = [f"prompt {number} ".ljust(1000, ".") for number in range(300)]
+    at.rows(*asked)
+    if rows_kept == "none":
+        with suppress(OSError), (at.folder / "ballast").open("wb") as stream:
+            stream.write(bytes(1 << 20))
+    at.worker("--heard", str(heard))
+    words = ("--workers", at.workers[0].url, "--quiet")
+    code, said = at.run_here(*words)
+    assert (code, said.count("regrow:")) == (75, 1), said
+    assert f"{named} cannot be written: No space left on device (make room" in said, said
+    assert not (at.folder / "out.jsonl").exists() and not (at.folder / "out.jsonl.partial").exists()
+    before = len(heard.read_text().splitlines())
+    code, said = at.run_here(*words)
+    assert (code, said.count("regrow:")) == (75, 1) and "No space left on device" in said, said
+    small("8m")
+    (at.folder / "ballast").unlink(missing_ok=True)
+    code, said = at.run_here(*words)
+    assert code == 0, said
+    assert at.answers() == {f"id-{number}": prompt for number, prompt in enumerate(asked)}
+    if rows_kept == "all":
+        assert len(heard.read_text().splitlines()) == before == len(asked), "a row was sent again"
+    assert ("of 300 rows are in out.jsonl.journal" in said) == (rows_kept != "none")
+
+
+def test_rows_that_begin_alike_go_to_the_same_worker_though_all_have_more_than_enough_to_do(at: Desk) -> None:
+    for name in ("one", "two"):
+        at.worker("--latency", "0.01", "--heard", str(at.folder / name))
+    one, two = (each.url for each in at.workers)
+    pool = Pool(PoolPolicy())
+    for url in (one, two):
+        pool.join(url, 0.0)
+        pool.probed(url, "", 0.0, 0.0)
+    opened: dict[str, list[str]] = {one: [], two: []}
+    for number in range(1000):
+        opened[pool.home(opening := f"Opening {number:03} ".encode())].append(opening.decode())
+    openings = [*opened[one][:2], *opened[two][:2]]
+    at.rows(*(f"{openings[number % 4]}and question {number}" for number in range(400)))
+    code, said = at.run_here("--workers", f"{one},{two}", "--affinity", "12", "--per-worker", "4")
+    assert code == 0, said
+    assert len(at.answers()) == 400
+    heard = {url: (at.folder / name).read_text().splitlines() for url, name in ((one, "one"), (two, "two"))}
+    at_home = sum(json.loads(line)[0][:12] in opened[url] for url in heard for line in heard[url])
+    assert at_home >= 340, "of workers that are never idle each is given what begins like what it has seen"
+
+
+def test_a_signal_has_the_list_read_at_once_even_where_it_seems_unchanged(at: Desk) -> None:
+    at.rows(*prompts(200))
+    first, second = (at.worker("--latency", "0.1") for _ in range(2))
+    pool = at.folder / "pool.txt"
+    lines = [f"{each.url} cap=2 ".ljust(60, "#") + "\n" for each in (first, second)]
+    pool.write_text(lines[0])
+    stamp = pool.stat()
+    head = at.start("--workers-file", "pool.txt")
+    until(lambda: at.journaled() >= 4)
+    pool.write_text(lines[1])
+    os.utime(pool, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    head.send_signal(signal.SIGHUP)
+    until(lambda: first.url not in workers(at) and second.url in workers(at))
+    code, said = at.end(head)
+    assert code == 0 and f"worker {first.url} is no longer listed" in said, said
+    shares = {each["url"]: each["rows"] for each in at.summary()["workers"]}
+    assert 0 < shares[first.url] < 100 < shares[second.url]
+
+
+def test_the_key_of_a_file_is_shown_to_workers_and_a_missing_one_is_their_complaint(at: Desk) -> None:
+    at.rows("one", "two")
+    url = at.worker("--key", "sesame").url
+    (at.folder / "key").write_text("sesame\n")
+    code, said = at.run_here("--workers", url, "--patience", "300ms", "--timeout", "300ms")
+    assert code == 75 and "answered with status 401: it wants a key, see --api-key-file" in said, said
+    code, said = at.run_here("--workers", url, "--api-key-file", "no-such-file")
+    assert code == 2 and "--api-key-file no-such-file cannot be read" in said, said
+    code, said = at.run_here("--workers", url, "--api-key-file", "key")
+    assert code == 0, said
+    assert at.answers() == {"id-0": "one", "id-1": "two"}
 
 
 def test_workers_come_and_go_by_the_file_and_by_commands(at: Desk) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.process.launching import PATIENCE, Running, Site, site
+from tests.process.warm import AGENTS, MOUNT
 
 FILLS = """
 import os, sys, time
@@ -42,8 +42,8 @@ def root(here: Site) -> Path:
     return here.folder / "root"
 
 
-def start(here: Site, *flags: str) -> Running:
-    return here.start("run", "--nproc-per-node", "2", *flags, here.script(FILLS))
+def start(here: Site, *flags: str, **more: str) -> Running:
+    return here.start("run", "--nproc-per-node", "2", *flags, here.script(FILLS), **more)
 
 
 def agents_of(job: Running) -> list[psutil.Process]:
@@ -114,7 +114,7 @@ def test_by_default_it_is_in_shared_memory(here: Site) -> None:
 
 
 def test_an_agent_that_is_killed_gets_a_successor_with_an_empty_cache(here: Site) -> None:
-    with start(here, "--data-cache", "root") as job:
+    with start(here, "--data-cache", "root", **{AGENTS: "2"}) as job:
         job.wait_for("waiting\n", times=2)
         (first,) = here.caches(root(here))
         (agent,) = agents_of(job)
@@ -155,7 +155,7 @@ def test_what_is_left_when_launcher_and_agent_are_killed_is_swept_by_the_next_jo
 
 @pytest.mark.parametrize("killed", ["launcher", "agent"])
 def test_jobs_with_the_same_root_leave_each_other_alone(here: Site, killed: str) -> None:
-    with start(here, "--data-cache", "root") as one, start(here, "--data-cache", "root") as two:
+    with start(here, "--data-cache", "root", **{AGENTS: "2"}) as one, start(here, "--data-cache", "root") as two:
         for each in (one, two):
             each.wait_for("waiting\n", times=2)
         assert len(here.caches(root(here))) == 2
@@ -199,18 +199,10 @@ def test_workers_are_told_the_budget(here: Site, flags: tuple[str, ...], budget:
 # --- no place -------------------------------------------------------------------------------------------------------
 
 
-def in_a_mount(here: Site, mount: str, *flags: str) -> "subprocess.CompletedProcess[str]":
+def in_a_mount(here: Site, mount: str, *flags: str, **more: str) -> "subprocess.CompletedProcess[str]":
     """A job with a mount that it alone sees."""
     (here.folder / "go").touch()
-    command = f'{mount} && exec "$0" -m regrow run --nproc-per-node 2 {" ".join(flags)} {here.script(FILLS)}'
-    return subprocess.run(
-        ["unshare", "-m", "sh", "-c", command, sys.executable],
-        cwd=here.folder,
-        env=here.environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    return here.regrow("run", "--nproc-per-node", "2", *flags, here.script(FILLS), **{MOUNT: mount}, **more)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount of its own needs root")
@@ -236,7 +228,7 @@ def test_a_root_without_room_costs_the_cache_and_not_the_job(here: Site, mount: 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount of its own needs root")
 def test_without_shared_memory_the_cache_is_in_the_temporary_folder(here: Site) -> None:
     (here.folder / "tmp").mkdir()
-    done = in_a_mount(here, "export TMPDIR=$PWD/tmp && mount -t tmpfs -o ro none /dev/shm")
+    done = in_a_mount(here, "mount -t tmpfs -o ro none /dev/shm", TMPDIR=str(here.folder / "tmp"))
     assert done.returncode == 0, done.stderr
     told = done.stdout
     assert told.count("budget") == 2 or "without a data cache" in done.stderr

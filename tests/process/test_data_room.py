@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 from tests.process.cached import STEPS, counted
-from tests.process.launching import PATIENCE, Site, site
+from tests.process.launching import Site, site
 from tests.process.training import SCRIPTS
+from tests.process.warm import MOUNT
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a mount of its own needs root")
 
@@ -28,14 +28,7 @@ def run(here: Site, name: str, mount: str, *words: str) -> tuple[list[dict[str, 
     out, reads = here.folder / f"{name}.out", here.folder / f"{name}.reads"
     script = [str(SCRIPTS / "train_cached.py"), "--steps", str(STEPS), "--out", str(out), "--reads", str(reads)]
     job = ["run", "--job", name, "--nproc-per-node", str(WORLD), "--data-cache", "place", "--data-cache-bytes", "16MiB"]
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *here.command(*job, *script, *words)],
-        cwd=here.folder,
-        env=here.environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = here.regrow(*job, *script, *words, **{MOUNT: mount})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     by_producer, by_workers = counted(reads)

@@ -14,8 +14,8 @@ from tests.process.training import SCRIPTS, Fault, redone
 
 from regrow.observe.ledger import Ledger, read_records
 
-STEPS = 400
-GPT = Path(__file__).parents[2] / "examples" / "elastic.py"
+STEPS, PACE = 160, "0.15"
+GPT = Path(__file__).parents[2] / "examples" / "07-elastic.py"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def training(
     if faults:
         (here.folder / "plan.toml").write_text("\n".join(fault.toml() for fault in faults))
         flags = (*flags, "--fault-plan", "plan.toml")
-    words = _words("job", nproc, "--invariant", "--pace", "0.05", *extra, flags=("--replicas", "1:4", *flags))
+    words = _words("job", nproc, "--invariant", "--pace", PACE, *extra, flags=("--replicas", "1:4", *flags))
     with here.start(*words) as job:
         yield Elastic(here, "job", job)
 
@@ -62,7 +62,7 @@ def test_a_run_of_1_2_4_3_2_and_4_replicas_is_bitwise_that_of_fixed_ones(here: S
 
 
 def test_the_default_mode_stays_within_float_tolerance_of_the_fixed_run(here: Site, fixed: dict[str, Any]) -> None:
-    words = _words("job", 1, "--pace", "0.05", flags=("--replicas", "1:4"))
+    words = _words("job", 1, "--pace", PACE, flags=("--replicas", "1:4"))
     with here.start(*words) as started:
         job = Elastic(here, "job", started)
         job.settled(1)
@@ -137,9 +137,9 @@ def test_a_kill_in_the_middle_of_a_change_costs_nothing(here: Site, fixed: dict[
 
 def test_replicas_of_two_shards_come_and_go_whole(here: Site) -> None:
     sharded = ("--invariant", "--mode", "hsdp", "--shard", "2")
-    done = here.regrow(*_words("fixed", 2, *sharded, steps=150))
+    done = here.regrow(*_words("fixed", 2, *sharded, steps=80))
     assert done.returncode == 0, done.stdout + done.stderr
-    words = _words("job", 2, *sharded, "--pace", "0.05", flags=("--replicas", "1:3", "--replica-ranks", "2"), steps=150)
+    words = _words("job", 2, *sharded, "--pace", "0.2", flags=("--replicas", "1:3", "--replica-ranks", "2"), steps=80)
     with here.start(*words) as started:
         job = Elastic(here, "job", started)
         job.settled(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.process.launching import PATIENCE, site
 
-EXAMPLE = str(Path(__file__).parents[2] / "examples" / "elastic.py")
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "07-elastic.py")
 WORDS = ("--steps", "80", "--microbatches", "4", "--batch-size", "2", "--megabytes", "0.2", "--invariant")
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
-from tests.process.launching import PATIENCE, Running, Site, site
+from tests.process.batch import desk, until
+from tests.process.launching import PATIENCE, Running, Site, agents_below, site
 
 from regrow.membership.view import JobView
 from regrow.observe.ledger import Ledger, read_records
@@ -71,15 +71,6 @@ def until_world(job: Running, world: int) -> None:
     while f" of {world}\n" not in job.output[before:]:
         assert time.monotonic() < deadline, job.output
         job.wait_for("at ", job.output.count("at ") + 1)
-
-
-def agents_below(launcher: Running) -> list[int]:
-    """The processes of its agents."""
-    return [
-        child.pid
-        for child in psutil.Process(launcher.process.pid).children()
-        if "regrow.agent" in " ".join(child.cmdline())
-    ]
 
 
 def changes(here: Site) -> list[tuple[str, str]]:
@@ -273,3 +264,28 @@ def test_a_node_without_the_script_is_told_so(here: Site, tmp_path: Path) -> Non
         secretless = here.regrow("agent", "--join", "127.0.0.1:1")
         assert (secretless.returncode, "needs the job's secret" in secretless.stderr) == (2, True)
         finish(here, job, world=1)
+
+
+def test_a_node_that_is_given_back_infers_until_the_training_takes_it_again(here: Site) -> None:
+    with desk(here.folder) as at, here.start("run", "--job", "j", "--nnodes", "1:2", "train.py") as job:
+        until_world(job, 1)
+        at.rows(*(f"prompt {number}" for number in range(10_000)))
+        (here.folder / "pool.txt").touch()
+        head = at.start("--workers-file", "pool.txt", "--per-worker", "2")
+        with here.start("agent", "--join") as node:
+            until_world(job, 2)
+            assert here.regrow("drain", "node1").returncode == 0
+            assert node.wait() == 0, node.output
+        heard = here.folder / "heard"
+        worker = at.register("out.jsonl", "--latency", "0.5", "--heard", str(heard))
+        until_world(job, 1)
+        until(lambda: at.journaled() >= 2)
+        worker.send_signal(signal.SIGTERM)
+        code, said = at.end(worker)
+        assert code == 0 and "rows under way" not in said, said
+        until(lambda: at.journaled() == len(heard.read_text().splitlines()))
+        at.kill(head)
+        with here.start("agent", "--join") as node:
+            until_world(job, 2)
+            finish(here, job, world=2)
+            assert node.wait() == 0, node.output

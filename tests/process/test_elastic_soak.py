@@ -17,7 +17,7 @@ from regrow.observe.ledger import Ledger, read_records
 CHANGES, WARM = 60, 15
 CALM = 2
 """How many replicas there are whenever something is measured."""
-STEPS = 2600
+STEPS, PACE = 1100, "0.3"
 SEED = 20
 
 
@@ -71,7 +71,7 @@ def _strike(job: Elastic, draw: random.Random) -> bool:
 def test_sixty_changes_with_kills_between_them_leave_no_trace_and_no_drift(here: Site) -> None:
     draw = random.Random(SEED)
     shared_before = _shared()
-    words = _words("job", CALM, "--pace", "0.13", flags=("--replicas", "1:4", "--max-faults", "1000"))
+    words = _words("job", CALM, "--pace", PACE, flags=("--replicas", "1:4", "--max-faults", "1000"))
     kills, samples, processes = 0, [], []
     with here.start(*words) as started:
         job = Elastic(here, "job", started)

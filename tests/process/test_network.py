@@ -46,10 +46,13 @@ def alone(here: Site, steps: int) -> Outcome:
 
 
 @contextmanager
-def job_of(here: Site, hosts: Network, name: str, steps: int = STEPS) -> Iterator[list[Running]]:
-    """A launcher on each host; two ranks on each of the first two, and a spare."""
-    words = ["run", "--job", name, "--nnodes", "3", "--spares", "1", "--nproc-per-node", "2"]
-    words += ["--rdzv-endpoint", f"{hosts.address(0)}:29400"]
+def job_of(
+    here: Site, hosts: Network, name: str, steps: int = STEPS, *, elastic: bool = False
+) -> Iterator[list[Running]]:
+    """A launcher on each host; two ranks on each of the first two, and the others are spares."""
+    nodes = len(hosts.hosts)
+    words = ["run", "--job", name, "--nnodes", str(nodes), "--spares", str(nodes - 2), "--nproc-per-node", "2"]
+    words += ["--rdzv-endpoint", f"{hosts.address(0)}:29400", *(("--replicas", "4:4") if elastic else ())]
     script = [str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--pause", "0.02", "--say-steps"]
     script += ["--out", str(here.folder / f"{name}.out")]
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from tests.process.launching import Running, Site, site
+from tests.process.launching import Running, Site, agents_below, site
 from tests.process.training import SCRIPTS, Outcome, redone, train
 
 from regrow.core.records import Noted
@@ -61,7 +61,7 @@ def agents_of(here: Site, name: str, job: Running) -> dict[str, int]:
 
 def successor(job: Running, agents: dict[str, int]) -> int:
     """The agent that has taken the place of a lost one."""
-    (new,) = {int(child.pid) for child in psutil.Process(job.process.pid).children()} - set(agents.values())
+    (new,) = set(agents_below(job)) - set(agents.values())
     return new
 
 
@@ -133,8 +133,8 @@ def test_a_node_whose_agents_do_not_stay_ends_the_job(here: Site) -> None:
     with here.start("run", "--job", "dying", here.script(PLAIN)) as job:
         for times in (1, 2, 3):
             job.wait_for("waiting\n", times=times)
-            (agent,) = psutil.Process(job.process.pid).children()
-            agent.kill()
+            (agent,) = agents_below(job)
+            os.kill(agent, signal.SIGKILL)
         assert job.wait() == 75, job.output
         assert "the agent of node0 was ended by SIGKILL, 3 times with no step committed in between" in job.output
     here.assert_nothing_left()

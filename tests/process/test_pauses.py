@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from tests.process.launching import Running, Site
+from tests.process.launching import Running, Site, agents_below
 from tests.process.training import SCRIPTS, Fault
 
 from regrow.core.records import WorkerForked
@@ -122,8 +122,8 @@ def of_job(here: Site, name: str) -> Ledger:
 
 
 def agent_of(job: Running) -> int:
-    (agent,) = psutil.Process(job.process.pid).children()
-    return int(agent.pid)
+    (agent,) = agents_below(job)
+    return agent
 
 
 def ranks_of(here: Site, name: str) -> list[int]:

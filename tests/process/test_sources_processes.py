@@ -22,6 +22,8 @@ from regrow.data.sources.files import SourceFile
 from regrow.data.sources.sets import Arrow, JsonLines, Parquet
 from regrow.data.tokens import PackedTokens
 
+WORKERS = {"fork": 2, "spawn": 1}
+"""One that is spawned imports torch for itself, which takes seconds."""
 forking = multiprocessing.get_context("fork")
 
 
@@ -114,7 +116,7 @@ def test_loader_workers_read_what_the_script_has_opened(
 ) -> None:
     dataset = made(tmp_path)
     assert dataset[0] == {"n": 0}  # opened here, before the workers are
-    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context=start)
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=WORKERS[start], multiprocessing_context=start)
     assert sorted(n for batch in loader for n in batch["n"].tolist()) == list(range(64))
 
 
@@ -126,7 +128,7 @@ def test_loader_workers_read_a_packed_corpus(tmp_path: Path, start: str) -> None
     pack(PackWords([str(tmp_path / "a.jsonl")], tmp_path / "corpus", "bytes", workers=1), Console(quiet=True))
     dataset = PackedTokens(tmp_path / "corpus", 4)
     assert dataset[0]["tokens"].tolist() == list(b"abcde")
-    loader = DataLoader(dataset, batch_size=5, num_workers=2, multiprocessing_context=start)
+    loader = DataLoader(dataset, batch_size=5, num_workers=WORKERS[start], multiprocessing_context=start)
     assert [row for batch in loader for row in batch["tokens"].tolist()] == [
         dataset[index]["tokens"].tolist() for index in range(len(dataset))
     ]

@@ -4,9 +4,8 @@ import os
 import signal
 from collections.abc import Iterator
 
-import psutil
 import pytest
-from tests.process.launching import Running, Site, site
+from tests.process.launching import Running, Site, agents_below, site
 from tests.process.test_nodes import STEPS, WORLD, agents_of, assert_equal, end, start
 from tests.process.training import Outcome, train
 
@@ -69,7 +68,7 @@ def test_a_spare_takes_the_ranks_of_a_lost_node_without_waiting_for_it(
 def test_a_spare_that_dies_as_it_is_needed_is_done_without(here: Site, undisturbed: Outcome) -> None:
     with start(here, "both", *SPARED) as job:
         agents = all_agents(here, "both", job)
-        (spare,) = {child.pid for child in psutil.Process(job.process.pid).children()} - set(agents.values())
+        (spare,) = set(agents_below(job)) - set(agents.values())
         kill(agents | {"node2": spare}, "node1", "node2")
         outcome = end(here, "both", job)
     assert_equal(outcome, undisturbed, lost={2, 3})

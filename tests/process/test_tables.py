@@ -3,37 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
-from tests.process.launching import PATIENCE, Site, site
+from tests.process.launching import Site, site
 from tests.process.training import SCRIPTS, outcome_of, train
 
 WORLD, STEPS = 4, 20
-LAUNCHER = """
-import sys
-
-import regrow.membership.tables as tables
-from regrow.cli import main
-from regrow.membership.server.coordinator import Coordinator
-
-tables.DIRECT, tables.WIDTH = 0, 1
-order = Coordinator._order
-
-
-def noted(self, node, what):
-    if type(what).__name__ in ("KeepTable", "ChangeTable", "FetchTable"):
-        print("table", node, type(what).__name__, flush=True)
-    order(self, node, what)
-
-
-Coordinator._order = noted
-sys.exit(main())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +25,16 @@ def test_each_node_gets_the_table_from_the_one_before_also_after_one_of_them_was
     training = [str(SCRIPTS / "train_small.py"), "--steps", str(STEPS), "--pace", "0.2", "--say-steps"]
     words = ["run", "--job", "chain", "--local-nodes", "4", "--nproc-per-node", "1", *training]
     words += ["--out", str(here.folder / "chain.out")]
-    output = here.folder / "chain.txt"
-    with output.open("w") as stream:
-        command = [sys.executable, here.script(LAUNCHER, "launcher.py"), *words]
-        job = subprocess.Popen(
-            command, cwd=here.folder, env=here.environment(), stdout=stream, stderr=subprocess.STDOUT
-        )
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while "step 5\n" not in output.read_text():
-            assert job.poll() is None and time.monotonic() < deadline, output.read_text()
-            time.sleep(0.01)
+    here.module = "tests.process.chained_tables"
+    with here.start(*words) as job:
+        job.wait_for("step 5\n")
+        here.module = "regrow"
         ranks = json.loads(here.regrow("status", "chain", "--json").stdout)["ranks"]
         (killed,) = (psutil.Process(each["pid"]).ppid() for each in ranks if each["node"] == "node1")
         os.kill(killed, signal.SIGKILL)
         (here.folder / "hurry").touch()
-        code = job.wait(PATIENCE)
-    finally:
-        job.kill()
-    said = output.read_text()
+        code = job.wait()
+        said = job.output
     chain = outcome_of(here, "chain", WORLD, code, said)
     assert (chain.code, chain.finals) == (0, undisturbed.finals), said
     assert [incident.kind for incident in chain.ledger.incidents] == ["node"]

@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.process.launching import Site, site
+from tests.process.warm import MOUNT
 
 BODY = """
 import sys
@@ -130,15 +130,7 @@ def test_an_error_that_does_not_come_back_costs_one_retry(here: Site) -> None:
 def test_a_full_shared_memory_folder(here: Site, workers: int) -> None:
     name = script(here, workers=workers)
     fill = "mount -t tmpfs -o size=64k none /dev/shm && head -c 65536 /dev/zero > /dev/shm/full"
-    command = f'{fill} && exec "$0" -m regrow run --job full --nproc-per-node 2 {name}'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", command, sys.executable],
-        cwd=here.folder,
-        env=here.environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = here.regrow("run", "--job", "full", "--nproc-per-node", "2", name, **{MOUNT: fill})
     told = done.stdout + done.stderr
     if workers == 0:
         assert done.returncode == 0, told

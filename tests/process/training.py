@@ -54,6 +54,7 @@ def train(
     extra: tuple[str, ...] = (),
     script: str = "train_small.py",
     nodes: int = 1,
+    env: dict[str, str] | None = None,
 ) -> Outcome:
     """Run a script under `regrow run` to its end, on so many nodes of this machine."""
     words = ["run", "--job", name, "--nproc-per-node", str(world // nodes), *flags]
@@ -64,7 +65,7 @@ def train(
         plan.write_text("\n".join(fault.toml() for fault in faults))
         words += ["--fault-plan", str(plan)]
     out = site.folder / f"{name}.out"
-    done = site.regrow(*words, str(SCRIPTS / script), "--steps", str(steps), "--out", str(out), *extra)
+    done = site.regrow(*words, str(SCRIPTS / script), "--steps", str(steps), "--out", str(out), *extra, **(env or {}))
     return outcome_of(site, name, world, done.returncode, done.stdout + done.stderr)
 
 

@@ -3,10 +3,12 @@
     pytest ── server (everything imported, one thread)
               └── job: `python -m regrow …`, forked
                   └── agent seed, forked before the job begins; becomes an agent when the launcher starts one
-                      └── zygote seed; becomes a zygote when that agent starts one
+                      ├── zygote seed; becomes a zygote when that agent starts one
+                      └── writer seed; becomes the process that writes checkpoints, if there is to be one
 
-Who is whose parent, and who ends with whom, is as in a job started cold. A process for which there is no seed (a second
-zygote, say) is started cold. Tests about starting itself use `Site.command`, which is always cold.
+Of jobs that `regrow try` starts, each has a seed likewise. Who is whose parent, and who ends with whom, is as in a job
+started cold. A process for which there is no seed (a second zygote, say) is started cold. Tests about starting itself
+use `Site.command`, which is always cold.
 
 A process that ends by itself runs its `atexit` functions, joins its threads and flushes its streams, and then leaves
 without taking its interpreter apart: that reads and copies all pages that it shares with the server, and costs half a
@@ -28,23 +30,41 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 NETWORK = "REGROW_TEST_NETWORK"
 """The network namespace that a job is to run in."""
+MOUNT = "REGROW_TEST_MOUNT"
+"""What the shell is to mount first, for a job to see alone."""
+AGENTS = "REGROW_TEST_AGENTS"
+"""How many agents a job starts at most, with those in the place of lost ones; more are started cold."""
 _CLONE_NEWNET = 0x40000000
+_CLONE_NEWNS = 0x00020000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 _ZYGOTE = "regrow.agent.workers.zygote"
 _AGENT = "regrow.agent"
+_WRITER = "regrow.agent.checkpoints.writer"
+_CHILDREN = {
+    _ZYGOTE: "regrow.agent.workers.zygote_client",
+    _WRITER: "regrow.agent.checkpoints.writer_client",
+}
+"""What an agent starts, and the module that does it."""
+_WORK = "regrow.hydration.durable.work"
 _PACKET = 1 << 20
 _PAD = "REGROW_TEST_PAD"
 _PAD_BYTES = 16 << 10
-_IMPORTS = "REGROW_TEST_IMPORTS"
+_SERVER = "a server"
 _START_S = 180.0
 _SEEDED = ("run", "agent")
+_TRIED = 4
+"""Jobs of a trial in which nothing fails."""
+_REPLACED = 2
+"""Agents of a job of several nodes that may be replaced."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -56,25 +76,34 @@ class WarmServer:
 
     Args:
         source: where regrow is imported from.
-        imports: modules that it imports besides regrow's own and torch.
     """
 
-    def __init__(self, source: str, imports: Sequence[str] = ()) -> None:
+    def __init__(self, source: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = os.pathsep.join([source, os.getcwd(), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # read as they are imported
         with theirs:
-            self._process = subprocess.Popen(
+            self._process: subprocess.Popen[bytes] | WarmProcess = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tests.process.warm", str(theirs.fileno()), "x" * _PAD_BYTES],
-                env=environment | {_PAD: "x" * _PAD_BYTES, _IMPORTS: " ".join(imports)},
+                env=environment | {_PAD: "x" * _PAD_BYTES},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
         self._control = ours
 
+    def server(self, imports: Sequence[str]) -> "WarmServer":
+        """A server forked from this one, with modules imported besides regrow's own and torch."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made = WarmServer.__new__(WarmServer)
+        with theirs:
+            streams = (0, 1, 2, theirs.fileno())
+            made._process = self.start(_SERVER, imports, cwd=os.getcwd(), env={}, streams=streams)
+        made._control = ours
+        return made
+
     def start(
-        self, module: str, words: Sequence[str], *, cwd: str, env: Mapping[str, str], streams: tuple[int, int, int]
+        self, module: str, words: Sequence[str], *, cwd: str, env: Mapping[str, str], streams: tuple[int, ...]
     ) -> "WarmProcess":
         """`python -m module words…`, forked. `streams`: what its standard input, output and error are."""
         report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -139,14 +168,27 @@ def main() -> None:
         "regrow.cli",
         "regrow.launch.local",
         "regrow.agent.node",
-        *os.environ[_IMPORTS].split(),
+        _WORK,
     ):
         importlib.import_module(name)
+    _be_server(control)
+
+
+def _be_server(control: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     request, fds = _serve(control)
-    if request is not None:
+    if request is None:
+        return
+    if request["module"] != _SERVER:
         _become_job(request, fds)
+        return
+    *streams, mine = fds
+    for fd in streams:
+        os.close(fd)
+    for name in request["words"]:
+        importlib.import_module(name)
+    _be_server(socket.socket(fileno=mine))
 
 
 def _serve(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -203,12 +245,15 @@ def _become_job(request: dict[str, Any], streams: list[int]) -> None:
     if NETWORK in request["env"]:
         _enter(request["env"][NETWORK])
     os.chdir(request["cwd"])
+    if MOUNT in request["env"]:
+        _mount(request["env"][MOUNT])
     words = request["words"]
     if request["module"] == _AGENT:
-        _seed_zygote()
+        _seed_agents_children(writer=False)
     elif words and words[0] in _SEEDED:
-        nodes = int(words[words.index("--local-nodes") + 1]) if "--local-nodes" in words else 1
-        _seed_agents(nodes)
+        _seed_agents(words)
+    elif words and words[0] == "try":
+        _seed_jobs()
     _run(request["module"], words)
 
 
@@ -220,6 +265,14 @@ def _enter(network: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter the network {network}")
 
 
+def _mount(command: str) -> None:
+    """Go into a namespace of mounts, with all that will be started, and run this there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) or libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "cannot have mounts of its own")
+    subprocess.run(["sh", "-c", command], check=True)
+
+
 def _become(env: Mapping[str, str]) -> None:
     """Environment and streams of a process of its own. Tests find processes by what `/proc/<pid>/environ` shows."""
     os.environ.clear()
@@ -229,6 +282,7 @@ def _become(env: Mapping[str, str]) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    tempfile.tempdir = None  # the environment may name another
 
 
 def _show(field: int, words: Sequence[str]) -> None:
@@ -252,7 +306,7 @@ def _run(module: str, words: Sequence[str]) -> NoReturn:
     sys.argv = [module, *words]
     _show(45, [sys.executable, "-m", module, *words])
     sys.modules["__main__"] = ModuleType("__main__")
-    sys.modules.pop(module if module == _ZYGOTE else f"{module}.__main__", None)
+    sys.modules.pop(module if module in _CHILDREN else f"{module}.__main__", None)
     code: object = 0
     try:
         runpy._run_module_as_main(module)  # type: ignore[attr-defined]  # what `-m` itself calls
@@ -311,21 +365,63 @@ def _await_growth(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(packet), fds
 
 
-def _seed_agents(nodes: int) -> None:
-    """Agents for the launcher that this process becomes."""
+def _seed_jobs() -> None:
+    """Jobs for the trial that this process becomes."""
     seeds: list[_Seed] = []
-    for _ in range(nodes):
+    for _ in range(_TRIED):
         planted = _plant()
         if isinstance(planted, socket.socket):
-            _grow_agent(planted)
+            _grow_job(planted)
+        seeds.append(planted)
+    trial = importlib.import_module("regrow.launch.trial")
+    trial.subprocess = _Instead(subprocess, Popen=_popen_jobs(seeds))  # type: ignore[attr-defined]
+
+
+def _grow_job(control: socket.socket) -> NoReturn:
+    request, (output,) = _await_growth(control)
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    _become(request["env"])
+    _seed_agents(request["words"])
+    _run("regrow", request["words"])
+
+
+def _popen_jobs(seeds: list[_Seed]) -> Any:
+    def popen(command: list[str], *, stdout: Any, **options: Any) -> Any:
+        if not seeds or command[1:4] != ["-m", "regrow", "run"]:
+            return subprocess.Popen(command, stdout=stdout, **options)
+        seed = seeds.pop(0)
+        seed.grow(command[3:], os.environ, [stdout.fileno()])
+        return _Child(seed.pid)
+
+    return popen
+
+
+def _seed_agents(words: Sequence[str]) -> None:
+    """Agents for the launcher that this process becomes."""
+    nodes = int(words[words.index("--local-nodes") + 1]) if "--local-nodes" in words else 1
+    most = int(os.environ.get(AGENTS, nodes + _REPLACED if nodes > 1 else 1))
+    seeds: list[_Seed] = []
+    for _ in range(most):
+        planted = _plant()
+        if isinstance(planted, socket.socket):
+            _grow_agent(planted, writer="--checkpoint-dir" in words)
         seeds.append(planted)
     child = importlib.import_module("regrow.launch.child")
     child.asyncio = _Instead(asyncio, create_subprocess_exec=_exec_seeds(seeds))  # type: ignore[attr-defined]
+    supervisor = importlib.import_module("regrow.launch.agent_supervisor")
+    children = supervisor.own_children  # all that it does not know it takes for what a lost agent has left
+    supervisor.own_children = lambda: [  # type: ignore[attr-defined]
+        pid for pid in children() if pid not in {seed.pid for seed in seeds}
+    ]
 
 
-def _grow_agent(control: socket.socket) -> NoReturn:
-    _seed_zygote()
+def _grow_agent(control: socket.socket, *, writer: bool) -> NoReturn:
     request, (stdin,) = _await_growth(control)
+    _seed_agents_children(writer)
     os.dup2(stdin, 0)
     os.close(stdin)
     os.setsid()
@@ -333,18 +429,25 @@ def _grow_agent(control: socket.socket) -> NoReturn:
     _run(_AGENT, request["words"])
 
 
-def _seed_zygote() -> None:
-    """A zygote for the agent that this process becomes."""
-    planted = _plant()
-    if isinstance(planted, socket.socket):
-        request, (control,) = _await_growth(planted)
-        os.setsid()
-        with open(os.devnull) as null:
-            os.dup2(null.fileno(), 0)
-        _become(request["env"])
-        _run(_ZYGOTE, [str(control)])
-    client = importlib.import_module("regrow.agent.workers.zygote_client")
-    client.subprocess = _Instead(subprocess, Popen=_popen_seed([planted]))  # type: ignore[attr-defined]
+def _seed_agents_children(writer: bool) -> None:
+    """A zygote for the agent that this process becomes, and a writer."""
+    for module, client in _CHILDREN.items():
+        if module == _WRITER and not writer:
+            continue
+        planted = _plant()
+        if isinstance(planted, socket.socket):
+            _grow_child(planted, module)
+        name = importlib.import_module(client)
+        name.subprocess = _Instead(subprocess, Popen=_popen_seed([planted]))  # type: ignore[attr-defined]
+
+
+def _grow_child(planted: socket.socket, module: str) -> NoReturn:
+    request, (stdin, control) = _await_growth(planted)
+    os.setsid()
+    os.dup2(stdin, 0)
+    os.close(stdin)
+    _become(request["env"])
+    _run(module, [str(control)])
 
 
 class _Instead:
@@ -359,12 +462,19 @@ class _Instead:
 
 
 def _popen_seed(seeds: list[_Seed]) -> Any:
-    def popen(command: list[str], *, pass_fds: list[int], **options: Any) -> Any:
+    def popen(command: list[str], *, pass_fds: list[int], stdin: int, **options: Any) -> Any:
         if not seeds:
-            return subprocess.Popen(command, pass_fds=pass_fds, **options)
+            return subprocess.Popen(command, pass_fds=pass_fds, stdin=stdin, **options)
         seed = seeds.pop()
-        seed.grow([], os.environ, pass_fds)
-        return _Child(seed.pid)
+        told = None
+        if stdin == subprocess.PIPE:
+            reader, writer = os.pipe()
+            told = os.fdopen(writer, "wb")
+        else:
+            reader = os.open(os.devnull, os.O_RDONLY)
+        seed.grow([], os.environ, [reader, *pass_fds])
+        os.close(reader)
+        return _Child(seed.pid, told)
 
     return popen
 
@@ -372,8 +482,8 @@ def _popen_seed(seeds: list[_Seed]) -> Any:
 class _Child:
     """The part of `subprocess.Popen` that an agent uses, for a child that has not been made by it."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, pid: int, stdin: IO[bytes] | None = None) -> None:
+        self.pid, self.stdin = pid, stdin
         self.returncode: int | None = None
 
     def poll(self) -> int | None:

@@ -1,11 +1,25 @@
 """Worlds that grow and shrink while things go wrong: any order of events ends in progress, or says why it does not."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.schedules.test_membership_schedules import IN_STEP, MOMENTS, fair, foul, job, schedules, seeds, soak, strikes
+from tests.schedules.test_membership_schedules import (
+    DEFECTS,
+    IN_STEP,
+    MOMENTS,
+    draw_more,
+    fair,
+    few_defects,
+    foul,
+    job,
+    schedules,
+    seeds,
+    soak,
+    strikes,
+)
 
 from regrow.core.ids import StepNo
 from regrow.core.job import JobSpec
@@ -71,6 +85,14 @@ troubled = (
     fair,
     wishes(),
     strikes(["kill", "kill", "body", "hang", "stall", "node"], [*MOMENTS, *IN_STEP, None]),
+    slots,
+    seeds,
+)
+defective = (
+    elastic_jobs(),
+    fair,
+    wishes(),
+    strikes([*DEFECTS, "kill", "node"], [*MOMENTS, *IN_STEP, None]).map(few_defects),
     slots,
     seeds,
 )
@@ -141,7 +163,7 @@ def run_any(
     assert end.code != 0 or finished(world)
 
 
-@schedules(300)
+@schedules(200)
 @given(*calm)
 def test_the_world_changes_and_nobody_who_stays_is_disturbed(
     facts: JobSpec, asked: list[Wish], room: int, seed: int
@@ -149,7 +171,7 @@ def test_the_world_changes_and_nobody_who_stays_is_disturbed(
     run_calm(facts, asked, room, seed)
 
 
-@schedules(500)
+@schedules(200)
 @given(*troubled)
 def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
     facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
@@ -157,12 +179,32 @@ def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
     run_troubled(facts, weather, asked, plan, room, seed)
 
 
-@schedules(400)
+@schedules(500)
+@given(*defective)
+def test_a_coordinator_that_fails_in_the_middle_of_changes_does_not_keep_the_job_from_its_last_step(
+    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+) -> None:
+    run_troubled(facts, weather, asked, plan, room, seed)
+
+
+@schedules(200)
 @given(*anything)
 def test_whatever_goes_wrong_with_a_changing_world_the_job_ends_once_and_says_why(
     facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
     run_any(facts, weather, asked, plan, room, seed)
+
+
+MORE: dict[str, tuple[int, tuple[Any, ...], Callable[..., None]]] = {
+    "calm": (100, calm, run_calm),
+    "kills": (300, troubled, run_troubled),
+    "anything": (200, anything, run_any),
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_more_schedules_of_changing_worlds(what: str) -> None:
+    draw_more(*MORE[what])
 
 
 def test_up_and_down_in_one_run() -> None:
@@ -183,4 +225,5 @@ def test_up_and_down_in_one_run() -> None:
 def test_soak_schedules_of_changing_worlds() -> None:
     schedules(soak())(given(*calm)(run_calm))()
     schedules(soak())(given(*troubled)(run_troubled))()
+    schedules(soak())(given(*defective)(run_troubled))()
     schedules(soak())(given(*anything)(run_any))()

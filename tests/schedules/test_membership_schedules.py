@@ -1,12 +1,13 @@
 """Any order, loss and repetition of events ends in progress, or in one failure that says why."""
 
 import os
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from regrow.core.ids import JobId, Rank, StepNo
@@ -14,6 +15,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import FaultHow, FaultSpec, FetchTable, TableMissed, Warmth
 from regrow.core.records import FaultInjected
 from regrow.membership import tables
+from regrow.membership.restartable import MOST_FAILURES
 from regrow.sim.faults import SimFault
 from regrow.sim.network import NetworkConditions
 from regrow.sim.script import Doing, SimScript
@@ -32,6 +34,11 @@ def schedules(examples: int) -> settings:
         database=None,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def draw_more(examples: int, drawn: tuple[Any, ...], run: Callable[..., None]) -> None:
+    """Others than a test of the same draws, which has no seed of its own."""
+    seed(1)(schedules(examples)(given(*drawn)(run)))()  # type: ignore[no-untyped-call]  # so hypothesis has it
 
 
 def soak() -> int:
@@ -171,7 +178,7 @@ plain = (
 )
 
 
-@schedules(800)
+@schedules(300)
 @given(*survivable)
 def test_kills_and_hangs_at_any_moment_do_not_keep_the_job_from_its_last_step(
     facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -179,7 +186,7 @@ def test_kills_and_hangs_at_any_moment_do_not_keep_the_job_from_its_last_step(
     run_survivable(facts, weather, plan, seed)
 
 
-@schedules(800)
+@schedules(300)
 @given(*anything)
 def test_whatever_goes_wrong_the_job_ends_once_and_says_why(
     facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -224,7 +231,7 @@ losing_nodes_for_good = (
 )
 
 
-@schedules(600)
+@schedules(250)
 @given(*losing_nodes)
 def test_nodes_that_are_lost_and_come_back_do_not_keep_the_job_from_its_last_step(
     facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -232,12 +239,67 @@ def test_nodes_that_are_lost_and_come_back_do_not_keep_the_job_from_its_last_ste
     run_survivable(facts, weather, plan, seed)
 
 
-@schedules(600)
+@schedules(250)
 @given(*losing_nodes_for_good)
 def test_whatever_becomes_of_nodes_the_job_ends_once_and_says_why(
     facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
     run_any(facts, script, weather, plan, seed)
+
+
+DEFECTS = ["defect", "late defect"]
+defective = (
+    jobs(durable=True, max_restarts=None),
+    fair,
+    strikes([*DEFECTS, "kill", "body", "hang", "node"], [*MOMENTS, *IN_STEP, None]),
+    seeds,
+)
+defective_for_good = (
+    st.one_of(jobs(max_faults=100), jobs(max_faults=3)),
+    st.builds(SimScript, until=st.just(UNTIL), with_session=st.sampled_from([True, True, False])),
+    foul,
+    strikes([*DEFECTS, "kill", "exit", "node", "freeze"], [*MOMENTS, *IN_STEP, None], [None, 1.0, 20.0]),
+    seeds,
+)
+
+
+def run_defective(facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
+    """As `run_survivable`, with a coordinator that fails in between as often as it may."""
+    run_survivable(facts, weather, few_defects(plan), seed)
+
+
+def run_any_defective(
+    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
+) -> None:
+    run_any(facts, script, weather, few_defects(plan), seed)
+
+
+def few_defects(plan: list[SimFault]) -> list[SimFault]:
+    many = [place for place, strike in enumerate(plan) if strike.how in DEFECTS][MOST_FAILURES:]
+    return [strike for place, strike in enumerate(plan) if place not in many]
+
+
+@schedules(300)
+@given(*defective)
+def test_a_coordinator_that_fails_does_not_keep_the_job_from_its_last_step(
+    facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
+) -> None:
+    run_defective(facts, weather, plan, seed)
+
+
+@schedules(250)
+@given(*defective_for_good)
+def test_whatever_goes_wrong_around_a_coordinator_that_fails_the_job_ends_once_and_says_why(
+    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
+) -> None:
+    run_any_defective(facts, script, weather, plan, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_soak_schedules_of_a_coordinator_that_fails() -> None:
+    schedules(soak())(given(*defective)(run_defective))()
+    schedules(soak())(given(*defective_for_good)(run_any_defective))()
 
 
 many_nodes = st.integers(3, 5)
@@ -267,7 +329,7 @@ def pass_on_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, p
         run_any(facts, script, weather, plan, seed)
 
 
-@schedules(300)
+@schedules(200)
 @given(*passing_on)
 def test_nodes_that_get_tables_from_one_another_come_to_the_last_step(
     facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -275,7 +337,7 @@ def test_nodes_that_get_tables_from_one_another_come_to_the_last_step(
     pass_on_survivable(facts, weather, plan, seed)
 
 
-@schedules(300)
+@schedules(200)
 @given(*passing_on_for_good)
 def test_whatever_becomes_of_tables_on_their_way_the_job_ends_once_and_says_why(
     facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -288,6 +350,24 @@ def test_whatever_becomes_of_tables_on_their_way_the_job_ends_once_and_says_why(
 def test_soak_schedules_of_tables_that_are_passed_on() -> None:
     schedules(soak())(given(*passing_on)(pass_on_survivable))()
     schedules(soak())(given(*passing_on_for_good)(pass_on_any))()
+
+
+# What `make test` draws above is drawn on by the full matrix.
+MORE: dict[str, tuple[int, tuple[Any, ...], Callable[..., None]]] = {
+    "kills and hangs": (500, survivable, run_survivable),
+    "anything": (500, anything, run_any),
+    "nodes that come back": (350, losing_nodes, run_survivable),
+    "nodes": (350, losing_nodes_for_good, run_any),
+    "a coordinator that fails": (500, defective, run_defective),
+    "anything and a coordinator that fails": (350, defective_for_good, run_any_defective),
+    "tables of one another": (100, passing_on, pass_on_survivable),
+    "anything and tables of one another": (100, passing_on_for_good, pass_on_any),
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_more_schedules(what: str) -> None:
+    draw_more(*MORE[what])
 
 
 def test_who_gives_its_table_to_others_and_dies_meanwhile_holds_nobody_up() -> None:

@@ -1,7 +1,8 @@
 """An OpenAI-compatible server that infers nothing: it answers late, wrongly, in part, or never, as it is told to.
 
-`python fake_worker.py PORT [--latency S] [--faults SHARE] [--how KIND,...] [--seed N] [--heard FILE]`; port 0: any. It
-prints its address when it listens. Answers repeat the prompt; a prompt that begins with `loop` is answered with a loop.
+`python fake_worker.py PORT [--latency S] [--faults SHARE] [--how KIND,...] [--seed N] [--heard FILE] [--key KEY]`
+Port 0: any. It prints its address when it listens. Answers repeat the prompt; a prompt that begins with `loop` is
+answered with a loop.
 """
 
 import argparse
@@ -35,6 +36,8 @@ class FakeWorker:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body: dict[str, Any] = await request.json()
         prompt = str(body["messages"][0]["content"] if "messages" in body else body["prompt"])
+        if self.words.key and request.headers.get("Authorization") != f"Bearer {self.words.key}":
+            return web.json_response({"error": {"message": "no key"}}, status=401)
         self.hear(prompt, request.path, body.get("model"))
         if self.random.random() < self.words.faults:
             return await self.fault(request, self.random.choice(self.kinds), prompt)
@@ -117,6 +120,7 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--how", default=",".join(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--heard", default="")
+    parser.add_argument("--key", default="")
     return parser.parse_args()
 
 

@@ -20,7 +20,7 @@ accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, seed=3)
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
-inputs = torch.randn(120, 16, generator=torch.Generator().manual_seed(5))
+inputs = torch.randn(96, 16, generator=torch.Generator().manual_seed(5))
 targets = inputs.sum(1, keepdim=True).sin()
 loader = DataLoader(TensorDataset(inputs, targets), batch_size=4, shuffle=True)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -38,7 +38,7 @@ def evaluate() -> float:
     return float(accelerator.gather(loss).mean())
 
 
-for step in accelerator.steps(loader, until=options.steps):
+for step in accelerator.steps(loader, epochs=options.steps // 4):
     with step as micros:
         for x, y in accelerator.batches(micros):
             accelerator.backward(nn.functional.mse_loss(model(x), y))
@@ -46,7 +46,7 @@ for step in accelerator.steps(loader, until=options.steps):
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-    if step.committed and step.number % 4 == 3:
+    if step.committed and accelerator.ends_epoch(step):
         history.append(evaluate())
 
 rank = accelerator.process_index

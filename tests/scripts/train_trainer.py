@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pacing import pause  # type: ignore[import-not-found]  # beside this script
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 
@@ -18,6 +19,8 @@ parser.add_argument("--die-in-evaluation", type=int, nargs=2, default=(-1, -1), 
 parser.add_argument("--invariant", action="store_true")
 parser.add_argument("--microbatches", type=int, default=None)
 parser.add_argument("--in-order", action="store_true", help="no shuffling, no dropout")
+parser.add_argument("--no-evaluation", action="store_true", help="its loss depends on the number of ranks")
+parser.add_argument("--pace", type=float, default=0.0, help="see pacing.py")
 parser.add_argument("--stock", action="store_true", help="the Trainer of transformers itself")
 options = parser.parse_args()
 if options.stock:
@@ -51,6 +54,7 @@ class Counting(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.heard.setdefault("begin", []).append(state.global_step)
+        pause(options.pace, state.global_step, options.steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.heard.setdefault("end", []).append(state.global_step)
@@ -82,7 +86,7 @@ arguments = TrainingArguments(
     lr_scheduler_type="cosine",
     warmup_steps=2,
     logging_steps=2,
-    eval_strategy="steps",
+    eval_strategy="no" if options.no_evaluation else "steps",
     eval_steps=4,
     save_strategy="steps",
     save_steps=6,

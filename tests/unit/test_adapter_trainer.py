@@ -5,8 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from regrow.adapters import private_names
+from regrow.adapters.accelerate import _Recoverable as RecoverableAccelerator
 from regrow.adapters.trainer.book import merged, shared
 from regrow.adapters.trainer.deliveries import Deliveries
 from regrow.adapters.trainer.loop import _refuse as refuse
@@ -157,3 +159,36 @@ def test_what_a_trainer_cannot_have_is_refused_by_name(what: dict[str, Any], nam
 
 def test_what_it_can_have_is_not_refused() -> None:
     asked()
+
+
+class Session:
+    """As far as an Accelerator asks it."""
+
+    world_size = 2
+
+    def protect(self, *_: Any) -> None:
+        """Nothing."""
+
+    def keep_world(self, _: str) -> None:
+        """Nothing."""
+
+    def steps(self, loader: Any, *, until: int, microbatches: int) -> list[tuple[int, int]]:
+        return [(until, microbatches)]
+
+
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made: Any = object.__new__(RecoverableAccelerator)
+    made.scaler, made.session, made._accumulates, made._protected = None, Session(), 2, []
+    monkeypatch.setattr(RecoverableAccelerator, "_tell_place", lambda _: None)
+    return made
+
+
+def test_a_training_of_accelerate_ends_after_so_many_updates_or_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = DataLoader(range(50), batch_size=4)  # type: ignore[arg-type]
+    made = accelerator(monkeypatch)
+    assert list(made.steps(loader, until=9)) == [(9, 4)]
+    assert list(made.steps(loader, epochs=3)) == [(12, 4)]
+    assert [made.ends_epoch(SimpleNamespace(number=number)) for number in (2, 3, 7, 8)] == [False, True, True, False]
+    for missing in (made.steps(loader), made.steps(lambda step: step, epochs=3)):
+        with pytest.raises(UsageError, match="give until=, or epochs="):
+            next(missing)

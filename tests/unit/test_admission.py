@@ -1,5 +1,7 @@
 """Who may be in a job, under which name, and in which order the machine hears of nodes."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from regrow.core.config import Script
@@ -88,3 +90,22 @@ def test_the_nodes_that_a_job_starts_on_have_a_place_before_they_come_and_when_t
     made.introduce(NodeId("node0"), named("node0"))
     made.introduce(NodeId("node1"), named("node0", "node1"))
     assert made.refusal(NodeId("node1"), named("node0")) is None
+
+
+def test_of_thousands_that_register_nobody_is_looked_at_again_for_each() -> None:
+    nodes = 3000
+    made = admission(nodes, nodes + 2)
+
+    class Here(dict[NodeId, None]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[NodeId]:
+            self.looks += 1
+            return super().__iter__()
+
+    here, told = Here(), []
+    for node in [NodeId("spot"), *reversed(named(*(f"node{rank}" for rank in range(nodes)))), NodeId("late")]:
+        here[node] = None
+        told += made.introduce(node, here)
+    assert told == [*named(*(f"node{rank}" for rank in range(nodes))), NodeId("spot"), NodeId("late")]
+    assert here.looks == 1, "all that are connected were gone through for each that came"

@@ -62,6 +62,28 @@ def test_flags_of_torchrun_without_meaning_are_taken_with_a_note_each(planned: l
     assert sorted(planned[0].notes) == sorted(f"{flag} means nothing to regrow and is ignored" for flag in flags)
 
 
+def test_flags_of_hyperpodrun_are_taken_and_its_scripts_refused(
+    planned: list[JobPlan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "run --server-host=0.0.0.0 --server-port=8080 --inprocess-restart --nproc_per_node=2 --tee=3 train.py"
+    assert cli.main(line.split()) == 0
+    flags = ("--server-host", "--server-port", "--inprocess-restart")
+    assert sorted(planned[0].notes) == sorted(f"{flag} means nothing to regrow and is ignored" for flag in flags)
+    assert planned[0].facts.nproc == 2
+    assert cli.main(["run", "--pre-train-script", "pre.sh", "train.py"]) == 2
+    assert "--pre-train-script names a script that regrow run does not run" in capsys.readouterr().err
+
+
+def test_variables_of_hyperpodrun_are_told_to_be_ignored(
+    planned: list[JobPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HPCT_USE_CONN_DATA", "TORCH_SKIP_TCPSTORE"):
+        monkeypatch.setenv(name, "1")
+    assert cli.main(["run", "train.py"]) == 0
+    told = [f"{name} means nothing to regrow and is ignored" for name in ("HPCT_USE_CONN_DATA", "TORCH_SKIP_TCPSTORE")]
+    assert planned[0].notes == told
+
+
 def test_torchruns_variables_stand_in_for_its_flags(planned: list[JobPlan], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
     assert cli.main(["run", "train.py"]) == 0

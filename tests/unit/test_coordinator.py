@@ -86,14 +86,20 @@ class FakeAgent:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
+        self._frame: list[AgentOrder] = []
 
     async def tells(self, fact: msgspec.Struct) -> None:
         await self.socket.send_bytes(msgspec.msgpack.encode(fact))
 
     async def gets(self) -> AgentOrder:
+        if not self._frame:
+            self._frame = await self.gets_frame()
+        return self._frame.pop(0)
+
+    async def gets_frame(self) -> list[AgentOrder]:
         body = await asyncio.wait_for(self.socket.receive_bytes(), PATIENCE)
-        order: AgentOrder = msgspec.msgpack.decode(body, type=AgentOrder)
-        return order
+        orders: AgentOrder | list[AgentOrder] = msgspec.msgpack.decode(body, type=AgentOrder | list[AgentOrder])
+        return orders if isinstance(orders, list) else [orders]
 
 
 @asynccontextmanager
@@ -105,6 +111,9 @@ async def agent(coordinator: Coordinator, node: str = "node0", pid: int = 1) -> 
         made = FakeAgent(socket)
         await made.tells(NodeJoined(NodeId(node), "127.0.0.1", 2, "store", pid=pid))
         yield made
+
+
+STARTED = WorkerStarted(WorkerId("w0"), 7)
 
 
 def spawn(node: str, worker: str) -> SpawnWorker:
@@ -138,6 +147,33 @@ async def test_facts_go_up_and_orders_go_to_the_node_where_the_worker_lives() ->
             assert (await zero.gets(), await one.gets()) == (spawn("node0", "a"), spawn("node1", "b"))
             await one.tells(WorkerStarted(WorkerId("b"), 7))
             assert await zero.gets() == ReleaseWorker(WorkerId("a"))
+
+
+async def test_orders_of_one_moment_come_to_an_agent_in_one_frame_in_their_order() -> None:
+    machine = ScriptedMachine(lambda fact: [spawn("node0", f"w{n}") for n in range(5)] if fact == STARTED else [])
+    async with serving(machine) as (coordinator, _), agent(coordinator) as first:
+        await machine.hears()
+        coordinator.submit(STARTED)
+        assert await first.gets_frame() == [spawn("node0", f"w{n}") for n in range(5)]
+
+
+async def test_orders_that_are_long_go_by_themselves() -> None:
+    long = [spawn("node0", letter * (1 << 20)) for letter in "abc"]
+    machine = ScriptedMachine(lambda fact: list(long) if fact == STARTED else [])
+    async with serving(machine) as (coordinator, _), agent(coordinator) as first:
+        await machine.hears()
+        coordinator.submit(STARTED)
+        assert [len(await first.gets_frame()) for _ in range(3)] == [1, 1, 1]
+
+
+async def test_a_burst_of_facts_asks_for_the_next_deadline_once() -> None:
+    machine, asked = ScriptedMachine(), list[None]()
+    machine.next_deadline = lambda: asked.append(None)  # type: ignore[method-assign]
+    async with serving(machine) as (coordinator, _):
+        for _ in range(100):
+            coordinator.submit(STARTED)
+        await asyncio.sleep(0)
+    assert len(asked) == 1 and machine.heard.qsize() == 100
 
 
 async def test_an_agent_that_hangs_up_is_lost_and_one_that_said_goodbye_is_not() -> None:
@@ -275,6 +311,23 @@ async def test_a_defect_of_the_machine_ends_the_job_and_says_where() -> None:
         assert end.diagnosis == "regrow's coordinator failed in handling NodeJoined: KeyError: 'nobody'"
         assert 'raise KeyError("nobody")' in coordinator.crash
         assert isinstance(records[-1], JobEnded)
+
+
+async def test_a_question_that_cannot_be_answered_ends_nothing() -> None:
+    machine = ScriptedMachine()
+
+    def broken() -> View:
+        raise KeyError("no view")
+
+    machine.snapshot = broken  # type: ignore[method-assign]
+    async with serving(machine) as (coordinator, _):
+        status, answer = await ask(coordinator, "GET", "/status")
+        assert (status, answer["error"]) == (
+            500,
+            "a defect of regrow: /status cannot be answered; the job goes on",
+        )
+        assert not coordinator.over
+        assert 'raise KeyError("no view")' in coordinator.crash
 
 
 async def test_an_order_that_cannot_be_sent_ends_the_job_and_says_so() -> None:

@@ -47,6 +47,8 @@ class PausedCoordinator:
         await self._goes_on.wait()
         if request.query["node"] == STOP.node:
             await socket.send_bytes(msgspec.msgpack.encode(STOP))
+        if request.query["node"] == "many":
+            await socket.send_bytes(msgspec.msgpack.encode([STOP, STOP]))
         return socket
 
     def link(self, node: str, *, near: bool) -> CoordinatorLink:
@@ -69,6 +71,13 @@ async def test_a_silent_coordinator_is_borne_by_its_own_child_and_by_others_for_
         assert not waits.done(), "the child of a coordinator that was paused gave it up"
         coordinator.go_on()
         assert await asyncio.wait_for(waits, PATIENCE) == [STOP]
+
+
+async def test_orders_that_come_together_are_given_one_by_one() -> None:
+    coordinator = PausedCoordinator()
+    coordinator.go_on()
+    async with coordinator.serving(), coordinator.link("many", near=True) as link:
+        assert await asyncio.wait_for(orders(link), PATIENCE) == [STOP, STOP]
 
 
 async def test_an_agent_of_the_coordinators_own_is_not_lost_by_its_silence_as_others_are() -> None:

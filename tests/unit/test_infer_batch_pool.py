@@ -1,5 +1,6 @@
 """Rows go to whom they should, and workers are trusted as they deserve."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,39 @@ def test_counts_of_a_long_batch_stay_few() -> None:
     for number in range(1000):
         tally.retried(f"reason {number}")
     assert len(tally.retries) <= MOST_REASONS + 1 and tally.retries.total() == 1000
+
+
+def test_a_worker_belongs_while_it_renews_its_lease_and_comes_back_when_it_is_heard_again() -> None:
+    said: list[str] = []
+    pool = Pool(PoolPolicy())
+    attendance = Attendance(pool, grace=5.0, changed=lambda: None, say=said.append)
+    now = time.monotonic()
+    attendance.join("listed")
+    assert attendance.renew("a", 3, 10.0, again=False)
+    attendance.end_leases(now + 9.0)
+    assert pool.workers["a"].cap == 3
+    attendance.end_leases(now + 11.0)
+    assert "a" not in pool.workers and "listed" in pool.workers
+    assert attendance.renew("a", 3, 10.0, again=True) and "a" in pool.workers
+    assert [sentence.partition(" has ")[2] for sentence in said] == [
+        "announced itself",
+        "not announced itself again: it gets no more rows",
+        "announced itself",
+    ]
+
+
+def test_a_worker_that_was_sent_away_does_not_come_back_by_renewing_its_lease() -> None:
+    pool = pool_of()
+    attendance = Attendance(pool, grace=5.0, changed=lambda: None, say=lambda _: None)
+    attendance.renew("a", 0, 10.0, again=False)
+    pool.probed("a", "", 0.0, 0.0)
+    assert pool.assign(1) == "a"
+    attendance.drain("a")
+    assert attendance.renew("a", 0, 10.0, again=True), "it has a row yet"
+    assert standing(pool) == "leaving"
+    pool.release("a", 1)
+    assert not attendance.renew("a", 0, 10.0, again=True)
+    assert not pool.workers and not attendance.leases
+    assert attendance.renew("a", 0, 10.0, again=False), "another of that address"
+    assert attendance.drain("a", 0.0, leased=True) and not attendance.leases
+    assert not attendance.drain("a", 0.0, leased=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.unit.infer_lz_cases import Case, assert_close, cases, logits_of, taken
 
-from regrow.infer.lz.matches import Matches, match_lengths, window_of
+from regrow.infer.lz.matches import Matches, window_of
 from regrow.infer.lz.parameters import MODES, LZParameters, Mode
 from regrow.infer.lz.penalty import LZPenalty, penalise
 from regrow.infer.lz.reference import costs, penalties
@@ -160,17 +160,22 @@ def test_windows_are_cut_out_of_histories_that_start_and_end_where_they_like() -
     assert window_of(history[:, :0], 2).tolist() == [[-1, -1], [-1, -1]]
 
 
-def test_carried_lengths_may_be_longer_than_the_window_shows_but_never_shorter() -> None:
-    rows = RowParameters.of([LZParameters(window=8)])
+def test_carried_windows_and_lengths_are_those_that_are_found_anew_and_what_is_known_of_them_is_so() -> None:
+    rows = RowParameters.of([LZParameters(window=8), LZParameters(window=5, lookback=3)])
     draw = random.Random(5)
-    matches = Matches.empty(1, 8)
-    longer = 0
-    for _ in range(200):
-        matches.push(torch.tensor([draw.randrange(2)]), rows)
-        anew = match_lengths(matches.window, rows)
-        assert bool((matches.lengths >= anew).all())
-        longer += int((matches.lengths > anew).sum())
-    assert longer > 0
+    matches, tokens = Matches.empty(2, 8), torch.empty((2, 0), dtype=torch.int64)
+    for step in range(200):
+        new = torch.tensor([draw.randrange(2), draw.randrange(2)])
+        matches.push(new, rows)
+        tokens = torch.cat((tokens, new.unsqueeze(1)), dim=1)
+        anew = Matches.found(window_of(tokens, 8), rows)
+        assert torch.equal(matches.window, anew.window) and torch.equal(matches.lengths, anew.lengths)
+        assert matches.filled == anew.filled == min(step + 1, 8)
+        assert matches.most == int(tokens.amax())
+    assert int(matches.lengths.amax()) > 3
+    matches.push(torch.tensor([-1, 0]), rows)
+    assert matches.filled is None, "what is no token is not looked up"
+    assert Matches.found(window_of(torch.tensor([[1, 2], [3, -1]]), 8), rows).filled is None
 
 
 @pytest.mark.parametrize(
@@ -233,7 +238,7 @@ def test_a_penalty_touches_no_more_than_the_window_of_the_logits(monkeypatch: py
         with Sizes():  # type: ignore[no-untyped-call]
             penalty.push(torch.tensor([3, 4]))
             penalty.apply(logits)
-    assert max(made) <= 2 * width
+    assert max(made) <= 2 * 2 * width, "of two rows, or of memory for twice as many columns"
 
 
 def test_padding_by_ends_is_never_read() -> None:

@@ -28,9 +28,9 @@ def test_a_job_goes_from_its_nodes_to_its_end() -> None:
 
 def test_what_the_table_does_not_have_is_made_and_told_once() -> None:
     job = JobState()
-    job.goto(Training())
-    assert isinstance(job.now, Training)
-    assert job.take_unforeseen() == ["Gathering → Training"]
+    job.goto(Mending(1.0))
+    assert isinstance(job.now, Mending)
+    assert job.take_unforeseen() == ["Gathering → Mending"]
     assert job.take_unforeseen() == []
 
 

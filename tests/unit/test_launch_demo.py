@@ -28,7 +28,7 @@ def test_the_plan_is_a_function_of_the_seed() -> None:
 
 
 def test_the_script_of_the_repository_is_found() -> None:
-    assert find_script().name == "train_gpt.py"
+    assert find_script().name == "02-ddp.py"
 
 
 def test_too_few_steps_are_refused_before_anything_starts() -> None:

@@ -48,6 +48,16 @@ def test_a_range_of_nodes_starts_with_the_least_and_may_grow_to_the_most() -> No
     assert made.slots == 2
 
 
+def test_another_coordinator_is_elected_where_there_is_a_majority_and_the_job_can_do_without_a_node() -> None:
+    def elects(**options: object) -> bool:
+        return plan(around(token="t"), node_rank=0, rdzv_endpoint="127.0.0.1:29400", **options).facts.can_elect
+
+    assert elects(nnodes="4", spares=1) and elects(nnodes="2:4")
+    assert not elects(nnodes="4"), "it would end a node that only paused, and have nothing to replace it with"
+    assert not elects(nnodes="2", spares=1), "one of two is no majority"
+    assert not elects(nnodes="4", spares=1, no_elect=True)
+
+
 def test_one_node_that_others_may_join_needs_no_secret_unless_they_come_from_elsewhere() -> None:
     made = plan(nnodes="1:2")
     assert (made.bind, made.advertise, made.facts.can_lose_nodes) == ("127.0.0.1", "127.0.0.1", True)

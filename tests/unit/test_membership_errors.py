@@ -4,9 +4,10 @@ import msgspec
 import pytest
 from tests.unit.membership_job import OOM, Job
 
-from regrow.core.ids import NO_STATE, Rank, StepNo
+from regrow.core.ids import NO_STATE, Rank, StepNo, WorkerId
 from regrow.core.messages import ErrorReport, FaultKind, FormGeneration, WorkerHalted, WorkerNoted
 from regrow.core.records import JobEnded, Noted
+from regrow.membership.diagnosis import cannot_be_ended
 
 RESET = ErrorReport("RuntimeError", "connection reset", "Traceback: train.py, line 9", "line 9")
 
@@ -103,3 +104,9 @@ def test_what_workers_have_seen_is_said_once() -> None:
     for rank in job.ranks:
         job.tell(WorkerNoted(job.of(rank), "a closure"))
     assert [line.text for line in job.all(Noted)] == ["a closure"]
+
+
+def test_of_thousands_of_workers_that_cannot_be_ended_the_first_are_named() -> None:
+    said = cannot_be_ended([WorkerId(f"w{number}") for number in range(3000)])
+    assert said.startswith("workers w0, w1, w2, w3, w4, w5, w6, w7 and 2,992 more could not be ended")
+    assert cannot_be_ended([WorkerId("a"), WorkerId("b")]).startswith("workers a, b could not")

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.observe_records import NODE, FakeJob
 
 from regrow.core.errors import UsageError
+from regrow.core.hosts import place_to_listen
 from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
 from regrow.core.messages import NodeProgress, Role, WorkerCommitted
 from regrow.core.records import (
@@ -26,7 +27,6 @@ from regrow.core.records import (
     WorkerSpawned,
     WorldChanged,
 )
-from regrow.launch.addresses import watch_address
 from regrow.observe.watch import site as site_module
 from regrow.observe.watch.exposition import exposition, series
 from regrow.observe.watch.frames import WatchSnapshot, WatchTick, snapshot, tick
@@ -309,10 +309,10 @@ async def test_an_error_of_its_own_is_said_and_ends_nothing_else(monkeypatch: py
     [("", None), ("9400", ("127.0.0.1", 9400)), ("0.0.0.0:0", ("0.0.0.0", 0)), ("[::1]:80", ("::1", 80))],
 )
 def test_where_to_listen(text: str, place: tuple[str, int] | None) -> None:
-    assert watch_address(text) == place
+    assert place_to_listen("--watch", text) == place
 
 
 @pytest.mark.parametrize("text", ["here", ":80", "host:", "1:70000", "99999"])
 def test_no_place_to_listen(text: str) -> None:
     with pytest.raises(UsageError, match="--watch"):
-        watch_address(text)
+        place_to_listen("--watch", text)

@@ -10,7 +10,8 @@
                 accelerator.backward(model(**batch).loss)
             optimizer.step(); scheduler.step(); optimizer.zero_grad()
 
-The loop over epochs and `accelerator.accumulate` are what changes: a step is one update. See docs/adopt.md.
+`steps(loader, epochs=3)` counts in passes. The loop over epochs and `accelerator.accumulate` are what changes: a step
+is one update. See docs/adopt.md.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ from torch.utils.data import DataLoader
 
 from regrow.adapters import private_names
 from regrow.adapters.trainer.joining import joined
+from regrow.adapters.trainer.schedule import Schedule, samples_of
 from regrow.core.errors import UsageError
+from regrow.data.dataloader import Cached
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -53,6 +56,7 @@ class _Recoverable(_Behind):
     """
 
     session: "Session"
+    _schedule: Schedule
 
     def __init__(self, *args: Any, seed: int = 0, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
         self.session = joined(seed)
@@ -90,16 +94,43 @@ class _Recoverable(_Behind):
         """What must survive besides what was prepared: an average of weights, counters. To be called before `steps`."""
         self._protected += objects
 
-    def steps(self, loader: Any, *, until: int) -> Iterator["Step"]:
-        """The updates that are still to be made, up to number `until - 1`; each takes its own from the loader."""
+    def steps(self, loader: Any, *, until: int | None = None, epochs: int | None = None) -> Iterator["Step"]:
+        """The updates that are still to be made; each takes its own from the loader.
+
+        Args:
+            loader: a plain `DataLoader`.
+            until: how many updates the training has in all.
+            epochs: or, how many passes over the data; `ends_epoch` tells where one ends.
+
+        Raises:
+            UsageError: neither is given, or nobody knows how many samples a pass has.
+        """
         if self.scaler is not None:
             self._protected.append(self.scaler)
         self.session.protect(*self._protected)
         self.session.keep_world("the global batch of an Accelerator follows the number of ranks")
         microbatches = self._accumulates * self.session.world_size
+        inner = loader.loader if isinstance(loader, Cached) else loader
+        self._schedule = Schedule.of(
+            samples_of(inner),
+            batch_size=getattr(inner, "batch_size", None) or 1,
+            microbatches=microbatches,
+            drop_last=bool(getattr(inner, "drop_last", False)),
+        )
+        if until is None:
+            if epochs is None or not self._schedule.per_epoch:
+                raise UsageError(
+                    "nobody knows how many updates this training has",
+                    hint="give until=, or epochs= and a loader over a data set with a length",
+                )
+            until = epochs * self._schedule.per_epoch
         for step in self.session.steps(loader, until=until, microbatches=microbatches):
             self._tell_place()
             yield step
+
+    def ends_epoch(self, step: "Step") -> bool:
+        """Whether a step's update is the last one of a pass over the data."""
+        return self._schedule.ends_epoch(step.number)
 
     def batches(self, micros: "MicroBatches") -> Iterator[Any]:
         """This rank's batches of an update, on its device; `backward` is to be called once for each."""

@@ -12,10 +12,12 @@ from typing import NamedTuple
 import msgspec
 
 from regrow.core.board import BatchShown
+from regrow.core.config import record_limits
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import WorkerCommitted, WorkerStaged
 from regrow.core.messages.data import BatchRecord, OrderDeclared
 from regrow.core.records import OrderStated, Record, StepCommitted
+from regrow.core.rotation import RecordLimits, remove_part, rotate
 
 _FORMS_KEPT = 64
 """A worker's end is known at the latest so many generations after the one that replaced its own."""
@@ -27,10 +29,12 @@ class StepsFile:
     """Appends lines, buffered: who owns it calls `flush`, from one thread at a time, at short intervals and at the end.
 
     The file is this agent's alone. Half a line at its end, left by an agent that was killed, is taken away first.
+    A full file is set aside, and the oldest of those are removed: what is dropped are the steps of long ago.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: RecordLimits | None = None) -> None:
         self._path = path
+        self._limits = limits or record_limits()
         self._lock = threading.Lock()
         self._lines: list[bytes] = []
         self._mended = False
@@ -59,12 +63,22 @@ class StepsFile:
             descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 self._append(descriptor, b"".join(lines))
+                full = 0 < self._limits.part <= os.fstat(descriptor).st_size
             finally:
                 os.close(descriptor)
         except OSError as error:
             _log.warning("cannot write %s: %s", self._path, error)
             with self._lock:
                 self._lines[:0] = lines
+            return
+        if full:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        try:
+            rotate(self._path, self._limits, remove_part)
+        except OSError as error:
+            _log.warning("cannot set %s aside, so it grows: %s", self._path, error)
 
     def _append(self, descriptor: int, text: bytes) -> None:
         end = os.fstat(descriptor).st_size

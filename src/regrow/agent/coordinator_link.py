@@ -1,4 +1,4 @@
-"""The agent's connection to the coordinator: one WebSocket, facts up and orders down."""
+"""The agent's connection to the coordinator, or to the next one: one WebSocket, facts up and orders down."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,13 @@ from typing import Self
 import aiohttp
 import msgspec
 
+from regrow.agent.held_tables import Feasible
+from regrow.agent.history import NodeHistory
+from regrow.agent.succession import NextCoordinator
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError, RegrowError
 from regrow.core.ids import Seconds
-from regrow.core.messages import AgentFact, AgentOrder
+from regrow.core.messages import AgentFact, AgentOrder, NodeJoined, ReportNode
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 
 _RETRY_S: Seconds = 0.1
@@ -34,26 +37,34 @@ class CoordinatorLink:
     """
 
     def __init__(self, config: AgentConfig) -> None:
+        self._history = NodeHistory(config.node)
         self._config = config
-        self._codec: FrameCodec[AgentOrder] = FrameCodec(AgentOrder)
+        self._codec: FrameCodec[AgentOrder | list[AgentOrder]] = FrameCodec(AgentOrder | list[AgentOrder])
         self._encoder = msgspec.msgpack.Encoder()
         self._outbox: asyncio.Queue[AgentFact | None] = asyncio.Queue()
         self._session: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._sender: asyncio.Task[None] | None = None
+        self._next = NextCoordinator(config)
+        self._need: asyncio.Task[None] | None = None
+        self._joined: AgentFact | None = None
+        self._unsent: AgentFact | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession()
         try:
-            self._socket = await self._connect(self._session)
+            self._socket = await self._connect(self._session, self._config.coordinator)
         except BaseException:
             await self._session.close()
             raise
         self._sender = asyncio.create_task(self._send_all(self._socket))
+        self._need = asyncio.create_task(self._next.tell_need(self._session))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._outbox.put_nowait(None)
+        if self._need is not None:
+            self._need.cancel()
         if self._sender is not None:
             with contextlib.suppress(TimeoutError):  # a coordinator that reads no more is not waited for
                 await asyncio.wait_for(self._sender, _FLUSH_S)
@@ -63,14 +74,14 @@ class CoordinatorLink:
         if self._session is not None:
             await self._session.close()
 
-    async def _connect(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self, session: aiohttp.ClientSession, coordinator: str) -> aiohttp.ClientWebSocketResponse:
         config = self._config
         loop = asyncio.get_running_loop()
         deadline = loop.time() + config.lease
         while True:
             try:
                 return await session.ws_connect(
-                    f"{config.coordinator}/agent",
+                    f"{coordinator}/agent",
                     params={"node": config.node},
                     headers={"Authorization": f"Bearer {config.token}"},
                     timeout=aiohttp.ClientWSTimeout(ws_close=_FLUSH_S),
@@ -81,38 +92,89 @@ class CoordinatorLink:
                 )
             except aiohttp.WSServerHandshakeError as error:
                 raise CoordinatorUnreachable(
-                    f"the coordinator at {config.coordinator} refused node {config.node}: {error.message}",
+                    f"the coordinator at {coordinator} refused node {config.node}: {error.message}",
                     hint="is the token that of this job?",
                 ) from error
             except (aiohttp.ClientError, OSError) as error:
                 if loop.time() + _RETRY_S > deadline:
                     raise CoordinatorUnreachable(
-                        f"no coordinator answers at {config.coordinator}: {error}",
+                        f"no coordinator answers at {coordinator}: {error}",
                         hint="has the launcher ended, or does a firewall stand between?",
                     ) from error
                 await asyncio.sleep(_RETRY_S)
 
     def send(self, fact: AgentFact) -> None:
-        """Send a fact, after all earlier ones. Once the connection is lost, facts go nowhere."""
+        """Send a fact, after all earlier ones. Those sent while there is no connection go to the next coordinator."""
+        if isinstance(fact, NodeJoined):
+            self._joined = fact
+        self._history.told(fact)
+        self._next.sent(fact)
         self._outbox.put_nowait(fact)
 
+    def carried_out(self, order: Feasible) -> None:
+        """An order is being carried out; a coordinator that asks for it is told of all that were."""
+        self._history.ordered(order)
+        if isinstance(order, ReportNode):
+            self.send(self._history.report(order))
+
     async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        while (fact := await self._outbox.get()) is not None:
+        while (fact := self._unsent or await self._outbox.get()) is not None:
+            self._unsent = fact
             try:
                 await socket.send_bytes(self._encoder.encode(fact))
             except (ConnectionError, aiohttp.ClientError):
                 return  # the end of `orders` says so
+            self._unsent = None
 
     async def orders(self) -> AsyncIterator[AgentOrder]:
-        """Orders until the connection ends. Raises `ProtocolError` on what is none, or where this agent is refused."""
+        """Orders until no coordinator is left. Raises `ProtocolError` on what is none, or where one refuses it."""
         while self._socket is not None:
+            waiting = asyncio.create_task(self._give_way(self._socket))
             try:
-                message = await self._socket.receive()
+                async for order in self._orders_of(self._socket):
+                    self._next.answered()
+                    yield order
+            finally:
+                waiting.cancel()
+            if not await self._follow():
+                return
+
+    async def _give_way(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Hang up on a coordinator when there is another."""
+        if self._session is not None and self._config.launcher:
+            await self._next.wait(self._session)
+            await socket.close()
+
+    async def _follow(self) -> bool:
+        """Register with the coordinator that has taken the place of the one that is lost; whether there is one."""
+        if self._session is None or self._joined is None:
+            return False
+        office = await self._next.find(self._session)
+        if office is None:
+            return False
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.wait({self._sender})
+        _log.warning("node %s turns to another coordinator, at %s", self._config.node, office.address)
+        try:
+            self._socket = await self._connect(self._session, office.address)
+            await self._socket.send_bytes(self._encoder.encode(self._joined))
+        except (CoordinatorUnreachable, ConnectionError, aiohttp.ClientError):
+            return False
+        self._sender = asyncio.create_task(self._send_all(self._socket))
+        return True
+
+    async def _orders_of(self, socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[AgentOrder]:
+        while True:
+            try:
+                message = await socket.receive()
             except (ConnectionError, aiohttp.ClientError):
                 return  # a ping cannot be answered: the coordinator has given up an agent that was silent for so long
             match message.type:
                 case aiohttp.WSMsgType.BINARY:
-                    yield self._codec.decode(message.data)
+                    orders = self._codec.decode(message.data)
+                    for order in orders if isinstance(orders, list) else [orders]:
+                        yield order
                 case aiohttp.WSMsgType.CLOSE if message.data is not None and message.data >= _REFUSED:
                     raise ProtocolError(f"the coordinator refuses this agent: {message.extra}")
                 case aiohttp.WSMsgType.CLOSE | aiohttp.WSMsgType.CLOSING | aiohttp.WSMsgType.CLOSED:

@@ -3,7 +3,7 @@
 from typing import TypeAlias
 
 from regrow.core.ids import Generation, Rank, WorkerId
-from regrow.core.messages import AgentOrder, FenceWorker, HaltGeneration, NodeTask, WorkerOrder
+from regrow.core.messages import AgentOrder, FenceWorker, HaltGeneration, NodeTask, ReportNode, WorkerOrder
 from regrow.core.messages.tables import (
     ChangeTable,
     FetchTable,
@@ -60,6 +60,9 @@ class HeldTables:
                 return []
             case FenceWorker():
                 self._waiting = [join for join in self._waiting if join.worker != order.worker]
+            case ReportNode():
+                # What could not be done yet is not in the answer, and so must not be done any more.
+                self._waiting, self.missing = [], 0
             case HaltGeneration(at=None):
                 self._give_up(order.worker, order.generation)
         return [order]

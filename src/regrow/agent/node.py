@@ -47,6 +47,7 @@ from regrow.core.messages import (
     NodeJoined,
     NodeStopped,
     NoteGeneration,
+    ReportNode,
     SpawnWorker,
     StartScript,
     StopNode,
@@ -204,6 +205,7 @@ class Agent:
         self._end(Ending(1, 0.0, reason))
 
     def _carry_out(self, order: Feasible) -> None:
+        self._uplink.carried_out(order)
         if isinstance(order, FormGeneration | NoteGeneration):
             self._ledger.formed(order.generation, order.step)
             self._vault.formed(order.step)
@@ -218,7 +220,7 @@ class Agent:
             case StopNode(reason=reason, grace=grace):
                 self._end(Ending(0, grace, reason, ordered=True))
                 return
-            case NoteGeneration():
+            case NoteGeneration() | ReportNode():
                 return
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self._desk.obey(order)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from regrow.cli.training import start, surroundings
-from regrow.core.config import size
+from regrow.core.config import inherited_environment, size
 from regrow.core.errors import UsageError
 from regrow.launch import options, torchrun
 
@@ -64,7 +64,7 @@ def train(
         "job": words["job"],
     }
     words["replica_ranks"] = planned.shard
-    return start(words, torchrun.ignored(context))
+    return start(words, torchrun.ignored(context, inherited_environment()))
 
 
 @click.group()
@@ -128,6 +128,43 @@ def check(
     for line in account(resolved):
         click.echo(line)
     click.echo(first_record(resolved))
+
+
+@recipes.command("from-hyperpod")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+def from_hyperpod(path: Path) -> int:
+    """Print HyperPod's recipe FILE (YAML) as one of regrow; what becomes of its keys goes to standard error.
+
+    Exit code 1: a key that trains is not known here, so nothing is printed.
+    """
+    from regrow.recipes.hyperpod import convert
+
+    made = convert(_yaml(path))
+    if made.unknown:
+        for key in made.unknown:
+            click.echo(f"regrow: {key} is not known here, and may change what is trained", err=True)
+        return 1
+    click.echo(made.toml(), nl=False)
+    for why, keys in made.left_out.items():
+        click.echo(f"regrow: not needed, for {why}: {', '.join(keys)}", err=True)
+    for note in made.notes:
+        click.echo(f"regrow: {note}", err=True)
+    click.echo(f"regrow: to start it: regrow train THIS.toml {' '.join(made.flags)}", err=True)
+    return 0
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError("HyperPod's recipes are YAML", hint="pip install 'regrow[recipes]'") from error
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is no recipe: it has no keys")
+    return found
 
 
 def read(recipe: str, settings: Sequence[str]) -> "TrainingRecipe":

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from regrow.core.config import data_home, hang_floor, jobs_home, read_token, runtime_home, visible_gpus
+from regrow.core.config import (
+    data_home,
+    hang_floor,
+    inherited_environment,
+    jobs_home,
+    read_token,
+    runtime_home,
+    visible_gpus,
+)
 from regrow.core.errors import UsageError
 from regrow.launch import options, torchrun
 
@@ -29,7 +37,7 @@ def run(context: click.Context, /, **words: Any) -> int:
 
     Takes torchrun's flags, with - or _. Everything after SCRIPT belongs to the script.
     """
-    return start(words, torchrun.ignored(context))
+    return start(words, torchrun.ignored(context, inherited_environment()))
 
 
 def start(words: dict[str, Any], without_meaning: list[str]) -> int:
@@ -131,4 +139,23 @@ def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: boo
     return int(run_demo(json_path=json_path, plain=plain, **{k: v for k, v in given.items() if v is not None}))
 
 
-COMMANDS = (run, agent, try_, doctor, demo)
+@click.command()
+@click.argument("script", type=click.Path(path_type=Path))
+def port(script: Path) -> None:
+    """Print what SCRIPT would change for regrow, as a diff, and what in it is to know. Nothing of it is run.
+
+    The diff goes to standard output: regrow port train.py | patch
+    """
+    from regrow.port.proposing import propose
+
+    try:
+        text = script.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the script {script} cannot be read: {error}", hint="give a file of Python") from error
+    made = propose(text, str(script))
+    for line in made.says:
+        click.echo(f"regrow: {line}", err=True)
+    click.echo(made.diff, nl=False)
+
+
+COMMANDS = (run, agent, try_, port, doctor, demo)

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from regrow.cli import data, jobs, kubernetes, recipes, training
+from regrow.cli import data, jobs, kubernetes, recipes, simulating, slurm, training
 from regrow.core.config import state_home
 from regrow.core.errors import DeadlineExceeded, RegrowError
 from regrow.core.exit_codes import INTERNAL_ERROR, RUN_AGAIN, USAGE
@@ -82,6 +82,8 @@ for _command in (
     data.data,
     *jobs.COMMANDS,
     *kubernetes.COMMANDS,
+    *slurm.COMMANDS,
+    *simulating.COMMANDS,
     batch,
     plan,
 ):

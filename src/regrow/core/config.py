@@ -13,6 +13,7 @@ from regrow.core.ids import Generation, NodeId, Rank, Seconds, WorkerId
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages import FaultSpec, Role, Warmth
 from regrow.core.messages.data import CacheSeat, ProducerSeat
+from regrow.core.rotation import RecordLimits
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
 _UNITS = {None: 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -43,6 +44,18 @@ def state_home() -> Path:
     if home := os.environ.get("REGROW_HOME"):
         return Path(home)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "regrow"
+
+
+def record_limits() -> RecordLimits:
+    """When files of records are set aside: `$REGROW_RECORD_PART` (64MiB; 0: never), `$REGROW_RECORD_PARTS` (16) kept.
+
+    Raises `UsageError`.
+    """
+    usual = RecordLimits()
+    part, parts = os.environ.get("REGROW_RECORD_PART"), os.environ.get("REGROW_RECORD_PARTS") or str(usual.parts)
+    if not parts.isascii() or not parts.isdecimal() or int(parts) < 1:
+        raise UsageError(f"REGROW_RECORD_PARTS={parts} is no number of files", hint="give 1 or more, for example 16")
+    return RecordLimits(size(part) if part else usual.part, int(parts))
 
 
 def inherited_environment() -> dict[str, str]:
@@ -164,6 +177,10 @@ class AgentConfig(msgspec.Struct, frozen=True):
     """How long the ranks of this node may take to leave it after a signal that gives it back."""
     stay: Seconds | None = None
     """How long this node is expected to be there; None: nothing is known of an end."""
+    launcher: str = ""
+    """URL of this node's launcher, which knows who is coordinator; empty: no other can take its place."""
+    term: int = 1
+    """Of the coordinator."""
 
     @property
     def one_machine(self) -> bool:

@@ -38,6 +38,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Whether workers look now and then whether replicas differ; `digest_every` does that whole, and undoes it."""
     health: bool = False
     """Whether agents examine their nodes when they join and after each incident."""
+    elects: bool = True
+    """Whether other nodes' launchers take over the coordinator when its node is lost."""
     health_checks: list[str] = []
     """Executables of the user's that do so too."""
     trial_steps: int = 0
@@ -89,6 +91,11 @@ class JobSpec(msgspec.Struct, frozen=True):
     def can_lose_nodes(self) -> bool:
         """Whether the job may go on without one of its nodes."""
         return self.elastic and self.node_limit > 1
+
+    @property
+    def can_elect(self) -> bool:
+        """Whether another coordinator is elected: nodes are enough for a majority, and the job can do without one."""
+        return self.elects and self.node_limit > 2 and (self.spares > 0 or self.can_lose_nodes)
 
     @property
     def keeps_copies(self) -> bool:

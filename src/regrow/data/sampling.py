@@ -25,6 +25,7 @@ from regrow.data.order import (
     keys_of,
     order_of,
     spec_seed,
+    steps_per_epoch,
 )
 from regrow.data.seeding import Draw, derive, seed_everything
 
@@ -42,6 +43,10 @@ class Plan(Protocol):
         """The samples that share `rank` of `world` reads at `step`. Raises `UsageError` where there are none."""
         ...
 
+    def epoch_at(self, rank: int, world: int) -> int:
+        """Steps of an epoch at this place; 0 where epochs do not end with a step."""
+        ...
+
 
 class OrderedPlan:
     """An order of ours: a function of the seed, for any step in constant time."""
@@ -53,6 +58,10 @@ class OrderedPlan:
     def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
         """As `Plan` says."""
         return keys_of(self.spec, step, rank, world)
+
+    def epoch_at(self, _rank: int, world: int) -> int:
+        """As `Plan` says."""
+        return steps_per_epoch(self.spec, world)
 
 
 class SampledPlan:
@@ -86,6 +95,10 @@ class SampledPlan:
                 hint="correct its __len__: the step decides the epoch by it",
             )
         return [(epoch, index) for index in batches[place]]
+
+    def epoch_at(self, rank: int, world: int) -> int:
+        """As `Plan` says."""
+        return self._count(rank, world)
 
     def _drawn(self, *key: int) -> list[list[Any]]:
         epoch, rank, world = key

@@ -1,18 +1,15 @@
 """Where node 0 is found, where this node listens, and how the others reach it."""
 
-import ipaddress
 import re
-import socket
 
 import msgspec
 
-from regrow.core.errors import RegrowError, UsageError
+from regrow.core.errors import UsageError
+from regrow.core.hosts import ANY, LOOPBACK, is_loopback
 
-LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29400
 """Where node 0 listens when `--rdzv-endpoint` names no port; torchrun's default."""
 _STATIC_PORT = 29500
-_ANY = ("0.0.0.0", "::")
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
@@ -75,7 +72,7 @@ def _own_address(bind: str, most: int) -> str:
     """How later nodes reach this one, which is the first."""
     if most == 1 or is_loopback(bind):
         return LOOPBACK
-    if bind in _ANY:
+    if bind in ANY:
         raise UsageError(
             f"--bind {bind} does not say under which name other nodes reach this one",
             hint="add --rdzv-endpoint HOST:PORT, or --local-addr HOST",
@@ -98,39 +95,3 @@ def endpoint_of(flag: str, text: str) -> tuple[str, int]:
     if match is None or int(match.group(2) or 0) > 65535:
         raise UsageError(f"{flag} {text!r} is no address", hint="give HOST:PORT")
     return match.group(1).strip("[]"), int(match.group(2)) if match.group(2) else DEFAULT_PORT
-
-
-def watch_address(text: str) -> tuple[str, int] | None:
-    """Host and port of `--watch [HOST:]PORT`, on this machine alone unless a host is given. Raises `UsageError`."""
-    if not text:
-        return None
-    host, port = (LOOPBACK, text) if text.isdigit() else text.rpartition(":")[::2]
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"--watch {text!r} is no place to listen", hint="give PORT or HOST:PORT; 0 is any free port")
-    return host.strip("[]"), int(port)
-
-
-def address_of(host: str, port: int) -> str:
-    """`HOST:PORT` as it stands in a URL."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether that is this machine to itself, and nobody else."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def route_to(host: str, port: int, *, flag: str) -> str:
-    """This machine's own address on the way to another one; sends nothing. Raises `RegrowError`."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[4])
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise RegrowError(f"no way to {host}: {error.strerror or error}", hint=f"check {flag}") from error

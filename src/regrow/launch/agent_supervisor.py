@@ -15,6 +15,7 @@ import msgspec
 from regrow.agent.workers.processes import own_children
 from regrow.core.config import AgentConfig
 from regrow.core.ids import NodeId, Seconds, StepNo
+from regrow.core.messages.elections import Office
 from regrow.launch import folder
 from regrow.launch.cache import CacheHome
 from regrow.launch.child import AgentProcess
@@ -97,6 +98,10 @@ class AgentSupervisor:
     def node(self) -> NodeId:
         """The node that it keeps."""
         return self._config.node
+
+    def follow(self, office: Office) -> None:
+        """Agents that are started from now on register there."""
+        self._config = msgspec.structs.replace(self._config, coordinator=office.address, term=office.term)
 
     async def keep(self) -> Departure:
         """Until the job is over, the node was given back, or too many agents have ended."""

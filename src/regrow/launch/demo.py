@@ -83,7 +83,7 @@ def find_script() -> Path:
     Raises `UsageError` where neither has it.
     """
     package = Path(__file__).resolve().parents[1]
-    candidates = [package / "_examples" / "train_gpt.py", package.parents[1] / "examples" / "train_gpt.py"]
+    candidates = [package / "_examples" / "02-ddp.py", package.parents[1] / "examples" / "02-ddp.py"]
     for path in candidates:
         if path.is_file():
             return path

@@ -8,10 +8,11 @@ import msgspec
 
 from regrow.core.config import AgentConfig, Script
 from regrow.core.errors import UsageError
+from regrow.core.hosts import LOOPBACK, is_loopback, place_to_listen
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages import FaultSpec, Warmth
-from regrow.launch.addresses import LOOPBACK, AddressFlags, is_loopback, watch_address, whereabouts
+from regrow.launch.addresses import AddressFlags, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
 from regrow.launch.checks import in_range, some_time
 from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
@@ -73,6 +74,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     digest_every: int = 0
     no_audit: bool = False
     no_health: bool = False
+    no_elect: bool = False
     health_check: list[str] = []
     trial_steps: int = 0
     data_cache: str = ""
@@ -125,8 +127,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     endpoint: tuple[str, int] = (LOOPBACK, 0)
     """Where the other nodes find the coordinator."""
     watch: tuple[str, int] | None = None  # where metrics and the live page are served
-    advertise: str = ""
-    """How the others reach this node; empty: worked out from the route to the coordinator."""
+    advertise: str = ""  # how the others reach this node; empty: worked out from the route to the coordinator
     master_port: int = 0
     log_dir: str = ""
     preload: list[str] = []
@@ -137,8 +138,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     faults: list[FaultSpec] = []
     resume: bool = False
     quiet: bool = False
-    notes: list[str] = []
-    """What the user should know before the job starts, a line each."""
+    notes: list[str] = []  # what the user should know before the job starts, a line each
 
     @property
     def node(self) -> NodeId:
@@ -236,7 +236,7 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         bind=where.bind,
         port=where.endpoint[1],
         endpoint=where.endpoint,
-        watch=watch_address(flags.watch),
+        watch=place_to_listen("--watch", flags.watch),
         advertise=where.advertise,
         slots=slots_of(facts, flags.slots, alone=local or facts.node_limit == 1),
         drain_grace=some_time("--drain-grace", flags.drain_grace),
@@ -291,6 +291,7 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
         digest_every=in_range("--digest-every", flags.digest_every, 0),
         audit=not flags.no_audit,
         health=not flags.no_health,
+        elects=not flags.no_elect,
         health_checks=[str(Path(check).absolute()) for check in flags.health_check],
         trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,10 +14,10 @@ import msgspec
 from regrow.agent.workers.processes import adopt_orphans
 from regrow.core.errors import DeadlineExceeded, UsageError
 from regrow.core.exit_codes import OK, RUN_AGAIN
+from regrow.core.hosts import address_of, route_to
 from regrow.core.ids import NO_STATE, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.launch import folder
-from regrow.launch.addresses import address_of, route_to
 from regrow.launch.agent_supervisor import AgentSupervisor, Departure, NodeAgents, Outlook
 from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
@@ -24,6 +25,8 @@ from regrow.launch.console import Console, Interruptions
 from regrow.launch.job import JobPlan
 from regrow.launch.local import GATHER_DEADLINE, VERDICT_DEADLINE, report_left
 from regrow.launch.remote import refusal_of
+from regrow.launch.succession.deputy import Deputy
+from regrow.launch.succession.hosting import NextHost
 from regrow.membership.orders import AnswerScale, EndJob
 from regrow.membership.server.http_api import DrainWish
 from regrow.membership.view import JobView
@@ -68,21 +71,41 @@ class _Joining:
         self._force = asyncio.Event()
         self._forced_by = "interrupted twice"
         self._telling: set[asyncio.Task[None]] = set()
+        self._deputy: Deputy | None = None
 
     async def run(self) -> EndJob:
         """How the job ended."""
         headers = {"Authorization": f"Bearer {self._plan.token}"}
-        async with aiohttp.ClientSession(self._base, headers=headers) as session:
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
             facts = await self._find_job(session)
             self._check(facts)
             job_dir = self._plan.jobs_home / facts.job
             folder.make_log_dir(Path(self._plan.log_dir) if self._plan.log_dir else job_dir / "logs")
-            keeper = self._make_keeper(session, facts, job_dir)
+            advertise = self._plan.advertise or route_to(*self._plan.endpoint, flag="--rdzv-endpoint")
+            host = NextHost(self._plan, facts, job_dir, advertise, self._speaker)
+            if facts.can_elect:
+                self._deputy = await stack.enter_async_context(
+                    Deputy(
+                        self._plan.node,
+                        token=self._plan.token,
+                        bind=self._plan.bind,
+                        advertise=advertise,
+                        say=self._speaker.say,
+                        take_office=host.open,
+                    )
+                )
+                self._deputy.follow(self._base)
+            keeper = self._make_keeper(session, facts, job_dir, advertise)
             with self._interruptions(session, facts):
                 self._speaker.note(f"{self._plan.node} joins job {facts.job} at {self._base}; logs in {job_dir}")
-                return await self._accompany(session, keeper)
+                end = await self._accompany(session, keeper, host)
+            await host.close(end)
+            return end
 
-    def _make_keeper(self, session: aiohttp.ClientSession, facts: JobSpec, job_dir: Path) -> AgentSupervisor:
+    def _make_keeper(
+        self, session: aiohttp.ClientSession, facts: JobSpec, job_dir: Path, advertise: str
+    ) -> AgentSupervisor:
         async def ask(node: NodeId) -> Outlook:
             try:
                 job = await self._ask(session, "GET", "/status", JobView)
@@ -96,8 +119,10 @@ class _Joining:
             coordinator=self._base,
             token=self._plan.token,
             job_dir=job_dir,
-            advertise=self._plan.advertise or route_to(*self._plan.endpoint, flag="--rdzv-endpoint"),
+            advertise=advertise,
         )
+        if self._deputy is not None:
+            config = msgspec.structs.replace(config, launcher=self._deputy.url)
         caches = CacheHome(self._plan.cache, 1, self._speaker)
         caches.open()
         household = NodeAgents(self._agent_command, self._plan.socket_home, self._speaker, caches)
@@ -125,7 +150,7 @@ class _Joining:
         self, session: aiohttp.ClientSession, method: str, path: str, kind: type[Answer], body: bytes | None = None
     ) -> Answer:
         timeout = aiohttp.ClientTimeout(total=_ANSWER_DEADLINE)
-        async with session.request(method, path, data=body, timeout=timeout) as response:
+        async with session.request(method, f"{self._base}{path}", data=body, timeout=timeout) as response:
             answer = await response.read()
         if response.status == 401:
             raise UsageError(f"{self._base} refused the token", hint="use the same REGROW_TOKEN on every node")
@@ -149,9 +174,9 @@ class _Joining:
             if here != there:
                 raise UsageError(f"{flag} is {here} here and {there} on node 0", hint="give the same on every node")
 
-    async def _accompany(self, session: aiohttp.ClientSession, keeper: AgentSupervisor) -> EndJob:
-        """Until the job ends, node 0 is lost, the node was given back, or its agents do not stay."""
-        ending = asyncio.create_task(_wait_end(session))
+    async def _accompany(self, session: aiohttp.ClientSession, keeper: AgentSupervisor, host: NextHost) -> EndJob:
+        """Until the job ends, its coordinator is lost for good, the node was given back, or its agents do not stay."""
+        ending = asyncio.create_task(self._wait_end(session, keeper))
         leaving = asyncio.create_task(keeper.keep())
         forced = asyncio.create_task(self._force.wait())
         try:
@@ -161,15 +186,47 @@ class _Joining:
                 return EndJob(RUN_AGAIN, self._forced_by)
             if not ending.done():
                 return await self._left(leaving.result(), ending, forced)
+            stopping = asyncio.create_task(host.stop_nodes(ending.result()))
             await asyncio.wait(
                 {leaving, forced}, timeout=self._plan.grace + VERDICT_DEADLINE, return_when=asyncio.FIRST_COMPLETED
             )
+            await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
             return ending.result()
         finally:
             await keeper.end(within=0.0)
             await asyncio.wait({leaving}, timeout=VERDICT_DEADLINE)
             for task in (ending, leaving, forced, *self._telling):
                 task.cancel()
+
+    async def _wait_end(self, session: aiohttp.ClientSession, keeper: AgentSupervisor) -> EndJob:
+        """The job's end, whoever is its coordinator by then."""
+        term = 1
+        if self._deputy is None:
+            return await _end_of(session, self._base) or _LOST
+        while True:
+            ending = asyncio.create_task(_end_of(session, self._base))
+            following = asyncio.create_task(self._deputy.next(term))
+            try:
+                # A coordinator without power ends no connection.
+                await asyncio.wait({ending, following}, return_when=asyncio.FIRST_COMPLETED)
+                if ending.done() and (end := ending.result()) is not None:
+                    return end
+                await asyncio.wait({following}, timeout=_RETRY_EVERY)
+                if not following.done():
+                    continue  # the coordinator may be there, and only this connection is lost
+                office = following.result()
+                if office is None and self._deputy.ended:
+                    await asyncio.wait({ending}, timeout=VERDICT_DEADLINE)
+                    return (ending.result() if ending.done() else None) or _LOST
+            finally:
+                ending.cancel()
+                following.cancel()
+            if office is None:
+                return _LOST
+            term, self._base = office.term, office.address
+            keeper.follow(office)
+            self._speaker.note(f"{self._plan.node} follows the job's coordinator to {self._base}")
 
     async def _left(self, left: Departure, ending: "asyncio.Task[EndJob]", forced: "asyncio.Task[bool]") -> EndJob:
         """The agent has ended before the job was known to have."""
@@ -198,7 +255,9 @@ class _Joining:
     async def _post_stop(self, session: aiohttp.ClientSession, why: str) -> None:
         timeout = aiohttp.ClientTimeout(total=VERDICT_DEADLINE)
         try:
-            async with session.post("/stop", data=f"{self._plan.node}: {why}", timeout=timeout) as response:
+            async with session.post(
+                f"{self._base}/stop", data=f"{self._plan.node}: {why}", timeout=timeout
+            ) as response:
                 await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             self._give_up(f"node 0 cannot be told ({error})")
@@ -228,10 +287,10 @@ class _Joining:
             self._force.set()
 
 
-async def _wait_end(session: aiohttp.ClientSession) -> EndJob:
-    """The job's end, as long as that takes; losing the connection before means that node 0 is gone."""
+async def _end_of(session: aiohttp.ClientSession, base: str) -> EndJob | None:
+    """The job's end, as long as that takes; None where the connection is lost before."""
     try:
-        async with session.get("/end", timeout=aiohttp.ClientTimeout(total=None)) as response:
+        async with session.get(f"{base}/end", timeout=aiohttp.ClientTimeout(total=None)) as response:
             return msgspec.json.decode(await response.read(), type=EndJob)
     except (aiohttp.ClientError, msgspec.MsgspecError):
-        return _LOST
+        return None

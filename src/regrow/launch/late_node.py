@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 
 from regrow.core.errors import UsageError
+from regrow.core.hosts import LOOPBACK, address_of
 from regrow.core.ids import NodeId
-from regrow.launch.addresses import LOOPBACK, address_of, check_reachable, endpoint_of
+from regrow.launch.addresses import check_reachable, endpoint_of
 from regrow.launch.cache import cache_plan
 from regrow.launch.checks import in_range, some_time
 from regrow.launch.elastic import default_slots

@@ -19,12 +19,13 @@ from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import OK, RUN_AGAIN
+from regrow.core.hosts import LOOPBACK, address_of
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import StopRequested
+from regrow.core.messages.elections import Voter
 from regrow.core.records import JobStarted
 from regrow.launch import folder
-from regrow.launch.addresses import LOOPBACK
 from regrow.launch.agent_supervisor import AgentSupervisor, NodeAgents, Outlook
 from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
@@ -32,8 +33,13 @@ from regrow.launch.console import Console, Interruptions
 from regrow.launch.job import JobPlan, job_nodes, node_name
 from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
-from regrow.membership.server.coordinator import Coordinator, Watcher
+from regrow.membership.restartable import RestartableMachine
+from regrow.membership.server.coordinator import LEASE, Coordinator, Watcher
+from regrow.membership.server.launchers import LauncherDesk
+from regrow.membership.server.leased import LeasedMachine
 from regrow.membership.states import Gathering
+from regrow.membership.succession.voters import VOTE_LEASE, Voters
+from regrow.membership.succession.written import MemoryWriter
 from regrow.observe.record import EventWriter
 from regrow.observe.watch.site import WatchSite
 
@@ -108,19 +114,26 @@ class _Launch:
         plan = _with_port(self._plan)
         facts = msgspec.structs.replace(plan.facts, job=job)
         token = plan.token or secrets.token_urlsafe(32)
-        machine = Membership(facts, plan.faults, resume=plan.resume)
+        machine = RestartableMachine(lambda memory: Membership(facts, plan.faults, plan.resume, memory=memory))
+        voters = Voters(
+            Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint)), 1, VOTE_LEASE
+        )
+        memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
+        desk = LauncherDesk(voters, memory.write, token)
         async with AsyncExitStack() as stack:
             stack.enter_context(folder.hold_checkpoints(plan.checkpoint_dir or ""))
             events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
             disk = stack.enter_context(Background("regrow-records"))
             coordinator = Coordinator(
-                machine,
+                LeasedMachine(machine, voters, desk.changed) if facts.can_elect else machine,
                 token=token,
                 record=lambda record: disk.do(partial(events.write, record, time.time())),
                 nodes=job_nodes(facts),
                 host=_listen_host(plan),
                 port=plan.port,
                 near=[node_name(rank) for rank in plan.node_ranks],
+                lease=LEASE,
+                routes=desk.routes(),
             )
             coordinator.offer = plan.offer(facts)
             coordinator.watchers.extend([self._speaker.record, *self._watchers])
@@ -130,6 +143,7 @@ class _Launch:
                 if site.port:
                     self._speaker.say(f"live view {site.address}, metrics {site.address}metrics")
             await stack.enter_async_context(coordinator)
+            await stack.enter_async_context(desk)
             address = f"{_near_host(plan)}:{coordinator.port}"
             configs = [
                 msgspec.structs.replace(
@@ -153,16 +167,22 @@ class _Launch:
             coordinator.publish(_started(facts, command))
             self._say_start(facts, job_dir)
             stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
-            end = await self._host(coordinator, machine, configs)
+            end = await self._host(coordinator, machine, configs, desk)
             self._close_entry(job_dir, entry, end)
-        return end, coordinator.crash
+        return end, machine.crash + coordinator.crash
 
-    async def _host(self, coordinator: Coordinator, machine: Membership, configs: Sequence[AgentConfig]) -> EndJob:
+    async def _host(
+        self,
+        coordinator: Coordinator,
+        machine: RestartableMachine,
+        configs: Sequence[AgentConfig],
+        desk: LauncherDesk,
+    ) -> EndJob:
         """Wait for the job's end, then for the end of its processes."""
 
         async def ask(node: NodeId) -> Outlook:
-            known = machine.roster.nodes.get(node)
-            return Outlook(machine.step, known is not None and known.leave_by is not None)
+            known = machine.machine.roster.nodes.get(node)
+            return Outlook(machine.machine.step, known is not None and known.leave_by is not None)
 
         caches = CacheHome(self._plan.cache, len(configs), self._speaker)
         caches.open()
@@ -174,6 +194,7 @@ class _Launch:
         watches = [asyncio.create_task(self._watch_agent(coordinator, keeper)) for keeper in keepers.values()]
         try:
             end = await coordinator.wait_ended()
+            desk.end()
             for keeper in keepers.values():
                 keeper.retire()
             stop = asyncio.create_task(self._wind_down(coordinator, list(keepers.values()), end))
@@ -199,8 +220,8 @@ class _Launch:
         coordinator.submit(StopRequested(why))
         asyncio.get_running_loop().call_later(VERDICT_DEADLINE, coordinator.end, EndJob(RUN_AGAIN, why))
 
-    def _check_gathered(self, coordinator: Coordinator, machine: Membership) -> None:
-        if isinstance(machine.state, Gathering):
+    def _check_gathered(self, coordinator: Coordinator, machine: RestartableMachine) -> None:
+        if isinstance(machine.machine.state, Gathering):
             missing = [node for node in job_nodes(machine.facts) if node not in coordinator.connected]
             text = f"{', '.join(missing)} did not register within {GATHER_DEADLINE:g} s"
             coordinator.end(EndJob(RUN_AGAIN, text))

@@ -1,9 +1,15 @@
-"""The flags of torchrun, as options of `regrow run`: which of them mean something here, and their spellings."""
+"""The flags of torchrun, as options of `regrow run`: which of them mean something here, and their spellings.
 
-from collections.abc import Callable
+Those of `hyperpodrun`, HyperPod's launcher, are taken too: recovery in process is what always happens here, and what
+its agent listens on is not needed. Its scripts before and after the training would have to run, so they are refused.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import click
+
+from regrow.core.errors import UsageError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -55,7 +61,9 @@ _VALUED_WITHOUT_MEANING: Final = (
 )
 _FLAGS_WITHOUT_MEANING: Final = ("--run-path", "--virtual-local-rank")
 _NAMES.extend(name.lstrip("-") for name in (*_VALUED_WITHOUT_MEANING, *_FLAGS_WITHOUT_MEANING))
-
+_HYPERPOD_WITHOUT_MEANING: Final = ("--server-host", "--server-port")
+_HYPERPOD_SCRIPTS: Final = ("--pre-train-script", "--pre-train-args", "--post-train-script", "--post-train-args")
+_NAMES.extend(name.lstrip("-") for name in (*_HYPERPOD_WITHOUT_MEANING, *_HYPERPOD_SCRIPTS, "--inprocess-restart"))
 
 _SHORTEST_PREFIX: Final = 4
 
@@ -75,14 +83,35 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         command = _option(name, is_flag=True, hidden=True, expose_value=False, callback=_note_ignored)(command)
     for name in reversed(_VALUED_WITHOUT_MEANING):
         command = _option(name, hidden=True, expose_value=False, callback=_note_ignored)(command)
+    for name in _HYPERPOD_WITHOUT_MEANING:
+        command = click.option(name, hidden=True, expose_value=False, callback=_note_ignored)(command)
+    command = click.option(
+        "--inprocess-restart", is_flag=True, hidden=True, expose_value=False, callback=_note_ignored
+    )(command)
+    for name in _HYPERPOD_SCRIPTS:
+        command = click.option(name, hidden=True, expose_value=False, callback=_refuse_script)(command)
     for option in reversed(_USED):
         command = option(command)
     return command
 
 
-def ignored(context: click.Context) -> list[str]:
-    """The flags without meaning that this command line has."""
-    return list(context.meta.get(_IGNORED, []))
+def _refuse_script(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    if value is not None:
+        raise UsageError(
+            f"{max(parameter.opts, key=len)} names a script that regrow run does not run",
+            hint="write it before or behind: ./pre.sh && regrow run ... && ./post.sh",
+        )
+
+
+def ignored(context: click.Context, environment: Iterable[str]) -> list[str]:
+    """The flags without meaning that this command line has, and variables of `hyperpodrun`'s without meaning.
+
+    Args:
+        context: of the command.
+        environment: names of the variables that it was started with.
+    """
+    foreign = [name for name in environment if name.startswith("HPCT_") or name == "TORCH_SKIP_TCPSTORE"]
+    return [*context.meta.get(_IGNORED, []), *sorted(foreign)]
 
 
 _IGNORED: Final = "regrow.launch.torchrun.ignored"

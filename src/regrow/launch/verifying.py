@@ -10,6 +10,7 @@ from regrow.observe.plot_clocks import clock_shifts, on_one_clock
 from regrow.observe.proof import Proof
 from regrow.observe.reads import RunRecords
 from regrow.observe.tail import read_run, read_run_file
+from regrow.observe.thinning import records_since
 
 
 def verify(jobs_home: Path, jobs: Sequence[str], against: Sequence[str]) -> Proof:
@@ -48,10 +49,14 @@ def find_run(jobs_home: Path, job: str | None) -> RunRecords:
 
 
 def find_run_on_one_clock(jobs_home: Path, job: str | None) -> RunRecords:
-    """As `find_run`, with the records of all machines on the clock of the coordinator's."""
+    """As `find_run`, with the records of all machines on the clock of the coordinator's.
+
+    Where lines of old steps were dropped, the run begins with the first step of which all files tell.
+    """
     run = find_run(jobs_home, job)
     shifts = clock_shifts(locate(jobs_home, job))
-    return replace(run, records=on_one_clock(run.records, shifts)) if shifts else run
+    records = on_one_clock(run.records, shifts) if shifts else run.records
+    return replace(run, records=records_since(records, run.since) if run.since else records)
 
 
 def _with_records(run: RunRecords, path: Path) -> RunRecords:

@@ -50,6 +50,8 @@ class Admission:
         self._facts = facts
         self._first = first
         self._introduced: set[NodeId] = set()
+        self._next = 0
+        """So many of the first nodes have been introduced."""
         self._numbered = facts.node_limit if first is None else len(first)
 
     def offer(self, template: JoinOffer, request: JoinRequest, connected: Collection[NodeId]) -> JoinOffer:
@@ -88,7 +90,7 @@ class Admission:
             return f"this job has at most {nodes}", hint
         return None
 
-    def introduce(self, node: NodeId, arrived: Sequence[NodeId]) -> list[NodeId]:
+    def introduce(self, node: NodeId, arrived: Collection[NodeId]) -> list[NodeId]:
         """Of which nodes the machine is to be told now that `node` has registered.
 
         Ranks are dealt out in the order in which the machine hears of nodes, and must be those of `--node-rank`; so the
@@ -96,17 +98,18 @@ class Admission:
 
         Args:
             node: the new one, or one that is back.
-            arrived: all that are connected, in the order in which they came.
+            arrived: all that are connected, in the order in which they came; it is cheap to ask whether one is there.
         """
         if self._first is None or node in self._introduced:
             self._introduced.add(node)
             return [node]
         told = []
-        for each in [*self._first, *(other for other in arrived if other not in self._first)]:
-            if each in self._introduced:
-                continue
-            if each not in arrived:
-                break
-            self._introduced.add(each)
-            told.append(each)
+        while self._next < len(self._first) and self._first[self._next] in arrived:
+            told.append(self._first[self._next])
+            self._next += 1
+        self._introduced.update(told)
+        if self._next == len(self._first):
+            # Others have waited for the last of these; later each is told of as it comes.
+            told += [each for each in (arrived if told else [node]) if each not in self._introduced]
+            self._introduced.update(told)
         return told

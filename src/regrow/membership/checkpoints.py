@@ -90,7 +90,8 @@ class Checkpoints:
     def __init__(self, facts: JobSpec, roster: Roster, orders: Orders, pace: Pace) -> None:
         self._facts, self._roster, self._orders, self._pace = facts, roster, orders, pace
         self._state: State = NoCheckpoint()
-        self._attempt = 0
+        self.attempts = 0
+        """How many were begun: the number of the newest."""
         self._next_at: Instant | None = None
         self._ahead = LEAST_AHEAD
         self._written: StepNo | None = None
@@ -194,7 +195,7 @@ class Checkpoints:
             if isinstance(self._state, Snapshotting) and fact.asked == self._state.step:
                 self._snapshot_held(self._state, fact, now)
             return
-        if fact.attempt != self._attempt:
+        if fact.attempt != self.attempts:
             return
         match fact, self._state:
             case PartsWritten(), Writing() as state:
@@ -213,7 +214,7 @@ class Checkpoints:
 
     def _take(self, step: StepNo, now: Instant, *, exactly: bool = False, halted: bool = False) -> None:
         """Order snapshots. A single writer takes it at its next boundary; several need a step that none has passed."""
-        self._attempt += 1
+        self.attempts += 1
         writers = list(self._writers(step if halted else None))
         if len(writers) > 1 and not exactly:
             step = StepNo(step + max(self._ahead, self._pace.ahead(now)))
@@ -255,13 +256,13 @@ class Checkpoints:
             parts[node].append(rank)
         self._state = Writing(step, state.since, now + WRITE_S, dict(parts), frozenset(parts))
         for node, ranks in parts.items():
-            self._orders.add(WriteCheckpoint(node, self._attempt, step, ranks))
+            self._orders.add(WriteCheckpoint(node, self.attempts, step, ranks))
 
     def _writing_to_finishing(self, state: Writing, now: Instant) -> None:
         node = next(iter(state.parts))
         ranks = sorted(rank for ranks in state.parts.values() for rank in ranks)
         self._state = Finishing(state.step, state.since, now + WRITE_S, node)
-        self._orders.add(FinishCheckpoint(node, self._attempt, state.step, ranks, self._facts.checkpoint_keep))
+        self._orders.add(FinishCheckpoint(node, self.attempts, state.step, ranks, self._facts.checkpoint_keep))
 
     def _finishing_to_idle(self, state: Finishing, fact: CheckpointWritten, now: Instant) -> None:
         self._state, self._written = NoCheckpoint(), state.step
@@ -277,8 +278,8 @@ class Checkpoints:
         state, self._state = self._state, NoCheckpoint()
         if isinstance(state, NoCheckpoint):
             return
-        step, attempt = state.step, self._attempt
-        self._attempt += 1
+        step, attempt = state.step, self.attempts
+        self.attempts += 1
         nodes = (
             list(state.parts) if isinstance(state, Writing) else [state.node] if isinstance(state, Finishing) else []
         )

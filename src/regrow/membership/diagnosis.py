@@ -11,6 +11,8 @@ from regrow.membership.replica_digests import Divergence
 from regrow.membership.roster import WorkerRecord
 from regrow.membership.scaling import Weighed
 
+MOST_NAMED = 8
+
 
 def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: bool = False) -> str:
     """The script's own error, shown once, with rank and step."""
@@ -219,8 +221,10 @@ def restarts_spent(allowed: int, cause: str) -> str:
 
 
 def cannot_be_ended(workers: Sequence[WorkerId]) -> str:
-    """Fenced workers whose end nobody has seen."""
-    return f"workers {', '.join(workers)} could not be ended; starting others beside them would not be safe"
+    """Fenced workers whose end nobody has seen; of very many the first."""
+    more = f" and {len(workers) - MOST_NAMED:,} more" if len(workers) > MOST_NAMED else ""
+    named = ", ".join(workers[:MOST_NAMED])
+    return f"workers {named}{more} could not be ended; starting others beside them would not be safe"
 
 
 def node_lost(node: NodeId, reason: str) -> str:
@@ -334,6 +338,34 @@ def change_too_late(replicas: int, wanted: int, reason: str) -> str:
 def leaver_stays(waited: Seconds) -> str:
     """A worker that was released in the middle of the job does not end."""
     return f"it was released and has not ended within {waited:g} s"
+
+
+def coordinator_failed(error: Exception) -> str:
+    """A defect of ours in what decides."""
+    return (
+        f"a defect of regrow, please report it: its coordinator failed ({type(error).__name__}: {error}); training "
+        f"goes on, and the agents are asked where everything stands"
+    )
+
+
+def taken_over(world: int) -> str:
+    """The agents have answered, and nothing else is wrong."""
+    return f"the coordinator works again: {world} {'rank' if world == 1 else 'ranks'}, none of them was touched"
+
+
+def not_standing() -> str:
+    """The agents have answered, and some worker does not train."""
+    return "the coordinator works again, and not every rank stood in its generation"
+
+
+def in_between() -> str:
+    """Why a generation is given up: what was decided about it is not known any more."""
+    return "the coordinator failed while ranks were on their way into a generation"
+
+
+def agent_silent(within: Seconds) -> str:
+    """An agent has not said what it knows."""
+    return f"it did not tell a new coordinator of its workers within {within:g} s"
 
 
 def lost_after_loop(cause: str) -> str:

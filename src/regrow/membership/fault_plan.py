@@ -13,13 +13,24 @@ class FaultPlan:
     """Faults on demand: told again with every generation until they have struck, and never after.
 
     Args:
-        specs: the plan that the job was started with.
+        specs: the plan that the job was started with, or what is left of it.
+        struck: what has struck before.
     """
 
-    def __init__(self, specs: Iterable[FaultSpec] = ()) -> None:
+    def __init__(self, specs: Iterable[FaultSpec] = (), struck: Iterable[str] = ()) -> None:
         self._pending: dict[str, FaultSpec] = {spec.fault: spec for spec in specs}
-        self._struck: set[str] = set()
+        self._struck = set(struck)
         self._struck_at: dict[WorkerId, Instant] = {}
+
+    @property
+    def pending(self) -> list[FaultSpec]:
+        """What is still to strike."""
+        return list(self._pending.values())
+
+    @property
+    def struck(self) -> list[str]:
+        """What has struck."""
+        return sorted(self._struck)
 
     def add(self, spec: FaultSpec) -> bool:
         """Plan one more; False where it has struck already."""

@@ -19,14 +19,15 @@ class Budget:
 
     most: int
     window: Seconds
-    _times: deque[Instant] = field(default_factory=deque)
+    times: deque[Instant] = field(default_factory=deque)
+    """When those in the window were counted."""
 
     def spend(self, now: Instant) -> bool:
         """Count one fault; False when that is more than the window may hold."""
-        while self._times and now - self._times[0] >= self.window:
-            self._times.popleft()
-        self._times.append(now)
-        return len(self._times) <= self.most
+        while self.times and now - self.times[0] >= self.window:
+            self.times.popleft()
+        self.times.append(now)
+        return len(self.times) <= self.most
 
 
 @dataclass
@@ -102,6 +103,15 @@ class Incidents:
         self.count = 0
         self.pauses: dict[str, Seconds] = {}
         """How long the last change of each kind took."""
+
+    def goes_on(self, ranks: set[Rank], generation: Generation, now: Instant) -> list[Record]:
+        """Another coordinator finds a world that stands; what is open ends when `ranks` have gone on."""
+        if self.open is None:
+            return []
+        self.halted(now)
+        self.open.ordered_at = now if self.open.ordered_at is None else self.open.ordered_at
+        self.open.resumed_at, self.open.waiting_for, self.open.unexplained = now, ranks, False
+        return [] if ranks else self._close(generation, now)
 
     def explains(self, ranks: list[Rank]) -> bool:
         """Whether a fault of these ranks is the cause of a symptom already counted, and so no fault more."""

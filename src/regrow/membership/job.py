@@ -22,15 +22,25 @@ class Job:
         facts: what the job was started with.
         faults: faults on demand, by plan.
         resume: whether the first workers load the newest durable checkpoint.
+        plan, incidents, errors: of the coordinator before this one.
     """
 
-    def __init__(self, facts: JobSpec, faults: Sequence[FaultSpec], resume: bool) -> None:
+    def __init__(
+        self,
+        facts: JobSpec,
+        faults: Sequence[FaultSpec],
+        resume: bool,
+        *,
+        plan: FaultPlan | None = None,
+        incidents: Incidents | None = None,
+        errors: ScriptErrors | None = None,
+    ) -> None:
         self.facts = facts
         self.roster = Roster()
-        self.plan = FaultPlan(faults)
+        self.plan = plan or FaultPlan(faults)
         self.orders = Orders(facts, self.roster, self.plan)
-        self.incidents = Incidents()
-        self.errors = ScriptErrors()
+        self.incidents = incidents or Incidents()
+        self.errors = errors or ScriptErrors()
         self.generation, self.step = Generation(0), StepNo(0)
         self.restarts = 0
         self.resumes = resume

@@ -17,7 +17,7 @@ from regrow.membership.states import (
 )
 
 NEXT: Mapping[type[State], frozenset[type[State]]] = {
-    Gathering: frozenset({Building, Ended}),
+    Gathering: frozenset({Building, Training, Releasing, Ended}),  # the last two: what another coordinator had begun
     Building: frozenset({Building, Forming, Restarting, Ended}),
     Forming: frozenset({Training, Mending, Restarting, Ended}),
     Training: frozenset({Training, Switching, Mending, Restarting, Releasing, Ended}),

@@ -8,10 +8,10 @@
 In every state with something to wait for there is a deadline, and what has not answered by then is fenced.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from regrow.core.exit_codes import OK, RUN_AGAIN
-from regrow.core.ids import Generation, Instant, StepNo
+from regrow.core.ids import Generation, Instant, NodeId, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
     DrainRequested,
@@ -24,6 +24,7 @@ from regrow.core.messages import (
     NodeJoined,
     NodeLost,
     NodeProgress,
+    NodeReport,
     NodeSeen,
     NodeStopped,
     ScaleRequested,
@@ -39,7 +40,6 @@ from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.elastic.resize_boundary import ResizeBoundary
-from regrow.membership.held_copies import HeldCopies
 from regrow.membership.incident import Incident
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.nodes import Nodes
@@ -49,6 +49,7 @@ from regrow.membership.recovery import proof_of_life, standbys
 from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
 from regrow.membership.recovery.formation import Generations
+from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.quarantine import Quarantine
 from regrow.membership.recovery.regroup import Regroup
@@ -68,6 +69,8 @@ from regrow.membership.states import (
     Training,
     Waiting,
 )
+from regrow.membership.succession.adoption import Succession
+from regrow.membership.succession.memory import JobMemory
 from regrow.membership.tables import Tables
 from regrow.membership.view import JobView, NodeView, WorkerView
 from regrow.membership.workers import Workers
@@ -82,11 +85,21 @@ class Membership:
         facts: what the job was started with.
         faults: faults on demand, by plan.
         resume: whether the first workers load the newest durable checkpoint.
+        memory: of a coordinator that has failed; `take_over` follows.
     """
 
-    def __init__(self, facts: JobSpec, faults: Sequence[FaultSpec] = (), resume: bool = False) -> None:
+    def __init__(
+        self,
+        facts: JobSpec,
+        faults: Sequence[FaultSpec] = (),
+        resume: bool = False,
+        *,
+        memory: JobMemory | None = None,
+    ) -> None:
         self.facts = facts
-        self._job = job = Job(facts, faults, resume)
+        self._memory = memory
+        former = (None, None, None) if memory is None else (memory.plan, memory.incidents, memory.errors)
+        self._job = job = Job(facts, faults, resume, plan=former[0], incidents=former[1], errors=former[2])
         self._orders, self._plan = job.orders, job.plan
         self._size, self._standbys, self._copies = WantedSize(facts), Standbys(job), HeldCopies()
         self._ladder = ladder = Ladder(job, self._standbys, self._copies)
@@ -104,13 +117,24 @@ class Membership:
             job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._switch, pace
         )
         self._standstills = Standstills(job, ladder, self._mender)
+        self._succession = Succession(
+            job, self._size, ladder, self._generations, self._standbys, self._nodes, self._workers, self._checkpoints
+        )
 
     # --- what the outside calls --------------------------------------------------------------------------------
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
         """Take in one fact; return what is to be done, in order."""
-        if isinstance(self.state, Ended):
-            return []
+        if not isinstance(self.state, Ended):
+            self.decide(event, now)
+        return self._orders.take()
+
+    def unsaid(self) -> list[Command]:
+        """What was decided about a fact at which the machine has failed."""
+        return self._orders.take()
+
+    def decide(self, event: Fact, now: Instant) -> None:
+        """Take in one fact; `handle` says what follows."""
         match event:
             case NodeJoined():
                 self._nodes.joined(event, now)
@@ -151,8 +175,29 @@ class Membership:
             case NodeStopped():
                 self._nodes.stopped(event, now)
                 self._checkpoints.node_lost(event.node, now)
+            case NodeReport():
+                pass  # of use to who has asked for it
             case _:
                 self._workers.tell(event, now)
+        self._settle(now)
+
+    def take_over(
+        self, joined: Sequence[NodeJoined], reports: Mapping[NodeId, NodeReport], now: Instant
+    ) -> list[Command]:
+        """Enter a job that runs already. `joined`: the agents that are there, of which each has reported."""
+        if self._memory is not None:
+            self._succession.adopt(joined, reports, self._memory, now)
+            for given in self._memory.given_back:
+                self._resizing.draining(NodeDraining(given.node, max(0.0, given.leave_by - now), given.reason), now)
+        self._settle(now)
+        return self._orders.take()
+
+    def remember(self) -> JobMemory:
+        """What a successor cannot be told by the agents."""
+        return self._succession.remember()
+
+    def _settle(self, now: Instant) -> None:
+        """What follows from what is known now."""
         while not isinstance(self.state, Ended):
             before = self.state
             self._advance(now)
@@ -160,7 +205,6 @@ class Membership:
                 break
         for change in self._job.take_unforeseen():
             self._orders.note(say.unforeseen(change), now)
-        return self._orders.take()
 
     def next_deadline(self) -> Instant | None:
         """When `TimeAdvanced` must be sent at the latest; None: nothing is being waited for."""

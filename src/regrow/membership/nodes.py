@@ -14,10 +14,10 @@ from regrow.core.messages import NodeJoined, NodeLost, NodeStopped
 from regrow.core.messages.copies import CopiesHeld
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
-from regrow.membership.held_copies import HeldCopies
 from regrow.membership.job import Job
 from regrow.membership.placement import NodeDomain, buddies
 from regrow.membership.recovery.formation import Generations
+from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import NodeRecord, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Ended, Gathering, Releasing

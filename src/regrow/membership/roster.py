@@ -171,6 +171,8 @@ class NodeRecord:
 
     def free(self) -> list[int]:
         """Its slots that nobody has, the lowest first."""
+        if len(self.seats) >= self.slots:
+            return []  # When many nodes are lost at once, each of the others is asked for each of their ranks.
         taken = {worker.local_rank for index in (self.seats, self.others) for worker in index.values()}
         return [slot for slot in range(self.slots) if slot not in taken]
 
@@ -209,7 +211,8 @@ class Roster:
         self.unproven: dict[WorkerId, Instant] = {}
         """Newcomers that have not yet answered whether they are alive, and until when they have time; oldest first."""
         self._order: list[NodeRecord] = []
-        self._numbered: dict[NodeId, int] = {}
+        self.named: dict[NodeId, int] = {}
+        """How many workers of each node have had names, which are not given again."""
         self._seated: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
         self._others: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
 
@@ -227,8 +230,8 @@ class Roster:
 
     def add_worker(self, seat: Seat, role: Role, now: Instant, *, candidate: bool = False) -> WorkerRecord:
         """A new worker with an id never used before. A standby holds no rank yet, nor does a candidate."""
-        number = self._numbered.get(seat.node, 0)
-        self._numbered[seat.node] = number + 1
+        number = self.named.get(seat.node, 0)
+        self.named[seat.node] = number + 1
         worker = WorkerRecord(WorkerId(f"{seat.node}.w{number}"), seat.node, role, None, seat.local_rank, since=now)
         worker.built_for, worker.built_slot = seat.rank, seat.local_rank
         self.workers[worker.worker] = worker
@@ -238,6 +241,11 @@ class Roster:
         elif role is not Role.STANDBY:
             self.seat(worker, seat.rank, seat.local_rank, now)
         return worker
+
+    def adopt(self, worker: WorkerRecord) -> None:
+        """A worker that another coordinator has started, or one of its that is gone."""
+        self.workers[worker.worker] = worker
+        self._enter(worker)
 
     def move(self, worker: WorkerRecord, stage: Stage, now: Instant) -> None:
         """Bring a worker to another stage."""

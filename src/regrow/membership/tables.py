@@ -54,6 +54,11 @@ class Tables:
         others = [node for node in nodes if node.table != since]
         return [*(ChangeTable(node.node, change) for node in know), *_pass_on(table, know, others)]
 
+    def take_over(self, table: GenerationTable | None, number: int) -> None:
+        """Go on after another coordinator. `number`: the largest that an agent has heard of."""
+        self.newest = table
+        self.number = max(number, 0 if table is None else table.head.number)
+
     def stands(self, nodes: Sequence[NodeRecord]) -> None:
         """All workers stand in the newest generation, so the agents of these nodes have its table."""
         self._stood = self.newest

@@ -133,10 +133,7 @@ class Workers:
     def _generation_fact(self, worker: WorkerRecord, event: _GenerationFact, now: Instant) -> None:
         match event:
             case WorkerHalted() if worker.stage is Stage.HALTING or self._switch.expects(worker):
-                worker.state_at, worker.ready, worker.inside = event.state_at, event.ready, event.inside
-                worker.verified = event.verified
-                worker.whole_body = worker.whole_body or event.whole_body
-                worker.torn_at = event.step if event.state_at == NO_STATE and event.step != NO_STATE else None
+                enter_halted(worker, event)
                 planned = worker.stage is not Stage.HALTING
                 self._roster.move(worker, Stage.HALTED, now)
                 if not event.stands:
@@ -189,13 +186,8 @@ class Workers:
             standbys.prepare(self._roster, self._orders, worker)
             return
         standbys.learn(self._roster, event)
-        worker.has_session = True
-        worker.state_at, worker.endpoint, worker.layout = event.state_at, event.endpoint, event.layout
-        worker.holding, worker.sharded, worker.ready = event.holding, event.sharded, False
+        enter_ready(worker, event)
         self._roster.grouped = self._roster.grouped or event.sharded
-        worker.whole_body = event.whole_body
-        worker.microbatches, worker.fixed, worker.between = event.microbatches, event.fixed, event.between
-        worker.early, worker.parts = event.early, event.parts
         self._roster.move(worker, Stage.READY, now)
         self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
         if worker.candidate_for is not None:
@@ -302,3 +294,20 @@ class Workers:
 
 def _rank(worker: WorkerRecord) -> Rank:
     return worker.rank if worker.rank is not None else Rank(-1)
+
+
+def enter_ready(worker: WorkerRecord, told: WorkerReady) -> None:
+    """A worker stands before its first step."""
+    worker.has_session, worker.ready = True, False
+    worker.state_at, worker.endpoint, worker.layout = told.state_at, told.endpoint, told.layout
+    worker.holding, worker.sharded, worker.whole_body = told.holding, told.sharded, told.whole_body
+    worker.microbatches, worker.fixed, worker.between = told.microbatches, told.fixed, told.between
+    worker.early, worker.parts = told.early, told.parts
+
+
+def enter_halted(worker: WorkerRecord, told: WorkerHalted) -> None:
+    """A worker has left its groups."""
+    worker.state_at, worker.ready, worker.inside = told.state_at, told.ready, told.inside
+    worker.verified = told.verified
+    worker.whole_body = worker.whole_body or told.whole_body
+    worker.torn_at = told.step if told.state_at == NO_STATE and told.step != NO_STATE else None

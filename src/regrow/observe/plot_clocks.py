@@ -8,6 +8,7 @@ import msgspec
 
 from regrow.core.ids import NodeId, Seconds
 from regrow.core.records import Record, StepCommitted, WorkerSpawned
+from regrow.core.rotation import set_aside
 
 _ENOUGH = 1 << 16
 """Bytes of a file that tell its clock."""
@@ -38,11 +39,16 @@ def clock_shifts(folder: Path) -> dict[NodeId, Seconds]:
 
 def _offset(path: Path) -> Seconds | None:
     """Wall clock minus monotonic clock of the machine that wrote a file."""
-    try:
-        with path.open("rb") as stream:
-            lines = stream.read(_ENOUGH).split(b"\n")[:-1]
-    except OSError:
-        return None
+    lines: list[bytes] = []
+    # The newest that has any: a file that was set aside a moment ago has an empty one in its place.
+    for part in (path, *(each.path for each in reversed(set_aside(path)))):
+        try:
+            with part.open("rb") as stream:
+                lines = stream.read(_ENOUGH).split(b"\n")[:-1]
+        except OSError:
+            continue
+        if lines:
+            break
     offsets = []
     for line in lines:
         try:

@@ -22,6 +22,7 @@ from regrow.core.records import (
     WorkerSpawned,
 )
 
+_FIRST = StepNo(0)
 _UNWRITTEN_S: Seconds = 5.0
 """A worker that ended longer than this before its agent was lost had all its lines written."""
 
@@ -30,13 +31,15 @@ _UNWRITTEN_S: Seconds = 5.0
 class RunRecords:
     """The records of one job.
 
-    `torn`: nodes whose file ends in the middle of a line. `live`: the job may still write.
+    `torn`: nodes whose file ends in the middle of a line. `live`: the job may still write. `since`: the first step of
+    which all files still tell; older lines were dropped.
     """
 
     name: str
     records: Sequence[Record]
     torn: frozenset[NodeId] = frozenset()
     live: bool = False
+    since: StepNo = _FIRST
 
 
 class RunGeneration(NamedTuple):
@@ -175,6 +178,7 @@ class _Account:
         self.code: int | None = None
         self._orders: dict[WorkerId, OrderSpec] = {}
         self._torn = run.torn
+        self._since = run.since
         self._homes: dict[WorkerId, tuple[NodeId, Instant]] = {}
         self._gone: dict[WorkerId, Instant] = {}
         self._losses: dict[NodeId, list[Instant]] = {}
@@ -230,6 +234,8 @@ class _Account:
 
     def excuse(self, worker: WorkerId, step: StepNo, generation: Generation) -> str:
         """Why there may be no line of this worker about this step although it was in it; empty: nothing explains it."""
+        if step < self._since:
+            return f"lines older than step {self._since} were dropped, as more of them are not kept"
         if self._newest.get(worker, (generation, StepNo(-1))) > (generation, step):
             return ""  # an agent writes lines in their order: a later one is there
         home = self._homes.get(worker)

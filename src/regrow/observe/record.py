@@ -8,7 +8,10 @@ from types import TracebackType
 
 import msgspec
 
+from regrow.core.config import record_limits
 from regrow.core.records import Record
+from regrow.core.rotation import RecordLimits, rotate
+from regrow.observe.thinning import thin_part
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -16,23 +19,30 @@ _ENCODER = msgspec.json.Encoder()
 class EventWriter:
     """Appends records to a file, one JSON object a line, each with the wall clock as `time`.
 
-    A line is in the file when `write` returns, whole or not at all, so that a reader may follow it.
+    A line is in the file when `write` returns, whole or not at all, so that a reader may follow it. A full file is set
+    aside (`core.rotation`); of those that are too old what is about the job's course stays, incidents first of all.
 
     Args:
         path: the file; opened by `with`, created if it is not there, readable by its owner only.
         complain: told once, in a sentence, when a record could not be written; called with the next success too.
+        limits: when a file is full, and how many full ones stay whole; None: as the environment says.
     """
 
-    def __init__(self, path: Path, *, complain: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, *, complain: Callable[[str], None], limits: RecordLimits | None = None) -> None:
         self._path = path
         self._complain = complain
+        self._limits = limits or record_limits()
+        self._unmovable = False
         self._descriptor = -1
         self._dropped = 0
 
     def __enter__(self) -> "EventWriter":
         """Open the file. Raises `OSError` where that is not possible."""
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._open()
         return self
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -53,6 +63,26 @@ class EventWriter:
         if self._dropped:
             self._complain(f"records are written to {self._path} again; {self._dropped} are missing")
             self._dropped = 0
+        self._rotate_if_full()
+
+    def _rotate_if_full(self) -> None:
+        if self._unmovable or not 0 < self._limits.part <= os.fstat(self._descriptor).st_size:
+            return
+        try:
+            rotate(self._path, self._limits, thin_part)
+        except OSError as error:
+            self._unmovable = True
+            self._complain(f"{self._path} is not kept small: {error.strerror or error}; it grows on")
+        if not self._path.exists():
+            # Until a new file can be made, the old one is written to, under its new name.
+            former = self._descriptor
+            try:
+                self._open()
+            except OSError as error:
+                self._complain(f"no new {self._path} can be made: {error.strerror or error}; the old one grows on")
+                self._unmovable = True
+            else:
+                os.close(former)
 
     def _append(self, line: bytes) -> None:
         written = os.write(self._descriptor, line)

@@ -1,20 +1,33 @@
 """Reading a job's records while they are being written, and after."""
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
 from regrow.core.errors import ProtocolError
-from regrow.core.ids import NodeId
-from regrow.core.records import SCHEMA, AnyRecord, JobStarted, Record
+from regrow.core.ids import NodeId, StepNo
+from regrow.core.records import SCHEMA, AnyRecord, JobStarted, Record, StepCommitted
+from regrow.core.rotation import set_aside
 from regrow.observe.reads import RunRecords
 
 _DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord, strict=False)
 """Not strict: a loss that is not a number is written as text."""
 
 
+class _Reached(NamedTuple):
+    """How far a file was read: which of its parts, which file that was, and up to which byte of it."""
+
+    part: int = 0
+    inode: int = 0
+    offset: int = 0
+
+
 class RecordTail:
-    """Follows `events.jsonl` and `steps.*.jsonl` of one job.
+    """Follows `events.jsonl` and `steps.*.jsonl` of one job, through the parts that were set aside.
 
     A line counts once its newline is there; what a writer has not finished, or never will, is left alone.
 
@@ -24,35 +37,75 @@ class RecordTail:
 
     def __init__(self, job_dir: Path) -> None:
         self._job_dir = job_dir
-        self._offsets: dict[Path, int] = {}
+        self._reached: dict[Path, _Reached] = {}
         self.torn: set[Path] = set()
         """Files that end in the middle of a line, as of the last call of `poll`."""
+        self.cut: set[Path] = set()
+        """Files whose first parts were removed, or gone before they were read."""
 
     def poll(self) -> list[Record]:
         """What is new since the last call, in order of `at`. Raises `ProtocolError` for a line that is no record."""
         records: list[Record] = []
-        for path in (self._job_dir / "events.jsonl", *sorted(self._job_dir.glob("steps.*.jsonl"))):
+        for path in self.files():
             records.extend(self.read(path))
         return sorted(records, key=lambda record: record.at)
 
+    def files(self) -> list[Path]:
+        """What is followed: files that there are, or were before they were set aside."""
+        steps = set(self._job_dir.glob("steps.*.jsonl"))
+        # Between two parts the file itself may be missing for a moment.
+        steps |= {path.with_suffix("") for path in self._job_dir.glob("steps.*.jsonl.*") if path.suffix[1:].isdecimal()}
+        return [self._job_dir / "events.jsonl", *sorted(steps)]
+
     def read(self, path: Path) -> list[AnyRecord]:
-        """What is new in one file since the last call."""
-        try:
-            with path.open("rb") as stream:
-                stream.seek(self._offsets.get(path, 0))
+        """What is new in one file, and in its parts, since the last call."""
+        records: list[AnyRecord] = []
+        with contextlib.ExitStack() as stack:
+            for number, part, stream in _parts(path, self._reached.get(path, _Reached()), stack):
+                reached = self._reached.get(path, _Reached())
+                if number > reached.part + 1:
+                    self.cut.add(path)
+                inode = os.fstat(stream.fileno()).st_ino
+                if number < reached.part or (number == reached.part and inode != reached.inode):
+                    continue  # read already; old parts may have been made smaller since
+                start = reached.offset if number == reached.part else 0
+                stream.seek(start)
                 new = stream.read()
-        except FileNotFoundError:
-            return []
-        whole = new[: new.rfind(b"\n") + 1]
-        (self.torn.add if len(whole) < len(new) else self.torn.discard)(path)
-        start = self._offsets.get(path, 0)
-        self._offsets[path] = start + len(whole)
-        records = []
-        for line in whole.split(b"\n"):
-            if line.strip():
-                records.append(_decode(line, path, start))
-            start += len(line) + 1
+                whole = new[: new.rfind(b"\n") + 1]
+                (self.torn.add if len(whole) < len(new) else self.torn.discard)(path)
+                self._reached[path] = _Reached(number, inode, start + len(whole))
+                for line in whole.split(b"\n"):
+                    if line.strip():
+                        records.append(_decode(line, part, start))
+                    start += len(line) + 1
         return records
+
+
+def _parts(path: Path, reached: _Reached, stack: contextlib.ExitStack) -> Iterator[tuple[int, Path, BinaryIO]]:
+    """All parts of a file, open, the oldest first, and itself under the number that it will be set aside by."""
+    while True:
+        itself = _open(path, stack)
+        if itself is not None and os.fstat(itself.fileno()).st_ino == reached.inode:
+            yield reached.part, path, itself
+            return
+        parts = set_aside(path)
+        newest = _open(parts[-1].path, stack) if parts else None
+        if itself is None or newest is None or not os.path.sameopenfile(itself.fileno(), newest.fileno()):
+            break
+        # It was set aside between the two: another one is, or will be, in its place.
+    for part in parts:
+        stream = _open(part.path, stack)
+        if stream is not None:
+            yield part.number, part.path, stream
+    if itself is not None:
+        yield (parts[-1].number if parts else 0) + 1, path, itself
+
+
+def _open(path: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
+    try:
+        return stack.enter_context(path.open("rb"))
+    except FileNotFoundError:
+        return None
 
 
 def _decode(line: bytes, path: Path, offset: int) -> AnyRecord:
@@ -79,9 +132,15 @@ def read_records(job_dir: Path) -> list[Record]:
 def read_run(job_dir: Path, name: str, *, live: bool = False) -> RunRecords:
     """All records of a job, with what is known about their files. Raises `ProtocolError`."""
     tail = RecordTail(job_dir)
-    records = tail.poll()
+    records, since = [], StepNo(0)
+    for path in tail.files():
+        found = tail.read(path)
+        records += found
+        if path in tail.cut:
+            since = max(since, next((each.step for each in found if isinstance(each, StepCommitted)), since))
     torn = {path.name.removeprefix("steps.").removesuffix(".jsonl") for path in tail.torn}
-    return RunRecords(name, records, frozenset(NodeId(node) for node in torn), live)
+    in_order = sorted(records, key=lambda record: record.at)
+    return RunRecords(name, in_order, frozenset(NodeId(node) for node in torn), live, since)
 
 
 def read_run_file(path: Path) -> RunRecords:

@@ -197,6 +197,7 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
         f"--replica-ranks={each * spec.ranks_per_pod}",
         f"--rdzv-endpoint={address(job)}",
         f"--drain-grace={grace}",
+        "--no-elect",  # the operator starts the gang anew
         *here,
     ]
     if sizes != list(range(least, most + 1)):

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from regrow.agent.held_tables import Feasible, HeldTables
+from regrow.agent.history import NodeHistory
 from regrow.core.ids import NodeId, Seconds
-from regrow.core.messages import AgentOrder, NodeJoined
+from regrow.core.messages import AgentFact, AgentOrder, NodeJoined, NodeReport, ReportNode
 from regrow.core.messages.tables import FetchTable, GenerationTable, TableMissed
 from regrow.sim.network import Network
 
@@ -25,7 +26,7 @@ class AgentHost:
 
     network: Network
     after: Callable[[Seconds, Callable[[], None]], None]
-    say: Callable[[NodeId, TableMissed], None]
+    say: Callable[[NodeId, TableMissed | NodeReport], None]
     carry_out: Callable[[NodeId, Feasible], None]
 
 
@@ -50,6 +51,11 @@ class SimAgents:
     def obey(self, node: NodeId, order: AgentOrder) -> None:
         """An order has come."""
         self._of[node].obey(order)
+
+    def told(self, node: NodeId, fact: AgentFact) -> None:
+        """A node's agent tells the coordinator something."""
+        if node in self._of:
+            self._of[node].history.told(fact)
 
     def at(self, store: str) -> "SimAgent | None":
         """The agent there, while it acts."""
@@ -77,6 +83,7 @@ class SimAgent:
     def __init__(self, node: NodeId, store: str, agents: SimAgents) -> None:
         self.node, self.store = node, store
         self._agents = agents
+        self.history = NodeHistory(node)
         self._held = HeldTables()
         self._pursued = 0
         self._askers: list[tuple[str, int]] = []
@@ -110,7 +117,11 @@ class SimAgent:
 
     def _do(self, feasible: list[Feasible]) -> None:
         for each in feasible:
-            self._agents.host.carry_out(self.node, each)
+            self.history.ordered(each)
+            if isinstance(each, ReportNode):
+                self._agents.host.say(self.node, self.history.report(each))
+            else:
+                self._agents.host.carry_out(self.node, each)
         self._answer()
 
     def _answer(self) -> None:

@@ -19,6 +19,9 @@ class SimFault(msgspec.Struct, frozen=True):
     `slow`: it computes for long.
 
     To the target's whole node: `node`, it is gone at once; `freeze`, its agent stops, its workers live on for a while.
+
+    To the coordinator: `defect`, it raises at the next fact before it has done anything about it, and `late defect`,
+    when it has, so that what it has decided is not carried out.
     """
     rank: Rank | None = None
     """None: a standby."""
@@ -58,6 +61,9 @@ class FaultedWorld(Protocol):
     workers: dict[WorkerId, SimWorker]
     bad_moments: set[str]
 
+    defects: list[str]
+    """Those that the coordinator will come to."""
+
     def lose(self, node: NodeId, strike: SimFault) -> None:
         """An agent is gone or stopped."""
         ...
@@ -86,6 +92,8 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
                 target.stall()
             case "stall":
                 pass
+            case "defect" | "late defect":
+                world.defects.append(strike.how)
             case "node" | "freeze":
                 world.lose(target.spawn.node, strike)
             case "body" if target.doing not in (Doing.COMPUTING, Doing.REDUCING):

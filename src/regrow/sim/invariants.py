@@ -15,6 +15,7 @@ from regrow.core.messages import (
     JoinGeneration,
     Member,
     NodeJoined,
+    NodeReport,
     ReleaseWorker,
     Role,
     SpawnWorker,
@@ -24,6 +25,7 @@ from regrow.core.messages import (
 from regrow.core.messages.tables import completed, ranks_of
 from regrow.core.records import IncidentClosed, IncidentOpened, JobEnded, Noted, Record, WorkerGone, WorldChanged
 from regrow.membership.machine import Command, EndJob, Membership
+from regrow.membership.restartable import RestartableMachine
 from regrow.membership.scaling import Limits
 from regrow.membership.states import Ended, Releasing, Training
 from regrow.sim.workers import SimWorker
@@ -74,6 +76,8 @@ class Invariants:
         """In a world of which size each step was committed that may still be run again."""
         self._newest = StepNo(0)
         """Nobody has committed a step from here on."""
+        self._foretold: WorldChanged | None = None
+        """A change that was written down by a coordinator that failed before it could order it."""
         self._fresh = True
         """No generation has been formed since all workers were started."""
         self._floor = StepNo(0)
@@ -90,6 +94,11 @@ class Invariants:
     def learned(self, exit: WorkerExited) -> None:
         """The machine was told of the end of a worker."""
         self._known_gone.add(exit.worker)
+
+    def reported(self, report: NodeReport) -> None:
+        """The machine was told of all workers of a node: of others the order was lost, or they have ended."""
+        there = {past.worker for past in report.workers if past.code is None}
+        self._known_gone |= {worker for worker, home in self._spawned.items() if home == report.node} - there
 
     @property
     def world(self) -> int:
@@ -169,7 +178,7 @@ class Invariants:
                     self.end = command
                     require(bool(command.diagnosis) == (command.code != 0), "a failure has a diagnosis, success none")
                 case Record():
-                    self._recorded(command, now)
+                    self._recorded(command, now, forming=bool(forms))
         if self.end is None:
             self._standing(machine)
 
@@ -241,6 +250,9 @@ class Invariants:
         changes = [command for command in commands if isinstance(command, WorldChanged)]
         forms = [command for command in commands if isinstance(command, FormGeneration)]
         require(len(changes) <= 1, "one change at a time")
+        if not changes and self._foretold is not None:
+            changes = [self._foretold]
+        self._foretold = None
         before = self.world // self._facts.unit or self._facts.replicas
         after = len(forms[0].members) // self._facts.unit
         if before != after:
@@ -255,7 +267,7 @@ class Invariants:
             if worker.active and not worker.hung and worker.worker not in self._fenced:
                 require(worker.generation >= generation, f"{worker.worker} still acts in an older generation")
 
-    def _recorded(self, line: Record, now: Instant) -> None:
+    def _recorded(self, line: Record, now: Instant, *, forming: bool) -> None:
         match line:
             case IncidentOpened():
                 require(len(self.opened) == len(self.closed), "one incident at a time")
@@ -271,6 +283,8 @@ class Invariants:
                 require(line.faults >= 1 or line.kind in PLANNED, "an incident has a fault, or was planned")
                 require(line.steps_lost >= 0 and (line.faults > 0 or line.steps_lost == 0), "a plan loses no step")
                 self.closed.append(line)
+            case WorldChanged() if not forming:
+                self._foretold = line
             case Noted() if "was not foreseen" in line.text:
                 raise InvariantBroken(line.text)
             case Noted() if line.text.startswith("all workers are started again"):
@@ -297,10 +311,12 @@ class Invariants:
                 enough = len(machine.roster.standbys(node.node)) >= self._facts.standbys
                 require(enough or node.failed_standbys >= 3, "standbys are topped up")
 
-    def waited(self, machine: Membership, now: Instant) -> None:
+    def waited(self, machine: RestartableMachine, now: Instant) -> None:
         """The machine was told that time has passed. Raises `InvariantBroken` where that changed nothing."""
         deadline = machine.next_deadline()
-        require(deadline is None or deadline > now, f"a deadline that has passed is dealt with: {machine.state}")
+        require(
+            deadline is None or deadline > now, f"a deadline that has passed is dealt with: {machine.machine.state}"
+        )
 
     # --- what the workers do -----------------------------------------------------------------------------------
 

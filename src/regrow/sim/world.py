@@ -2,29 +2,27 @@
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from regrow.agent.held_tables import Feasible
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
+    AgentFact,
     AgentOrder,
     Fact,
     FaultSpec,
     FenceWorker,
-    FormGeneration,
-    JoinGeneration,
     Member,
     NodeDraining,
     NodeJoined,
     NodeLost,
     NodeProgress,
+    NodeReport,
     NodeStopped,
+    ReportNode,
     ScaleRequested,
     SpawnWorker,
     StopNode,
-    TableOrder,
-    TimeAdvanced,
     WorkerCommitted,
     WorkerExited,
     WorkerFact,
@@ -37,10 +35,11 @@ from regrow.core.messages.checkpoints import SnapshotForDisk
 from regrow.core.messages.copies import SnapshotTaken
 from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.sights import StacksTaken
-from regrow.membership.machine import Command, EndJob, Membership
+from regrow.membership.machine import EndJob, Membership
 from regrow.membership.states import Gathering
 from regrow.sim.agents import AgentHost, SimAgents
 from regrow.sim.collectives import Group
+from regrow.sim.coordinator import SimCoordinator
 from regrow.sim.faults import SimFault, Wish, striking
 from regrow.sim.invariants import InvariantBroken, Invariants, require
 from regrow.sim.network import Network, NetworkConditions, Timeline
@@ -83,23 +82,21 @@ class World:
         self.script = script or SimScript()
         self.durable = StepNo(0)
         self.workers: dict[WorkerId, SimWorker] = {}
-        self.machine = Membership(facts, faults)
         self.laws = Invariants(facts, self.workers)
-        self.log: list[tuple[Instant, Fact | Command | FormGeneration]] = []
-        self.end: EndJob | None = None
         self.bad_moments: set[str] = set()
         """What has gone wrong so far, for tests that ask whether a failure was deserved."""
         self._facts = facts
         self._weather = weather or NetworkConditions()
         self._rng = random.Random(seed)
         self._timeline = Timeline()
+        self._coordinator = SimCoordinator(facts, faults, laws=self.laws, timeline=self._timeline, send=self._to_agent)
+        self.log, self.defects, self.tell = self._coordinator.log, self._coordinator.defects, self._coordinator.tell
         self._network = Network(self._timeline, self._rng, self._weather)
         self._agents = SimAgents(AgentHost(self._network, self.after, self.say_of_agent, self._obey))
         self._groups: dict[Generation, Group] = {}
         self._counts: dict[tuple[Rank | None, Doing], int] = {}
         self._strikes = list(strikes)
         self._unsent: dict[NodeId, dict[WorkerId, WorkerCommitted]] = {}
-        self._alarm: Instant | None = None
         self._lookout = Lookout(
             self.workers,
             heard=lambda worker: worker.spawn.node in self._connected and self._heard(worker),
@@ -109,6 +106,8 @@ class World:
         )
         self._lives: dict[NodeId, int] = {}
         """How many agents each node has lost; whoever belongs to one of those is heard no more."""
+        self._asked: dict[NodeId, int] = {}
+        """How often each node was asked to report."""
         self._connected: set[NodeId] = set()
         self._losing: set[NodeId] = set()
         """Lost, and the coordinator does not know it yet."""
@@ -125,6 +124,11 @@ class World:
             if strike.doing is None:
                 self.after(strike.after, striking(self, strike, number))
 
+    @property
+    def machine(self) -> Membership:
+        """Decides at present."""
+        return self._coordinator.machine
+
     def run(self, horizon: Seconds = 200_000.0, most: int = 300_000) -> EndJob:
         """Let time pass until the job has ended. Raises `InvariantBroken`, also where it has not by the horizon.
 
@@ -134,65 +138,34 @@ class World:
         """
         stop = self._timeline.now + horizon
         happened = 0
-        while self.end is None and self._timeline.now < stop and self._timeline.step():
+        while self._coordinator.end is None and self._timeline.now < stop and self._timeline.step():
             happened += 1
             require(happened <= most, f"the job ends before {most} things have happened")
         self.laws.over(self.machine)
-        if self.end is None:
+        if self._coordinator.end is None:
             raise InvariantBroken("the job has not ended")
-        return self.end
+        return self._coordinator.end
 
-    # --- the coordinator ---------------------------------------------------------------------------------------
-
-    def tell(self, fact: Fact) -> None:
-        """The machine is told something, now."""
-        now = self._timeline.now
-        if self.end is not None:
-            return
-        self.log.append((now, fact))
-        if isinstance(fact, WorkerExited):
-            self.laws.learned(fact)
-        commands = self.machine.handle(fact, now)
-        told = self.laws.told(commands, self.machine)
-        self.log.extend((now, command) for command in told)
-        self.laws.decided(told, self.machine, now)
-        for command in commands:
-            self._carry_out(command)
-        if isinstance(fact, TimeAdvanced):
-            self.laws.waited(self.machine, now)
-        self._set_alarm()
+    # --- to and from the coordinator ---------------------------------------------------------------------------
 
     def _telling(self, fact: Fact) -> Callable[[], None]:
         return lambda: self.tell(fact)
 
-    def _set_alarm(self) -> None:
-        deadline = self.machine.next_deadline()
-        if deadline is not None and (self._alarm is None or deadline < self._alarm):
-            self._alarm = deadline
-            self._timeline.at(deadline, self._ring)
-
-    def _ring(self) -> None:
-        self._alarm = None
-        deadline = self.machine.next_deadline()
-        if deadline is not None and deadline <= self._timeline.now:
-            self.tell(TimeAdvanced())
-        else:
-            self._set_alarm()
-
-    def _carry_out(self, command: Command) -> None:
-        if isinstance(command, EndJob):
-            self.end = command
-        elif isinstance(command, SpawnWorker | FenceWorker | StopNode | TableOrder):
-            self._to_agent(command.node, command)
-        elif isinstance(command, WorkerOrder | JoinGeneration):
-            self._to_agent(self.machine.roster.workers[command.worker].node, command)
-
     def _to_agent(self, node: NodeId, order: AgentOrder) -> None:
-        """Over the connection that there is now; what is on its way when that ends is lost."""
-        if node in self._connected:
-            life = self._lives[node]
-            deliver = partial(self._agents.obey, node, order)
-            self._network.send(("to", node), lambda: deliver() if self._lives[node] == life else None)
+        """Over the connection that there is now; what is on its way when that ends is lost.
+
+        After a `ReportNode` none of those before it comes a second time, as on a stream.
+        """
+        if node not in self._connected:
+            return
+        life, asked = self._lives[node], self._asked.get(node, 0)
+
+        def deliver() -> None:
+            if (self._lives[node], self._asked.get(node, 0)) == (life, asked):
+                self._asked[node] = asked + isinstance(order, ReportNode)
+                self._agents.obey(node, order)
+
+        self._network.send(("to", node), deliver, sure=isinstance(order, ReportNode))
 
     def _obey(self, node: NodeId, order: Feasible) -> None:
         match order:
@@ -310,9 +283,10 @@ class World:
         if worker is not None:
             self.after(self.jitter(0.005), lambda: worker.end(-9))
 
-    def say_of_agent(self, node: NodeId, fact: Fact) -> None:
+    def say_of_agent(self, node: NodeId, fact: AgentFact) -> None:
         """The agent of a node reports."""
-        self._network.send(("from", node), self._telling(fact))
+        self._agents.told(node, fact)
+        self._network.send(("from", node), self._telling(fact), sure=isinstance(fact, NodeReport))
 
     def hung(self, worker: SimWorker) -> None:
         """The agents see it, as any worker that stands still; the coordinator judges."""
@@ -360,6 +334,7 @@ class World:
             return
         if not self._heard(worker):
             return
+        self._agents.told(worker.spawn.node, fact)
         self._network.send(worker.worker, self._telling(fact))
 
     def exited(self, worker: SimWorker, code: int) -> None:
@@ -369,6 +344,7 @@ class World:
         late = self._rng.uniform(0.0, self._weather.late_exit) if self._weather.late_exit else 0.0
         if self._heard(worker):
             fact = WorkerExited(worker.worker, code, self._timeline.now)
+            self._agents.told(worker.spawn.node, fact)
             self._network.send(channel, self._telling(fact), sure=True, extra=late)
         if not self.script.with_session and code != 0:
             self._trouble_peers(worker)

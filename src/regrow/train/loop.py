@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import sys
 import time
-import weakref
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 
@@ -49,7 +48,7 @@ class StepLoop:
         self._begun_at = 0.0
         self._announcing = Announcing(member)
         self._latest: Step | None = None
-        self._turns = Turns(lambda: None if self.iterator is None else self.iterator(), self._stands_for_latest)
+        self.turns = Turns(self._stands_for_latest)
         self._echoing = contextlib.ExitStack()
         self._owing = False
         """Whether this worker has told of an error after its update, and so waits for the next membership."""
@@ -58,8 +57,8 @@ class StepLoop:
         self.settling = Settling(member.local)
         self._rehearsal = Rehearsal(self, self.standing)
         self.bindings = BodyBindings()
-        self.iterator: weakref.ref[Iterator[Step]] | None = None
-        """What the script goes through."""
+        self.has_epochs = False
+        """Whether something may follow the steps of an epoch, which the text of the loop of steps does not show."""
         self.regions = RestartableCalls(self)
 
     @property
@@ -95,16 +94,17 @@ class StepLoop:
         member.take_over(self.regions.lone)
         if member.rehearses and until > 0:
             with self.rehearsing():
-                yield from self._rehearsal.run(self.iterator() if self.iterator is not None else None)
+                yield from self._rehearsal.run(*self.turns.walks())
             batches.seek(StepNo(0))
-        self.regions.begin(expected=member.rehearses and may_call_collectives(sys._getframe(1)))
+        expected = member.rehearses and (self.has_epochs or may_call_collectives(sys._getframe(1)))
+        self.regions.begin(expected=expected)
         self.arrive()
         try:
             self._looping = True
             if not (yield from self.replay()):
                 self.recover()
             while (more := member.step < until and not self._others_left) or not self.ends():
-                self._turns.asks(sys._getframe(1))
+                self.turns.asks(sys._getframe(1))
                 self._latest = self.prepare() if more else None
                 if self._latest is not None:
                     self._at_boundary = False
@@ -266,7 +266,7 @@ class StepLoop:
             return False
         self.settling.cut_off(self.modules, error)
         self.recover(step)
-        self._turns.not_left(step, sys._getframe(1))
+        self.turns.not_left(step, sys._getframe(1))
         return True
 
     def _stands_for_latest(self, step: Step) -> None:

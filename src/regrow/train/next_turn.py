@@ -7,6 +7,7 @@ a step too early, and the script cannot be brought back into it.
 import ast
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
@@ -41,17 +42,29 @@ class Turns:
     """The turns of the script's loop, each of which begins by asking for a step.
 
     Args:
-        steps: what the script goes through; None where it has been let go.
         taken: told of the step with which a loop was sent to its next turn.
     """
 
-    def __init__(self, steps: Callable[[], Iterator[Step] | None], taken: Callable[[Step], None]) -> None:
-        self._steps, self._taken = steps, taken
+    def __init__(self, taken: Callable[[Step], None]) -> None:
+        self._taken = taken
+        self._walks: list[weakref.ref[Iterator[Any]]] = []
         self._asked: Asking | None = None
+
+    def goes_through(self, iterator: Iterator[Any]) -> None:
+        """The script goes through this: the steps, and later what gives it these."""
+        self._walks.append(weakref.ref(iterator))
+
+    def walks(self) -> list[object]:
+        """What the script goes through, the steps first; None in the place of what it has let go."""
+        return [each() for each in self._walks]
 
     def asks(self, frame: FrameType) -> None:
         """The next step is asked for, there or beyond."""
         self._asked = asking(frame)
+
+    def forget(self) -> None:
+        """What has asked last is no loop of steps: it has no next turn to be sent to."""
+        self._asked = None
 
     def not_left(self, step: Step | None, innermost: FrameType) -> None:
         """Where the loop may be left behind the body of a step that has not happened, take the next turn instead."""
@@ -63,7 +76,7 @@ class Turns:
 
     def _take(self, step: Step) -> bool:
         """With the same object, which the script holds; False: there is no further turn."""
-        asked, steps = self._asked, self._steps()
+        asked, steps = self._asked, self._walks[0]() if self._walks else None
         following = next(steps, None) if steps is not None else None
         self._asked = asked
         if following is None:

@@ -1,6 +1,5 @@
 """A training script's whole view of regrow: who it is, `protect`, `steps`."""
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -8,14 +7,17 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from regrow.comm.torch_private.fsdp import shard_size
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank
 from regrow.core.messages.data import OrderDeclared
+from regrow.data.epochs import pass_length
 from regrow.data.loader import StepLoader
 from regrow.step.policy import Policy
 from regrow.train.batches import Batches
 from regrow.train.dealers import dealer
+from regrow.train.epochs import Epoch, Epochs
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop import STEPS, StepLoop
 from regrow.train.microbatches import Dealer
@@ -182,21 +184,82 @@ class Session:
         """
         if until < 0:
             raise UsageError(f"until={until} is negative")
-        until = min(until, self._member.trial_steps or until)
-        standing = self._standing
+        self._begin(data)
+        return self._walk(loader, self._tried(until), microbatches)
+
+    def epochs(
+        self,
+        loader: Any,
+        epochs: int,
+        *,
+        length: int | None = None,
+        data: "DeviceMesh | Share | None" = None,
+        microbatches: int | Mapping[int, int] | None = None,
+    ) -> Iterator[Epoch]:
+        """As `steps`, for a training of so many passes over the data: each item has the steps of one epoch.
+
+            for epoch in session.epochs(loader, 10):
+                for step in epoch:
+                    with step as batch: ...
+                evaluate(model)             # what follows an epoch follows its last step
+
+        A rank that is replaced begins in the present epoch (`epoch.number`). An epoch is gone through to its end.
+
+        Args:
+            loader: as for `steps`.
+            epochs: of the training, in all.
+            length: steps of an epoch; the default is one pass over the data, of all ranks together.
+            data: as for `steps`.
+            microbatches: as for `steps`.
+
+        Raises:
+            UsageError: as `steps`; or `epochs` is negative, or a pass over the data has no known number of steps.
+        """
+        if epochs < 0:
+            raise UsageError(f"epochs={epochs} is negative")
+        self._begin(data)
+        if length is None:
+            length = pass_length(loader, self._shares(microbatches), seed=self.seed, micro=microbatches is not None)
+        if length is None or length < 1:
+            raise UsageError(
+                f"a pass over this {type(loader).__name__} has no known number of whole steps",
+                hint="say how many steps an epoch has: session.epochs(loader, epochs, length=...)",
+            )
+        self._loop.has_epochs = True
+        until = self._tried(epochs * length)
+        turns = Epochs(self._loop, self._walk(loader, until, microbatches), length=length, until=until).run()
+        self._loop.turns.goes_through(turns)
+        return turns
+
+    def _begin(self, data: "DeviceMesh | Share | None") -> None:
+        """The one loop of the script begins."""
         if self._member.rehearses:
             _refuse_loop_around()
         self._loop.start(STEPS)
-        standing.read_share(data)
+        self._standing.read_share(data)
+
+    def _tried(self, until: int) -> int:
+        """The end of the training, or of its trial."""
+        return min(until, self._member.trial_steps or until)
+
+    def _walk(self, loader: Any, until: int, microbatches: int | Mapping[int, int] | None) -> Iterator[Step]:
+        """The steps, once the loop has begun."""
+        member, standing = self._member, self._standing
         reader, reseed = self._reader(loader, until, microbatches), standing.protected().reseed
-        self._member.reads_once = isinstance(loader, Iterator)
-        fetching = partial(self._member.fetching, loader)
+        member.reads_once = isinstance(loader, Iterator)
+        fetching = partial(member.fetching, loader)
         standing.batches = Batches(reader, seed=self.seed, place=standing.place, reseed=reseed, fetching=fetching)
-        member = self._member
         member.send(OrderDeclared(member.worker, Rank(member.rank), standing.batches.order))
         steps = self._loop.run(until)
-        self._loop.iterator = weakref.ref(steps)
+        self._loop.turns.goes_through(steps)
         return steps
+
+    def _shares(self, microbatches: int | Mapping[int, int] | None) -> Share:
+        """Which share of a step's global batch is read here, of how many."""
+        if microbatches is None:
+            return self._standing.place()
+        count = microbatches if isinstance(microbatches, int) else min(microbatches.values(), default=1)
+        return 0, count * shard_size(self._loop.modules.sharded)
 
     def _reader(self, loader: Any, until: int, microbatches: int | Mapping[int, int] | None) -> StepLoader | Dealer:
         member = self._member
@@ -221,8 +284,7 @@ def _refuse_loop_around() -> None:
         raise UsageError(
             f"session.steps is called within another loop ({around.f_code.co_filename}:{around.f_lineno}), where a "
             "second call would be a second loop: a rank that is replaced could not come to it",
-            hint="make one flat loop of all epochs: until=epochs * len(loader), and step.number % len(loader) for what "
-            "an epoch begins or ends with",
+            hint="a loop of epochs is `for epoch in session.epochs(loader, epochs):` and in it `for step in epoch:`",
         )
 
 

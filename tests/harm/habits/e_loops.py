@@ -21,7 +21,7 @@ def between(t: Trial, function: Any) -> Any:
 @habit(
     "nested epochs, a `session.steps` for each",
     refused="session.steps is called within another loop",
-    instead="one flat loop: `until=epochs * len(loader)`, and `step.number % len(loader)` for what an epoch ends with",
+    instead="`for epoch in session.epochs(loader, epochs)`, and in it `for step in epoch`",
 )
 def nested_epochs(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
@@ -58,7 +58,7 @@ def one_epoch(t: Trial) -> dict[str, Any]:
 @habit(
     "nested epochs: `for step in islice(steps, n)`",
     refused="itertools.islice(...) counts what session.steps gives",
-    instead="one flat loop",
+    instead="`session.epochs(loader, epochs, length=n)`",
 )
 def epochs_by_islice(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
@@ -79,7 +79,7 @@ def epochs_by_islice(t: Trial) -> dict[str, Any]:
 @habit(
     "nested epochs: `groupby(steps, key=epoch of step.number)`, an evaluation after each",
     refused="itertools.groupby(...) asks for the next step before the script has done what follows the last one",
-    instead="one flat loop: what ends an epoch stands behind `if (step.number + 1) % length == 0`",
+    instead="`session.epochs(loader, epochs, length=n)`",
 )
 def epochs_by_groupby(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
@@ -102,6 +102,74 @@ def epochs_by_groupby(t: Trial) -> dict[str, Any]:
                 backward(loss)
                 optimizer.step()
         evaluate()
+    return {"model": model, "optimizer": optimizer}
+
+
+@habit(
+    "nested epochs: `session.epochs`; after each a score (`@regrow.restartable`), the best weights, early stopping",
+    between=True,
+)
+def epochs_of_the_session(t: Trial) -> dict[str, Any]:
+    model = ddp(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    t.session.protect(model, optimizer, scheduler)
+    best, bad, lasted, scores = 1e9, 0, 0, []
+
+    @lambda function: between(t, function)
+    def evaluate() -> float:
+        model.eval()
+        with torch.no_grad():
+            x, y = batch(5)
+            torch.distributed.all_reduce(score := mse(model(x), y))
+        return float(score) / torch.distributed.get_world_size()
+
+    for epoch in t.epochs(t.until // 3 + 2, 3):
+        model.train()
+        for step in epoch:
+            with step as (x, y):
+                loss = mse(model(x), y)
+                step.log(loss=loss)
+                optimizer.zero_grad()
+                backward(loss)
+                optimizer.step()
+        score = evaluate()
+        scheduler.step(score)
+        scores.append(score)
+        lasted = epoch.number
+        if score < best - 0.02:
+            best, bad = score, 0
+            if t.session.is_main:
+                torch.save(copy.deepcopy(model.module.state_dict()), t.folder / "best.pt")
+        else:
+            bad += 1
+        if bad >= 5 or 3 * epoch.number + 3 >= t.until:
+            break
+    saved = torch.load(t.folder / "best.pt", weights_only=False) if t.session.is_main else {}
+    return {"model": model, "optimizer": optimizer, "best": best, "scores": scores, "lasted": lasted, "saved": saved}
+
+
+@habit("nested epochs: `session.epochs`, a collective after each that is not marked")
+def epochs_with_a_lone_collective(t: Trial) -> dict[str, Any]:
+    model = ddp(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
+    t.session.protect(model, optimizer)
+    for epoch in t.epochs(t.until // 3, 3):
+        running = 0.0
+        for step in epoch:
+            with step as (x, y):
+                loss = mse(model(x), y)
+                step.log(loss=loss)
+                optimizer.zero_grad()
+                backward(loss)
+                optimizer.step()
+            if step.committed:
+                running += float(loss.detach())
+        torch.distributed.all_reduce(total := torch.tensor(running))
+        if t.session.is_main and epoch.number % 2:
+            torch.save(total, t.folder / f"total-{epoch.number}.pt")
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
     return {"model": model, "optimizer": optimizer}
 
 

@@ -65,6 +65,7 @@ from regrow.core.messages.orders import (
 )
 from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer, StateSampled
 from regrow.core.messages.sights import NodeSeen, ProveAlive, StacksTaken, TakeStacks, WorkerAlive
+from regrow.core.messages.succession import NodeReport, ReportNode, WorkerPast
 from regrow.core.messages.tables import (
     ChangeTable,
     FetchTable,
@@ -119,12 +120,14 @@ __all__ = [
     "NodeLost",
     "NodeOrder",
     "NodeProgress",
+    "NodeReport",
     "NodeSeen",
     "NodeStopped",
     "NodeTask",
     "NoteGeneration",
     "ProveAlive",
     "ReleaseWorker",
+    "ReportNode",
     "Role",
     "ScaleRequested",
     "SpawnWorker",
@@ -147,6 +150,7 @@ __all__ = [
     "WorkerHalted",
     "WorkerNoted",
     "WorkerOrder",
+    "WorkerPast",
     "WorkerReady",
     "WorkerResumed",
     "WorkerStaged",
@@ -226,6 +230,7 @@ AgentFact = (
     | DataNoted
     | TableMissed
     | NodeExamined
+    | NodeReport
 )
 """What an agent tells the coordinator."""
 
@@ -235,6 +240,7 @@ NodeTask = (
     | StopNode
     | NoteGeneration
     | ReportCopies
+    | ReportNode
     | PlaceCopies
     | WriteCheckpoint
     | FinishCheckpoint

@@ -5,8 +5,9 @@ What decides is pure: `rows` reads a line and writes a result, `pool` says which
 workers says, `circles` which answers run in circles, `tally` what has happened so far.
 
 What carries out: `places` opens files, `scanning` reads the input once, `journal` keeps results, `sending` speaks HTTP,
-`head` runs the job, `attendance` and `control` follow who belongs to the pool (a file; HTTP on loopback), `spawned`
-starts workers, `progress` and `report` show it. `job` ties them together. Imports no torch.
+`head` runs the job, `attendance` and `control` follow who belongs to the pool (a file; HTTP), `spawned` starts workers,
+`progress` and `report` show it. `job` ties them together. `registered` is the other side: a server that announces
+itself to a head, wherever it runs; `server_process` is what both start. Imports no torch.
 
 A row may be sent more than once; it has exactly one result, since the output is made from the first line that the
 journal has of it.

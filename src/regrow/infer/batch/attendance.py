@@ -1,4 +1,4 @@
-"""Who belongs to the pool, as told from outside: by a file that is watched, by commands, by signals."""
+"""Who belongs to the pool, as told from outside: by a file, by commands, by signals, by workers themselves."""
 
 import asyncio
 import time
@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from regrow.core.errors import UsageError
-from regrow.core.ids import Seconds
+from regrow.core.ids import Instant, Seconds
 from regrow.infer.batch.members import read_list
 from regrow.infer.batch.pool import Pool
 
 LOOK_S: Seconds = 0.5
+RENEW_S: Seconds = 2.0
+"""Between two announcements of a worker that announces itself."""
+LEASE_S: Seconds = 10.0
+"""So long it belongs after the last one."""
 
 
 class Attendance:
@@ -28,15 +32,64 @@ class Attendance:
         self._listed: dict[str, int] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._was_empty = False
+        self.leases: dict[str, Instant] = {}
+        """Until when workers belong that have announced themselves."""
+        self._sent_away: set[str] = set()
 
     def join(self, url: str, cap: int = 0) -> None:
         """Take a worker in, or back."""
+        self._sent_away.discard(url)
         self._pool.join(url, time.monotonic(), cap=cap)
         self._changed()
 
-    def drain(self, url: str, grace: Seconds | None = None) -> bool:
-        """Ask a worker to go. False: it is not here."""
-        left = self._pool.drain(url, time.monotonic(), grace=self._grace if grace is None else grace)
+    def renew(self, url: str, cap: int, lease: Seconds, *, again: bool) -> bool:
+        """A worker announces itself. False: it was asked to go, and has left.
+
+        Args:
+            url: which.
+            cap: rows at once; 0: the pool's.
+            lease: so long it belongs.
+            again: whether it has said so before: then it does not come back from being asked to go.
+        """
+        if again and url in self._sent_away and url not in self._pool.workers:
+            self.leases.pop(url, None)
+            return False
+        if not again or url not in self._sent_away:
+            if url not in self.leases:
+                self._say(f"worker {url} has announced itself")
+            self.join(url, cap)
+        self.leases[url] = time.monotonic() + lease
+        return True
+
+    def end_leases(self, now: Instant) -> None:
+        """Ask those to go that have not renewed their leases."""
+        for url in [url for url, until in self.leases.items() if until <= now]:
+            del self.leases[url]
+            if url not in self._sent_away:
+                self._say(f"worker {url} has not announced itself again: it gets no more rows")
+                self._leave(url, self._grace)
+
+    async def watch_leases(self) -> None:
+        """Look for them at intervals. Time in which this process stood still is no fault of theirs."""
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            if (late := now - looked - LOOK_S) > LOOK_S:
+                self.leases = {url: until + late for url, until in self.leases.items()}
+            looked = now
+            self.end_leases(now)
+
+    def drain(self, url: str, grace: Seconds | None = None, *, leased: bool = False) -> bool:
+        """Ask a worker to go. False: it is not here. `leased`: it asks for it itself."""
+        if leased:
+            self.leases.pop(url, None)
+        elif url in self.leases:
+            self._sent_away.add(url)
+        return self._leave(url, self._grace if grace is None else grace)
+
+    def _leave(self, url: str, grace: Seconds) -> bool:
+        left = self._pool.drain(url, time.monotonic(), grace=grace)
         self._changed()
         return left
 

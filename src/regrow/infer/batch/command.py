@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regrow.core.config import read_key, state_home
+from regrow.core.config import read_key, read_token, state_home
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.flags import TIME
+from regrow.core.hosts import ANY, place_to_listen
 
 if TYPE_CHECKING:
     from regrow.infer.batch.job import BatchWords
@@ -21,8 +22,17 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option(
         "--workers-file", type=click.Path(path_type=Path), metavar="FILE", help="A list of them, which is watched."
     ),
-    click.option("--spawn", default="", metavar="CMD", help="Starts a worker here; {port} stands for its port."),
+    click.option(
+        "--spawn",
+        default="",
+        metavar="CMD",
+        help="Starts a worker here; {port} stands for its port. Or, with {head}, one that announces itself.",
+    ),
     click.option("--spawn-count", type=click.IntRange(min=1), default=1, metavar="N", help="How many.  [1]"),
+    click.option(
+        "--listen", default="", metavar="[HOST:]PORT", help="Workers of other machines may announce themselves there."
+    ),
+    click.option("--token-file", default="", metavar="FILE", help="The secret that they show; or REGROW_TOKEN."),
     click.option("--per-worker", type=click.IntRange(min=1), default=32, metavar="N", help="Rows at once.  [32]"),
     click.option("--model", default="", metavar="NAME", help="Ask for this model instead of each row's own."),
     click.option("--endpoint", default="", metavar="PATH", help="Send rows there instead of to each row's own url."),
@@ -32,7 +42,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         type=click.IntRange(min=0),
         default=0,
         metavar="BYTES",
-        help="Rows whose prompts begin with the same so many bytes prefer the same worker.  [0: none]",
+        help="Rows whose prompts have the same first BYTES prefer the same worker.  [0: none]",
     ),
     click.option("--timeout", type=TIME, default="10min", metavar="TIME", help="Of one attempt.  [10min]"),
     click.option("--attempts", type=click.IntRange(min=1), default=8, metavar="N", help="Of one row.  [8]"),
@@ -90,12 +100,21 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
     from regrow.infer.batch.pool import PoolPolicy
     from regrow.infer.batch.retries import RetryPolicy
     from regrow.infer.batch.rows import RowReading
+    from regrow.infer.batch.spawned import HEAD, words_of
 
     workers = read_words(words["workers"])
     if not words["timeout"] or not words["patience"]:
         raise UsageError("--timeout and --patience must be more than 0 seconds")
-    if not workers and words["workers_file"] is None and not words["spawn"]:
-        raise UsageError("there are no workers", hint="give --workers, --workers-file or --spawn")
+    listen = place_to_listen("--listen", words["listen"])
+    token = _token(words["token_file"], needed=listen is not None)
+    if not workers and words["workers_file"] is None and not words["spawn"] and listen is None:
+        raise UsageError("there are no workers", hint="give --workers, --workers-file, --spawn or --listen")
+    if words["spawn"]:
+        words_of(words["spawn"])
+        if HEAD in words["spawn"] and listen is not None and listen[0] in ANY:
+            raise UsageError(
+                f"--listen {words['listen']} does not say how started workers reach the head", hint="write its address"
+            )
     return BatchWords(
         input=source,
         output=words["output"],
@@ -105,6 +124,8 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
         workers_file=words["workers_file"],
         spawn=words["spawn"],
         spawn_count=words["spawn_count"],
+        listen=listen,
+        token=token,
         pool=PoolPolicy(cap=words["per_worker"]),
         head=HeadPolicy(
             RetryPolicy(attempts=words["attempts"]),
@@ -116,6 +137,54 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
         strict=words["strict"],
         quiet=words["quiet"],
     )
+
+
+def _token(token_file: str, *, needed: bool) -> str:
+    token = read_token(token_file)
+    if needed and not token:
+        raise UsageError("whoever announces itself from elsewhere has to show a token", hint="add --token-file FILE")
+    return token if needed else ""
+
+
+@batch.command("worker", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--cap", type=click.IntRange(min=1), default=None, metavar="N", help="Its rows at once.")
+@click.option("--grace", type=TIME, default="30s", metavar="TIME", help="From a signal to the end of CMD.  [30s]")
+@click.option("--patience", type=TIME, default="10min", metavar="TIME", help="Without a head.  [10min]")
+@click.option("--port", type=click.IntRange(1, 65535), default=None, metavar="N", help="Where it listens.  [any]")
+@click.option("--advertise", default="", metavar="HOST", help="How the head reaches this machine.  [by its route]")
+@click.option("--token-file", default="", metavar="FILE", help="The head's secret; or REGROW_TOKEN.")
+@click.argument("head", metavar="http://HEAD:PORT|OUTPUT")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
+def worker(head: str, command: tuple[str, ...], **words: Any) -> int:
+    """Run the server CMD as a worker of a batch, wherever machines are given and taken back.
+
+    HEAD is what the batch's --listen says; or its output, on the same machine. {port} and {host} in CMD stand for where
+    the server is to listen. SIGTERM: it gets no more rows, and ends when those it has are done, or after --grace; a
+    second one: at once. Exit code 0: it was asked to go, or all rows are done. 75: no head was found for --patience.
+    """
+    import asyncio
+
+    from regrow.infer.batch.job import door_path
+    from regrow.infer.batch.members import address
+    from regrow.infer.batch.registered import RegisteredWorker, WorkerWords
+
+    remote = head.startswith(("http://", "https://"))
+    given = WorkerWords(
+        head=address(head, "HEAD") if remote else "",
+        door=door_path(head, state_home() / "batches"),
+        command=command,
+        token=_token(words["token_file"], needed=remote),
+        port=words["port"] or 0,
+        advertise=words["advertise"],
+        cap=words["cap"] or 0,
+        grace=words["grace"],
+        patience=words["patience"],
+    )
+
+    async def attend() -> int:
+        return await RegisteredWorker(given, lambda sentence: click.echo(f"regrow: {sentence}", err=True)).run()
+
+    return asyncio.run(attend())
 
 
 @batch.command("workers")

@@ -1,4 +1,7 @@
-"""Lists workers of a running batch, takes them in and lets them go: HTTP on loopback, for whoever may read its file."""
+"""Lists workers of a running batch, takes them in and lets them go: HTTP, for whoever knows the head's token.
+
+On loopback always, for whoever may read the head's file; for other machines where `--listen` says.
+"""
 
 import asyncio
 import os
@@ -13,15 +16,18 @@ import msgspec
 from aiohttp import web
 
 from regrow.core.errors import UsageError
+from regrow.core.hosts import LOOPBACK, address_of
 from regrow.core.ids import Seconds
 from regrow.core.net import same_secret
-from regrow.infer.batch.attendance import Attendance
+from regrow.infer.batch.attendance import RENEW_S, Attendance
 from regrow.infer.batch.members import address
 from regrow.infer.batch.places import BatchStopped
 from regrow.infer.batch.pool import Pool
 
-_PATH = "/workers"
-_WAIT_S: Seconds = 10.0
+PATH = "/workers"
+WAIT_S: Seconds = 10.0
+OVER = "all rows of the batch are done"
+SENT_AWAY = "it was asked to go"
 
 
 class Door(msgspec.Struct):
@@ -30,14 +36,30 @@ class Door(msgspec.Struct):
     port: int
     token: str
 
+    @property
+    def url(self) -> str:
+        """Its address on this machine."""
+        return f"http://{LOOPBACK}:{self.port}"
+
 
 class WorkerWish(msgspec.Struct):
-    """What is wanted of a worker. `grace`: seconds; None: the job's own."""
+    """What is wanted of a worker.
+
+    Attributes:
+        url: its base address.
+        leave: whether it is to go, or to belong.
+        cap: rows at once; 0: the job's own.
+        grace: seconds that it may take to go; None: the job's own.
+        lease: so long it belongs, unless this is said again; 0: until it is asked to go.
+        again: it was said before.
+    """
 
     url: str
     leave: bool = False
     cap: int = 0
     grace: Seconds | None = None
+    lease: Seconds = 0.0
+    again: bool = False
 
 
 class PoolView(msgspec.Struct):
@@ -52,40 +74,110 @@ class PoolView(msgspec.Struct):
     because: str
 
 
-@asynccontextmanager
-async def serve(path: Path, pool: Pool, attendance: Attendance) -> AsyncIterator[None]:
-    """Listen while the job runs; `path` says where."""
-    token = secrets.token_urlsafe(24)
+def read_door(path: Path) -> Door:
+    """Where the head of an output listens. Raises `UsageError`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Door)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"no batch runs that writes to {path.name.removesuffix('.control')}: {error}") from error
 
-    async def answer(request: web.Request) -> web.Response:
-        if not same_secret(request.headers.get("Authorization", ""), f"Bearer {token}"):
+
+class _Desk:
+    """Answers requests."""
+
+    def __init__(self, pool: Pool, attendance: Attendance, token: str) -> None:
+        self._pool, self._attendance, self._token = pool, attendance, token
+        self.over = False
+        self.told = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if not same_secret(request.headers.get("Authorization", ""), f"Bearer {self._token}"):
             raise web.HTTPUnauthorized
-        if request.method == "POST":
-            try:
-                wish = msgspec.json.decode(await request.read(), type=WorkerWish)
-                url = address(wish.url, "the request")
-            except (msgspec.DecodeError, UsageError) as error:
-                return web.Response(status=400, text=str(error))
-            if not wish.leave:
-                attendance.join(url, wish.cap)
-            elif not attendance.drain(url, wish.grace):
+        if request.method != "POST":
+            return self._list([*self._pool.workers])
+        try:
+            wish = msgspec.json.decode(await request.read(), type=WorkerWish)
+            url = address(wish.url, "the request")
+        except (msgspec.DecodeError, UsageError) as error:
+            return web.Response(status=400, text=str(error))
+        if wish.leave:
+            if not self._attendance.drain(url, wish.grace, leased=wish.lease > 0):
                 return web.Response(status=404, text=f"there is no worker {url}")
-        body = msgspec.json.encode([_view(pool, url) for url in pool.workers])
+        elif wish.lease > 0:
+            if gone := self._renew(url, wish):
+                return web.Response(status=410, text=gone)
+        else:
+            self._attendance.join(url, wish.cap)
+        # Many renew their leases: each is told of itself alone.
+        return self._list([url] if wish.lease > 0 else [*self._pool.workers])
+
+    def _renew(self, url: str, wish: WorkerWish) -> str:
+        """Why the worker need not stay; empty: it belongs."""
+        if self.over:
+            self._attendance.leases.pop(url, None)
+            if not self._attendance.leases:
+                self.told.set()
+            return OVER
+        return "" if self._attendance.renew(url, wish.cap, wish.lease, again=wish.again) else SENT_AWAY
+
+    def _list(self, urls: list[str]) -> web.Response:
+        body = msgspec.json.encode([_view(self._pool, url) for url in urls if url in self._pool.workers])
         return web.Response(body=body, content_type="application/json")
 
+    async def tell_all(self) -> None:
+        """Let those that announced themselves know that nothing is left to do; not for longer than they are late."""
+        self.over = True
+        if self._attendance.leases:
+            try:
+                await asyncio.wait_for(self.told.wait(), 2 * RENEW_S)
+            except TimeoutError:
+                return
+
+
+@asynccontextmanager
+async def serve(
+    path: Path, pool: Pool, attendance: Attendance, *, listen: tuple[str, int] | None = None, token: str = ""
+) -> AsyncIterator[str]:
+    """Listen while the job runs; the address is yielded under which others reach the head.
+
+    Args:
+        path: the file that says where, for this user on this machine.
+        pool: whose workers.
+        attendance: told of wishes.
+        listen: where other machines may speak with the head too.
+        token: what is to be shown; empty: whatever the file says.
+
+    Raises `UsageError` where nobody can listen there, `BatchStopped` where the file cannot be written.
+    """
+    door = Door(0, token or secrets.token_urlsafe(24))
+    desk = _Desk(pool, attendance, door.token)
     app = web.Application()
-    app.router.add_route("*", _PATH, answer)
+    app.router.add_route("*", PATH, desk.answer)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = int(runner.addresses[0][1])
-        _write(path, msgspec.json.encode(Door(port, token)))
-        yield
+        await web.TCPSite(runner, LOOPBACK, 0).start()
+        door.port = int(runner.addresses[0][1])
+        where = door.url
+        if listen is not None:
+            where = await _listen_there(runner, *listen)
+        _write(path, msgspec.json.encode(door))
+        yield where
+        await desk.tell_all()
     finally:
         await asyncio.shield(runner.cleanup())
         path.unlink(missing_ok=True)
+
+
+async def _listen_there(runner: web.AppRunner, host: str, port: int) -> str:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise UsageError(
+            f"--listen {address_of(host, port)}: {error.strerror or error}",
+            hint="choose another port, or end who has it",
+        ) from error
+    return f"http://{address_of(host, int(runner.addresses[-1][1]))}"
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -109,17 +201,14 @@ def _view(pool: Pool, url: str) -> PoolView:
 
 def ask(path: Path, wish: WorkerWish | None) -> list[PoolView]:
     """Ask a running head for its workers, or something of one. Raises `UsageError`."""
-    try:
-        door = msgspec.json.decode(path.read_bytes(), type=Door)
-    except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"no batch runs that writes to {path.name.removesuffix('.control')}: {error}") from error
+    door = read_door(path)
     request = Request(
-        f"http://127.0.0.1:{door.port}{_PATH}",
+        f"{door.url}{PATH}",
         data=None if wish is None else msgspec.json.encode(wish),
         headers={"Authorization": f"Bearer {door.token}"},
     )
     try:
-        with build_opener(ProxyHandler({})).open(request, timeout=_WAIT_S) as answer:
+        with build_opener(ProxyHandler({})).open(request, timeout=WAIT_S) as answer:
             return msgspec.json.decode(answer.read(), type=list[PoolView])
     except HTTPError as error:
         raise UsageError(error.read().decode(errors="replace") or str(error)) from error

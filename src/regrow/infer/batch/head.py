@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from regrow.core.ids import Instant, Seconds
@@ -23,6 +24,7 @@ from regrow.infer.batch.tally import Tally
 _FLUSH_S: Seconds = 0.01
 _TURN_S: Seconds = 0.5
 _LEAST_READY = 256
+_LOOK_ROWS = 256
 _MOST_BYTES = 64 << 20
 """Of rows in hand; so many are not read ahead."""
 
@@ -149,14 +151,22 @@ class BatchHead:
         while self._later and self._later[0][0] <= now:
             self._ready.appendleft(heapq.heappop(self._later)[2])
         while self._ready:
-            hand = self._ready[0]
+            at = self._next_ready()
+            hand = self._ready[at]
             url = self._pool.assign(hand.row.tokens, prefix=hand.row.prefix, avoid=hand.avoid)
             if url is None:
                 return
-            self._ready.popleft()
+            del self._ready[at]
             task = asyncio.create_task(self._attempt(hand, url))
             self._under_way[task] = (url, hand)
             task.add_done_callback(self._landed)
+
+    def _next_ready(self) -> int:
+        """The first row that can go where its prefix wants to; where none of many can, the first of all."""
+        for at, hand in enumerate(islice(self._ready, _LOOK_ROWS)):
+            if self._pool.suits(hand.row.prefix):
+                return at
+        return 0
 
     def _look_after_workers(self, now: Instant) -> None:
         for url in self._pool.due_probes(now):

@@ -42,6 +42,8 @@ class BatchWords:
         workers: addresses with their caps; 0: the pool's.
         workers_file: a list of workers that is watched.
         spawn, spawn_count: a command that starts a worker, and how many to start.
+        listen: where workers of other machines may announce themselves.
+        token: what they have to show there.
         pool: how workers are treated.
         head: how rows are.
         key: what workers want to be shown.
@@ -58,6 +60,8 @@ class BatchWords:
     workers_file: Path | None = None
     spawn: str = ""
     spawn_count: int = 1
+    listen: tuple[str, int] | None = None
+    token: str = ""
     pool: PoolPolicy = field(default_factory=PoolPolicy)
     head: HeadPolicy = field(default_factory=HeadPolicy)
     key: str = ""
@@ -163,17 +167,21 @@ async def _run_head(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, head.stop)
-        beside = [_refresh(progress)]
         if words.workers_file is not None:
-            beside.append(attendance.watch(words.workers_file))
             loop.add_signal_handler(signal.SIGHUP, attendance.look_again, words.workers_file)
-        if words.spawn:
-            grace = words.head.grace
-            spawned = SpawnedWorkers(
-                words.spawn, words.spawn_count, attendance=attendance, grace=grace, say=progress.say
-            )
-            beside.append(spawned.run())
-        async with control.serve(door_path(words.output, words.state), pool, attendance):
+        door = door_path(words.output, words.state)
+        async with control.serve(door, pool, attendance, listen=words.listen, token=words.token) as url:
+            beside = [_refresh(progress), attendance.watch_leases()]
+            if words.workers_file is not None:
+                beside.append(attendance.watch(words.workers_file))
+            if words.listen is not None:
+                progress.say(f"workers of other machines may announce themselves at {url}")
+            if words.spawn:
+                head_at = url if words.listen is not None else _named(words.output)
+                spawned = SpawnedWorkers(
+                    words.spawn, words.spawn_count, attendance, head=head_at, grace=words.head.grace, say=progress.say
+                )
+                beside.append(spawned.run())
             _collect_seldom()
             tasks = [asyncio.create_task(each) for each in beside]
             try:
@@ -182,6 +190,12 @@ async def _run_head(
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _named(output: str) -> str:
+    """An output as a process in another folder finds it."""
+    path = local_path(output)
+    return output if path is None else str(path.absolute())
 
 
 def _collect_seldom() -> None:

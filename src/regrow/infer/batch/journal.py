@@ -5,6 +5,7 @@ made. A kill loses what was not written, a power failure at most what came after
 again. Nothing is ever taken back from the file: a torn last line is ended and passed over.
 """
 
+import errno
 import fcntl
 import os
 from array import array
@@ -20,6 +21,7 @@ from regrow.infer.batch.records import JournalHead, changes, decode_head, decode
 
 SYNC_S: Seconds = 1.0
 _BLOCK = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Journal:
@@ -42,7 +44,8 @@ class Journal:
     def open(cls, path: Path, fingerprint: Mapping[str, str]) -> Self:
         """The journal of a job, made if it is not there.
 
-        Raises `UsageError` where it belongs to another job, another head has it, or the folder cannot be written.
+        Raises `UsageError` where it belongs to another job, another head has it, or the folder cannot be written, and
+        `BatchStopped` where there is no room.
         """
         try:
             if not path.exists():
@@ -50,6 +53,8 @@ class Journal:
                     _make(path, encode_head(fingerprint), over=False)
             descriptor = _open_and_lock(path)
         except OSError as error:
+            if error.errno in _FULL:
+                raise _stopped(path, error) from error
             raise UsageError(
                 f"the journal {path} cannot be written: {error.strerror}", hint="choose another place with -o"
             ) from error
@@ -83,22 +88,17 @@ class Journal:
             self._write(b"".join(waiting))
 
     def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
         try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            _write_all(self._descriptor, data)
         except OSError as error:
-            raise BatchStopped(
-                f"the journal {self.path} cannot be written: {error.strerror}",
-                hint="make room, then run the same command again: it goes on from what is written",
-            ) from error
+            raise _stopped(self.path, error) from error
 
     def sync(self) -> None:
         """Let what is written outlive a power failure. Raises `BatchStopped`."""
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise BatchStopped(f"the journal {self.path} cannot be written: {error.strerror}") from error
+            raise _stopped(self.path, error) from error
 
     def rows(self) -> Iterator[tuple[int, int, bytes]]:
         """Each whole row: its number, where its result begins in the file, and the result."""
@@ -140,7 +140,7 @@ class Journal:
         try:
             _make(self.path, encode_head(self.head.fingerprint, rows), over=True)
         except OSError as error:
-            raise BatchStopped(f"the journal {self.path} cannot be written: {error.strerror}") from error
+            raise _stopped(self.path, error) from error
 
     def close(self) -> None:
         """Let go of the file and of its lock."""
@@ -153,7 +153,7 @@ def _make(path: Path, line: bytes, *, over: bool) -> None:
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, line)
+            _write_all(descriptor, line)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -165,6 +165,20 @@ def _make(path: Path, line: bytes, *, over: bool) -> None:
     finally:
         with suppress(OSError):
             new.unlink(missing_ok=True)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """A disk that is nearly full may take a part only, and say so at the next call."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _stopped(path: Path, error: OSError) -> BatchStopped:
+    return BatchStopped(
+        f"the journal {path} cannot be written: {error.strerror}",
+        hint="make room, then run the same command again: it goes on from what is written",
+    )
 
 
 def _open_and_lock(path: Path) -> int:

@@ -14,6 +14,7 @@ from regrow.core.ids import Instant, Seconds
 
 NEVER: Instant = float("inf")
 MOST_DEPARTED = 1000
+MOST_HOMES = 10_000
 
 
 class Standing(StrEnum):
@@ -101,6 +102,7 @@ class Pool:
         self._policy = policy
         self.workers: dict[str, PoolWorker] = {}
         self._departed: dict[str, PoolWorker] = {}
+        self._homes: dict[bytes, str] = {}
 
     # --- who belongs ---
 
@@ -114,7 +116,8 @@ class Pool:
         known.limit = min(known.limit, cap) if cap <= known.cap else cap
         known.cap = cap
         if known.standing is Standing.LEAVING:
-            known.standing, known.leave_by, known.probe_at = Standing.JOINING, NEVER, now
+            known.leave_by, known.probe_at = NEVER, now
+            self._now_stands(known, Standing.JOINING)
 
     def drain(self, url: str, now: Instant, *, grace: Seconds) -> bool:
         """Ask a worker to go: no more rows, and an end at the latest after `grace`. False: it is not here."""
@@ -123,7 +126,8 @@ class Pool:
             return False
         if worker.standing is not Standing.LEAVING or now + grace < worker.leave_by:
             worker.leave_by = now + grace
-        worker.standing, worker.probe_at = Standing.LEAVING, NEVER
+        worker.probe_at = NEVER
+        self._now_stands(worker, Standing.LEAVING)
         self._let_go(worker)
         return True
 
@@ -173,12 +177,34 @@ class Pool:
             return None
         chosen = min(takers, key=lambda worker: (worker.tokens, worker.rows))
         if prefix:
-            preferred = max(takers, key=lambda worker: _weight(prefix, worker.url))
-            if preferred.tokens <= chosen.tokens + self._policy.slack_tokens:
+            preferred = self.workers[self.home(prefix)]
+            if preferred in takers and preferred.tokens <= chosen.tokens + self._policy.slack_tokens:
                 chosen = preferred
         chosen.rows += 1
         chosen.tokens += tokens
         return chosen.url
+
+    def home(self, prefix: bytes) -> str:
+        """Whom rows with this prefix prefer, of those that take rows; empty: nobody takes any."""
+        found = self._homes.get(prefix)
+        if found is None:
+            takers = [worker.url for worker in self.workers.values() if worker.standing in _TAKES_ROWS]
+            found = max(takers, key=lambda url: _weight(prefix, url), default="")
+            if len(self._homes) >= MOST_HOMES:
+                self._homes.clear()
+            self._homes[prefix] = found
+        return found
+
+    def suits(self, prefix: bytes) -> bool:
+        """Whether a row can go where it wants to now; one without a prefix can always."""
+        if not prefix:
+            return True
+        home = self.workers.get(self.home(prefix))
+        return home is not None and home.has_room
+
+    def _now_stands(self, worker: PoolWorker, standing: Standing) -> None:
+        worker.standing = standing
+        self._homes.clear()
 
     def _has_other(self, url: str) -> bool:
         return any(each.url != url and each.standing is Standing.SERVING for each in self.workers.values())
@@ -212,7 +238,7 @@ class Pool:
         worker.done_tokens += tokens
         worker.failures = worker.breaks = 0
         if worker.standing is Standing.TRIED:
-            worker.standing = Standing.SERVING
+            self._now_stands(worker, Standing.SERVING)
         worker.calm += 1
         if worker.limit < worker.cap and worker.calm >= worker.limit:
             worker.limit, worker.calm = worker.limit + 1, 0
@@ -244,7 +270,7 @@ class Pool:
     def _break(self, worker: PoolWorker, now: Instant, jitter: float) -> None:
         wait = min(self._policy.longest_wait, self._policy.first_wait * 2.0 ** min(worker.breaks, 30))
         worker.breaks += 1
-        worker.standing = Standing.BROKEN
+        self._now_stands(worker, Standing.BROKEN)
         worker.probe_at = now + wait * (0.5 + 0.5 * jitter)
 
     # --- probes ---
@@ -262,7 +288,7 @@ class Pool:
         if worker is None or worker.standing not in (Standing.JOINING, Standing.BROKEN):
             return
         if not why:
-            worker.standing = Standing.SERVING if worker.standing is Standing.JOINING else Standing.TRIED
+            self._now_stands(worker, Standing.SERVING if worker.standing is Standing.JOINING else Standing.TRIED)
             worker.failures = 0
             return
         worker.because = why

@@ -92,13 +92,19 @@ class RowReading:
         model: asked for instead of each row's own; empty: the row's own.
         url: sent to instead of each row's own; empty: the row's own.
         ends_loops: whether answers are streamed and ended where they loop.
-        prefix_bytes: how much of a body decides about affinity; 0: none. No part of the fingerprint.
+        prefix_bytes: how much of a prompt decides about affinity; 0: none. No part of the fingerprint.
     """
 
     model: str = ""
     url: str = ""
     ends_loops: bool = False
     prefix_bytes: int = 0
+
+
+class _Prompts(msgspec.Struct):
+    messages: Any = None
+    prompt: Any = None
+    input: Any = None
 
 
 def name_of(line: bytes) -> str:
@@ -156,11 +162,18 @@ def _changed(body: bytes, model: str, streams: bool) -> bytes:
 
 
 def _prompt(body: bytes, count: int) -> bytes:
-    """The first bytes of the prompt, wherever in the body it stands."""
+    """The first bytes of the prompt: of all messages, one behind the other, without what JSON has around them."""
     if not count:
         return b""
-    start = max(body.find(b'"messages"'), body.find(b'"prompt"'), body.find(b'"input"'), 0)
-    return body[start : start + count]
+    asked = msgspec.json.decode(body, type=_Prompts)
+    messages = asked.messages if isinstance(asked.messages, list) else [asked.prompt or asked.input]
+    parts: list[bytes] = []
+    for message in messages:
+        said = message.get("content") if isinstance(message, dict) else message
+        parts.append(said.encode() if isinstance(said, str) else msgspec.json.encode(said))
+        if sum(map(len, parts)) >= count:
+            break
+    return b"".join(parts)[:count]
 
 
 # --- results -----------------------------------------------------------------------------------------------------

@@ -1,21 +1,20 @@
-"""Workers that the head starts itself, on this machine: each with a port, started again when it ends."""
+"""Workers that the head starts itself, each started again when it ends.
+
+Here with a port each; or, where the command says where the head is, anywhere: such a worker announces itself.
+"""
 
 import asyncio
-import contextlib
-import ctypes
-import os
 import shlex
-import signal
-import socket
 from collections.abc import Callable
 
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import exit_text
+from regrow.core.hosts import LOOPBACK
 from regrow.core.ids import Seconds
 from regrow.infer.batch.attendance import Attendance
+from regrow.infer.batch.server_process import PORT, ServerProcess, free_port, placed
 
-_PORT = "{port}"
-_PR_SET_PDEATHSIG = 1
+HEAD = "{head}"
 _LONGEST_WAIT: Seconds = 30.0
 _SOUND_AFTER: Seconds = 60.0
 
@@ -24,23 +23,28 @@ class SpawnedWorkers:
     """Some workers of the same command.
 
     Args:
-        command: with `{port}` where the port goes.
+        command: with `{port}` where the port goes, or with `{head}` where the head's address goes.
         count: how many.
-        attendance: told of each.
+        attendance: told of each that does not announce itself.
+        head: how workers reach the head.
         grace: between SIGTERM and SIGKILL.
         say: told in a sentence what becomes of them.
     """
 
     def __init__(
-        self, command: str, count: int, attendance: Attendance, *, grace: Seconds, say: Callable[[str], None]
+        self,
+        command: str,
+        count: int,
+        attendance: Attendance,
+        *,
+        head: str,
+        grace: Seconds,
+        say: Callable[[str], None],
     ) -> None:
-        try:
-            self._words = shlex.split(command)
-        except ValueError as error:
-            raise UsageError(f"--spawn {command!r} is no command: {error}") from error
-        if _PORT not in command:
-            raise UsageError(f"--spawn {command!r} does not say where the port goes", hint="write {port} there")
-        self._count, self._attendance, self._grace, self._say = count, attendance, grace, say
+        self._words = words_of(command)
+        self._announced = HEAD in command
+        self._count, self._attendance, self._head = count, attendance, head
+        self._grace, self._say = grace, say
 
     async def run(self) -> None:
         """Keep them running until this is cancelled; then end them, and what they have started."""
@@ -50,46 +54,40 @@ class SpawnedWorkers:
         wait: Seconds = 0.5
         loop = asyncio.get_running_loop()
         while True:
-            port, began = _free_port(), loop.time()
-            url = f"http://127.0.0.1:{port}"
-            words = [word.replace(_PORT, str(port)) for word in self._words]
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *words, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
-                )
-            except OSError as error:
-                raise UsageError(f"--spawn: {words[0]} cannot be started: {error.strerror}") from error
-            self._attendance.join(url)
+            began = loop.time()
+            process, url = await self._start()
+            if url:
+                self._attendance.join(url)
             try:
                 code = await process.wait()
             except asyncio.CancelledError:
-                await _end(process, self._grace)
+                await process.end(self._grace)
                 raise
-            self._attendance.drain(url, 0.0)
-            _signal(process.pid, signal.SIGKILL)
+            if url:
+                self._attendance.drain(url, 0.0)
+            process.kill()
             wait = 0.5 if loop.time() - began > _SOUND_AFTER else min(2 * wait, _LONGEST_WAIT)
-            self._say(f"the worker on port {port} {exit_text(code)}; another is started in {wait:g} s")
+            named = f"the worker {url}" if url else "a worker that was started"
+            self._say(f"{named} {exit_text(code)}; another is started in {wait:g} s")
             await asyncio.sleep(wait)
 
-
-def _end_with_parent() -> None:
-    """Let a head that is killed leave nobody: the kernel ends its children."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-async def _end(process: asyncio.subprocess.Process, grace: Seconds) -> None:
-    _signal(process.pid, signal.SIGTERM)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(process.wait())), grace)
-    _signal(process.pid, signal.SIGKILL)
-    await process.wait()
+    async def _start(self) -> tuple[ServerProcess, str]:
+        """A server, and its address; empty: it announces itself."""
+        if self._announced:
+            return await ServerProcess.start([word.replace(HEAD, self._head) for word in self._words]), ""
+        port = free_port()
+        return await ServerProcess.start(placed(self._words, LOOPBACK, port)), f"http://{LOOPBACK}:{port}"
 
 
-def _signal(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def words_of(command: str) -> list[str]:
+    """The words of a `--spawn`. Raises `UsageError` where its workers could not be found."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--spawn {command!r} is no command: {error}") from error
+    if PORT not in command and HEAD not in command:
+        raise UsageError(
+            f"--spawn {command!r} does not say where the port goes",
+            hint="write {port} there; or {head}, for a regrow batch worker",
+        )
+    return words

@@ -2,8 +2,8 @@
 
 A row of a window holds the last tokens of a sequence, the newest at the right, and `NOTHING` where there are none. A
 row of lengths holds, for each token of the window, how many tokens before it are also the last of the sequence (U_j of
-`reference`). The lengths that are carried may reach beyond the left end of the window; `penalty` cuts them there, so
-both ways give the same penalty, bit by bit.
+`reference`). Lengths that are carried would reach beyond the left end of the window, and are cut there at each step, so
+both ways give the same, bit by bit.
 """
 
 from dataclasses import dataclass
@@ -67,21 +67,34 @@ def match_lengths(window: Tensor, rows: RowParameters) -> Tensor:
 
 @dataclass
 class Matches:
-    """The window of each sequence of a batch and its match lengths, kept up to date token by token."""
+    """The window of each sequence of a batch and its match lengths, kept up to date token by token.
+
+    Attributes:
+        window: the last tokens, int64 [batch, width].
+        lengths: of the matches before them, int32 [batch, width].
+        filled: so many columns at the right have a token in each row, and the others in none; None: nobody knows.
+        most: no token is larger; known where `filled` is.
+    """
 
     window: Tensor
     lengths: Tensor
+    filled: int | None = None
+    most: int = 0
+    _written: Tensor | None = None
+    _end: int = 0
 
     @classmethod
     def empty(cls, batch: int, width: int, device: torch.device | str = "cpu") -> "Matches":
         """Sequences without a token."""
         window = torch.full((batch, width), NOTHING, dtype=torch.int64, device=device)
-        return cls(window, torch.zeros_like(window, dtype=torch.int32))
+        filled = None if window.device.type != "cpu" else 0
+        return cls(window, torch.zeros_like(window, dtype=torch.int32), filled)
 
     @classmethod
     def found(cls, window: Tensor, rows: RowParameters) -> "Matches":
         """Of windows that are there already."""
-        return cls(window, match_lengths(window, rows))
+        filled, most = _filled(window)
+        return cls(window, torch.minimum(match_lengths(window, rows), rows.longest), filled, most)
 
     def push(self, tokens: Tensor, rows: RowParameters, active: Tensor | None = None) -> None:
         """Take one more token of each sequence, in time that grows with the window alone.
@@ -95,11 +108,38 @@ class Matches:
             active: bool [batch]; where it is false a sequence stays as it is. Default: all go on.
         """
         new = tokens.unsqueeze(1)
-        longer = torch.minimum(self.lengths + 1, rows.lookback) * (self.window == new)
-        moved = torch.cat((self.window[:, 1:], new), dim=1)
         if active is None:
-            self.window, self.lengths = moved, longer
-        else:
-            going = active.unsqueeze(1)
-            self.window = torch.where(going, moved, self.window)
-            self.lengths = torch.where(going, longer, self.lengths)
+            torch.minimum(self.lengths.add_(rows.one), rows.longest, out=self.lengths).mul_(self.window == new)
+            self._append(tokens)
+            return
+        longer = torch.minimum(self.lengths + 1, rows.longest) * (self.window == new)
+        going = active.unsqueeze(1)
+        self.window = torch.where(going, torch.cat((self.window[:, 1:], new), dim=1), self.window)
+        self.lengths = torch.where(going, longer, self.lengths)
+        self._written, self.filled = None, None
+
+    def _append(self, tokens: Tensor) -> None:
+        """Move the window on by one: over a wider memory, so that its tokens are copied once in a window's width."""
+        batch, width = self.window.shape
+        written = self._written
+        if written is None or self._end == written.shape[1]:
+            written = self.window.new_empty((batch, 2 * width))
+            written[:, :width] = self.window
+            self._written, self._end = written, width
+        written.select(1, self._end).copy_(tokens)
+        self._end += 1
+        self.window = written.narrow(1, self._end - width, width)
+        if self.filled is not None and batch:
+            known: list[int] = tokens.tolist()
+            self.filled = min(self.filled + 1, width) if min(known) >= 0 else None
+            self.most = max(self.most, *known)
+
+
+def _filled(window: Tensor) -> tuple[int | None, int]:
+    """`Matches.filled` and `Matches.most` of a window; on a GPU it is not asked."""
+    if window.device.type != "cpu" or not window.numel():
+        return None, 0
+    real = window >= 0
+    count = int(real[0].sum())
+    as_one = int(real.sum()) == count * len(window) and bool(real[:, window.shape[1] - count :].all())
+    return (count if as_one else None), int(window.amax())

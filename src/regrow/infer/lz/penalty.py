@@ -10,6 +10,7 @@ from math import log2
 import torch
 from torch import Tensor
 
+from regrow.infer.lz.lookup import ResidualLookup
 from regrow.infer.lz.matches import Matches, window_of
 from regrow.infer.lz.parameters import MODES, LZParameters
 from regrow.infer.lz.rows import RowParameters
@@ -67,8 +68,7 @@ def penalise_window(logits: Tensor, matches: Matches, rows: RowParameters) -> Te
         return logits
     vocabulary = logits.shape[1]
     inside = rows.place >= 0
-    # Beyond its own window nothing of a row matches, and no match reaches beyond it.
-    lengths = torch.minimum(matches.lengths, rows.place)
+    lengths = matches.lengths
     taken = log2(vocabulary) - _costs(lengths, rows)
     if vocabulary < rows.width + 2:
         taken = taken.clamp_min_(0)
@@ -136,8 +136,12 @@ class LZPenalty:
     ) -> None:
         self.device = torch.device(device)
         self.parameters = list(parameters)
-        self.rows = RowParameters.of(self.parameters, self.device, width)
+        self._set_rows(width)
         self.matches = Matches.empty(len(self.parameters), self.rows.width, self.device)
+
+    def _set_rows(self, width: int | None = None) -> None:
+        self.rows = RowParameters.of(self.parameters, self.device, width)
+        self._looks_up = ResidualLookup(self.rows) if ResidualLookup.fits(self.rows) else None
 
     def push(self, tokens: Tensor, active: Tensor | None = None) -> None:
         """Take one more token of each sequence, int64 [batch]; a row that is not `active` (bool [batch]) waits."""
@@ -151,19 +155,21 @@ class LZPenalty:
     def replace(self, row: int, parameters: LZParameters | None, history: Sequence[int] = ()) -> None:
         """Give a row to another sequence, with the tokens that it has already."""
         self.parameters[row] = parameters
-        self.rows = RowParameters.of(self.parameters, self.device, self.rows.width)
+        self._set_rows(self.rows.width)
         one = RowParameters.of([parameters], self.device, self.rows.width)
         tokens = torch.tensor([list(history[-self.rows.width :])], dtype=torch.int64).to(self.device)
         found = Matches.found(window_of(tokens, self.rows.width), one)
-        self.matches.window[row], self.matches.lengths[row] = found.window[0], found.lengths[0]
+        window, lengths = self.matches.window.clone(), self.matches.lengths
+        window[row], lengths[row] = found.window[0], found.lengths[0]
+        self.matches = Matches(window, lengths)
 
     def extend(self, count: int) -> None:
         """Add rows for so many more sequences, which get no penalty until they are replaced."""
         self.parameters += [None] * count
-        self.rows = RowParameters.of(self.parameters, self.device, self.rows.width)
+        self._set_rows(self.rows.width)
         more = Matches.empty(count, self.rows.width, self.device)
-        self.matches.window = torch.cat((self.matches.window, more.window))
-        self.matches.lengths = torch.cat((self.matches.lengths, more.lengths))
+        window = torch.cat((self.matches.window, more.window))
+        self.matches = Matches(window, torch.cat((self.matches.lengths, more.lengths)))
 
     def apply(self, logits: Tensor) -> Tensor:
         """Take the penalty off the logits of the next token, in place, [batch, vocabulary]. Returns the logits."""
@@ -179,6 +185,8 @@ class LZPenalty:
             from regrow.infer.lz import kernels
 
             return kernels.penalise_window(logits, matches.window, matches.lengths, rows)
+        if self._looks_up is not None and matches.filled is not None and matches.most < logits.shape[1]:
+            return self._looks_up.penalise(logits, matches, matches.filled)
         return penalise_window(logits, matches, rows)
 
 

@@ -20,6 +20,8 @@ class RowParameters:
         min_match: int32.
         mode: int32, the place in `MODES`.
         place: int32 [batch, width], where a token of a row stands in the row's own window, the oldest at 0.
+        longest: int32 [batch, width], how long a match there can be: `lookback`, or up to its window's left end.
+        one: int32, the number.
         distances: float32 [width], how far back the tokens of a row stand; `nearness`: their log2.
         width: tokens a row of the state holds.
         modes: those that occur.
@@ -33,6 +35,8 @@ class RowParameters:
     min_match: Tensor
     mode: Tensor
     place: Tensor
+    longest: Tensor
+    one: Tensor
     distances: Tensor
     nearness: Tensor
     width: int
@@ -60,13 +64,17 @@ class RowParameters:
 
         windows = column([each.window for each in every], torch.int32)
         distances = torch.arange(width, 0, -1, dtype=torch.float32, device=device)
+        place = torch.arange(width, dtype=torch.int32, device=device) - (width - windows)
+        lookback = column([each.lookback for each in every], torch.int32)
         return cls(
             strength=column([each.strength for each in every], torch.float32),
             window=windows,
-            lookback=column([each.lookback for each in every], torch.int32),
+            lookback=lookback,
             min_match=column([each.min_match for each in every], torch.int32),
             mode=column([MODES.index(each.mode) for each in every], torch.int32),
-            place=torch.arange(width, dtype=torch.int32, device=device) - (width - windows),
+            place=place,
+            longest=torch.minimum(place, lookback).clamp_min_(0),
+            one=torch.ones((), dtype=torch.int32, device=device),
             distances=distances,
             nearness=distances.log2(),
             width=width,
@@ -77,5 +85,5 @@ class RowParameters:
 
     def select(self, rows: Tensor) -> "RowParameters":
         """The parameters of some rows, int64 [count], in that order; what the host knows holds for all of them."""
-        columns = ("strength", "window", "lookback", "min_match", "mode", "place")
+        columns = ("strength", "window", "lookback", "min_match", "mode", "place", "longest")
         return replace(self, **{name: getattr(self, name)[rows] for name in columns})

@@ -7,9 +7,9 @@ from regrow.core.ids import Generation, Instant, NodeId
 from regrow.core.messages import Role, WorldChange
 from regrow.membership import diagnosis as say
 from regrow.membership import recovery_point, scaling
-from regrow.membership.held_copies import HeldCopies
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.recovery.doubts import Doubts
+from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import Stage
@@ -32,7 +32,7 @@ class Generations:
         self._job, self._size, self._ladder, self._standbys, self._copies = job, size, ladder, standbys, copies
         self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
         self.doubts = Doubts()
-        self._telling: WorldChange | None = None
+        self.telling: WorldChange | None = None
         """The last change, until all workers stand in the world that it made.
 
         Where another follows before that, the two are told as one: who knows of the first already hears of both again.
@@ -94,16 +94,16 @@ class Generations:
         self._job.generation, self._job.step, self._job.short_since = generation, start.step, None
         self._tell_change(now)
         self._job.goto(Forming(now + self._facts.form_deadline, start.step))
-        self._orders.form(generation, start, now, change=self._telling)
+        self._orders.form(generation, start, now, change=self.telling)
 
     def _tell_change(self, now: Instant) -> None:
         change, self._size.change = self._size.change, None
         if change is None:
             return
         told = change.told(self._job.generation, self._job.replicas, now)
-        if self._telling is not None:
-            told = msgspec.structs.replace(told, before=self._telling.before)
-        self._telling = told
+        if self.telling is not None:
+            told = msgspec.structs.replace(told, before=self.telling.before)
+        self.telling = told
         self._job.incidents.resized(change.before, self._job.replicas)
         self._orders.write(
             record.WorldChanged(
@@ -122,7 +122,7 @@ class Generations:
         step = self._job.state.step if isinstance(self._job.state, Forming) else self._job.step
         self._ladder.over()
         self._job.goto(Training())
-        self.doubts.open, self._telling = None, None
+        self.doubts.open, self.telling = None, None
         self._orders.tables.stands(self._roster.member_nodes())
         workers = {str(rank): worker for rank, worker in self._roster.places.items()}
         self._orders.write(

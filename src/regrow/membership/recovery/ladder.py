@@ -12,10 +12,10 @@ from regrow.core.ids import Instant, Rank
 from regrow.core.messages import Role
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
-from regrow.membership.held_copies import HeldCopies
 from regrow.membership.incident import Budget
 from regrow.membership.job import Job
 from regrow.membership.recovery import proof_of_life
+from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.lost_state import Losses
 from regrow.membership.recovery.standbys import ATTEMPTS, Standbys
 from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
@@ -37,7 +37,7 @@ class Ladder:
         self._job, self._standbys, self._copies = job, standbys, copies
         self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
         self.losses = Losses(job.roster, job.errors)
-        self._budget = Budget(job.facts.max_faults, job.facts.window)
+        self.budget = Budget(job.facts.max_faults, job.facts.window)
         self._failed: Counter[Rank] = Counter()
         """How many newcomers for a rank have died before they were built, since the last generation stood."""
 
@@ -120,7 +120,8 @@ class Ladder:
         return self._free_seat(rank, others) or at_home
 
     def _free_seat(self, rank: Rank, nodes: list[NodeRecord]) -> Seat | None:
-        seats = scaling.new_seats([rank], self._facts.unit, {node.node: node.free() for node in nodes})
+        free = {node.node: slots for node in nodes if (slots := node.free())}
+        seats = scaling.new_seats([rank], self._facts.unit, free)
         return seats[0] if seats else None
 
     @property
@@ -187,7 +188,7 @@ class Ladder:
         return say.script_error(worker.rank, told[1], told[0]) if told else ""
 
     def _spend(self, cause: str, now: Instant) -> bool:
-        if self._budget.spend(now):
+        if self.budget.spend(now):
             return True
         self._job.end(
             RUN_AGAIN,

@@ -8,6 +8,9 @@ from aiohttp import web
 from regrow.core.ids import Seconds
 from regrow.core.messages import AgentOrder, NodeJoined
 
+_FULL_FRAME = 1 << 20
+"""Bytes of orders to which no further ones are added; one alone may be longer."""
+
 
 class AgentLink:
     """A registered agent. Orders wait in a queue, so that a slow agent holds nobody up.
@@ -58,11 +61,17 @@ class AgentLink:
                 return f"{type(error).__name__}: {error}"
 
     async def send_orders(self) -> None:
-        """Send orders, in their order, until cancelled or until the connection has ended."""
+        """Send orders, in their order, until cancelled or until the connection has ended.
+
+        Those that wait go together, as a list in one frame: one fault means something to all ranks of a node.
+        """
         encoder = msgspec.msgpack.Encoder()
         while True:
-            order = await self.orders.get()
+            bodies = [encoder.encode(await self.orders.get())]
+            while not self.orders.empty() and sum(map(len, bodies)) < _FULL_FRAME:
+                bodies.append(encoder.encode(self.orders.get_nowait()))
+            frame = bodies[0] if len(bodies) == 1 else encoder.encode([msgspec.Raw(body) for body in bodies])
             try:
-                await self.socket.send_bytes(encoder.encode(order))
+                await self.socket.send_bytes(frame)
             except (ConnectionError, RuntimeError):
                 return  # Who reads from the connection reports its loss.

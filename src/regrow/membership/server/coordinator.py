@@ -22,6 +22,7 @@ from regrow.core.messages import (
     NodeLost,
     NodeOrder,
     NodeProgress,
+    NodeReport,
     NodeStopped,
     SpawnWorker,
     StopNode,
@@ -37,7 +38,11 @@ from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.http_replies import refusal, words_of
 
 HELLO_DEADLINE = 10.0
+LEASE: Seconds = 10.0
+"""After so long a silence an agent, or a launcher, counts as lost."""
 _CLOSE_DEADLINE = 1.0
+_BACKLOG = 4096
+"""While this process is paused, its machine takes the connections of so many launchers and agents."""
 _SHORTEST_WAIT = 0.001
 _PAUSE = 1.0
 """A deadline that is noticed so much later has passed while this process was paused."""
@@ -51,7 +56,10 @@ Watcher = Callable[[Record | NodeProgress], None]
 class Machine(Protocol):
     """What the server asks of the membership machine."""
 
-    facts: JobSpec
+    @property
+    def facts(self) -> JobSpec:
+        """What the job was started with."""
+        ...
 
     @property
     def world(self) -> int:
@@ -84,6 +92,7 @@ class Coordinator:
         lease: seconds after which an agent that answers nothing counts as lost.
         near: nodes whose agents are children of this process: it sees their end, and a pause of theirs is none.
         clock: gives the machine its time.
+        routes: more that can be asked.
     """
 
     def __init__(
@@ -95,9 +104,10 @@ class Coordinator:
         host: str = "127.0.0.1",
         port: int = 0,
         nodes: Sequence[NodeId] | None = None,
-        lease: Seconds = 10.0,
+        lease: Seconds = LEASE,
         near: Collection[NodeId] = (),
         clock: Clock | None = None,
+        routes: Sequence[web.RouteDef] = (),
     ) -> None:
         self.watchers: list[Watcher] = []
         self.on_node_lost: list[Callable[[NodeId], None]] = []
@@ -113,12 +123,14 @@ class Coordinator:
         self._admission = Admission(machine.facts, nodes)
         self._lease, self._near = lease, frozenset(near)
         self._clock = clock or MonotonicClock()
+        self._routes = routes
         self._codec: FrameCodec[AgentFact] = FrameCodec(AgentFact)
         self._links: dict[NodeId, AgentLink] = {}
         self._homes: dict[WorkerId, NodeId] = {}
         self._end: EndJob | None = None
         self._ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_soon: asyncio.Handle | None = None
         self._runner: web.AppRunner | None = None
 
     # --- opening and closing -----------------------------------------------------------------------------------
@@ -127,11 +139,11 @@ class Coordinator:
         """Listen. Raises `UsageError` where the address is taken or is not this machine's."""
         app = web.Application(middlewares=[self._guard])
         desk = HttpApi(self, self._machine.facts, lambda: self._machine.world, self._machine.snapshot)
-        app.add_routes([web.get("/agent", self._serve_agent), *desk.routes()])
+        app.add_routes([web.get("/agent", self._serve_agent), *desk.routes(), *self._routes])
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, self._port, reuse_address=True).start()
+            await web.TCPSite(self._runner, self._host, self._port, reuse_address=True, backlog=_BACKLOG).start()
         except OSError as error:
             await self._runner.cleanup()
             raise UsageError(
@@ -176,11 +188,15 @@ class Coordinator:
         answer: AnswerScale | None = None
         if self._end is not None:
             return answer
+        if isinstance(fact, NodeReport):
+            self._homes.update((past.worker, fact.node) for past in fact.workers)
         try:
             for command in self._machine.handle(fact, self._clock.now()):
                 answer = command if isinstance(command, AnswerScale) else answer
                 self._carry_out(command)
-            self._set_timer()
+            if self._timer_soon is None:
+                # Once for all facts of a burst: thousands come at the same time.
+                self._timer_soon = asyncio.get_running_loop().call_soon(self._set_timer)
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the job and is reported
             self._fail(error, f"handling {type(fact).__name__}")
         if isinstance(fact, NodeProgress):
@@ -256,11 +272,16 @@ class Coordinator:
         self.end(EndJob(INTERNAL_ERROR, f"regrow's coordinator failed in {doing}: {type(error).__name__}: {error}"))
 
     def _set_timer(self) -> None:
+        self._timer_soon = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        deadline = self._machine.next_deadline()
-        if deadline is not None and self._end is None:
+        try:
+            deadline = self._machine.next_deadline() if self._end is None else None
+        except Exception as error:  # noqa: BLE001 - as in `submit`
+            self._fail(error, "looking for the next deadline")
+            return
+        if deadline is not None:
             wait = max(_SHORTEST_WAIT, deadline - self._clock.now())
             self._timer = asyncio.get_running_loop().call_later(wait, self._time_passed, self._clock.now() + wait)
 
@@ -315,7 +336,7 @@ class Coordinator:
         return True
 
     def _introduce(self, joined: NodeJoined) -> None:
-        for node in self._admission.introduce(joined.node, list(self._links)):
+        for node in self._admission.introduce(joined.node, self._links):
             self.submit(self._links[node].joined)
 
     def make_offer(self, request: JoinRequest) -> JoinOffer:
@@ -374,6 +395,6 @@ class Coordinator:
             return await handler(request)
         except web.HTTPException as error:
             return refusal(error.status, f"{request.method} {request.path}: {error.reason}", "")
-        except Exception as error:  # noqa: BLE001 - as in `submit`
-            self._fail(error, f"serving {request.path}")
-            return refusal(500, "regrow's coordinator failed; the job ends", "")
+        except Exception:  # noqa: BLE001 - who only asks may not harm what goes on; the stack is kept
+            self.crash = self.crash or traceback.format_exc()
+            return refusal(500, f"a defect of regrow: {request.path} cannot be answered; the job goes on", "")

@@ -64,8 +64,8 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def counted_by(steps: object) -> str:
-    """What counts the items of this iterator, which is being asked for the next one; empty: nothing that is known.
+def counted_by(*steps: object) -> str:
+    """What counts the items of these iterators, one of which is being asked for the next; empty: nothing that is known.
 
     A rehearsal is an item like any other to such a counter, and a newcomer's begins at 0 in the middle of the training.
     """
@@ -80,7 +80,7 @@ def counted_by(steps: object) -> str:
         for each in (gc.get_objects() if between else [])
         if type(each) is GeneratorType and each.gi_frame is not None and id(each.gi_frame) in between
     ]
-    near: list[object] = [steps, *running]
+    near: list[object] = [*steps, *running]
     for _ in range(_DEEP):
         around = [each for each in gc.get_referrers(*near) if type(each) in _COUNT or type(each) in _PASS_ON]
         for each in around:

@@ -38,15 +38,15 @@ class Rehearsal:
         self.step: Step | None = None
         """The one that is being rehearsed."""
 
-    def run(self, steps: object) -> Iterator[Step]:
+    def run(self, *steps: object) -> Iterator[Step]:
         """The steps to be rehearsed; they count for nothing. Raises `UsageError` for what a fault could not mend.
 
         Args:
-            steps: the iterator that the script goes through.
+            steps: the iterators that the script goes through.
         """
         member, state = self._standing.member, self._standing.protected()
         if member.holds_initial_state:
-            self._refuse_counters(steps)
+            self._refuse_counters(*steps)
         yield from self._body()
         left = Leftovers(state.parameters())
         if left and not member.rehearsed():
@@ -124,20 +124,21 @@ class Rehearsal:
             watched.refuse_waiting()
 
     @staticmethod
-    def _refuse_counters(steps: object) -> None:
-        counter = counted_by(steps)
+    def _refuse_counters(*steps: object) -> None:
+        counter = counted_by(*steps)
         if counter in READ_AHEAD:
             raise UsageError(
                 f"{counter} asks for the next step before the script has done what follows the last one: that would "
                 "run when the next step has begun, and could not be run again after a fault",
-                hint="make one flat loop, with step.number // length for the epoch; what an epoch ends with stands "
-                "behind `if (step.number + 1) % length == 0`",
+                hint="write `for epoch in session.epochs(loader, epochs):` and in it `for step in epoch:`; what an "
+                "epoch ends with stands behind the inner loop",
             )
         if counter:
             raise UsageError(
                 f"{counter} counts what session.steps gives, the rehearsal too, and in a rank that is replaced it "
                 "begins at 0 in the middle of the training",
-                hint="write `for step in session.steps(..., until=...)`, and take step.number where a count is needed",
+                hint="write `for step in session.steps(..., until=...)`, and take step.number where a count is needed; "
+                "epochs are session.epochs(loader, epochs)",
             )
 
 

@@ -5,6 +5,7 @@ buffers, `optim.<parameter fqn>.<key>` for optimizer state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -80,6 +81,20 @@ class _ExtraState:
         self._module.set_extra_state(state_dict)
 
 
+class _PlainValues:
+    """The attributes of a `types.SimpleNamespace`, as an object with a state."""
+
+    def __init__(self, values: SimpleNamespace) -> None:
+        self._values = values
+
+    def state_dict(self) -> object:
+        return dict(vars(self._values))
+
+    def load_state_dict(self, state_dict: object) -> None:
+        vars(self._values).clear()
+        vars(self._values).update(cast(dict[str, object], state_dict))
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module under DDP and `torch.compile`, whose names are the checkpoint's."""
     while True:
@@ -125,10 +140,13 @@ def roster(objects: Sequence[object], named: Mapping[str, object], part: str = "
             optimizers[chosen] = thing
         elif isinstance(thing, Stateful):
             stateful[chosen] = thing
+        elif type(thing) is SimpleNamespace:
+            stateful[chosen] = _PlainValues(thing)
         else:
             raise UsageError(
                 f"protect() was given a {type(thing).__name__}, which has no state_dict() and load_state_dict()",
-                hint="protect modules, optimizers, schedulers, random generators and objects with these two methods",
+                hint="protect modules, optimizers, schedulers, random generators, types.SimpleNamespace and "
+                "objects with these two methods",
             )
     return _gather(modules, optimizers, stateful)._replace(modules=wrapped, generators=generators)
 

@@ -1,8 +1,8 @@
 """Trains a small GPT on the source of Python's standard library, straight through the death of its workers.
 
-    regrow run --nproc-per-node 4 --standby 1 examples/train_gpt.py --steps 200
+    regrow run --nproc-per-node 4 --standby 1 examples/02-ddp.py --steps 200
 
-and, as it is, alone: `python examples/train_gpt.py`.
+and, as it is, alone: `python examples/02-ddp.py`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Trains a small GPT in a world that grows and shrinks while it trains.
 
-    regrow run --nproc-per-node 1 --replicas 1:4 examples/elastic.py
+    regrow run --nproc-per-node 1 --replicas 1:4 examples/07-elastic.py
 
 In another terminal, as often as you like, and at the end:
 
@@ -9,7 +9,7 @@ In another terminal, as often as you like, and at the end:
     regrow plot
 
 The global batch of a step is 8 micro-batches, whatever the world, so the loss curve goes on as if nothing had happened;
-with `--invariant` it is the same to the last bit for any world. As it is, alone: `python examples/elastic.py`.
+with `--invariant` it is the same to the last bit for any world. As it is, alone: `python examples/07-elastic.py`.
 
 What a plain PyTorch loop that accumulates gradients would not have is marked with `# regrow`.
 """
@@ -26,35 +26,23 @@ import regrow
 from gpt import GPT, PRESETS, ByteWindows, corpus
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
+def main() -> None:
+    """One training run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="demo")
     parser.add_argument("--microbatches", type=int, default=8, help="of a step, whatever the world")
     parser.add_argument("--batch-size", type=int, default=4, help="windows of text a micro-batch")
     parser.add_argument("--invariant", action="store_true", help="bitwise the same for any world")
-    parser.add_argument("--lr", type=float, default=1e-3, help="of a world of one replica")
-    parser.add_argument(
-        "--lr-rule", choices=["constant", "linear", "sqrt"], default="constant", help="in larger worlds"
-    )
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--megabytes", type=float, default=4.0, help="how much text")
     parser.add_argument("--out", type=Path, help="where rank 0 writes the digest of the final state, as JSON")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """One training run."""
-    args = arguments()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    config = PRESETS[args.preset]
-    session = regrow.init(seed=args.seed, invariant=args.invariant)  # regrow
+    config = PRESETS["demo"]
+    session = regrow.init(seed=0, invariant=args.invariant)  # regrow
 
     model = DDP(GPT(config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     session.protect(model, optimizer)  # regrow
-    session.policy(regrow.Policy(learning_rate=args.lr_rule))
 
     def told(event: regrow.ScaleEvent) -> None:
         if session.is_main and not event.leaving:

@@ -1,6 +1,6 @@
 """Fine-tunes a small Llama with Hugging Face's `Trainer`, through the death of any of its ranks.
 
-    regrow run --nproc-per-node 2 examples/hf_trainer.py
+    regrow run --nproc-per-node 2 examples/09-hf-trainer.py
     regrow kill --rank 0                                   # in another terminal, as often as you like
 
 A stock script would have the one line that is marked read `from transformers import Trainer, TrainingArguments`.

@@ -1,0 +1,182 @@
+"""What an agent remembers of its workers, for a coordinator that takes the job over. Pure."""
+
+import re
+from dataclasses import dataclass
+
+from regrow.agent.held_tables import Feasible
+from regrow.core.ids import NO_STATE, Generation, NodeId, Rank, StepNo, WorkerId
+from regrow.core.messages import (
+    AgentFact,
+    FenceWorker,
+    FormGeneration,
+    GenerationTable,
+    HaltGeneration,
+    NodeProgress,
+    ReleaseWorker,
+    ReportNode,
+    SpawnWorker,
+    StartScript,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerFaulted,
+    WorkerFinished,
+    WorkerHalted,
+    WorkerReady,
+    WorkerResumed,
+    WorkerStarted,
+)
+from regrow.core.messages.succession import NodeReport, WorkerPast
+
+_NONE = Generation(0)
+_IN_GENERATION = WorkerResumed | WorkerCommitted | WorkerHalted | WorkerFinished | WorkerFaulted
+_OF_WORKERS = WorkerReady | WorkerFailed | _IN_GENERATION
+_NUMBER = re.compile(r"\.w(\d+)$")
+
+
+@dataclass
+class _Life:
+    """One worker; fields as in `WorkerPast`. `begins_at`: the state with which its newest generation begins."""
+
+    spawn: SpawnWorker
+    rank: Rank
+    local_rank: int
+    built_for: Rank
+    built_slot: int
+    built_world: int
+    pid: int = 0
+    script_ordered: bool = False
+    generation: Generation = _NONE
+    entered: Generation | None = None
+    begins_at: StepNo = NO_STATE
+    state_at: StepNo = NO_STATE
+    stands: bool = False
+    halting: bool = False
+    planned: bool = False
+    released: bool = False
+    fenced: bool = False
+    ready: WorkerReady | None = None
+    halted: WorkerHalted | None = None
+    finished: WorkerFinished | None = None
+    faulted: WorkerFaulted | None = None
+    failed: WorkerFailed | None = None
+    code: int | None = None
+
+    def past(self) -> WorkerPast:
+        fields = {name: value for name, value in vars(self).items() if name != "begins_at"}
+        return WorkerPast(worker=self.spawn.worker, **fields)
+
+    def enter(self, order: FormGeneration) -> None:
+        self.rank, self.local_rank = order.rank, order.local_rank
+        self.generation, self.begins_at = order.generation, order.step
+        self.entered = order.generation if self.entered is None else self.entered
+        self.stands = self.halting = self.planned = False
+        self.halted = self.finished = self.faulted = None
+
+    def heard(self, fact: _OF_WORKERS) -> None:
+        match fact:
+            case WorkerReady():
+                self.ready = fact
+                self.state_at = fact.state_at if fact.endpoint else self.state_at
+            case WorkerFailed():
+                self.failed = fact
+            case _:
+                if fact.generation == self.generation:
+                    self._heard_in_generation(fact)
+
+    def _heard_in_generation(self, fact: _IN_GENERATION) -> None:
+        match fact:
+            case WorkerResumed():
+                self.stands, self.state_at = True, max(self.begins_at, self.state_at)
+            case WorkerCommitted():
+                self.stands, self.state_at = True, StepNo(fact.step + 1)
+            case WorkerHalted():
+                self.halted, self.state_at = fact, fact.state_at
+            case WorkerFinished():
+                self.finished, self.state_at = fact, fact.state_at
+            case WorkerFaulted():
+                self.faulted = fact
+
+
+class NodeHistory:
+    """The past of the workers of a node.
+
+    Args:
+        node: which.
+    """
+
+    def __init__(self, node: NodeId) -> None:
+        self._node = node
+        self._lives: dict[WorkerId, _Life] = {}
+        self._table: GenerationTable | None = None
+        self._generation = Generation(0)
+        self._numbered = 0
+
+    def ordered(self, order: Feasible) -> None:
+        """An order is carried out."""
+        match order:
+            case GenerationTable(head=head):
+                self._table, self._generation = order, head.generation
+                self._forget_ended()
+                return
+            case SpawnWorker():
+                if order.worker not in self._lives:
+                    place = (order.rank, order.local_rank)
+                    self._lives[order.worker] = _Life(order, *place, *place, order.world)
+                    number = _NUMBER.search(order.worker)
+                    self._numbered = max(self._numbered, int(number[1]) + 1 if number else 0)
+                return
+            case StartScript() | FormGeneration() | HaltGeneration() | ReleaseWorker() | FenceWorker():
+                life = self._lives.get(order.worker)
+            case _:
+                return
+        match order:
+            case _ if life is None:
+                pass
+            case StartScript():
+                life.rank, life.local_rank, life.script_ordered = order.rank, order.local_rank, True
+                life.built_for, life.built_slot = order.rank, order.local_rank
+                life.built_world = order.world or life.built_world
+            case FormGeneration():
+                life.enter(order)
+            case HaltGeneration():
+                if order.generation == life.generation:
+                    life.halting, life.planned = True, order.at is not None
+            case ReleaseWorker():
+                life.released = True
+            case FenceWorker():
+                life.fenced = True
+
+    def told(self, fact: AgentFact) -> None:
+        """The coordinator is told something."""
+        match fact:
+            case NodeProgress(commits=commits):
+                for commit in commits:
+                    self.told(commit)
+            case WorkerStarted() if fact.worker in self._lives:
+                self._lives[fact.worker].pid = fact.pid
+            case WorkerExited() if fact.worker in self._lives:
+                # Those of the newest table are remembered: why one is missing may matter.
+                life = self._lives[fact.worker]
+                life.code = fact.code if life.code is None else life.code
+                self._forget_ended()
+            case _ if isinstance(fact, _OF_WORKERS) and fact.worker in self._lives:
+                self._lives[fact.worker].heard(fact)
+            case _:
+                pass
+
+    def report(self, asked: ReportNode) -> NodeReport:
+        """All of it, as the answer to this question."""
+        pasts = [life.past() for life in self._lives.values()]
+        table = 0 if self._table is None else self._table.head.number
+        newest = self._table if asked.table else None
+        return NodeReport(self._node, asked.number, pasts, table, self._numbered, newest)
+
+    def _forget_ended(self) -> None:
+        over = [
+            worker
+            for worker, life in self._lives.items()
+            if life.code is not None and max(life.generation, life.spawn.generation) < self._generation
+        ]
+        for worker in over:
+            del self._lives[worker]

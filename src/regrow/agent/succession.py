@@ -1,0 +1,75 @@
+"""Asks this node's launcher who is coordinator, when the one that there was is lost or answers nothing."""
+
+import asyncio
+import contextlib
+
+import aiohttp
+import msgspec
+
+from regrow.core.config import AgentConfig
+from regrow.core.ids import Instant, Seconds
+from regrow.core.messages import AgentFact, WorkerExited, WorkerFailed, WorkerFaulted, WorkerHalted
+from regrow.core.messages.elections import Office
+
+_LONGEST_S: Seconds = 120.0
+_NEED_AFTER_S: Seconds = 3.0
+_LOOK_S: Seconds = 0.5
+_ANSWERED = WorkerExited | WorkerFailed | WorkerFaulted | WorkerHalted
+"""What a coordinator answers with orders."""
+
+
+class NextCoordinator:
+    """One agent's question to its launcher.
+
+    Args:
+        config: the agent's.
+    """
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._launcher, self._headers = config.launcher, {"Authorization": f"Bearer {config.token}"}
+        self._office = Office(config.term, config.coordinator)
+        self._unanswered: Instant | None = None
+
+    def sent(self, fact: AgentFact) -> None:
+        """A fact goes to the coordinator."""
+        if isinstance(fact, _ANSWERED) and self._unanswered is None:
+            self._unanswered = asyncio.get_running_loop().time()
+
+    def answered(self) -> None:
+        """An order has come."""
+        self._unanswered = None
+
+    async def find(self, session: aiohttp.ClientSession) -> Office | None:
+        """Who has taken the place of the one that is lost; None: nobody, or that one is there and has given us up."""
+        if not self._launcher:
+            return None
+        office = await self._ask(session, "lost", _LONGEST_S)
+        self._office = office or self._office
+        return office
+
+    async def wait(self, session: aiohttp.ClientSession) -> None:
+        """Until there is another, which need not have been missed here: a coordinator without power says no goodbye."""
+        while self._launcher and await self._ask(session, "later", None) is None:
+            await asyncio.sleep(_LOOK_S)
+
+    async def _ask(self, session: aiohttp.ClientSession, when: str, within: Seconds | None) -> Office | None:
+        timeout = aiohttp.ClientTimeout(total=within)
+        url, since = f"{self._launcher}/leader", {"after": str(self._office.term), "when": when}
+        try:
+            async with session.get(url, params=since, headers=self._headers, timeout=timeout) as response:
+                if response.status == 200:
+                    return msgspec.json.decode(await response.read(), type=Office)
+        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError):
+            pass
+        return None
+
+    async def tell_need(self, session: aiohttp.ClientSession) -> None:
+        """Until cancelled: tell the launcher when a coordinator is needed and does not answer."""
+        loop = asyncio.get_running_loop()
+        while self._launcher:
+            await asyncio.sleep(_LOOK_S)
+            if self._unanswered is not None and loop.time() - self._unanswered > _NEED_AFTER_S:
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    timeout = aiohttp.ClientTimeout(total=_NEED_AFTER_S)
+                    async with session.post(f"{self._launcher}/needed", headers=self._headers, timeout=timeout):
+                        pass

@@ -1,0 +1,48 @@
+"""Hosts and ports as people write them, and which address of this machine others reach."""
+
+import ipaddress
+import socket
+
+from regrow.core.errors import RegrowError, UsageError
+
+LOOPBACK = "127.0.0.1"
+ANY = ("0.0.0.0", "::")
+
+
+def place_to_listen(flag: str, text: str) -> tuple[str, int] | None:
+    """Host and port of a flag's `[HOST:]PORT`, on this machine alone unless a host is given; None: nothing is given.
+
+    Raises `UsageError`, which names the flag.
+    """
+    if not text:
+        return None
+    host, port = (LOOPBACK, text) if text.isdigit() else text.rpartition(":")[::2]
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{flag} {text!r} is no place to listen", hint="give PORT or HOST:PORT; 0 is any free port")
+    return host.strip("[]"), int(port)
+
+
+def address_of(host: str, port: int) -> str:
+    """`HOST:PORT` as it stands in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether that is this machine to itself, and nobody else."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def route_to(host: str, port: int, *, flag: str) -> str:
+    """This machine's own address on the way to another one; sends nothing. Raises `RegrowError`."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise RegrowError(f"no way to {host}: {error.strerror or error}", hint=f"check {flag}") from error

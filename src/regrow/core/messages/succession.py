@@ -1,0 +1,81 @@
+"""What agents tell a coordinator that takes a running job over from another: what they know of their workers."""
+
+import msgspec
+
+from regrow.core.ids import NO_STATE, Generation, NodeId, Rank, StepNo, WorkerId
+from regrow.core.messages.facts import (
+    WorkerFailed,
+    WorkerFaulted,
+    WorkerFinished,
+    WorkerHalted,
+    WorkerReady,
+)
+from regrow.core.messages.orders import SpawnWorker
+from regrow.core.messages.tables import GenerationTable
+
+
+class ReportNode(msgspec.Struct, frozen=True, tag=True):
+    """To an agent: say what you know of your workers. Orders before it are in the answer, facts after it are news.
+
+    `number`: of this question, which the answer repeats. `table`: whether the newest table is to be in the answer.
+    """
+
+    node: NodeId
+    number: int
+    table: bool = False
+
+
+class WorkerPast(msgspec.Struct, frozen=True):
+    """One worker, as its agent has seen it: what it was ordered, and what it has said.
+
+    `spawn`: what started it. `rank`, `local_rank`: its place by the newest order; `built_for`, `built_slot`,
+    `built_world`: the one for which its script ran. `generation`: the newest that it was to enter, 0: none; `entered`:
+    the first. `stands`: it has said that it stands in that one. `halting`: it was ordered to give it up, at once, or
+    (`planned`) before a step. `state_at`: where its state was last known to stand. `ready`, `halted`, `finished`,
+    `faulted`: what it said last, the last three of this generation. `failed`: how its script has ended. `code`: how its
+    process has ended; None: it has not.
+    """
+
+    worker: WorkerId
+    spawn: SpawnWorker
+    rank: Rank
+    local_rank: int
+    built_for: Rank
+    built_slot: int
+    built_world: int
+    pid: int = 0
+    script_ordered: bool = False
+    generation: Generation = Generation(0)
+    entered: Generation | None = None
+    state_at: StepNo = NO_STATE
+    stands: bool = False
+    halting: bool = False
+    planned: bool = False
+    released: bool = False
+    fenced: bool = False
+    ready: WorkerReady | None = None
+    halted: WorkerHalted | None = None
+    finished: WorkerFinished | None = None
+    faulted: WorkerFaulted | None = None
+    failed: WorkerFailed | None = None
+    code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process may still act."""
+        return self.code is None
+
+
+class NodeReport(msgspec.Struct, frozen=True, tag=True):
+    """All that an agent knows of its workers: those that there are, and those of its newest table that have ended.
+
+    `number`: of the question. `table`: the number of that table. `numbered`: how many workers it was ever ordered to
+    start, by their names. `newest`: the table itself, where it was asked for.
+    """
+
+    node: NodeId
+    number: int
+    workers: list[WorkerPast]
+    table: int = 0
+    numbered: int = 0
+    newest: GenerationTable | None = None

@@ -1,0 +1,34 @@
+"""How many steps a pass over a script's loader has."""
+
+from collections.abc import Sized
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import IterableDataset
+
+from regrow.data.dataloader import Cached
+from regrow.data.loader import Share
+from regrow.data.sampling import plan_of
+
+
+def pass_length(loader: Any, share: Share, *, seed: int, micro: bool = False) -> int | None:
+    """Steps of one pass over the loader; None where that cannot be known, or passes do not end with a step.
+
+    Args:
+        loader: what `StepLoader` takes.
+        share: which share of a step's global batch is read here, of how many.
+        seed: of the session.
+        micro: whether a batch of the loader is one share's, and the next one the next share's.
+
+    Raises:
+        UsageError: the loader has no batches.
+    """
+    if isinstance(loader, Cached):
+        loader = loader.loader
+    stock = isinstance(loader, TorchLoader) and type(loader).__iter__ is TorchLoader.__iter__
+    if isinstance(loader, TorchLoader) and stock and not isinstance(loader.dataset, IterableDataset):
+        return plan_of(loader, seed=seed).epoch_at(*share) or None
+    try:
+        return len(loader) // (share[1] if micro else 1) if isinstance(loader, Sized) else None
+    except TypeError:  # a DataLoader over an IterableDataset without a len()
+        return None

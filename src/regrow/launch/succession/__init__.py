@@ -1,0 +1,1 @@
+"""Launchers of nodes without the coordinator: they follow it, and elect another where it is lost."""

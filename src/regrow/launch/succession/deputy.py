@@ -1,0 +1,313 @@
+"""A launcher that has no coordinator: it follows the one there is, votes where that is lost, and may be elected."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from regrow.core.clock import Clock, MonotonicClock
+from regrow.core.hosts import LOOPBACK, address_of
+from regrow.core.ids import Instant, NodeId, Seconds
+from regrow.core.messages.elections import (
+    CoordinatorPresent,
+    Handover,
+    LauncherPresent,
+    Office,
+    VoteAnswered,
+    VoteAsked,
+    Voter,
+)
+from regrow.core.net import same_secret
+from regrow.membership.server.http_replies import refusal, reply
+from regrow.membership.succession.election import Election
+from regrow.membership.succession.voters import VOTE_LEASE
+
+_AGAIN_S: Seconds = 0.1
+_ASK_S: Seconds = 1.0
+_LONGEST_PAUSE_S: Seconds = 0.5
+_ELECTION_S: Seconds = 30.0
+"""Where nobody is elected within so long, the job's coordinator is lost for good."""
+
+
+class Deputy:
+    """Open it with `async with`; from `follow` on it knows who is coordinator.
+
+    Args:
+        node: this launcher's.
+        token: the job's secret.
+        bind: where to listen.
+        advertise: under which host the other nodes reach it.
+        say: tells the user.
+        take_office: makes this launcher the host of the coordinator, in a term, with the votes of these; its URL.
+        clock: for leases.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        *,
+        token: str,
+        bind: str,
+        advertise: str,
+        say: Callable[[str], None],
+        take_office: "Callable[[Elected], Awaitable[str]]",
+        clock: Clock | None = None,
+    ) -> None:
+        self.office: Office | None = None
+        """Who is coordinator, as far as is known."""
+        self.ended = False
+        """Whether the coordinator has said that the job has ended."""
+        self._node, self._bind, self._advertise = node, bind, advertise
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._secret = self._headers["Authorization"].encode()
+        self._say, self._take_office = say, take_office
+        self._clock = clock or MonotonicClock()
+        self._election = Election(Voter("", node, ""))
+        self._lease = VOTE_LEASE
+        self._ahead: Seconds = 0.0
+        self._beat: Instant | None = None
+        self._lost_at: Instant = 0.0
+        self._needed = False
+        self._over = False
+        self._news = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def __aenter__(self) -> "Deputy":
+        """Listen."""
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes([web.post("/vote", self._serve_vote), web.get("/leader", self._serve_leader)])
+        app.add_routes([web.post("/needed", self._serve_needed)])
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._bind, 0).start()
+        self.port = int(self._runner.addresses[0][1])
+        me = Voter(f"{self._node}@{secrets.token_hex(8)}", self._node, address_of(self._advertise, self.port))
+        self._election = Election(me)
+        self._session = aiohttp.ClientSession(headers=self._headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Follow nobody any more."""
+        self._end()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._session is not None:
+            await self._session.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def url(self) -> str:
+        """Where this node's agent finds it."""
+        host = LOOPBACK if self._bind in ("0.0.0.0", "::") else self._bind
+        return f"http://{address_of(host, self.port)}"
+
+    def follow(self, address: str) -> None:
+        """This coordinator is the first."""
+        self.office = Office(1, address)
+        self._task = asyncio.create_task(self._run())
+
+    async def next(self, term: int) -> Office | None:
+        """Wait for a coordinator of a later term; None: the job is over, or has lost its coordinator."""
+        while not self._over and (self.office is None or self.office.term <= term):
+            await self._news.wait()
+        return self.office if self.office is not None and self.office.term > term else None
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _end(self) -> None:
+        self._over = True
+        self._tell()
+
+    # --- following ---------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            while self.office is not None and not self._over:
+                if not await self._attend(self.office):
+                    return
+                office = await self._find_next(self.office)
+                if office is None:
+                    return
+                self.office, self._beat, self._needed = office, None, False
+                self._tell()
+        except Exception as error:  # noqa: BLE001 - whatever it is, this node follows nobody any more, and says why
+            self._say(f"{self._node} cannot follow the job's coordinator: {type(error).__name__}: {error}")
+        finally:
+            self._end()
+
+    async def _attend(self, office: Office) -> bool:
+        """Answer the coordinator's beats until another one is to be found; False: the job has ended."""
+        election, failed_at, pause = self._election, None, _AGAIN_S
+        while True:
+            unreachable = False
+            try:
+                answer = await self._present(office)
+            except aiohttp.ClientConnectorError as error:
+                if isinstance(error.os_error, ConnectionRefusedError):
+                    # Nothing listens there any more: its process has ended.
+                    election.released(now := self._clock.now())
+                    self._lost_at = failed_at or now
+                    return True
+                unreachable = True
+            except aiohttp.ConnectionTimeoutError:
+                unreachable = True
+            except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError):
+                failed_at = failed_at or self._clock.now()
+            else:
+                if answer.ended:
+                    self.ended = True
+                    return False
+                now = self._clock.now()
+                if not election.heard(answer.term, answer.handover, answer.lease, now):
+                    return True
+                self._beat, self._lease = answer.beat, answer.lease
+                self._ahead, self._needed = now - answer.beat, False
+                self._lost_at, failed_at, pause = now, None, _AGAIN_S
+                continue
+            # A process that is paused answers nothing either, but its machine takes connections; and training does not
+            # need a coordinator between faults.
+            if self._clock.now() >= election.bound_until and (
+                self._needed or unreachable or await self._ask_around(office.term) is not None
+            ):
+                return True
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _present(self, office: Office) -> CoordinatorPresent:
+        if self._session is None:
+            raise RuntimeError("the deputy is not open")
+        handover = self._election.handover
+        term, number = (0, 0) if handover is None else handover.version
+        body = msgspec.msgpack.encode(LauncherPresent(self._election.me, term, number, self._beat))
+        timeout = aiohttp.ClientTimeout(total=self._lease / 2, sock_connect=_ASK_S)
+        async with self._session.post(f"{office.address}/launcher", data=body, timeout=timeout) as response:
+            return msgspec.msgpack.decode(await response.read(), type=CoordinatorPresent)
+
+    # --- electing ----------------------------------------------------------------------------------------------
+
+    async def _find_next(self, lost: Office) -> Office | None:
+        """Whoever is elected, this launcher or another; None: nobody is within the time for it."""
+        election, until = self._election, self._clock.now() + _ELECTION_S
+        while election.possible and self._clock.now() < until and not self._over:
+            if (found := await self._ask_around(lost.term)) is not None:
+                return found
+            asked = election.stand(self._clock.now())
+            if asked is not None and election.wins(await self._collect(asked)):
+                asked = election.campaign(asked, self._clock.now())
+                if asked is None or election.handover is None:
+                    continue
+                if election.wins(await self._collect(asked)) and election.term == asked.term:
+                    elected = Elected(election.me, asked.term, election.handover, self._ahead, self._lost_at)
+                    return Office(asked.term, await self._take_office(elected))
+            await asyncio.sleep(_AGAIN_S)
+        return None
+
+    def _others(self) -> list[Voter]:
+        handover = self._election.handover
+        me = self._election.me.name
+        return [] if handover is None else [voter for voter in handover.voters if voter.name != me]
+
+    async def _collect(self, asked: VoteAsked) -> int:
+        """How many vote for this launcher, itself among them."""
+        return 1 + sum(await asyncio.gather(*(self._ask_vote(voter, asked) for voter in self._others())))
+
+    async def _ask_vote(self, voter: Voter, asked: VoteAsked) -> bool:
+        answer = await self._ask("POST", voter, "/vote", msgspec.msgpack.encode(asked))
+        return answer is not None and self._election.answered(msgspec.msgpack.decode(answer, type=VoteAnswered))
+
+    async def _ask_around(self, term: int) -> Office | None:
+        """A coordinator of a later term, of whom another voter knows."""
+        for answer in await asyncio.gather(*(self._ask("GET", voter, "/leader") for voter in self._others())):
+            if answer is not None:
+                office = msgspec.json.decode(answer, type=Office)
+                if office.term > term:
+                    return office
+        return None
+
+    async def _ask(self, method: str, voter: Voter, path: str, body: bytes | None = None) -> bytes | None:
+        if self._session is None:
+            return None
+        timeout = aiohttp.ClientTimeout(total=_ASK_S)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with self._session.request(
+                method, f"http://{voter.address}{path}", data=body, timeout=timeout
+            ) as response:
+                answer = await response.read()
+                return answer if response.status == 200 else None
+        return None
+
+    # --- answering ---------------------------------------------------------------------------------------------
+
+    async def _serve_vote(self, request: web.Request) -> web.Response:
+        try:
+            asked = msgspec.msgpack.decode(await request.read(), type=VoteAsked)
+        except msgspec.MsgspecError as error:
+            return refusal(400, f"POST /vote is not understood: {error}", "do all nodes run the same regrow?")
+        granted = not self._over and self._election.vote(asked, self._clock.now())
+        return web.Response(body=msgspec.msgpack.encode(VoteAnswered(granted, self._election.term)))
+
+    async def _serve_leader(self, request: web.Request) -> web.Response:
+        """Who is coordinator. `?after=TERM&when=later`: as soon as it is one of a later term; `lost`: it is missed."""
+        if self.office is None:
+            return refusal(503, "no coordinator is known yet", "")
+        when, after = request.query.get("when", "now"), int(request.query.get("after", "0"))
+        if when == "now":
+            return reply(self.office)
+        if when == "lost":
+            if self.office.term <= after and await self._stands(self.office):
+                return refusal(409, "that coordinator is there, and has given this agent up", "")
+            self._needed = True
+        office = await self.next(after)
+        return refusal(410, "the job has no coordinator any more", "") if office is None else reply(office)
+
+    async def _serve_needed(self, request: web.Request) -> web.Response:
+        self._needed = True
+        return web.json_response({})
+
+    async def _stands(self, office: Office) -> bool:
+        """Whether the coordinator answers now."""
+        if self._session is None:
+            return False
+        try:
+            timeout = aiohttp.ClientTimeout(total=2 * _ASK_S)
+            async with self._session.get(f"{office.address}/time", timeout=timeout) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not same_secret(given, self._secret):
+            return refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
+        return await handler(request)
+
+
+class Elected(msgspec.Struct, frozen=True):
+    """This launcher is to host the coordinator.
+
+    `ahead`: of this clock, before the last coordinator's.
+    `lost_at`: when that one was last known to be there.
+    """
+
+    me: Voter
+    term: int
+    handover: Handover
+    ahead: Seconds
+    lost_at: Instant

@@ -1,0 +1,284 @@
+"""A machine that outlives a defect of its own: another one is put together from what the agents know of the job."""
+
+import traceback
+from collections.abc import Callable, Collection
+
+from regrow.core import records as record
+from regrow.core.ids import Instant, NodeId, WorkerId
+from regrow.core.job import JobSpec
+from regrow.core.messages import (
+    DrainRequested,
+    Fact,
+    FaultRequested,
+    NodeJoined,
+    NodeLost,
+    NodeProgress,
+    NodeReport,
+    NodeSeen,
+    NodeStopped,
+    ReportNode,
+    ScaleRequested,
+    StopNode,
+    TimeAdvanced,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerFaulted,
+    WorkerFinished,
+    WorkerHalted,
+    WorkerReady,
+    WorkerResumed,
+    WorkerStarted,
+)
+from regrow.membership import diagnosis as say
+from regrow.membership.machine import Membership
+from regrow.membership.orders import AnswerScale, Command, EndJob
+from regrow.membership.succession.memory import JobMemory
+from regrow.membership.view import JobView
+
+MOST_FAILURES = 3
+"""After so many within the window of the job's faults it ends as before: the defect is not to be got around."""
+_FAILURES = WorkerFailed | WorkerFaulted | WorkerExited
+_REPORTED = (
+    WorkerStarted
+    | WorkerReady
+    | WorkerHalted
+    | WorkerResumed
+    | WorkerCommitted
+    | WorkerFinished
+    | WorkerFaulted
+    | WorkerFailed
+    | WorkerExited
+)
+"""What stands in an agent's report."""
+
+
+class _Takeover:
+    """The time between two machines: whose report is awaited, and what is news meanwhile.
+
+    Args:
+        number: of the question.
+        memory: what the last machine knew.
+        joined: the agents that are there.
+        deadline: for their reports.
+        expected: nodes whose agents have still to come.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        memory: JobMemory,
+        joined: dict[NodeId, NodeJoined],
+        deadline: Instant,
+        expected: Collection[NodeId] = (),
+    ) -> None:
+        self.number = number
+        self.memory, self.joined, self.deadline = memory, dict(joined), deadline
+        self.expected = set(expected)
+        self.reports: dict[NodeId, NodeReport] = {}
+        self.news: list[Fact] = []
+
+    @property
+    def awaited(self) -> list[NodeId]:
+        """Who has still to report."""
+        return [node for node in self.joined if node not in self.reports]
+
+    def lacks_table(self) -> ReportNode | None:
+        """The question for a newer table than the last machine is known to have made."""
+        known = 0 if self.memory.table is None else self.memory.table.head.number
+        newest = max(self.reports.values(), key=lambda report: report.table, default=None)
+        if newest is None or newest.table <= known:
+            return None
+        if newest.newest is not None:
+            self.memory.table = newest.newest
+            return None
+        del self.reports[newest.node]
+        return ReportNode(newest.node, self.number, table=True)
+
+    def joins(self, fact: NodeJoined) -> ReportNode:
+        """An agent comes to another coordinator, and is asked."""
+        self.joined[fact.node] = fact
+        self.expected.discard(fact.node)
+        self.reports.pop(fact.node, None)
+        # One before it is lost, as its report says by what is not in it.
+        self.news = [each for each in self.news if not (isinstance(each, NodeLost) and each.node == fact.node)]
+        return ReportNode(fact.node, self.number)
+
+    def hear(self, fact: Fact) -> None:
+        match fact:
+            case NodeReport():
+                if fact.number == self.number and fact.node in self.joined:
+                    self.reports[fact.node] = fact
+            case NodeLost() | NodeStopped():
+                self.expected.discard(fact.node)
+                self.joined.pop(fact.node, None)
+                self.reports.pop(fact.node, None)
+                self.news.append(fact)
+            case TimeAdvanced() | NodeProgress() | NodeSeen():
+                pass  # they are said again
+            case _:
+                # Also what stands in the report: that is entered once.
+                self.news.append(fact)
+
+
+class RestartableMachine:
+    """Behaves as the machine in it. An exception of that one ends it, and not the job.
+
+    Args:
+        make: a machine, for a new job (None) or with the memory of one that has failed.
+        memory: of a coordinator that was lost; None: this is a new job.
+        expected: the nodes of that job, whose agents come and are asked.
+        deadline: until when they may come.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[JobMemory | None], Membership],
+        memory: JobMemory | None = None,
+        expected: Collection[NodeId] = (),
+        deadline: Instant = 0.0,
+    ) -> None:
+        self.machine = make(memory)
+        self.crash = ""
+        """Stacks of what has failed, for the record."""
+        self._make = make
+        self._joined: dict[NodeId, NodeJoined] = {}
+        self._takeover = None if memory is None else _Takeover(1, memory, {}, deadline, expected)
+        self._succeeds = memory is not None
+        """Agents that come are asked, until all have reported."""
+        self._takeovers = 1 if memory is not None else 0
+        self._failures: list[Instant] = []
+        self._gone: set[WorkerId] = set()
+        """Workers whose end was written down since a machine has failed."""
+
+    @property
+    def facts(self) -> JobSpec:
+        """What the job was started with."""
+        return self.machine.facts
+
+    @property
+    def world(self) -> int:
+        """Ranks of the present world, or of the one that is being formed."""
+        return self.machine.world
+
+    @property
+    def nodes(self) -> list[NodeId]:
+        """Those whose agents are there, or are expected."""
+        expected = self._takeover.expected if self._takeover is not None else ()
+        return [*self._joined, *expected]
+
+    def remember(self) -> JobMemory:
+        """What a successor could not be told by the agents."""
+        return self.machine.remember() if self._takeover is None else self._takeover.memory
+
+    def awaits(self, report: NodeReport) -> bool:
+        """Whether the agents are being asked, nothing is decided meanwhile, and this is an answer."""
+        return self._takeover is not None and report.number == self._takeover.number
+
+    def snapshot(self) -> JobView:
+        """What the job looks like, as far as was known last."""
+        return self.machine.snapshot()
+
+    def next_deadline(self) -> Instant | None:
+        """When `TimeAdvanced` must be sent at the latest."""
+        return self.machine.next_deadline() if self._takeover is None else self._takeover.deadline
+
+    def handle(self, event: Fact, now: Instant) -> list[Command]:
+        """Take in one fact; return what is to be done, in order. Raises what a machine raises that fails too often."""
+        commands = self._handle(event, now)
+        if not self._failures:
+            return commands
+        return [command for command in commands if not isinstance(command, record.WorkerGone) or self._is_news(command)]
+
+    def _is_news(self, gone: record.WorkerGone) -> bool:
+        """Whether the end of a worker is not written down yet. A machine that fails soon after may not remember it."""
+        if gone.worker in self._gone:
+            return False
+        self._gone.add(gone.worker)
+        return True
+
+    def _handle(self, event: Fact, now: Instant) -> list[Command]:
+        self._enter(event)
+        if self._takeover is not None:
+            return self._between(self._takeover, event, now)
+        try:
+            return self.machine.handle(event, now)
+        except Exception as error:  # noqa: BLE001 - whatever it is, another machine goes on
+            return self._begin(error, event, now)
+
+    def _enter(self, event: Fact) -> None:
+        match event:
+            case NodeJoined():
+                self._joined[event.node] = event
+            case NodeLost() | NodeStopped():
+                self._joined.pop(event.node, None)
+
+    def _begin(self, error: Exception, event: Fact, now: Instant) -> list[Command]:
+        """The machine has failed at a fact. Agents repeat theirs in their reports; what others said is heard again."""
+        window = self.facts.window
+        self._failures = [at for at in self._failures if now - at < window] + [now]
+        self.crash += "".join(traceback.format_exception(error))
+        if len(self._failures) > MOST_FAILURES:
+            raise error
+        self._takeovers += 1
+        deadline = now + self.facts.node_deadline
+        self._takeover = _Takeover(self._takeovers, self.machine.remember(), self._joined, deadline)
+        answer = _meanwhile(event)
+        if not (answer and not answer[0].accepted) and not isinstance(
+            event, NodeJoined | NodeLost | NodeStopped | _REPORTED
+        ):
+            self._takeover.hear(event)
+        asked = [ReportNode(node, self._takeovers) for node in self._joined]
+        # Its orders are not carried out, but what it had to say about the past is so.
+        past = [command for command in self.machine.unsaid() if isinstance(command, record.Record)]
+        note = record.Noted(at=now, text=say.coordinator_failed(error), worker=None)
+        return [*past, note, *answer, *asked, *self._finish(self._takeover, now)]
+
+    def _between(self, takeover: _Takeover, event: Fact, now: Instant) -> list[Command]:
+        answer = _meanwhile(event)
+        if answer and not answer[0].accepted:
+            return [*answer]
+        late: list[Command] = [*answer]
+        if isinstance(event, NodeJoined) and self._succeeds:
+            late.append(takeover.joins(event))
+        else:
+            takeover.hear(event)
+        if isinstance(event, TimeAdvanced) and now >= takeover.deadline:
+            takeover.deadline = now + self.facts.node_deadline
+            takeover.expected.clear()
+            reason = say.agent_silent(self.facts.node_deadline)
+            for node in takeover.awaited:
+                takeover.hear(NodeLost(node, reason))
+                self._joined.pop(node, None)
+                late.append(StopNode(node, reason, 0.0))
+        return [*late, *self._finish(takeover, now)]
+
+    def _finish(self, takeover: _Takeover, now: Instant) -> list[Command]:
+        """All agents have reported: another machine goes on."""
+        if takeover.awaited or takeover.expected:
+            return []
+        if (asked := takeover.lacks_table()) is not None:
+            return [asked]
+        self._takeover, self._succeeds = None, False
+        self.machine = self._make(takeover.memory)
+        try:
+            commands = self.machine.take_over(list(takeover.joined.values()), takeover.reports, now)
+        except Exception as error:  # noqa: BLE001 - as in `handle`
+            return self._begin(error, TimeAdvanced(), now)
+        # Who has failed is known before anything is begun with it.
+        for fact in sorted(takeover.news, key=lambda fact: not isinstance(fact, _FAILURES)):
+            if commands and isinstance(commands[-1], EndJob):
+                break
+            commands += self._handle(fact, now)
+        return commands
+
+
+def _meanwhile(event: Fact) -> list[AnswerScale]:
+    """What people are told who ask for a change now. A node that goes in any case is heard, and dealt with later."""
+    match event:
+        case DrainRequested(certain=True):
+            return [AnswerScale(True, f"{event.node} is given back as soon as the coordinator works again")]
+        case ScaleRequested() | FaultRequested() | DrainRequested():
+            return [AnswerScale(False, "the coordinator is being restarted; ask again in a moment")]
+        case _:
+            return []

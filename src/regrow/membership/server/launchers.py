@@ -1,0 +1,125 @@
+"""The coordinator's side of succession: launchers of other nodes are told what they would need to take over."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTimeout, web
+
+from regrow.core.clock import Clock, MonotonicClock
+from regrow.core.ids import Seconds
+from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Office, Voter
+from regrow.membership.server.http_replies import refusal
+from regrow.membership.succession.voters import Voters
+
+_WRITE_S: Seconds = 0.2
+"""News wait so long for others, so that they are written together."""
+_PROBE_S: Seconds = 1.0
+
+
+class LauncherDesk:
+    """Answers launchers; within `async with` it also looks after the voters.
+
+    Args:
+        voters: who they are.
+        remember: what a successor has to know by now, encoded.
+        token: the job's secret.
+        clock: the machine's.
+    """
+
+    def __init__(self, voters: Voters, remember: Callable[[], bytes], token: str, clock: Clock | None = None) -> None:
+        self.voters = voters
+        self._remember = remember
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._clock = clock or MonotonicClock()
+        self._news = asyncio.Event()
+        self._dirty = True
+        self._ended = False
+        self._task: asyncio.Task[None] | None = None
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What can be asked, and where."""
+        return [web.post("/launcher", self._serve)]
+
+    def changed(self) -> None:
+        """The coordinator has decided something."""
+        self._dirty = True
+
+    def end(self) -> None:
+        """The job has ended: launchers are told, and elect nobody."""
+        self._ended = True
+        self._wake()
+
+    async def __aenter__(self) -> "LauncherDesk":
+        """Look after the voters from now on."""
+        self._task = asyncio.create_task(self._look_after())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """No more."""
+        self.end()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _serve(self, request: web.Request) -> web.Response:
+        try:
+            present = msgspec.msgpack.decode(await request.read(), type=LauncherPresent)
+        except msgspec.MsgspecError as error:
+            return refusal(400, f"POST /launcher is not understood: {error}", "do all nodes run the same regrow?")
+        name, voters = present.voter.name, self.voters
+        voters.heard(present, self._clock.now())
+        self._advance()
+        held = present.number if present.term == voters.term else 0
+        loop = asyncio.get_running_loop()
+        until = loop.time() + voters.lease / 4
+        while held >= voters.number and not self._ended and loop.time() < until:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), until - loop.time())
+        handover = voters.handover(name) if held < voters.number else None
+        answer = CoordinatorPresent(voters.term, self._clock.now(), voters.lease, handover, self._ended)
+        return web.Response(body=msgspec.msgpack.encode(answer))
+
+    def _write(self) -> None:
+        before = self.voters.number
+        self.voters.write(self._remember())
+        if self.voters.number > before:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _advance(self) -> None:
+        if self.voters.change(self._clock.now()):
+            self._wake()
+
+    async def _look_after(self) -> None:
+        async with ClientSession(timeout=ClientTimeout(total=_PROBE_S)) as session:
+            while True:
+                await asyncio.sleep(_WRITE_S)
+                if self._dirty:
+                    self._dirty = False
+                    self._write()
+                self._advance()
+                now = self._clock.now()
+                for voter in self.voters.quiet(now):
+                    await self._ask(session, voter)
+                if not self.voters.may_decide(now):
+                    for voter in self.voters.free(now):
+                        await self._ask(session, voter)
+
+    async def _ask(self, session: ClientSession, voter: Voter) -> None:
+        """Whether its process has ended, since nothing listens there any more; else, whom it follows."""
+        try:
+            async with session.get(f"http://{voter.address}/leader", headers=self._headers) as response:
+                if response.status == 200:
+                    office = msgspec.json.decode(await response.read(), type=Office)
+                    if office.term > self.voters.term:
+                        self.voters.deposed_by = office.term
+        except ClientConnectorError as error:
+            if isinstance(error.os_error, ConnectionRefusedError):
+                self.voters.ended(voter.name, self._clock.now())
+        except (ClientError, TimeoutError, msgspec.MsgspecError):
+            pass

@@ -1,0 +1,94 @@
+"""A machine that decides nothing while another coordinator may have been elected."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.ids import Instant, NodeId, Seconds
+from regrow.core.job import JobSpec
+from regrow.core.messages import Fact
+from regrow.membership.orders import Command, EndJob
+from regrow.membership.server.coordinator import Machine
+from regrow.membership.succession.voters import Voters
+
+_LOOK_S: Seconds = 0.2
+_GIVE_UP_S: Seconds = 30.0
+"""Links may come back for so long."""
+
+
+class LeasedMachine:
+    """Behaves as the machine in it, as long as that one may decide; facts wait meanwhile.
+
+    Args:
+        machine: decides.
+        voters: who may have elected another.
+        changed: called after decisions, which a successor should know of.
+    """
+
+    def __init__(self, machine: Machine, voters: Voters, changed: Callable[[], None]) -> None:
+        self._machine, self._voters, self._changed = machine, voters, changed
+        self._held: list[Fact] = []
+        self._blocked_since: Instant | None = None
+        self._look_at: Instant | None = None
+        self._retired = False
+
+    @property
+    def facts(self) -> JobSpec:
+        """What the job was started with."""
+        return self._machine.facts
+
+    @property
+    def world(self) -> int:
+        """Ranks of the present world, or of the one that is being formed."""
+        return self._machine.world
+
+    def snapshot(self) -> msgspec.Struct:
+        """What the job looks like, as far as was known last."""
+        return self._machine.snapshot()
+
+    def next_deadline(self) -> Instant | None:
+        """When `TimeAdvanced` must be sent at the latest."""
+        return self._machine.next_deadline() if self._look_at is None else self._look_at
+
+    def retire(self) -> None:
+        """Decide nothing any more: this process ends, and others elect another coordinator."""
+        self._retired = True
+
+    def handle(self, event: Fact, now: Instant) -> list[Command]:
+        """Take in one fact; return what is to be done, in order."""
+        if self._retired:
+            return []
+        self._held.append(event)
+        if not self._voters.may_decide(now):
+            return self._wait(now)
+        facts, self._held, self._blocked_since, self._look_at = self._held, [], None, None
+        commands: list[Command] = []
+        for fact in facts:
+            commands += self._machine.handle(fact, now)
+            if any(isinstance(command, EndJob) for command in commands):
+                break
+        if commands:
+            self._changed()
+        return commands
+
+    def _wait(self, now: Instant) -> list[Command]:
+        self._blocked_since = now if self._blocked_since is None else self._blocked_since
+        self._look_at = now + _LOOK_S
+        if self._voters.deposed_by:
+            return [EndJob(RUN_AGAIN, _deposed(self._voters.deposed_by))]
+        if now - self._blocked_since < _GIVE_UP_S:
+            return []
+        return [EndJob(RUN_AGAIN, _cut_off([voter.node for voter in self._voters.free(now)]))]
+
+
+def _deposed(term: int) -> str:
+    return f"another coordinator was elected meanwhile (term {term}), so this one ends"
+
+
+def _cut_off(silent: Sequence[NodeId]) -> str:
+    others = ", ".join(silent)
+    return (
+        f"{others} answered nothing for {_GIVE_UP_S:g} s: these are enough to have elected another coordinator, so "
+        f"this one ends"
+    )

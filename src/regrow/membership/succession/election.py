@@ -1,0 +1,101 @@
+"""A launcher's part in the election of another coordinator. Pure.
+
+It votes once a term, for nobody who knows less than itself, and for nobody while the coordinator may count on it. Once
+it has voted, a coordinator of an older term is none any more. As in Raft (Ongaro, "Consensus: Bridging Theory and
+Practice", chapters 3, 6.4.1 and 9.6), but for turns in place of random waits.
+"""
+
+from regrow.core.ids import Instant, Seconds
+from regrow.core.messages.elections import Handover, VoteAnswered, VoteAsked, Voter
+
+_TURN_S: Seconds = 0.3
+"""The voters stand one after the other, so that one is elected before the next one stands."""
+_WAIT_S: Seconds = 2.0
+"""So long a launcher that has voted for another waits for it to begin."""
+FEWEST_VOTERS = 3
+"""Of two, the one that is left is no majority."""
+
+
+class Election:
+    """What one launcher knows and has promised.
+
+    Args:
+        me: this launcher.
+    """
+
+    def __init__(self, me: Voter) -> None:
+        self.me = me
+        self.handover: Handover | None = None
+        self.term = 0
+        """The newest that was heard of, or voted in."""
+        self.bound_until: Instant = float("-inf")
+        """Until then the coordinator counts on this launcher."""
+        self._next: Instant = float("-inf")
+        self._waits_until: Instant = float("-inf")
+        self._seen = 0
+        """The newest term in which another has stood."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether there are voters enough for one that is lost."""
+        return self.handover is not None and len(self.handover.voters) >= FEWEST_VOTERS
+
+    @property
+    def turn(self) -> int | None:
+        """Which of the voters this one is; None: none of them."""
+        if self.handover is None:
+            return None
+        names = [voter.name for voter in self.handover.voters]
+        return names.index(self.me.name) if self.me.name in names and self.handover.memory else None
+
+    def heard(self, term: int, handover: Handover | None, lease: Seconds, now: Instant) -> bool:
+        """The coordinator of this term has answered; False where a newer one is known, so that it is none any more."""
+        if term < self.term:
+            return False
+        self.term = term
+        self.bound_until = max(self.bound_until, now + lease)
+        if handover is not None and (self.handover is None or handover.version > self.handover.version):
+            self.handover = handover
+        return True
+
+    def released(self, now: Instant) -> None:
+        """The process of the coordinator has certainly ended: it counts on nobody any more."""
+        self.bound_until = min(self.bound_until, now)
+
+    def vote(self, asked: VoteAsked, now: Instant) -> bool:
+        """Whether this launcher votes for who asks."""
+        mine, self._seen = self.handover, max(self._seen, asked.term)
+        if mine is None or self.turn is None or now < self.bound_until or asked.term <= self.term:
+            return False
+        if asked.name not in {voter.name for voter in mine.voters} or asked.version < mine.version:
+            return False
+        if asked.trial:
+            return True
+        self.term = asked.term
+        if asked.name != self.me.name:
+            self._waits_until = now + _WAIT_S
+        return True
+
+    def stand(self, now: Instant) -> VoteAsked | None:
+        """What to ask the others, where it is this launcher's turn: whether they would elect it."""
+        turn, mine = self.turn, self.handover
+        if turn is None or mine is None or not self.possible:
+            return None
+        if now < max(self.bound_until + _TURN_S * turn, self._next, self._waits_until):
+            return None
+        self._next = now + _TURN_S * (len(mine.voters) + turn)
+        return VoteAsked(max(self.term, self._seen) + 1, self.me.name, mine.version, trial=True)
+
+    def campaign(self, asked: VoteAsked, now: Instant) -> VoteAsked | None:
+        """They would: ask them to do so. Its own vote is given; None: meanwhile it is not free any more."""
+        real = VoteAsked(asked.term, asked.name, asked.version)
+        return real if now >= self._waits_until and self.vote(real, now) else None
+
+    def answered(self, answer: VoteAnswered) -> bool:
+        """Whether that is a vote; one that is refused tells in which term to stand next."""
+        self._seen = max(self._seen, answer.term)
+        return answer.granted
+
+    def wins(self, votes: int) -> bool:
+        """Whether so many votes, its own among them, elect it."""
+        return self.handover is not None and votes >= self.handover.quorum

@@ -1,0 +1,73 @@
+"""What a coordinator knows of a job that no agent could tell its successor."""
+
+from dataclasses import dataclass, field
+
+from regrow.core.ids import Instant, NodeId, StepNo, WorkerId
+from regrow.core.messages import GenerationTable, WorldChange
+from regrow.membership.fault_plan import FaultPlan, ScriptErrors
+from regrow.membership.incident import Incidents
+from regrow.membership.recovery.doubts import Doubt
+from regrow.membership.scaling import Change
+
+
+@dataclass(frozen=True)
+class GivenBack:
+    """A node is to be given back by then. `reason`: who asks."""
+
+    node: NodeId
+    leave_by: Instant
+    reason: str
+
+
+@dataclass(frozen=True)
+class CoordinatorLoss:
+    """The last coordinator went with its node. `at`: when it was last known to be there."""
+
+    node: NodeId
+    at: Instant
+
+
+@dataclass
+class JobMemory:
+    """What the last coordinator knew.
+
+    Attributes:
+        plan: faults on demand, and what has struck.
+        incidents: how many there were, and the one that is open.
+        errors: what the script has raised.
+        table: the newest that it has made; None: none.
+        step: the newest state that it has heard of.
+        restarts: how often all workers were started again.
+        resumes: whether workers that start the job again read a checkpoint.
+        wanted, wanted_by: how many replicas there should be, and why.
+        change: of the world that all workers are being built for.
+        telling: a change of the world that workers may not all have heard of.
+        spent: when faults were counted.
+        doubt: states that are not to be trusted.
+        quarantined: nodes on which nothing new is started, and why.
+        given_back: nodes that are to be given back.
+        gone: workers whose end was written down.
+        named: how many workers of each node have had names.
+        checkpoints: how many were begun.
+        loss: how it was lost; None: it has failed, and its process goes on.
+    """
+
+    plan: FaultPlan
+    incidents: Incidents
+    errors: ScriptErrors
+    table: GenerationTable | None
+    step: StepNo
+    restarts: int
+    resumes: bool
+    wanted: int
+    wanted_by: str
+    change: Change | None = None
+    telling: WorldChange | None = None
+    spent: list[Instant] = field(default_factory=list)
+    doubt: Doubt | None = None
+    quarantined: dict[NodeId, str] = field(default_factory=dict)
+    given_back: list[GivenBack] = field(default_factory=list)
+    gone: set[WorkerId] = field(default_factory=set)
+    named: dict[NodeId, int] = field(default_factory=dict)
+    checkpoints: int = 0
+    loss: CoordinatorLoss | None = None

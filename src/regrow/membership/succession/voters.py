@@ -1,0 +1,159 @@
+"""Who may elect another coordinator, as the present one knows it. Pure.
+
+A voter that has answered a beat elects nobody for one lease after that beat was sent. So a coordinator may decide as
+long as those that are free to elect another one are fewer than a quorum. Voters change one at a time, and a change
+counts when a quorum of the new voters has it: then any two quorums that could decide have a voter in common (Ongaro,
+"Consensus: Bridging Theory and Practice", chapter 4).
+"""
+
+from dataclasses import dataclass, field
+
+from regrow.core.ids import Instant, Seconds
+from regrow.core.messages.elections import Handover, LauncherPresent, Voter
+
+VOTE_LEASE: Seconds = 10.0
+"""For so long a launcher that has answered elects nobody else: as long as any node may be unreachable."""
+_ENDED = -1
+MOST_VOTERS = 7
+"""More would cost messages and hardly make an election likelier to succeed."""
+
+
+@dataclass
+class _Launcher:
+    voter: Voter
+    bound_until: Instant
+    """Until then it elects nobody."""
+    holds: int = 0
+    """The newest handover of this term that it has."""
+
+
+@dataclass
+class Voters:
+    """The voters of one coordinator, in one term.
+
+    Attributes:
+        me: the coordinator's own launcher.
+        term: its term.
+        lease: for how long a voter is bound by a beat.
+    """
+
+    me: Voter
+    term: int
+    lease: Seconds
+    number: int = 1
+    """Of the newest handover."""
+    memory: bytes = b""
+    deposed_by: int = 0
+    """The term of another coordinator, where one is known; 0: none is."""
+    _sets: dict[int, list[Voter]] = field(default_factory=dict)
+    """The voters of the newest handover that counts, and of all that were written after it, by its number."""
+    _launchers: dict[str, _Launcher] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._sets = self._sets or {self.number: [self.me]}
+
+    @classmethod
+    def of_successor(cls, me: Voter, term: int, lease: Seconds, former: Handover, now: Instant) -> "Voters":
+        """Those of a coordinator that was elected: it decides when enough of them have answered its beats."""
+        made = cls(me, term, lease, memory=former.memory, _sets={1: list(former.voters)})
+        for voter in former.voters:
+            if voter.name != me.name:
+                made._launchers[voter.name] = _Launcher(voter, now)
+        return made
+
+    @property
+    def newest(self) -> list[Voter]:
+        """The voters of the newest handover."""
+        return self._sets[max(self._sets)]
+
+    @property
+    def settled(self) -> bool:
+        """Whether the newest voters count, so that they may be changed."""
+        return len(self._sets) == 1 and self._counts(min(self._sets))
+
+    def heard(self, present: LauncherPresent, now: Instant) -> None:
+        """A launcher is there."""
+        known = self._launchers.setdefault(present.voter.name, _Launcher(present.voter, now))
+        if present.beat is not None:
+            known.bound_until = max(known.bound_until, present.beat + self.lease)
+        if present.term == self.term:
+            known.holds = max(known.holds, present.number)
+        self._settle()
+
+    def ended(self, name: str, now: Instant) -> None:
+        """The process of a launcher has certainly ended. If it was still bound, it has elected nobody, nor will it."""
+        known = self._launchers.get(name)
+        if known is not None and now < known.bound_until:
+            known.bound_until, known.holds = float("inf"), _ENDED
+
+    def write(self, memory: bytes) -> None:
+        """What a successor has to know, where that is news."""
+        if memory != self.memory:
+            self.memory = memory
+            self.number += 1
+
+    def change(self, now: Instant) -> bool:
+        """Add a launcher, or take away one that answers nothing, where that may be done now; whether it was."""
+        if not self.settled:
+            return False
+        voters = self.newest
+        names = {voter.name for voter in voters}
+        lost = [voter for voter in voters if voter.name != self.me.name and not self._answers(voter.name, now)]
+        came = [each.voter for each in self._launchers.values() if each.voter.name not in names]
+        came = [voter for voter in came if self._answers(voter.name, now)]
+        if lost:
+            voters = [voter for voter in voters if voter is not lost[0]]
+        elif came and len(voters) < MOST_VOTERS:
+            voters = [*voters, came[0]]
+        else:
+            return False
+        self.number += 1
+        self._sets[self.number] = voters
+        self._settle()
+        if lost:
+            self._launchers.pop(lost[0].name, None)
+        return True
+
+    def handover(self, name: str) -> Handover:
+        """What this launcher is to have."""
+        voters = self.newest
+        secret = self.memory if any(voter.name == name for voter in voters) else b""
+        return Handover(self.term, self.number, voters, self.me.node, secret)
+
+    def quiet(self, now: Instant) -> list[Voter]:
+        """Voters that are bound, and have not answered for some time: it is to be found out whether they have ended."""
+        voters = {voter.name: voter for voters in self._sets.values() for voter in voters}
+        found = [(voter, self._launchers.get(name)) for name, voter in voters.items()]
+        return [voter for voter, known in found if known and 0 < known.bound_until - now < self.lease / 2]
+
+    def free(self, now: Instant) -> list[Voter]:
+        """Voters that may elect another coordinator by now, as far as is known."""
+        all_of_them = {voter.name: voter for voters in self._sets.values() for voter in voters}
+        return [voter for voter in all_of_them.values() if self._is_free(voter, now)]
+
+    def may_decide(self, now: Instant) -> bool:
+        """Whether nobody else can have been elected by now."""
+        return not self.deposed_by and all(
+            sum(self._is_free(voter, now) for voter in voters) <= len(voters) // 2 for voters in self._sets.values()
+        )
+
+    def _is_free(self, voter: Voter, now: Instant) -> bool:
+        if voter.name == self.me.name:
+            return False
+        known = self._launchers.get(voter.name)
+        return known is None or known.bound_until <= now
+
+    def _answers(self, name: str, now: Instant) -> bool:
+        known = self._launchers.get(name)
+        return known is not None and known.holds != _ENDED and known.bound_until > now
+
+    def _counts(self, number: int) -> bool:
+        voters = self._sets[number]
+        held = {name: each.holds for name, each in self._launchers.items()} | {self.me.name: self.number}
+        have = sum(held.get(voter.name, 0) >= number for voter in voters)
+        return have >= len(voters) // 2 + 1
+
+    def _settle(self) -> None:
+        counted = [number for number in self._sets if self._counts(number)]
+        for number in [each for each in self._sets if counted and each < max(counted)]:
+            del self._sets[number]

@@ -1,0 +1,133 @@
+"""What a coordinator knows, as it is written for launchers that may take over. Times are of its own clock. Pure."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from regrow.core.ids import NO_STATE, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import FaultSpec, GenerationTable, WorldChange
+from regrow.membership.fault_plan import FaultPlan, ScriptErrors
+from regrow.membership.incident import Incident, Incidents
+from regrow.membership.recovery.doubts import Doubt
+from regrow.membership.scaling import Change
+from regrow.membership.succession.memory import GivenBack, JobMemory
+
+
+class WrittenMemory(msgspec.Struct, frozen=True):
+    """Fields as in `JobMemory`, as plain values. `nodes`: those whose agents are there.
+
+    What the script has raised is not in it: an error that comes again counts as new.
+    """
+
+    pending: list[FaultSpec]
+    struck: list[str]
+    incidents: int
+    pauses: dict[str, Seconds]
+    incident: Incident | None
+    table: GenerationTable | None
+    step: StepNo
+    restarts: int
+    resumes: bool
+    wanted: int
+    wanted_by: str
+    change: tuple[str, int, str, Instant | None] | None
+    telling: WorldChange | None
+    spent: list[Instant]
+    doubt: tuple[StepNo, list[Rank]] | None
+    quarantined: dict[NodeId, str]
+    given_back: list[tuple[NodeId, Instant, str]]
+    gone: list[WorkerId]
+    named: dict[NodeId, int]
+    checkpoints: int
+    nodes: list[NodeId]
+
+
+class MemoryWriter:
+    """Writes it when it has changed.
+
+    Args:
+        look: the memory, and the nodes.
+    """
+
+    def __init__(self, look: Callable[[], tuple[JobMemory, Iterable[NodeId]]]) -> None:
+        self._look = look
+        self._known = b""
+        self._encoded = b""
+
+    def write(self) -> bytes:
+        """Encoded; the same as last where only steps were made since, which agents know themselves."""
+        written = _written(*self._look())
+        known = msgspec.msgpack.encode(msgspec.structs.replace(written, step=NO_STATE))
+        if known != self._known:
+            self._known, self._encoded = known, msgspec.msgpack.encode(written)
+        return self._encoded
+
+
+def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
+    change, doubt = memory.change, memory.doubt
+    return WrittenMemory(
+        pending=memory.plan.pending,
+        struck=memory.plan.struck,
+        incidents=memory.incidents.count,
+        pauses=memory.incidents.pauses,
+        incident=memory.incidents.open,
+        table=memory.table,
+        step=memory.step,
+        restarts=memory.restarts,
+        resumes=memory.resumes,
+        wanted=memory.wanted,
+        wanted_by=memory.wanted_by,
+        change=None if change is None else (change.kind, change.before, change.reason, change.by),
+        telling=memory.telling,
+        spent=memory.spent,
+        doubt=None if doubt is None else (doubt.step, sorted(doubt.wrong)),
+        quarantined=memory.quarantined,
+        given_back=[(each.node, each.leave_by, each.reason) for each in memory.given_back],
+        gone=sorted(memory.gone),
+        named=memory.named,
+        checkpoints=memory.checkpoints,
+        nodes=sorted(nodes),
+    )
+
+
+def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
+    """Decode it, with the nodes. Raises `msgspec.MsgspecError`.
+
+    `ahead`: by how much this process's clock is ahead of the writer's.
+    """
+    written = msgspec.msgpack.decode(encoded, type=WrittenMemory)
+    incidents = Incidents()
+    incidents.count, incidents.pauses = written.incidents, written.pauses
+    incidents.open = None if written.incident is None else _moved(written.incident, ahead)
+    change = None
+    if written.change is not None:
+        kind, before, reason, by = written.change
+        change = Change(kind, before, reason, None if by is None else by + ahead)
+    memory = JobMemory(
+        plan=FaultPlan(written.pending, written.struck),
+        incidents=incidents,
+        errors=ScriptErrors(),
+        table=written.table,
+        step=written.step,
+        restarts=written.restarts,
+        resumes=written.resumes,
+        wanted=written.wanted,
+        wanted_by=written.wanted_by,
+        change=change,
+        telling=written.telling,
+        spent=[at + ahead for at in written.spent],
+        doubt=None if written.doubt is None else Doubt(written.doubt[0], frozenset(written.doubt[1])),
+        quarantined=written.quarantined,
+        given_back=[GivenBack(node, by + ahead, reason) for node, by, reason in written.given_back],
+        gone=set(written.gone),
+        named=written.named,
+        checkpoints=written.checkpoints,
+    )
+    return memory, written.nodes
+
+
+def _moved(incident: Incident, ahead: Seconds) -> Incident:
+    for name in ("opened_at", "fault_at", "halted_at", "ordered_at", "resumed_at"):
+        if (at := getattr(incident, name)) is not None:
+            setattr(incident, name, at + ahead)
+    return incident

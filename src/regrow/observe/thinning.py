@@ -1,0 +1,94 @@
+"""What stays of old events: all incidents, and what happened to the world and its nodes.
+
+What goes first are lines about single workers, about copies and checkpoints, and memberships that were followed by
+others: they are nearly all of what a long job writes.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from regrow.core.ids import StepNo, WorkerId
+from regrow.core.records import (
+    CheckpointSaved,
+    CopyStreamed,
+    GenerationFormed,
+    JobStarted,
+    Noted,
+    Record,
+    StepCommitted,
+    WorkerBuilt,
+    WorkerForked,
+    WorkerGone,
+    WorkerSpawned,
+)
+
+_DROPPED = (WorkerForked, WorkerBuilt, WorkerGone, CopyStreamed, CheckpointSaved, Noted)
+_FORMED = msgspec.json.Decoder(GenerationFormed)
+_SPAWNED = msgspec.json.Decoder(WorkerSpawned)
+
+
+def _begins(kind: type) -> bytes:
+    """How a line of a kind begins."""
+    return f'{{"type":"{kind.__name__}",'.encode()
+
+
+def thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
+    """The lines that stay; the newest membership does too, with where its workers were."""
+    generations = [at for at, line in enumerate(lines) if line.startswith(_begins(GenerationFormed))]
+    newest = generations[-1] if generations else -1
+    members: set[WorkerId] = set()
+    with contextlib.suppress(msgspec.MsgspecError):  # of another version: then the workers of none are known
+        members = set(_FORMED.decode(lines[newest]).workers.values()) if generations else members
+    dropped = tuple(_begins(kind) for kind in _DROPPED)
+    for at, line in enumerate(lines):
+        if line.startswith(dropped) or (line.startswith(_begins(GenerationFormed)) and at != newest):
+            continue
+        if line.startswith(_begins(WorkerSpawned)) and not _is_of(line, members):
+            continue
+        yield line
+
+
+def _is_of(line: bytes, members: set[WorkerId]) -> bool:
+    try:
+        return _SPAWNED.decode(line).worker in members
+    except msgspec.MsgspecError:
+        return True
+
+
+def records_since(records: Sequence[Record], since: StepNo) -> list[Record]:
+    """A run whose older steps are not told of any more, as if it had begun with the commit of step `since`.
+
+    What was before is left out, but for who was in the job.
+    """
+    begun = max((each.at for each in records if isinstance(each, StepCommitted) and each.step == since), default=None)
+    if begun is None:
+        return list(records)
+    found: list[Record] = []
+    for each in records:
+        before = isinstance(each, StepCommitted) and each.step <= since
+        if isinstance(each, JobStarted):
+            found.append(msgspec.structs.replace(each, at=begun))
+        elif isinstance(each, GenerationFormed | WorkerSpawned) or (each.at >= begun and not before):
+            found.append(each)
+    return found
+
+
+def thin_part(path: Path) -> None:
+    """Make a part that was set aside smaller, at once or not at all. Raises `OSError`."""
+    lines = path.read_bytes().split(b"\n")
+    kept = b"\n".join(thinned(lines))
+    temporary = path.with_name(f"{path.name}.thinned")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(kept)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.rename(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,129 @@
+"""What people are told of a script: the tier that it can have today, the lines that would change, what is to know."""
+
+import ast
+import difflib
+from dataclasses import dataclass, field
+
+from regrow.port.editing import adapted, looped
+from regrow.port.habits import habits
+from regrow.port.reading import ScriptText, read, updates_somewhere, uses_regrow
+
+_TRY = "then: regrow try --nproc-per-node 2 {name}, which kills each rank in each phase and compares"
+_DOCS = {
+    "accelerate": "its loop becomes `for step in accelerator.steps(loader, until=updates)`, by hand: docs/adopt.md",
+}
+_FABRIC = "Fabric's loops are like plain ones: session.epochs, docs/epochs.md"
+
+
+@dataclass
+class Proposal:
+    """What becomes of a script.
+
+    Attributes:
+        today: the tier that it can have as it is, 0 where it trains nothing; docs/adopt.md has the four.
+        then: the tier that it can have with the changes; the same as today where there are none.
+        says: in plain lines.
+        diff: unified; empty where nothing is proposed.
+        text: the script with it.
+    """
+
+    today: int
+    then: int
+    says: list[str] = field(default_factory=list)
+    diff: str = ""
+    text: str = ""
+
+
+def propose(text: str, name: str) -> Proposal:
+    """Look at a script. Raises `UsageError` where it is no Python."""
+    script = read(text, name)
+    made = _verdict(script, name)
+    made.text = made.text or text
+    made.diff = "".join(
+        difflib.unified_diff(text.splitlines(keepends=True), made.text.splitlines(keepends=True), name, name)
+    )
+    if made.diff:
+        made.says.append(
+            f"with the diff ({_new(made.diff)} new lines, the rest is indentation): tier {made.then}, recovery"
+        )
+    made.says += [f"line {each.line}: {each.what}" for each in habits(script)] if made.today else []
+    if made.then > 1:
+        made.says.append(_TRY.format(name=name))
+    return made
+
+
+def _new(diff: str) -> int:
+    """How many lines of a diff are new, whatever their indentation."""
+    lines = diff.splitlines()[2:]
+    gone = {line[1:].strip() for line in lines if line.startswith("-")}
+    return sum(line.startswith("+") and line[1:].strip() not in gone for line in lines)
+
+
+def _verdict(script: ScriptText, name: str) -> Proposal:
+    if uses_regrow(script.tree):
+        return Proposal(3, 3, [f"{name} uses regrow already: tier 3, recovery"])
+    whose = {"transformers": "Hugging Face's Trainer", "trl": "a trainer of TRL", "accelerate": "Accelerate"}
+    if script.framework:
+        says = [f"{name}: {whose.get(script.framework, 'a trainer of Lightning')}", _today(name)]
+        if script.framework in _DOCS:
+            says.append(_DOCS[script.framework])
+        if script.framework == "lightning" and "Trainer" not in script.text:
+            return Proposal(1, 1, [*says, _FABRIC])
+        text = adapted(script)
+        if text == script.text:
+            says.append(f"import its classes by name, from regrow.adapters.{script.framework}: docs/adopt.md")
+            return Proposal(1, 1, says)
+        return Proposal(1, 3, says, text=text)
+    if script.training is None and updates_somewhere(script.tree):
+        by_hand = "its optimizer steps in no loop that could be seen (a method of a class?): docs/epochs.md, by hand"
+        return Proposal(1, 1, [f"{name}: {by_hand}", _today(name)])
+    if script.training is None:
+        return Proposal(
+            0, 0, [f"{name} trains nothing that can be seen: no optimizer steps in a loop, no trainer is used"]
+        )
+    return _own_loop(script, name)
+
+
+def _own_loop(script: ScriptText, name: str) -> Proposal:
+    training = script.training
+    if training is None:
+        raise ValueError("there is no loop")  # pragma: no cover
+    where = getattr(training.inside, "name", "the script")
+    form = "a loop of epochs" if training.epochs is not None else "one loop"
+    says = [f"{name}: {form}, its steps in {where}, {_parallel(script.wrapped)}", _today(name)]
+    stopping = [each for each in habits(script) if each.stops]
+    if stopping:
+        says.append("tier 3, recovery, needs a loop of steps, which has to be written by hand:")
+        return Proposal(1, 1, says)
+    if not training.protected:
+        says.append("which variables hold the model and its optimizer could not be seen: session.protect(...) by hand")
+        return Proposal(1, 1, says)
+    if training.call is not None and not _passes_epoch(script):
+        says.append(f"{where}() has to be given the epoch, so that it can go through its steps: for step in epoch")
+        return Proposal(1, 1, says)
+    text = looped(script, training)
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        says.append("its text could not be changed safely: docs/epochs.md has the changes, to be made by hand")
+        return Proposal(1, 1, says)
+    return Proposal(1, 3, says, text=text)
+
+
+def _passes_epoch(script: ScriptText) -> bool:
+    training = script.training
+    if training is None or training.call is None or training.epochs is None:
+        return False
+    target = ast.unparse(training.epochs.target)
+    given = [*training.call.args, *(each.value for each in training.call.keywords)]
+    return any(ast.unparse(each) == target for each in given)
+
+
+def _today(name: str) -> str:
+    return f"today, as it is: tier 1, environment: regrow run {name} in the place of torchrun"
+
+
+def _parallel(wrapper: str) -> str:
+    if not wrapper:
+        return "on one process: wrap the model by DDP to have others hold its state"
+    return "parallel by FSDP2" if wrapper == "fully_shard" else f"parallel by {wrapper}"

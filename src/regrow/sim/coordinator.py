@@ -1,0 +1,128 @@
+"""The coordinator of a simulated job: the machine of production on a virtual clock, failing when the world says so."""
+
+from collections.abc import Callable, Sequence
+
+from regrow.core.ids import Instant, NodeId
+from regrow.core.job import JobSpec
+from regrow.core.messages import (
+    AgentOrder,
+    Fact,
+    FaultSpec,
+    FenceWorker,
+    FormGeneration,
+    JoinGeneration,
+    NodeReport,
+    ReportNode,
+    SpawnWorker,
+    StopNode,
+    TableOrder,
+    TimeAdvanced,
+    WorkerExited,
+    WorkerOrder,
+)
+from regrow.membership.machine import Command, EndJob, Membership
+from regrow.membership.restartable import RestartableMachine
+from regrow.membership.succession.memory import JobMemory
+from regrow.sim.invariants import Invariants
+from regrow.sim.network import Timeline
+
+
+class DefectiveMembership(Membership):
+    """Raises once for each of `defects`: before it has dealt with a fact, or after that.
+
+    Args:
+        defects: `defect` or `late defect`; taken out as they come.
+        facts, faults, memory: as of `Membership`.
+    """
+
+    def __init__(
+        self, defects: list[str], facts: JobSpec, faults: Sequence[FaultSpec], memory: JobMemory | None
+    ) -> None:
+        super().__init__(facts, faults, memory=memory)
+        self._defects = defects
+
+    def decide(self, event: Fact, now: Instant) -> None:
+        """As of `Membership`. Raises `KeyError` where it is to fail."""
+        if not self._defects:
+            return super().decide(event, now)
+        defect = self._defects.pop(0)
+        if defect == "late defect":
+            super().decide(event, now)
+        raise KeyError(defect)
+
+
+class SimCoordinator:
+    """Tells the machine, and passes its orders on.
+
+    Args:
+        facts, faults: as of `Membership`.
+        laws: what must hold.
+        timeline: in what time.
+        send: takes an order to an agent.
+    """
+
+    def __init__(
+        self,
+        facts: JobSpec,
+        faults: Sequence[FaultSpec],
+        *,
+        laws: Invariants,
+        timeline: Timeline,
+        send: Callable[[NodeId, AgentOrder], None],
+    ) -> None:
+        self.defects: list[str] = []
+        """Those that the machine will come to."""
+        self.log: list[tuple[Instant, Fact | Command | FormGeneration]] = []
+        self.end: EndJob | None = None
+        self._machine = RestartableMachine(
+            lambda memory: DefectiveMembership(self.defects, facts, faults, memory=memory)
+        )
+        self._laws, self._timeline, self._send = laws, timeline, send
+        self._alarm: Instant | None = None
+
+    @property
+    def machine(self) -> Membership:
+        """Decides at present."""
+        return self._machine.machine
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told something, now."""
+        now = self._timeline.now
+        if self.end is not None:
+            return
+        self.log.append((now, fact))
+        if isinstance(fact, WorkerExited):
+            self._laws.learned(fact)
+        elif isinstance(fact, NodeReport) and self._machine.awaits(fact):
+            self._laws.reported(fact)
+        commands = self._machine.handle(fact, now)
+        told = self._laws.told(commands, self.machine)
+        self.log.extend((now, command) for command in told)
+        self._laws.decided(told, self.machine, now)
+        for command in commands:
+            self._carry_out(command)
+        if isinstance(fact, TimeAdvanced):
+            self._laws.waited(self._machine, now)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        deadline = self._machine.next_deadline()
+        if deadline is not None and (self._alarm is None or deadline < self._alarm):
+            self._alarm = deadline
+            self._timeline.at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        deadline = self._machine.next_deadline()
+        if deadline is not None and deadline <= self._timeline.now:
+            self.tell(TimeAdvanced())
+        else:
+            self._set_alarm()
+
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, EndJob):
+            self.end = command
+        elif isinstance(command, SpawnWorker | FenceWorker | StopNode | TableOrder | ReportNode):
+            self._send(command.node, command)
+        elif isinstance(command, WorkerOrder | JoinGeneration):
+            self._send(self.machine.roster.workers[command.worker].node, command)

@@ -1,0 +1,111 @@
+"""How a gang's Slurm job ends: by its first node, or by who is left when that is lost. Nothing stays allocated."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.ids import Seconds
+from regrow.slurm.client import SlurmClient, SlurmFailure
+from regrow.slurm.node_words import NodeSeat
+from regrow.slurm.reading import JobWishes, SlurmJob
+from regrow.slurm.scripts import JobPart, script_again
+
+TURN_S: Final[Seconds] = 5.0
+"""Between two survivors' looks at whether another has submitted the next gang."""
+_MOST_HEIRS: Final = 16
+_ANSWER_S: Final[Seconds] = 15.0
+Say = Callable[[str], None]
+
+
+class GangEnd:
+    """The end of a gang's Slurm job, on one of its nodes.
+
+    Args:
+        part: the gang.
+        seat: of this node.
+        slurm: the cluster.
+        wishes: reads what users have asked.
+        say: a line for the user.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        part: JobPart,
+        seat: NodeSeat,
+        slurm: SlurmClient,
+        wishes: Callable[[], JobWishes],
+        say: Say,
+        sleep: Callable[[Seconds], None] = time.sleep,
+    ) -> None:
+        self._part, self._seat, self._slurm = part, seat, slurm
+        self._wishes, self._say, self._sleep = wishes, say, sleep
+
+    def by_first(self, code: int, avoid: tuple[str, ...]) -> None:
+        """On the first node: a gang that can be run again is submitted anew, of another nothing is left."""
+        queue = self._slurm.queue(self._part.spec.name)
+        if code != RUN_AGAIN or self._is_over(queue):
+            self.end_replicas(queue)
+        else:
+            self._submit_next(queue, avoid)
+
+    def by_survivor(self) -> None:
+        """On another node, when the coordinator is gone: whether its host is, is for Slurm to say."""
+        in_line = heirs(self._part.nodes)
+        if self._seat.index not in in_line:
+            return
+        try:
+            self._slurm.queue(self._part.spec.name)
+        except SlurmFailure:
+            return  # it is this node that is cut off
+        try:
+            self._slurm.on_host(self._seat.job_id, self._seat.first_host, ["true"], within=_ANSWER_S)
+        except SlurmFailure as failure:
+            self._say(f"{self._seat.first_host} does not answer ({failure.cause}); the allocation ends")
+        else:
+            return  # its batch script ends the allocation
+        self._sleep(TURN_S * in_line.index(self._seat.index))
+        queue = self._slurm.queue(self._part.spec.name)
+        if self._is_over(queue):
+            self.end_replicas(queue)
+        else:
+            self._submit_next(queue, (self._seat.first_host,))
+        self._slurm.cancel(self._seat.job_id)
+
+    def end_replicas(self, queue: list[SlurmJob]) -> None:
+        """Replicas that wait are taken out of the queue; those that run end with the job."""
+        for job in queue:
+            if job.place is not None and job.state == "PENDING":
+                self._slurm.cancel(job.job_id, pending=True)
+
+    def _is_over(self, queue: list[SlurmJob]) -> bool:
+        """Whether somebody wanted the end. A job that Slurm is ending is not RUNNING any more."""
+        mine = next((job for job in queue if job.job_id == self._seat.job_id), None)
+        return self._wishes().over or mine is None or mine.state != "RUNNING"
+
+    def _submit_next(self, queue: list[SlurmJob], avoid: tuple[str, ...]) -> None:
+        if any(job.place is None and job.job_id > self._seat.job_id and not job.done for job in queue):
+            return  # another survivor has
+        attempt = self._part.attempt + 1
+        if attempt > self._part.spec.max_restarts + 1:
+            self._say(f"the gang was started {self._part.attempt} times; maxRestarts is {self._part.spec.max_restarts}")
+            self.end_replicas(queue)
+            return
+        wishes = self._wishes()
+        gone = tuple(sorted({*self._part.avoid, *wishes.avoid, *avoid}))
+        mine, spec = self._slurm.batch_script(self._seat.job_id), self._part.spec
+        if wishes.replicas is not None:
+            spec = msgspec.structs.replace(spec, replicas=wishes.replicas)
+        job_id = self._slurm.submit(script_again(mine, JobPart(spec, None, attempt, gone)))
+        without = f", without {', '.join(gone)}" if gone else ""
+        self._say(f"the gang is submitted anew{without}: Slurm job {job_id}")
+
+
+def heirs(nodes: int) -> list[int]:
+    """Which of a gang's nodes look after its end when the first is lost: some of many, spread, lest all ask Slurm."""
+    if nodes - 1 <= _MOST_HEIRS:
+        return list(range(1, nodes))
+    return sorted({1 + turn * (nodes - 2) // (_MOST_HEIRS - 1) for turn in range(_MOST_HEIRS)})

@@ -1,0 +1,167 @@
+"""What Slurm's commands answer, read. Pure; the formats are asked for, and the same from 22.05 on."""
+
+import re
+from typing import Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+QUEUE_FORMAT: Final = "%i|%j|%T|%r|%B|%N|%k"
+NODES_FORMAT: Final = "%N|%T|%E"
+_DONE: Final = frozenset(
+    {
+        "COMPLETED",
+        "CANCELLED",
+        "FAILED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "OUT_OF_MEMORY",
+    }
+)
+_RUNS: Final = frozenset({"SIGNALING", "RESIZING"})
+"""What Slurm calls, for a moment, a job that runs and was sent a signal, or has lost a node."""
+_RANGES: Final = re.compile(r"([^,\[\]]*)(?:\[([^\]]*)\])?([^,\[\]]*)(?:,|$)")
+
+
+class SlurmJob(msgspec.Struct, frozen=True):
+    """A line of squeue. `place`: of a replica beyond the gang; None: it is a gang."""
+
+    job_id: int
+    name: str
+    place: int | None
+    state: str
+    reason: str = ""
+    batch_host: str = ""
+    nodes: tuple[str, ...] = ()
+    comment: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Nothing of it runs, and nothing will."""
+        return self.state in _DONE
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """A line of sinfo. `reason`: why it is drained or down; empty where nobody said."""
+
+    node: str
+    state: str
+    reason: str
+
+
+class JobNote(msgspec.Struct, frozen=True):
+    """What a gang writes down for all who look for it: its coordinator, `host:port`, and where its records are."""
+
+    at: str = ""
+    home: str = ""
+
+
+class JobWishes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What users ask of a job that runs; a file of the gang's first node.
+
+    `replicas`: how many are wanted; None: as the job says. `avoid`: nodes to keep away from. `over`: it is to end, and
+    nothing is to be started again.
+    """
+
+    replicas: int | None = None
+    avoid: tuple[str, ...] = ()
+    over: bool = False
+
+
+def read_queue(text: str, name: str) -> list[SlurmJob]:
+    """The Slurm jobs that belong to the job of this name, the oldest first, of squeue's lines in `QUEUE_FORMAT`."""
+    found = []
+    for line in text.splitlines():
+        words = line.split("|", 6)
+        if len(words) < 7 or not words[0].isdigit():
+            continue
+        number, called, state, reason, host, nodes, comment = words
+        place = _place(called, name)
+        if called != name and place is None:
+            continue
+        found.append(
+            SlurmJob(
+                int(number),
+                called,
+                place,
+                "RUNNING" if state in _RUNS else state,
+                "" if reason == "None" else reason,
+                "" if host == "n/a" else host,
+                host_list(nodes),
+                "" if comment == "(null)" else comment,
+            )
+        )
+    return sorted(found, key=lambda job: job.job_id)
+
+
+def _place(called: str, name: str) -> int | None:
+    stem, plus, place = called.rpartition("+")
+    return int(place) if plus and stem == name and place.isdigit() and place.isascii() else None
+
+
+def host_list(text: str) -> tuple[str, ...]:
+    """The hosts in Slurm's short form, in its order: `gpu[01-03,7],login1`."""
+    found: list[str] = []
+    for before, ranges, after in _RANGES.findall(text):
+        if not ranges:
+            if before + after:
+                found.append(before + after)
+            continue
+        for span in ranges.split(","):
+            low, dash, high = span.partition("-")
+            numbers = range(int(low), int(high if dash else low) + 1)
+            found.extend(f"{before}{str(number).zfill(len(low))}{after}" for number in numbers)
+    return tuple(found)
+
+
+def read_nodes(text: str) -> list[NodeState]:
+    """Of sinfo's lines in `NODES_FORMAT`, a node once; `draining*` is `draining`: the mark says that it is silent."""
+    found: dict[str, NodeState] = {}
+    for line in text.splitlines():
+        node, _, rest = line.partition("|")
+        state, bar, reason = rest.partition("|")
+        if node and bar:
+            found[node] = NodeState(node, state.rstrip("*~#!%$@^-+").lower(), "" if reason == "none" else reason)
+    return list(found.values())
+
+
+def read_node_count(text: str) -> tuple[int, int]:
+    """All nodes, and those that are drained or down, of what `read_nodes` reads."""
+    found = read_nodes(text)
+    return len(found), sum(each.state.startswith(("drain", "down", "fail")) for each in found)
+
+
+def node_address(text: str) -> str:
+    """How Slurm itself reaches a node, of what `scontrol -o show node` says; empty: it does not say."""
+    match = re.search(r"\bNodeAddr=(\S+)", text)
+    return match.group(1) if match else ""
+
+
+def submitted(text: str) -> int | None:
+    """The number of the job, of what `sbatch --parsable` says: `17` or `17;cluster`."""
+    words = text.strip().splitlines()
+    number = words[-1].partition(";")[0] if words else ""
+    return int(number) if number.isdigit() else None
+
+
+def read_note(text: str) -> JobNote:
+    """Of a comment. One that is not ours is an empty note."""
+    mark, *words = text.split() or [""]
+    said = dict(word.partition("=")[::2] for word in words) if mark == "regrow" else {}
+    return JobNote(said.get("at", ""), unquote(said.get("home", "")))
+
+
+def note_text(note: JobNote) -> str:
+    """As `read_note` reads it; without quotes or bars, which Slurm's own output could not show."""
+    return f"regrow at={note.at} home={quote(note.home)}"
+
+
+def failure_domain(address: str, pattern: str) -> str:
+    """What a node fails together with, of `SLURM_TOPOLOGY_ADDR` and its pattern: the switch that it is on."""
+    path, kinds = address.split("."), pattern.split(".")
+    if len(path) < 2 or len(path) != len(kinds) or kinds[-1] != "node":
+        return ""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", path[-2])

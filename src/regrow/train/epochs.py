@@ -1,0 +1,139 @@
+"""A training that is written as a loop of epochs, each of which goes through its steps.
+
+Both loops share one iterator of steps. The steps of an epoch end between two steps, before the next one is asked for:
+so what a script does after an epoch follows the epoch's last step, and is kept, run again and handed over like all that
+follows a step (decisions 0012, 0025, 0031).
+"""
+
+import contextlib
+from collections.abc import Generator, Iterator
+
+from regrow.core.errors import UsageError
+from regrow.train.loop import StepLoop
+from regrow.train.step import Step
+
+
+class Epoch:
+    """The steps of one epoch, to be gone through once: `for step in epoch`. Its `len` is how many an epoch has.
+
+    Args:
+        owner: the loop that it is a turn of.
+    """
+
+    def __init__(self, owner: "Epochs") -> None:
+        self._owner = owner
+
+    @property
+    def number(self) -> int:
+        """Which epoch, from 0. Ask, do not remember: a rank that is replaced begins in the middle of the training."""
+        return self._owner.number
+
+    def __len__(self) -> int:
+        return self._owner.length
+
+    def __iter__(self) -> Iterator[Step]:
+        steps = self._owner.steps_of_turn(self)
+        self._owner.walked(steps)
+        return steps
+
+
+class Epochs:
+    """The loop over epochs of one worker.
+
+    Args:
+        loop: runs the steps.
+        steps: the iterator of all of them.
+        length: steps of an epoch.
+        until: of the training.
+    """
+
+    def __init__(self, loop: StepLoop, steps: Iterator[Step], *, length: int, until: int) -> None:
+        self.length = length
+        self._loop, self._steps, self._until = loop, steps, until
+        self._turn: Epoch | None = None
+        self._step: Step | None = None
+        """What the script was given last in this turn."""
+        self._pending: Step | None = None
+        self._ended = False
+        """Whether the script has gone through the steps of this turn."""
+        self._over = False
+        """Whether there are no steps any more."""
+        self._alone = contextlib.ExitStack()
+
+    @property
+    def number(self) -> int:
+        """The epoch of the step that was given last, or that comes next where the epoch has had none yet."""
+        if self._step is not None and not self._step.rehearsal:
+            return self._step.number // self.length
+        return min(self._loop.member.step, self._until - 1) // self.length
+
+    def run(self) -> Iterator[Epoch]:
+        """The epochs: as many as are still to be run, and again those that the training goes back to."""
+        try:
+            while not self._over and not self._has_ended():
+                self._turn, self._step, self._ended = Epoch(self), self._pending, False
+                yield self._turn
+                self._alone.close()
+                self._refuse_passed_over()
+        finally:
+            self._alone.close()
+            if isinstance(self._steps, Generator):
+                self._steps.close()
+
+    def walked(self, iterator: Iterator[object]) -> None:
+        """The script goes through this too: what counts its items counts steps."""
+        self._loop.turns.goes_through(iterator)
+
+    def steps_of_turn(self, turn: Epoch) -> Iterator[Step]:
+        """The steps of a turn. Raises `UsageError` where it is not the present one, or has been gone through."""
+        if turn is not self._turn or self._ended:
+            raise UsageError(
+                "the steps of an epoch are gone through a second time", hint="write `for step in epoch:` once in it"
+            )
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            yield pending
+        while not self._stands_at_end():
+            step = next(self._steps, None)
+            if step is None:
+                # The training is over. Others have been through what follows the epoch: here it is done alone.
+                self._over = True
+                self._alone.enter_context(self._loop.member.local())
+                break
+            self._step = step
+            yield step
+        self._ended = True
+
+    def _stands_at_end(self) -> bool:
+        """Whether the last step that was given has happened, is its epoch's last, and the state is the one behind it.
+
+        Where the state has gone back meanwhile, steps of this epoch are still to be run.
+        """
+        step = self._step
+        if step is None or not step.committed or self._loop.member.step != step.number + 1:
+            return False
+        return (step.number + 1) % self.length == 0 or step.number + 1 >= self._until
+
+    def _has_ended(self) -> bool:
+        """Whether no epoch follows. The last step may be run again until all ranks have been through what follows."""
+        if self._step is None and self._turn is None:
+            return self._until == 0
+        if self._loop.member.step >= self._until:
+            self._pending = next(self._steps, None)
+            self._loop.turns.forget()  # a loop of epochs has asked, whose next turn is not that step again
+            return self._pending is None
+        return False
+
+    def _refuse_passed_over(self) -> None:
+        if self._ended:
+            return
+        if self._step is None:
+            raise UsageError(
+                f"epoch {self.number} was passed over: its steps were not gone through",
+                hint="write `for step in epoch:` in each turn; regrow finds the epoch to go on with by itself, so "
+                "leave out what skips epochs after a restart",
+            )
+        raise UsageError(
+            f"the steps of epoch {self.number} were left in their middle, and another epoch is asked for",
+            hint="make epochs shorter, session.epochs(..., length=...), or leave both loops",
+        )

@@ -1,0 +1,170 @@
+"""The coordinator is lost: another launcher is elected, and training ends bitwise equal to the run nobody disturbed."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from tests.process.launching import Running, Site, site
+from tests.process.network import Network, network
+from tests.process.test_network import LONG, alone, job_of
+from tests.process.test_nodes import assert_equal, end
+from tests.process.test_spares import nodes_of
+from tests.process.training import Outcome
+
+HOSTS = 5
+LEASE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("succession")) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Network]:
+    with network(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here: Site, hosts: Network) -> Outcome:
+    return alone(here, LONG)
+
+
+def forget_lost_hosts(here: Site) -> None:
+    """Sockets and memory of hosts that have lost all their processes."""
+    for left in (*here.runtime.iterdir(), *here.caches()):
+        shutil.rmtree(left)
+
+
+def the_host_dies(hosts: Network, _: Running) -> None:
+    hosts.kill(0)
+
+
+def the_host_is_without_power(hosts: Network, _: Running) -> None:
+    hosts.cut(0)
+    hosts.kill(0)
+
+
+def the_launcher_is_killed(_: Network, launcher: Running) -> None:
+    launcher.signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("happens", [the_host_dies, the_host_is_without_power, the_launcher_is_killed])
+def test_training_goes_on_without_the_node_that_hosted_the_coordinator(
+    here: Site,
+    hosts: Network,
+    undisturbed: Outcome,
+    happens: Callable[[Network, Running], None],
+    record_property: Callable[[str, float], None],
+) -> None:
+    name = happens.__name__.replace("_", "-")
+    with job_of(here, hosts, name, LONG) as launchers:
+        launchers[0].wait_for("step 20\n")
+        happens(hosts, launchers[0])
+        outcome = end(here, name, launchers[1])
+        assert launchers[2].wait() == 0, launchers[2].output
+    hosts.join(0)
+    forget_lost_hosts(here)
+    assert_equal(outcome, undisturbed, lost={0, 1})
+    assert nodes_of(here, name)[-1] == ["node2", "node2", "node1", "node1"]
+    (incident,) = outcome.ledger.incidents
+    assert (incident.kind, incident.cause) == ("node", "node0, which hosted the coordinator, was lost")
+    record_property("seconds until every rank had committed again", round(incident.total, 2))
+    assert incident.total < 2 * LEASE_S
+
+
+def test_coordinators_are_lost_one_after_the_other(here: Site, undisturbed: Outcome) -> None:
+    with network(HOSTS) as hosts, job_of(here, hosts, "turns", LONG) as launchers:
+        left = dict(enumerate(launchers))
+        launchers[0].wait_for("step 20\n")
+        lost = 0
+        for turn in (1, 2):
+            hosts.kill(lost)
+            del left[lost]
+            said = f"follows the job's coordinator to http://{hosts.address(0)[:-1]}"
+            for launcher in left.values():
+                launcher.wait_for(said, times=turn)
+            (lost,) = [at for at, launcher in left.items() if f"node{at} was elected in its place" in launcher.output]
+            left[lost].wait_for("goes on after")
+        outcomes = [end(here, "turns", launcher) for launcher in left.values()]
+    forget_lost_hosts(here)
+    assert [outcome.code for outcome in outcomes] == [0] * len(left), [outcome.output for outcome in outcomes]
+    assert outcomes[0].finals == undisturbed.finals
+    assert outcomes[0].ledger.steps_lost == 0
+
+
+def test_the_node_of_a_coordinator_is_given_back(here: Site, undisturbed: Outcome) -> None:
+    """The second one: it leaves as any node does, and those that stay elect a third."""
+    with network(HOSTS) as hosts, job_of(here, hosts, "given-back", LONG, elastic=True) as launchers:
+        launchers[0].wait_for("step 20\n")
+        hosts.kill(0)
+        second = next_coordinator(launchers[1:])
+        second.wait_for("goes on after")
+        second.signal(signal.SIGTERM)
+        left = [launcher for launcher in launchers[1:] if launcher is not second]
+        third = next_coordinator(left)
+        assert second.wait() == 0, second.output
+        outcomes = [end(here, "given-back", launcher) for launcher in left]
+        assert third.output.count("was elected in its place (term") == 1
+    forget_lost_hosts(here)
+    assert [outcome.code for outcome in outcomes] == [0] * len(left), [outcome.output for outcome in outcomes]
+    assert outcomes[0].finals == undisturbed.finals
+    assert outcomes[0].ledger.steps_lost == 0
+
+
+def test_a_coordinator_that_is_only_paused_keeps_its_office_while_nobody_needs_it(
+    here: Site, hosts: Network, undisturbed: Outcome
+) -> None:
+    with job_of(here, hosts, "paused", LONG) as launchers:
+        launchers[0].wait_for("step 20\n")
+        launchers[0].signal(signal.SIGSTOP)
+        time.sleep(1.3 * LEASE_S)
+        launchers[0].signal(signal.SIGCONT)
+        outcome = end(here, "paused", launchers[0])
+        assert [launcher.wait() for launcher in launchers[1:]] == [0, 0]
+        assert not any("elected" in launcher.output for launcher in launchers)
+    assert_equal(outcome, undisturbed, lost=set())
+    assert outcome.ledger.incidents == []
+
+
+def test_a_coordinator_that_was_paused_at_a_fault_finds_another_in_its_place_and_ends(
+    here: Site, hosts: Network, undisturbed: Outcome
+) -> None:
+    with job_of(here, hosts, "deposed", LONG) as launchers:
+        launchers[0].wait_for("step 20\n")
+        launchers[0].signal(signal.SIGSTOP)
+        victim = worker_of(hosts, 1)
+        os.kill(victim, signal.SIGKILL)
+        elected = next_coordinator(launchers[1:])
+        elected.wait_for("goes on after")
+        launchers[0].signal(signal.SIGCONT)
+        assert launchers[0].wait() == 75, launchers[0].output
+        assert "another coordinator was elected meanwhile (term 2), so this one ends" in launchers[0].output
+        outcomes = [end(here, "deposed", launcher) for launcher in launchers[1:]]
+    assert [outcome.code for outcome in outcomes] == [0, 0], [outcome.output for outcome in outcomes]
+    assert outcomes[0].finals == undisturbed.finals
+    assert outcomes[0].ledger.steps_lost == 0
+
+
+def worker_of(hosts: Network, host: int) -> int:
+    """The process of a rank on a host."""
+    return next(pid for pid in hosts.processes(host) if psutil.Process(pid).name() == "regrow-worker")
+
+
+def next_coordinator(launchers: list[Running]) -> Running:
+    """The launcher that is elected."""
+    until = time.monotonic() + 4 * LEASE_S
+    while time.monotonic() < until:
+        for launcher in launchers:
+            launcher.drain()
+            if "was elected in its place" in launcher.output:
+                return launcher
+        time.sleep(0.05)
+    raise AssertionError("nobody was elected: " + "\n".join(launcher.output for launcher in launchers))

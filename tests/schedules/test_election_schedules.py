@@ -1,0 +1,94 @@
+"""Elections of coordinators under random schedules: never do two decide, and after a loss one does again."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.schedules.election_world import LEASE, Decision, ElectionWorld, Event
+from tests.schedules.test_membership_schedules import schedules, soak
+
+END_S = 120.0
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> ElectionWorld:
+    launchers = draw(st.integers(3, 8))
+    some = st.frozensets(st.integers(0, launchers - 1), min_size=1, max_size=launchers - 1)
+    event = st.builds(
+        Event, st.floats(1, 90), st.sampled_from(["dies", "pauses", "cut"]), some, st.floats(0.1, 4 * LEASE)
+    )
+    events = draw(st.lists(event, max_size=6))
+    loss, slow = draw(st.sampled_from([0.0, 0.05, 0.3])), draw(st.sampled_from([0.0, 0.02, 0.2]))
+    return ElectionWorld(launchers, draw(st.integers(0, 2**32)), events, loss=loss, slow=slow)
+
+
+def assert_one_after_the_other(decisions: list[Decision]) -> None:
+    """A term is one launcher's, and nobody decides once one of a later term has."""
+    assert [decision.term for decision in decisions] == sorted(decision.term for decision in decisions)
+    assert len({(decision.term, decision.by) for decision in decisions}) == len({d.term for d in decisions})
+
+
+@given(worlds())
+@schedules(150)
+def test_never_do_two_coordinators_decide(world: ElectionWorld) -> None:
+    world.run(END_S)
+    assert_one_after_the_other(world.decisions)
+
+
+@pytest.mark.soak
+@given(worlds())
+@schedules(max(1000, soak()))
+def test_never_do_two_coordinators_decide_in_many_schedules(world: ElectionWorld) -> None:
+    world.run(END_S)
+    assert_one_after_the_other(world.decisions)
+
+
+@given(
+    st.integers(3, 8),
+    st.integers(0, 2**32),
+    st.floats(5, 20),
+    st.sampled_from(["dies", "cut", "pauses"]),
+)
+@schedules(150)
+def test_a_coordinator_that_is_lost_has_a_successor_within_two_leases(
+    launchers: int, seed: int, at: float, how: str
+) -> None:
+    world = ElectionWorld(launchers, seed, [Event(at, how, frozenset({0}), 1000.0)])
+    world.run(at + 2 * LEASE)
+    assert_one_after_the_other(world.decisions)
+    assert world.decisions[-1].term > 1, world.decisions[-1]
+    if how == "dies":
+        again = next(decision.at for decision in world.decisions if decision.term > 1)
+        assert again - at < LEASE / 2, "who is known to have ended is not waited for"
+
+
+def test_of_two_launchers_the_one_that_is_left_elects_nobody() -> None:
+    world = ElectionWorld(2, 0, [Event(5.0, "dies", frozenset({0}))])
+    world.run(END_S)
+    assert {decision.term for decision in world.decisions} == {1}
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_a_coordinator_decides_on_while_those_that_are_silent_could_elect_nobody(silent: int) -> None:
+    """Of five voters three elect. Those that are lost one after the other are voters no more."""
+    events = [Event(10.0 + 30.0 * turn, "cut", frozenset({turn + 1}), 1000.0) for turn in range(3)]
+    world = ElectionWorld(5, silent, events)
+    world.run(END_S)
+    assert {decision.by for decision in world.decisions} == {0}
+    gaps = [b.at - a.at for a, b in zip(world.decisions, world.decisions[1:], strict=False)]
+    assert max(gaps) < 1.0
+
+
+def test_a_coordinator_that_most_voters_have_left_decides_nothing_more() -> None:
+    world = ElectionWorld(5, 1, [Event(10.0, "cut", frozenset({1, 2, 3}), 1000.0)])
+    world.run(END_S)
+    assert_one_after_the_other(world.decisions)
+    assert max(decision.at for decision in world.decisions if decision.by == 0) <= 10.0 + LEASE
+    assert world.decisions[-1].by in (1, 2, 3)
+
+
+def test_when_most_launchers_end_at_once_the_coordinator_goes_on() -> None:
+    """Nothing listens at their addresses any more, so they have elected nobody."""
+    world = ElectionWorld(5, 1, [Event(10.0, "dies", frozenset({1, 2, 3}))])
+    world.run(END_S)
+    assert {decision.by for decision in world.decisions} == {0}
+    assert world.decisions[-1].at > END_S - 1

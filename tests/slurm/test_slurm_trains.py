@@ -1,0 +1,141 @@
+"""Real trainings on a real Slurm: nodes are taken, killed and cut off, and no bit of the result changes."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.process.elastic import assert_same, fixed_run
+from tests.slurm.jobs import SubmittedJob, slurm_job
+from tests.slurm.rig import GRACE_S, SlurmCluster, slurm_cluster
+
+SHORT, LONG = 20, 300
+FIRST_STEP_S = 60.0
+"""From submitting to the first step, on a machine that does other things too; a bound for tests, not for users."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with slurm_cluster(4) as made:
+        yield made
+
+
+@pytest.fixture
+def job(cluster: SlurmCluster, tmp_path: Path) -> Iterator[SubmittedJob]:
+    with slurm_job(cluster, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def long_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return fixed_run(tmp_path_factory.mktemp("fixed"), LONG)
+
+
+def test_a_gang_trains_as_one_process_would_and_leaves_nothing(job: SubmittedJob, tmp_path: Path) -> None:
+    gang = job.submit(steps=SHORT, pace=0.0)
+    job.cluster.until(lambda: job.ledger(gang).commits or None, f"the first step; {job.output()}")
+    assert time.monotonic() - job.submitted_at < FIRST_STEP_S
+    told = job.finish(gang)
+    (tmp_path / "alone").mkdir()
+    assert_same(job.here, told, fixed_run(tmp_path / "alone", SHORT), 2)
+    assert [len(each.workers) for each in told.generations] == [2]
+    job.here.assert_nothing_left()
+
+
+def start_elastic(job: SubmittedJob) -> int:
+    """A gang of two and two replicas beyond it, which all train."""
+    gang = job.submit(steps=LONG, maxReplicaCount=4, maxPendingReplicas=2)
+    job.until_world(gang, 4)
+    return gang
+
+
+def hosts(job: SubmittedJob, *names: str) -> list[str]:
+    """Where the Slurm jobs of these names run."""
+    lines = job.cluster.ask("squeue", "-h", "-t", "R", "-o", "%j|%N").splitlines()
+    return [node for name, _, node in (line.partition("|") for line in lines) if name in names]
+
+
+def test_elastic_replicas_leave_within_their_grace_for_a_job_of_higher_priority_and_come_back(
+    job: SubmittedJob, long_alone: dict[str, Any]
+) -> None:
+    gang = start_elastic(job)
+    wish = job.cluster.ask(
+        "sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "srun sleep 600"
+    )
+    asked = time.monotonic()
+    job.cluster.until(lambda: job.state(int(wish)) == "RUNNING" or None, f"it runs; {job.output()}")
+    took = time.monotonic() - asked
+    job.until_world(gang, 2)
+    waiting = job.cluster.until(
+        lambda: [name for name, state in job.cluster.queue().items() if "+" in name and state == "PENDING"] or None,
+        "the wish to grow is in the queue again",
+    )
+    assert set(waiting) <= {"job+2", "job+3"}
+    job.cluster.ask("scancel", wish)
+    job.until_world(gang, 4)
+    told = job.finish(gang)
+    assert took < GRACE_S, "they left by themselves, and were not killed at the end of their grace"
+    assert [job.exit_code(number) for number in (*job.numbers("job+2"), *job.numbers("job+3"))].count(75) == 2
+    assert_same(job.here, told, long_alone, 4)
+    assert {each.kind for each in told.incidents} == {"grow", "preempt"}
+    assert len({each.step for each in told.incidents}) >= 2
+
+
+def test_a_killed_node_is_replaced_at_once_elsewhere(job: SubmittedJob, long_alone: dict[str, Any]) -> None:
+    gang = job.submit(steps=LONG, maxReplicaCount=2, spares=1)
+    job.until_world(gang, 2)
+    before = hosts(job, "job")
+    assert before == ["node[0-2]"]
+    job.cluster.kill("node1")
+    killed = time.monotonic()
+    number = job.cluster.until(lambda: job.numbers("job+1") or None, f"a replacement is asked for; {job.output()}")
+    took = time.monotonic() - killed
+    assert "ExcNodeList=node1" in job.cluster.ask("scontrol", "show", "job", str(number[0]))
+    job.until_world(gang, 2)
+    job.cluster.until(lambda: hosts(job, "job") == ["node[0,2]"] or None, "Slurm has found it too")
+    code, text = job.regrow("slurm", "scale", "job", "--replicas", "2")
+    assert code == 0, f"Slurm changes no comment of a job that has lost a node: {text}"
+    told = job.finish(gang)
+    job.clear()
+    assert took < 10.0, "long before Slurm finds that the node is down"
+    assert_same(job.here, told, long_alone, 2)
+    assert [each.steps_lost for each in told.incidents] == [0] * len(told.incidents)
+    job.cluster.boot("node1")
+
+
+def test_a_node_that_is_cut_off_stops_itself_and_never_commits(job: SubmittedJob, long_alone: dict[str, Any]) -> None:
+    gang = start_elastic(job)
+    (node,) = hosts(job, "job+3")
+    assert any("regrow agent" in each for each in job.cluster.processes(node))
+    job.cluster.cut(node)
+    try:
+        job.until_world(gang, 3)
+        job.cluster.until(
+            lambda: not any("regrow" in each for each in job.cluster.processes(node)) or None, f"{node} stops"
+        )
+        told = job.finish(gang)
+    finally:
+        job.cluster.join(node)
+    job.clear()
+    assert_same(job.here, told, long_alone, 3)
+
+
+def test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew(job: SubmittedJob, tmp_path: Path) -> None:
+    keep = str(tmp_path / "checkpoints")
+    flags = ["--data-cache=off", "--checkpoint-every=1s"]
+    gang = job.submit(steps=LONG, maxReplicaCount=3, checkpointDir=keep, runFlags=flags)
+    job.until_world(gang, 3)
+    job.cluster.until(lambda: list(Path(keep).glob("*/*")) or None, "there is a checkpoint")
+    job.cluster.kill("node0")
+    again = job.cluster.until(
+        lambda: [number for number in job.numbers("job") if number > gang] or None, f"anew; {job.output()}"
+    )
+    assert len(again) == 1
+    assert "ExcNodeList=node0" in job.cluster.ask("scontrol", "show", "job", str(again[0]))
+    job.ended(gang)
+    job.until_world(again[0], 2)
+    told = job.finish(again[0])
+    job.clear()
+    assert min(told.commits) > 0, "it went on from the checkpoint"
+    job.cluster.boot("node0")

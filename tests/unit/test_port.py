@@ -1,0 +1,229 @@
+"""What people are told of a script: its tier, the lines that would change, and what in it is on the list of habits."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from regrow.cli import main
+from regrow.core.errors import UsageError
+from regrow.port.proposing import Proposal, propose
+
+HEAD = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+"""
+SETUP = """\
+dist.init_process_group("nccl")
+model = DDP(Net())
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+STEP = """\
+for x, y in loader:
+    loss = model(x, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def indented(text: str, by: int = 4) -> str:
+    return "".join(" " * by + line if line.strip() else line for line in text.splitlines(keepends=True))
+
+
+def of(text: str) -> Proposal:
+    made = propose(text, "train.py")
+    ast.parse(made.text)
+    return made
+
+
+def test_a_plain_loop_over_batches_becomes_one_of_steps() -> None:
+    made = of(HEAD + SETUP + STEP)
+    assert (made.today, made.then) == (1, 3)
+    assert made.text == (
+        HEAD.rstrip("\n")
+        + "\nimport regrow\n\n"
+        + "session = regrow.init(seed=0)\nmodel = DDP(Net())\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        + "session.protect(model, optimizer)\n"
+        + "for step in session.steps(loader, until=len(loader)):\n"
+        + "    with step as (x, y):\n"
+        + indented(STEP.partition("\n")[2])
+    )
+
+
+def test_epochs_keep_their_number_wherever_it_is_used() -> None:
+    loop = "for epoch in range(1, args.epochs + 1):\n    sampler.set_epoch(epoch)\n    print(f'{epoch}: {epoch + 1}')\n"
+    made = of(HEAD + SETUP + loop + indented(STEP) + "    log(epoch=epoch, name='epoch', at=run.epoch)\n")
+    assert "for epoch in session.epochs(loader, args.epochs):" in made.text
+    assert "set_epoch" not in made.text
+    assert "print(f'{(epoch.number + 1)}: {(epoch.number + 1) + 1}')" in made.text
+    assert "log(epoch=(epoch.number + 1), name='epoch', at=run.epoch)" in made.text
+
+
+def test_steps_in_a_function_of_their_own_are_given_the_epoch() -> None:
+    function = (
+        "def train(args, model, loader, optimizer, epoch):\n    model.train()\n"
+        "    for i, (x, y) in enumerate(tqdm(loader)):\n"
+        + indented(STEP.partition("\n")[2])
+        + "        if i % args.every == 0:\n            print(epoch, i, loss.item())\n\n\n"
+    )
+    rest = (
+        indented(SETUP)
+        + "    for epoch in range(args.epochs):\n        train(args, model, train_loader, optimizer, epoch)\n"
+        + "        test(model, epoch)\n"
+    )
+    made = of(HEAD + function + "def main(args):\n" + rest)
+    assert "for epoch in session.epochs(train_loader, args.epochs):" in made.text
+    assert "        train(args, model, train_loader, optimizer, epoch)\n        test(model, epoch.number)" in made.text
+    assert (
+        "    for step in tqdm(epoch):\n        with step as (x, y):\n            i = step.number % len(epoch)\n"
+        in made.text
+    )
+    assert (
+        "        if step.committed:\n            if i % args.every == 0:\n                print(epoch.number, i"
+        in made.text
+    )
+
+
+def test_functions_with_collectives_between_steps_are_marked_and_texts_are_not_moved() -> None:
+    function = "def evaluate():\n    dist.all_reduce(score)\n    return score\n\n\n"
+    loop = "for epoch in range(3):\n" + indented(STEP).replace(
+        "loss.backward()", 'loss.backward()\n        s = """a\nb"""'
+    )
+    made = of(HEAD + function + SETUP + loop + "    evaluate()\n")
+    assert "@regrow.restartable\ndef evaluate():" in made.text
+    assert '            s = """a\nb"""\n' in made.text
+
+
+def test_what_goes_with_the_model_is_protected_too() -> None:
+    more = "scheduler = CosineAnnealingLR(optimizer)\nscaler = torch.amp.GradScaler()\nema = AveragedModel(model)\n"
+    made = of(HEAD + SETUP + more + "for epoch in range(3):\n" + indented(STEP))
+    assert "session.protect(model, optimizer, scaler, scheduler, ema)\nfor epoch" in made.text
+
+
+def test_an_optimizer_is_what_is_given_parameters_whatever_its_name() -> None:
+    setup = "model = Net().to(device)\nmine = optim.Adadelta(model.parameters(), lr=1)\n"
+    made = of(HEAD + setup + STEP.replace("optimizer.", "my_opt.").replace("x, y in", "x in"))
+    assert "session.protect(model, mine)" in made.text
+
+
+def test_a_model_that_is_not_seen_is_not_left_out_in_silence() -> None:
+    made = of(HEAD + "optimizer, scheduler = build()\nsteps = StepLR(optimizer)\n" + STEP)
+    assert (made.then, made.diff) == (1, "")
+    assert "session.protect(...) by hand" in "".join(made.says)
+
+
+def test_a_training_in_the_methods_of_a_class_is_one_though_its_loop_is_not_seen() -> None:
+    made = of("class T:\n    def batch(self, x):\n        self.optimizer.step()\n")
+    assert (made.today, made.then) == (1, 1)
+    assert "steps in no loop that could be seen" in made.says[0]
+
+
+def test_comments_and_plain_texts_keep_their_words_and_a_guarded_set_epoch_stays() -> None:
+    loop = "for epoch in range(3):\n    if args.spread:\n        sampler.set_epoch(epoch)\n    # the next epoch\n"
+    made = of(HEAD + SETUP + loop + "    print('an epoch ', f'of {epoch:>2} epoch')\n" + indented(STEP))
+    assert "    if args.spread:\n        sampler.set_epoch(epoch.number)\n    # the next epoch\n" in made.text
+    assert "print('an epoch ', f'of {epoch.number:>2} epoch')" in made.text
+
+
+def test_fsdp2_is_known_and_its_model_is_the_optimizers() -> None:
+    setup = "model = Net()\nfully_shard(model)\noptimizer = torch.optim.SGD(model.parameters(), lr=1)\n"
+    made = of(HEAD + setup + STEP)
+    assert "parallel by FSDP2" in made.says[0]
+    assert "session = regrow.init(seed=0)\nmodel = Net()" in made.text
+    assert "session.protect(model, optimizer)" in made.text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "from transformers import AutoModel, Trainer as T, TrainingArguments\nT(model).train()\n",
+            "from transformers import AutoModel\nfrom regrow.adapters.transformers import Trainer as T, Training",
+        ),
+        (
+            "from trl import (\n    SFTConfig,\n    SFTTrainer,\n)\n",
+            "from regrow.adapters.trl import SFTConfig, SFTTrainer\n",
+        ),
+        (
+            "from lightning.pytorch import LightningModule, Trainer\nTrainer().fit(model)\n",
+            "from lightning.pytorch import LightningModule\nfrom regrow.adapters.lightning import Trainer\n",
+        ),
+        ("from pytorch_lightning import Trainer\n", "from regrow.adapters.lightning import Trainer\n"),
+        ("from accelerate import Accelerator\n", "from regrow.adapters.accelerate import Accelerator\n"),
+    ],
+)
+def test_a_frameworks_trainer_needs_another_import(text: str, line: str) -> None:
+    made = of(text)
+    assert made.text.startswith(line)
+    assert made.then == 3
+    assert ("by hand" in "".join(made.says)) == ("accelerate" in text)
+
+
+def test_what_cannot_be_changed_by_a_diff_is_told_with_what_to_write() -> None:
+    accumulated = STEP.replace("    optimizer.step()", "    if (i + 1) % 4 == 0:\n        optimizer.step()")
+    for text, words in [
+        (HEAD + SETUP + accumulated, "line 12: gradients are accumulated over several batches"),
+        (HEAD + SETUP + STEP.replace("x, y in loader", "it in range(9)"), "line 8: its batches come from no loader"),
+        (HEAD + SETUP + STEP.replace("for x, y in loader", "while True"), "line 8: a `while` loop"),
+        (
+            "import lightning as L\nL.Trainer().fit(model)\n",
+            "import its classes by name, from regrow.adapters.lightning",
+        ),
+        ("import lightning as L\nL.Fabric().launch()\n", "Fabric's loops are like plain ones"),
+        ("import transformers\ntransformers.Trainer(model).train()\n", "import its classes by name"),
+    ]:
+        made = of(text)
+        assert (made.today, made.then, made.diff) == (1, 1, ""), text
+        assert any(each.startswith(words) for each in made.says), made.says
+
+
+def test_habits_are_named_with_their_lines() -> None:
+    text = HEAD + "rank = dist.get_rank()\n" + SETUP.replace("Net()", "Net(), static_graph=True")
+    loop = "for epoch in range(3):\n" + indented(STEP + "    dist.all_reduce(loss)\n    if bad: break\n")
+    found = "\n".join(of(text + loop + "    if rank == 0:\n        torch.save(model, 'best.pt')\n").says)
+    for words in (
+        "line 5: `rank` keeps the rank of the start",
+        "line 7: DDP(static_graph=True)",
+        "line 10: it may be left in the middle of an epoch",
+        "line 15: all_reduce behind the update",
+        "line 17: a file that one rank writes",
+    ):
+        assert words in found, found
+
+
+def test_a_start_epoch_and_a_guarded_beginning_are_told() -> None:
+    loop = "    for epoch in range(start, 9):\n" + indented(STEP, 8)
+    setup = indented("if args.distributed:\n" + indented(SETUP[:33]) + "\n" + SETUP[SETUP.index("model") :])
+    found = "\n".join(of(HEAD + "def main(start):\n" + setup + loop).says)
+    assert "`start`: regrow goes on by itself with the right epoch" in found
+    assert "take it out of the branch" in found
+
+
+def test_clocks_behind_the_update_are_no_part_of_the_step() -> None:
+    made = of(HEAD + SETUP + STEP + "    meter.update(1)\n")
+    assert "    if step.committed:\n        meter.update(1)\n" in made.text
+
+
+def test_what_trains_nothing_or_knows_regrow_already_is_left_alone() -> None:
+    for text, today, words in [
+        ("print('hello')\n", 0, "trains nothing"),
+        ("import regrow\n", 3, "uses regrow already"),
+    ]:
+        made = of(text)
+        assert (made.today, made.then, made.diff) == (today, today, "")
+        assert words in made.says[0]
+
+
+def test_what_is_no_script_is_told_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=r"train.py, line 1 is not Python"):
+        of("for for\n")
+    assert main(["port", str(tmp_path / "nothing.py")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    (tmp_path / "train.py").write_text(HEAD + SETUP + STEP)
+    assert main(["port", str(tmp_path / "train.py")]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("--- ") and "+session.protect(model, optimizer)" in said.out
+    assert "regrow: today, as it is: tier 1" in said.err

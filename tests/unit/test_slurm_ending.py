@@ -1,0 +1,129 @@
+"""Who ends a gang's Slurm job, and whether it is submitted anew; a Slurm that only remembers what it was asked."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from regrow.core.ids import Seconds
+from regrow.slurm.client import SlurmClient, SlurmFailure
+from regrow.slurm.ending import GangEnd, heirs
+from regrow.slurm.job_file import SlurmJobSpec
+from regrow.slurm.node_words import NodeSeat
+from regrow.slurm.reading import JobWishes, SlurmJob
+from regrow.slurm.scripts import JobPart, part_in, script_of
+
+SPEC = SlurmJobSpec("gpt", ["train.py"], replica_count=3, max_replica_count=5, max_restarts=1)
+PART = JobPart(SPEC, avoid=("bad",))
+
+
+class RememberedSlurm(SlurmClient):
+    """What it was asked, in order. `dead`: the first host does not answer; `away`: the controller does not."""
+
+    def __init__(self, wishes: JobWishes | None = None, *, state: str = "RUNNING", dead: bool = False) -> None:
+        super().__init__({})
+        self.wishes = wishes or JobWishes()
+        self.jobs = [
+            SlurmJob(7, "gpt", None, state, nodes=("n0", "n1", "n2")),
+            SlurmJob(8, "gpt+3", 3, "RUNNING", nodes=("n3",)),
+            SlurmJob(9, "gpt+4", 4, "PENDING"),
+        ]
+        self.dead, self.away = dead, False
+        self.asked: list[str] = []
+        self.next: JobPart | None = None
+
+    def queue(self, name: str) -> list[SlurmJob]:
+        if self.away:
+            raise SlurmFailure("squeue: Unable to contact slurm controller")
+        return self.jobs
+
+    def batch_script(self, job_id: int) -> str:
+        return script_of(PART, ["regrow"])
+
+    def submit(self, script: str) -> int:
+        self.next = part_in(script)
+        self.asked.append("submit")
+        return 10
+
+    def cancel(self, job_id: int, *, pending: bool = False) -> None:
+        self.asked.append(f"cancel {job_id}")
+
+    def on_host(self, job_id: int, host: str, words: Sequence[str], *, within: Seconds = 30.0) -> str:
+        if self.dead:
+            raise SlurmFailure(f"srun: {host} does not answer")
+        return ""
+
+
+def ending(slurm: RememberedSlurm, index: int, part: JobPart = PART, **more: Any) -> GangEnd:
+    return GangEnd(
+        part, NodeSeat(7, index, f"n{index}", "n[0-2]"), slurm, lambda: slurm.wishes, lambda text: None, **more
+    )
+
+
+def test_a_job_that_is_done_takes_its_waiting_replicas_out_of_the_queue() -> None:
+    slurm = RememberedSlurm()
+    ending(slurm, 0).by_first(0, ())
+    assert slurm.asked == ["cancel 9"]
+
+
+def test_a_job_that_can_be_run_again_is_submitted_anew_as_it_was_asked_for_last() -> None:
+    slurm = RememberedSlurm(JobWishes(replicas=4, avoid=("asked",)))
+    ending(slurm, 0).by_first(75, ("lost",))
+    assert slurm.asked == ["submit"]
+    assert slurm.next is not None
+    assert (slurm.next.attempt, slurm.next.avoid) == (2, ("asked", "bad", "lost"))
+    assert slurm.next.spec.replicas == 4
+
+
+@pytest.mark.parametrize("slurm", [RememberedSlurm(JobWishes(over=True)), RememberedSlurm(state="COMPLETING")])
+def test_a_job_that_was_cancelled_is_not_submitted_anew(slurm: RememberedSlurm) -> None:
+    ending(slurm, 0).by_first(75, ())
+    assert slurm.asked == ["cancel 9"]
+
+
+def test_a_gang_is_not_started_more_often_than_it_may_be() -> None:
+    slurm = RememberedSlurm()
+    ending(slurm, 0, JobPart(SPEC, attempt=2)).by_first(75, ())
+    assert slurm.asked == ["cancel 9"]
+
+
+def test_while_the_first_host_answers_its_own_script_ends_the_allocation() -> None:
+    slurm = RememberedSlurm()
+    ending(slurm, 1).by_survivor()
+    assert slurm.asked == []
+
+
+def test_a_survivor_submits_the_gang_without_the_lost_host_and_ends_the_allocation() -> None:
+    slurm = RememberedSlurm(dead=True)
+    ending(slurm, 1).by_survivor()
+    assert slurm.asked == ["submit", "cancel 7"]
+    assert slurm.next is not None and slurm.next.avoid == ("bad", "n0")
+
+
+def test_a_survivor_that_comes_later_finds_the_next_gang_there() -> None:
+    slurm = RememberedSlurm(dead=True)
+    waited: list[float] = []
+
+    def sleep(seconds: Seconds) -> None:
+        waited.append(seconds)
+        slurm.jobs.append(SlurmJob(10, "gpt", None, "PENDING"))
+
+    ending(slurm, 2, sleep=sleep).by_survivor()
+    assert waited == [5.0]
+    assert slurm.asked == ["cancel 7"]
+
+
+def test_who_is_cut_off_itself_ends_nothing() -> None:
+    slurm = RememberedSlurm(dead=True)
+    slurm.away = True
+    ending(slurm, 1).by_survivor()
+    assert slurm.asked == []
+
+
+def test_of_many_nodes_some_look_after_the_end_far_from_each_other() -> None:
+    assert heirs(4) == [1, 2, 3]
+    assert heirs(17) == list(range(1, 17))
+    some = heirs(1000)
+    assert len(some) == 16 and some[0] == 1 and some[-1] == 999
+    assert max(later - sooner for sooner, later in itertools.pairwise(some)) < 70

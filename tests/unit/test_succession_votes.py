@@ -1,0 +1,191 @@
+"""Who may elect, who is bound, and what is handed over. Elections under random schedules: tests/schedules."""
+
+import pytest
+
+from regrow.core.ids import NodeId, Rank, StepNo, WorkerId
+from regrow.core.messages import FaultSpec, FaultStage
+from regrow.core.messages.elections import Handover, LauncherPresent, VoteAnswered, VoteAsked, Voter
+from regrow.membership.fault_plan import FaultPlan, ScriptErrors
+from regrow.membership.incident import Incidents
+from regrow.membership.recovery.doubts import Doubt
+from regrow.membership.scaling import Change
+from regrow.membership.succession.election import Election
+from regrow.membership.succession.memory import GivenBack, JobMemory
+from regrow.membership.succession.voters import MOST_VOTERS, Voters
+from regrow.membership.succession.written import MemoryWriter, read
+
+LEASE = 5.0
+
+
+def voter(number: int) -> Voter:
+    return Voter(f"node{number}@x", NodeId(f"node{number}"), f"host{number}:1")
+
+
+def answer(voters: Voters, number: int, beat: float) -> None:
+    """A launcher answers a beat, and has all that there is."""
+    voters.heard(LauncherPresent(voter(number), voters.term, voters.number, beat), beat)
+
+
+def settled(launchers: int) -> Voters:
+    voters = Voters(voter(0), 1, LEASE, memory=b"memory")
+    for number in range(1, launchers):
+        answer(voters, number, 0.0)
+    while voters.change(0.0):
+        for number in range(1, launchers):
+            answer(voters, number, 0.0)
+    return voters
+
+
+def held_by(number: int, launchers: int, now: float = 0.0) -> Election:
+    election = Election(voter(number))
+    assert election.heard(1, settled(launchers).handover(voter(number).name), LEASE, now)
+    return election
+
+
+def test_voters_are_seven_at_most_and_change_one_at_a_time() -> None:
+    voters = Voters(voter(0), 1, LEASE)
+    for number in range(1, 10):
+        answer(voters, number, 0.0)
+    assert voters.change(0.0)
+    assert len(voters.newest) == 2
+    assert not voters.change(0.0), "the last change does not count yet"
+    assert len(settled(10).newest) == MOST_VOTERS
+
+
+def test_a_launcher_that_votes_has_what_a_successor_needs_and_others_know_who_votes() -> None:
+    voters = settled(10)
+    assert voters.handover("node1@x").memory == b"memory"
+    assert voters.handover("node9@x").memory == b""
+    assert voters.handover("node9@x").voters == voters.newest
+
+
+def test_a_coordinator_decides_until_a_quorum_may_be_free() -> None:
+    voters = settled(5)
+    answer(voters, 1, 3.0)
+    answer(voters, 2, 2.0)
+    assert voters.may_decide(LEASE + 1.9), "two of five are free"
+    assert [each.node for each in voters.free(LEASE + 1.9)] == ["node3", "node4"]
+    assert not voters.may_decide(LEASE + 2.0), "three are"
+
+
+def test_one_that_has_ended_while_it_was_bound_elects_nobody_and_one_that_was_free_may_have() -> None:
+    voters = settled(3)
+    voters.ended("node1@x", LEASE - 0.1)
+    assert voters.may_decide(LEASE)
+    late = settled(3)
+    late.ended("node1@x", LEASE)
+    assert not late.may_decide(LEASE)
+
+
+def test_a_silent_voter_is_one_no_more_and_a_coordinator_that_is_deposed_decides_nothing() -> None:
+    voters = settled(3)
+    answer(voters, 1, 4.0)
+    assert voters.change(LEASE)
+    assert [each.node for each in voters.newest] == ["node0", "node1"]
+    voters.deposed_by = 2
+    assert not voters.may_decide(LEASE)
+
+
+def test_a_launcher_votes_once_a_term_and_not_while_the_coordinator_counts_on_it() -> None:
+    election = held_by(1, 3)
+    version = settled(3).handover("node1@x").version
+    assert not election.vote(VoteAsked(2, "node2@x", version), LEASE - 0.1)
+    assert election.vote(VoteAsked(2, "node2@x", version, trial=True), LEASE)
+    assert election.vote(VoteAsked(2, "node2@x", version), LEASE), "a trial changes nothing"
+    assert not election.vote(VoteAsked(2, "node0@x", version), LEASE)
+    assert not election.heard(1, None, LEASE, LEASE), "the coordinator of the older term is none any more"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        VoteAsked(2, "node2@x", (0, 99)),
+        VoteAsked(1, "node2@x", (1, 99)),
+        VoteAsked(2, "stranger", (1, 99)),
+    ],
+)
+def test_nobody_votes_for_who_knows_less_comes_late_or_is_no_voter(asked: VoteAsked) -> None:
+    assert not held_by(1, 3).vote(asked, LEASE)
+
+
+def test_who_stands_asks_first_and_learns_from_who_refuses_in_which_term_to_stand() -> None:
+    election = held_by(1, 3)
+    assert election.stand(LEASE) is None, "it is not its turn"
+    asked = election.stand(LEASE + 1.0)
+    assert asked == VoteAsked(2, "node1@x", settled(3).handover("node1@x").version, trial=True)
+    assert not election.answered(VoteAnswered(False, 7))
+    again = election.stand(LEASE + 10.0)
+    assert again is not None and again.term == 8
+    assert election.campaign(again, LEASE + 10.0) == VoteAsked(8, "node1@x", again.version)
+    assert not election.wins(1) and election.wins(2)
+
+
+def test_two_launchers_and_one_that_only_follows_stand_never() -> None:
+    assert held_by(1, 2).stand(100.0) is None
+    assert held_by(9, 10).stand(100.0) is None
+
+
+def memory() -> JobMemory:
+    incidents = Incidents()
+    incidents.count = 3
+    incidents.fault("exit", [Rank(1)], "it was killed", generation=2, step=StepNo(7), now=105.0, fault_at=104.0)  # type: ignore[arg-type]
+    return JobMemory(
+        plan=FaultPlan([FaultSpec("f1", Rank(0), stage=FaultStage.FORWARD, step=StepNo(9))], ["f0"]),
+        incidents=incidents,
+        errors=ScriptErrors(),
+        table=None,
+        step=StepNo(7),
+        restarts=1,
+        resumes=True,
+        wanted=4,
+        wanted_by="somebody",
+        change=Change("grow", 2, "room", 130.0),
+        spent=[90.0, 104.0],
+        doubt=Doubt(StepNo(6), frozenset({Rank(1), Rank(0)})),
+        quarantined={NodeId("n3"): "twice"},
+        given_back=[GivenBack(NodeId("n2"), 150.0, "preempted")],
+        gone={WorkerId("n1.w1"), WorkerId("n1.w0")},
+        named={NodeId("n1"): 4},
+        checkpoints=2,
+    )
+
+
+def test_what_is_handed_over_comes_back_with_times_of_the_other_clock() -> None:
+    written = MemoryWriter(lambda: (memory(), [NodeId("n1"), NodeId("n0")])).write()
+    back, nodes = read(written, 1000.0)
+    known = memory()
+    assert nodes == ["n0", "n1"]
+    assert back.spent == [1090.0, 1104.0]
+    assert back.given_back == [GivenBack(NodeId("n2"), 1150.0, "preempted")]
+    assert back.change == Change("grow", 2, "room", 1130.0)
+    assert back.incidents.open is not None and back.incidents.count == known.incidents.count
+    assert (back.incidents.open.opened_at, back.incidents.open.fault_at) == (1105.0, 1104.0)
+    assert back.plan.pending == known.plan.pending and back.plan.struck == ["f0"]
+    same = (
+        "doubt",
+        "quarantined",
+        "gone",
+        "named",
+        "checkpoints",
+        "restarts",
+        "resumes",
+        "wanted",
+        "wanted_by",
+        "step",
+    )
+    assert {name: getattr(back, name) for name in same} == {name: getattr(known, name) for name in same}
+
+
+def test_steps_alone_are_no_news() -> None:
+    present = memory()
+    writer = MemoryWriter(lambda: (present, []))
+    first = writer.write()
+    present.step = StepNo(8)
+    assert writer.write() == first
+    present.restarts += 1
+    assert writer.write() != first
+    assert read(writer.write(), 0.0)[0].step == 8
+
+
+def test_a_handover_is_ordered_by_term_and_number() -> None:
+    assert Handover(2, 1, [], NodeId("n0")).version > Handover(1, 9, [], NodeId("n0")).version
