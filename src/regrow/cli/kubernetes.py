@@ -83,4 +83,27 @@ def scale_job(job: str, replicas: int, namespace: str) -> None:
     click.echo(scale(job, namespace, replicas))
 
 
+@k8s.command("convert")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--script", default="", metavar="WORDS", help="The script and its arguments, where FILE hides them.")
+@click.option(
+    "--pods-per-replica", type=click.IntRange(1, 1024), default=1, metavar="K", help="That hold one model.  [1]"
+)
+def convert(file: Path, script: str, pods_per_replica: int) -> int:
+    """Print the HyperPodPyTorchJob in FILE (YAML) as a TrainingJob; what becomes of its fields goes to standard error.
+
+    Exit code 1: a field is not known here, so nothing is printed.
+    """
+    from regrow.operator.converting import converted
+
+    made = converted(file, script=script, pods_per_replica=pods_per_replica)
+    for note in made.notes:
+        click.echo(f"regrow: {note}", err=True)
+    for unknown in made.unknown:
+        click.echo(f"regrow: {unknown} is not known here: take it out of {file}, and see what it was for", err=True)
+    if not made.unknown:
+        click.echo(made.text, nl=False)
+    return 1 if made.unknown else 0
+
+
 COMMANDS = (operator, k8s)

@@ -1,0 +1,52 @@
+"""`regrow k8s convert`: reads the file of another operator's job, and writes ours."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regrow.core.errors import UsageError
+from regrow.operator.hyperpod import convert_job
+
+
+@dataclass(frozen=True)
+class ConvertedText:
+    """A TrainingJob as YAML, and what is to be said of it."""
+
+    text: str
+    notes: list[str]
+    unknown: list[str]
+
+
+def converted(path: Path, *, script: str = "", pods_per_replica: int = 1) -> ConvertedText:
+    """The one HyperPod job in a file. Raises `UsageError`: names the field and its cure."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError("HyperPod's jobs are YAML", hint="pip install 'regrow[kubernetes]'") from error
+    try:
+        documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each is not None]
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    jobs = [each for each in documents if _is_job(each)]
+    others = [str(each.get("kind", "")) for each in documents if isinstance(each, dict) and each not in jobs]
+    if len(jobs) != 1:
+        has = f"{len(jobs)} of them" if jobs else ", ".join(others) or "nothing of the kind"
+        raise UsageError(f"{path} should have one HyperPodPyTorchJob, and has {has}", hint="give one job in a file")
+    try:
+        words = shlex.split(script)
+    except ValueError as error:
+        raise UsageError(f"--script {script!r} cannot be split into words: {error}") from error
+    try:
+        made = convert_job(jobs[0], script=words or None, pods_per_replica=pods_per_replica)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.cause}", hint=error.hint) from error
+    notes = [*made.notes, *(f"{kind} in the same file: left as it is" for kind in others)]
+    text = yaml.safe_dump(made.manifest, sort_keys=False, width=120)
+    return ConvertedText(text, notes, made.unknown)
+
+
+def _is_job(found: Any) -> bool:
+    return isinstance(found, dict) and str(found.get("kind", "")).lower() == "hyperpodpytorchjob"

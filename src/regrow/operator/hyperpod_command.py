@@ -1,0 +1,106 @@
+"""The script in a container's command: what `hyperpodrun` or `torchrun` was to start, with which flags. *Pure*."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+_LAUNCHERS: Final = frozenset({"hyperpodrun", "torchrun"})
+_MODULES: Final = frozenset({"torch.distributed.run", "torch.distributed.launch"})
+_BARE: Final = frozenset({"--standalone", "--run-path", "--virtual-local-rank", "--inprocess-restart"})
+_KEPT_BARE: Final = frozenset({"--module", "--no-python"})
+_KEPT: Final = frozenset({"--max-restarts", "--log-dir", "--redirects", "--tee", "--shutdown-timeout"})
+_OURS: Final = frozenset(
+    {
+        "--nnodes",
+        "--node-rank",
+        "--rdzv-backend",
+        "--rdzv-endpoint",
+        "--rdzv-id",
+        "--rdzv-conf",
+        "--master-addr",
+        "--master-port",
+        "--local-addr",
+        "--standalone",
+        "--server-host",
+        "--server-port",
+    }
+)
+_MEANINGLESS: Final = frozenset(
+    {
+        "--monitor-interval",
+        "--start-method",
+        "--role",
+        "--local-ranks-filter",
+        "--event-log-handler",
+        "--logs-specs",
+        "--numa-binding",
+        "--signals-to-handle",
+        "--run-path",
+        "--virtual-local-rank",
+        "--inprocess-restart",
+        "--inprocess-timeout",
+        "--shutdown-signal",
+    }
+)
+_SCRIPTS: Final = frozenset({"--pre-train-script", "--pre-train-args", "--post-train-script", "--post-train-args"})
+_SHORT: Final = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
+
+
+@dataclass
+class LaunchedScript:
+    """What a launcher was to start.
+
+    Attributes:
+        script: it and its arguments.
+        flags: of `regrow run`.
+        ranks: of a pod, as the flag says; empty: not said.
+        notes: sentences for people.
+        unknown: flags that nobody here knows.
+    """
+
+    script: list[str] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
+    ranks: str = ""
+    notes: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+NOTHING: Final = LaunchedScript()
+
+
+def launched(words: list[str]) -> LaunchedScript | None:
+    """The script and flags of a command; None: no launcher is seen in it, or it is a shell's text."""
+    start = next((at for at, word in enumerate(words) if _launches(words, at)), None)
+    if start is None:
+        return None
+    found, at, set_here, nothing = LaunchedScript(), start + 1, list[str](), list[str]()
+    while at < len(words) and words[at].startswith("-"):
+        name, _, value = words[at].partition("=")
+        name = _SHORT.get(name, name).replace("_", "-")
+        at += 1
+        if not value and name not in _BARE | _KEPT_BARE and at < len(words):
+            value, at = words[at], at + 1
+        if name == "--nproc-per-node":
+            found.ranks = value
+        elif name in _KEPT_BARE:
+            found.flags.append(name)
+        elif name in _KEPT:
+            found.flags.append(f"{name}={value}")
+        elif name in _OURS:
+            set_here.append(name)
+        elif name in _MEANINGLESS:
+            nothing.append(name)
+        elif name in _SCRIPTS:
+            found.notes.append(f"{name} {value}: no counterpart; run it in an initContainer, or in the script itself")
+        else:
+            found.unknown.append(name)
+    found.script = words[at:]
+    if set_here:
+        found.notes.append(f"left out, for the operator says where pods meet: {', '.join(set_here)}")
+    if nothing:
+        found.notes.append(f"left out, for they mean nothing here: {', '.join(nothing)}")
+    return found if found.script else None
+
+
+def _launches(words: list[str], at: int) -> bool:
+    word = words[at]
+    return word.rsplit("/", 1)[-1] in _LAUNCHERS or (word in _MODULES and at > 0 and words[at - 1] == "-m")
