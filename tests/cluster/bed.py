@@ -34,6 +34,7 @@ class Bed:
         self.kubelet = FakeKubelet(self.store, folder)
         self.said = SaidToRun(self.store, lease=15.0)
         self._real = real
+        fake.logs = self.kubelet.output
 
     async def live(self) -> None:
         """Until it is cancelled."""
@@ -51,7 +52,7 @@ class Bed:
     async def operator(self) -> AsyncIterator[Controller]:
         """A controller that runs."""
         async with self.client() as api:
-            controller = Controller(api, KEY, resync_every=1.0)
+            controller = Controller(api, KEY, resync_every=1.0, ask_every=0.2)
             running = asyncio.create_task(controller.run())
             try:
                 yield controller

@@ -19,6 +19,8 @@ class FakeApi:
         self.store = store
         self.requests: list[tuple[str, str]] = []
         self.down = False
+        self.logs: Callable[[str], str] = lambda name: ""
+        """What a pod has said so far; `Refused` where it has not started."""
         self._watches: set[asyncio.Queue[Change | None]] = set()
         store.listeners.append(self._spread)
 
@@ -83,6 +85,8 @@ class FakeApi:
         if part == "eviction":
             self.store.evict(namespace, name)
             return _json({"kind": "Status", "apiVersion": "v1", "status": "Success"}, status=201)
+        if part == "log":
+            return await self._log(request, namespace, name)
         if part == "scale":
             return _json(await self._scale(request, plural, namespace, name))
         if request.method == "GET":
@@ -95,6 +99,26 @@ class FakeApi:
         if request.can_read_body and (body := await request.json()):
             grace = body.get("gracePeriodSeconds", grace)
         return _json(self.store.delete(plural, namespace, name, grace=None if grace is None else int(grace)))
+
+    async def _log(self, request: web.Request, namespace: str, name: str) -> web.StreamResponse:
+        found = self.store.get("pods", namespace, name)
+        if not found["spec"].get("nodeName"):
+            return web.Response(status=204)
+        told = self.logs(name)
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        tail = int(request.query.get("tailLines", "0"))
+        await response.write("".join(told.splitlines(keepends=True)[-tail:]).encode())
+        while request.query.get("follow", "") in _TRUE and not self._over(namespace, name):
+            await asyncio.sleep(0.01)
+            news = self.logs(name)[len(told) :]
+            told += news
+            await response.write(news.encode())
+        return response
+
+    def _over(self, namespace: str, name: str) -> bool:
+        found = self.store.objects.get(("pods", namespace, name))
+        return found is None or found["status"]["phase"] in ("Succeeded", "Failed")
 
     async def _scale(self, request: web.Request, plural: str, namespace: str, name: str) -> Manifest:
         paths = self.store.crds[plural]["spec"]["versions"][0]["subresources"]["scale"]

@@ -79,7 +79,7 @@ class FakeKubelet:
             )
         self.processes[meta["name"]] = process
         state = {"state": {"running": {"startedAt": self._store.stamp()}}}
-        status = {"phase": "Running", "containerStatuses": [state]}
+        status = {"phase": "Running", "podIP": _HERE, "containerStatuses": [state]}
         self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
 
     def _resolved(self, word: str, services: set[str]) -> str:

@@ -134,8 +134,25 @@ async def test_jobs_are_submitted_shown_and_scaled_from_a_terminal(cluster: Bed,
     file.write_text(str(training_job(**SMALL)))
     assert "job team/job is there" in await regrow("submit", str(file))
     assert "AlreadyExists" in await regrow("submit", str(file)) or "already exists" in await regrow("submit", str(file))
+
+    def creating(name: str) -> str:
+        raise Refused(400, "BadRequest", f'container "train" in pod "{name}" is waiting to start: ContainerCreating')
+
+    cluster.fake.logs = lambda name: f"first of {name}\nlast of {name}\n"
+    assert "job job has no pod for replica 0 now" in await regrow("logs", "job")
     async with cluster.operator():
         await cluster.until(lambda: cluster.status().get("replicas") == 4, "all replicas run")
+        assert await regrow("logs", "job") == "first of job-1-0-1\nlast of job-1-0-1\n"
+        assert await regrow("logs", "job", "--replica", "1", "--tail", "1") == "last of job-1-1-2\n"
+        assert "job job has no node 4 (it can have nodes 0 to 3)" in await regrow("logs", "job", "--node", "4")
+        assert "give one of them" in await regrow("logs", "job", "--node", "1", "--replica", "1")
+        cluster.fake.logs = creating
+        assert "is waiting to start" in await regrow("logs", "job", "--node", "1")
+        assert "is waiting to start" in await regrow("logs", "job", "--node", "1", "-f")
+        job = cluster.job()
+        said = {**job["status"], "step": 12, "incidents": 1, "goodput": 0.875}
+        cluster.store.replace("trainingjobs", "team", "job", {**job, "status": said}, part="status")
+        assert "step 12, incidents 1, goodput 88%, when it was last asked" in await regrow("status", "job")
         assert "replicas: 4, wanted 4, waiting 0" in await regrow("status", "job")
         assert "job job can have 2 to 4" in await regrow("scale", "job", "--replicas", "5")
         assert "is to have 3 replicas" in await regrow("scale", "job", "--replicas", "3")

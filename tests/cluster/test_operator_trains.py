@@ -42,6 +42,8 @@ async def test_a_training_grows_loses_a_pod_shrinks_and_ends_without_losing_a_st
             cluster.store.delete("pods", "team", lost["metadata"]["name"])
             await cluster.until(lambda: _world(cluster) == 2, "the others go on without it")
             await cluster.until(lambda: _world(cluster) == 3, "and with another in its place")
+            await cluster.until(lambda: cluster.status().get("incidents", 0) >= 1, "the operator was told of it")
+            assert cluster.status()["step"] > 0 and 0 < cluster.status()["goodput"] <= 1, cluster.status()
         # No operator: training goes on.
         before = cluster.kubelet.output("job-1-0-1")
         await cluster.until(lambda: len(cluster.kubelet.output("job-1-0-1")) > len(before) + 40, "steps go on")

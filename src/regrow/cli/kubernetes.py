@@ -83,6 +83,26 @@ def scale_job(job: str, replicas: int, namespace: str) -> None:
     click.echo(scale(job, namespace, replicas))
 
 
+@k8s.command("logs")
+@click.argument("job")
+@click.option("--replica", type=click.IntRange(min=0), metavar="N", help="First pod of replica N.  [0]")
+@click.option("--node", type=click.IntRange(min=0), metavar="N", help="The pod that is node N of the job.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the pod ends.")
+@click.option("--tail", type=click.IntRange(min=1), metavar="N", help="The last N lines alone.")
+@_NAMESPACE
+def job_logs(job: str, replica: int | None, node: int | None, follow: bool, tail: int | None, namespace: str) -> None:
+    """Show what a pod of JOB says; pod 0 tells of steps and incidents."""
+    _needs_lightkube()
+    if replica is not None and node is not None:
+        raise UsageError("--replica and --node are both given", hint="give one of them")
+    from regrow.operator.commands import logs
+
+    def say(line: str) -> None:
+        click.echo(line, nl=False)
+
+    logs(job, namespace, replica=replica, node=node, follow=follow, tail=tail, say=say)
+
+
 @k8s.command("convert")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--script", default="", metavar="WORDS", help="The script and its arguments, where FILE hides them.")

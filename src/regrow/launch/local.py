@@ -41,6 +41,7 @@ from regrow.membership.states import Gathering
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.written import MemoryWriter
 from regrow.observe.record import EventWriter
+from regrow.observe.watch.figures import FiguresDesk
 from regrow.observe.watch.site import WatchSite
 
 VERDICT_DEADLINE: Seconds = 5.0
@@ -119,7 +120,7 @@ class _Launch:
             Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint)), 1, VOTE_LEASE
         )
         memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
-        desk = LauncherDesk(voters, memory.write, token)
+        desk, figures = LauncherDesk(voters, memory.write, token), FiguresDesk()
         async with AsyncExitStack() as stack:
             stack.enter_context(folder.hold_checkpoints(plan.checkpoint_dir or ""))
             events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
@@ -133,10 +134,10 @@ class _Launch:
                 port=plan.port,
                 near=[node_name(rank) for rank in plan.node_ranks],
                 lease=LEASE,
-                routes=desk.routes(),
+                routes=[*desk.routes(), *figures.routes()],
             )
             coordinator.offer = plan.offer(facts)
-            coordinator.watchers.extend([self._speaker.record, *self._watchers])
+            coordinator.watchers.extend([self._speaker.record, figures.feed, *self._watchers])
             if plan.watch is not None:
                 site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say))
                 coordinator.watchers.append(site.feed)

@@ -2,7 +2,7 @@
 
 import asyncio
 import difflib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,11 @@ from regrow.core.errors import UsageError
 from regrow.operator.api import ApiFailure, ApiKind, Manifest
 from regrow.operator.crd import crd
 from regrow.operator.lightkube_api import LightkubeApi
-from regrow.operator.resource import GROUP, KIND, VERSION, SpecRefused, read_job, read_status
+from regrow.operator.objects import JOB_LABEL
+from regrow.operator.observing import read_pod
+from regrow.operator.resource import GROUP, KIND, VERSION, SpecRefused, TrainingJob, read_job, read_status
+
+Say = Callable[[str], None]
 
 _CURES = {
     401: "log in to the cluster again",
@@ -61,6 +65,9 @@ def status_lines(name: str, namespace: str) -> list[str]:
         f"{found['metadata']['namespace']}/{name}: {status.phase or 'not looked at yet'}",
         f"replicas: {status.replicas}, wanted {status.desired_replicas}, waiting {status.pending_replicas}",
     ]
+    if status.step is not None:
+        goodput = "" if status.goodput is None else f", goodput {status.goodput:.0%}"
+        lines.append(f"step {status.step}, incidents {status.incidents or 0}{goodput}, when it was last asked")
     lines.extend(f"{each.type}: {each.status} ({each.message or each.reason})" for each in status.conditions)
     lines.extend(f"avoided: {each.name} ({each.reason})" for each in status.avoided_nodes)
     return lines
@@ -79,6 +86,52 @@ def scale(name: str, namespace: str, replicas: int) -> str:
 
     made = _asked(change)["metadata"]
     return f"job {made['namespace']}/{name} is to have {replicas} replicas"
+
+
+def logs(
+    name: str, namespace: str, *, replica: int | None, node: int | None, follow: bool, tail: int | None, say: Say
+) -> None:
+    """Say what a pod of a job has said, by default its pod 0. Raises `UsageError`: there is no such pod."""
+
+    async def read(api: LightkubeApi) -> Manifest:
+        here = namespace or api.namespace
+        found = await api.get(ApiKind.JOBS, here, name)
+        try:
+            job = read_job(found)
+        except SpecRefused as refusal:
+            raise UsageError(f"job {name} cannot run as it is: {refusal}") from refusal
+        pod = chosen_pod(await api.pods_of(here, name), job, replica=replica, node=node)
+        silent = True
+        async for line in api.log(here, pod, follow=follow, tail=tail):
+            say(line)
+            silent = False
+        if silent:
+            raise UsageError(f"pod {pod} has said nothing yet", hint=f"kubectl describe pod {pod} -n {here} says why")
+        return {}
+
+    _asked(read)
+
+
+def chosen_pod(pods: Sequence[Manifest], job: TrainingJob, *, replica: int | None, node: int | None) -> str:
+    """The name of the pod at a place, of several the last one made. Raises `UsageError`: nothing is there."""
+    each = job.spec.pods_per_replica
+    if node is not None:
+        replica, index = divmod(node, each)
+        what = f"node {node}"
+    else:
+        replica, index = replica or 0, 0
+        what = f"replica {replica}"
+    most = job.spec.elastic().max_replica_count
+    if replica >= most:
+        has = f"replicas 0 to {most - 1}" if node is None else f"nodes 0 to {most * each - 1}"
+        raise UsageError(f"job {job.name} has no {what}", hint=f"it can have {has}")
+    seen = [pod for pod in map(read_pod, pods) if pod is not None and pod.owner == job.uid and pod.place == replica]
+    names = {pod.name: pod for pod in seen if each == 1 or pod.name.endswith(f"-{index}")}
+    if not names:
+        raise UsageError(
+            f"job {job.name} has no pod for {what} now", hint=f"kubectl get pods -l {JOB_LABEL}={job.name}"
+        )
+    return max(names, key=lambda found: (names[found].attempt, names[found].created, found))
 
 
 def _read(path: Path) -> Manifest:

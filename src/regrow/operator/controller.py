@@ -15,7 +15,9 @@ import msgspec
 from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
 from regrow.cluster.planner import next_look, plan
 from regrow.core.ids import Instant, Seconds
+from regrow.observe.watch.present import JobFigures
 from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
+from regrow.operator.asking import JobAsker
 from regrow.operator.backends import backend_of
 from regrow.operator.cache import ClusterCache, JobKey
 from regrow.operator.objects import ReplicaPlace, pods, secret, service
@@ -25,6 +27,7 @@ from regrow.operator.status import JobFinding, findings, next_status, refused_st
 from regrow.operator.work_queue import WorkQueue
 
 RESYNC_EVERY: Final[Seconds] = 30.0
+ASK_EVERY: Final[Seconds] = 30.0
 _RELIST_PAUSE: Final[Seconds] = 1.0
 _WORKERS: Final = 8
 _LOG = logging.getLogger("regrow.operator")
@@ -39,13 +42,24 @@ class Controller:
         key: from which the jobs' secrets are made; the same for all operators of a cluster.
         wall: seconds since the epoch, as the API server's times.
         resync_every: all jobs are looked at so often, whatever was heard.
+        ask_every: so often jobs are asked how far they are.
     """
 
-    def __init__(self, api: ClusterApi, key: bytes, *, wall: Wall = time.time, resync_every: Seconds = RESYNC_EVERY):
+    def __init__(
+        self,
+        api: ClusterApi,
+        key: bytes,
+        *,
+        wall: Wall = time.time,
+        resync_every: Seconds = RESYNC_EVERY,
+        ask_every: Seconds = ASK_EVERY,
+    ) -> None:
         self._api = api
         self._key = key
         self._wall = wall
-        self._resync_every = resync_every
+        self._resync_every, self._ask_every = resync_every, ask_every
+        self._figures: dict[JobKey, tuple[str, int, JobFigures]] = {}
+        """Of which job's uid and attempt, and what it said."""
         self._queue = WorkQueue()
         self.cache = ClusterCache()
         self._listed = {ApiKind.JOBS: asyncio.Event(), ApiKind.PODS: asyncio.Event()}
@@ -62,6 +76,7 @@ class Controller:
                 for listed in self._listed.values():
                     await listed.wait()
                 tasks.create_task(self._resync())
+                tasks.create_task(self._ask_jobs())
                 for _ in range(_WORKERS):
                     tasks.create_task(self._work())
         finally:
@@ -91,6 +106,35 @@ class Controller:
         while True:
             self._touch(set(self.cache.jobs()))
             await asyncio.sleep(self._resync_every)
+
+    async def _ask_jobs(self) -> None:
+        """How far the jobs are is for people alone: it is asked beside the work, and may fail."""
+        async with JobAsker(self._key) as asker:
+            while True:
+                await asyncio.sleep(self._ask_every)
+                jobs = self.cache.jobs()
+                self._figures = {key: known for key, known in self._figures.items() if key in jobs}
+                await asyncio.gather(*(self._ask_job(asker, key) for key in jobs))
+
+    async def _ask_job(self, asker: JobAsker, key: JobKey) -> None:
+        found = self.cache.job(key)
+        if found is None:
+            return
+        try:
+            job = read_job(found)
+        except SpecRefused:
+            return
+        leader = next((pod for pod in self.cache.pods(key) if pod.leader and pod.owner == job.uid and pod.ip), None)
+        if leader is None or leader.phase != "Running" or leader.attempt != job.status.attempt:
+            return
+        figures = await asker.ask(job, leader.ip)
+        if figures is not None:
+            self._figures[key] = (job.uid, leader.attempt, figures)
+            self._queue.add(key)
+
+    def _figures_of(self, job: TrainingJob) -> JobFigures | None:
+        uid, attempt, figures = self._figures.get((job.namespace, job.name), ("", 0, None))
+        return figures if (uid, attempt) == (job.uid, job.status.attempt) else None
 
     async def _work(self) -> None:
         while True:
@@ -126,7 +170,9 @@ class Controller:
         reading = read(job, seen, now)
         actions = [] if reading.anew else plan(job.spec.elastic(), reading.seen, now)
         said = [*findings(job, reading), *_pod_findings(seen, actions), *await self._queue_trouble(job, reading)]
-        status = with_conditions(next_status(job, reading, actions, now), said, job.generation, now)
+        status = with_conditions(
+            next_status(job, reading, actions, now, self._figures_of(job)), said, job.generation, now
+        )
         await self._write(found, job.status, status)
         if reading.anew:
             self._queue.add(key)

@@ -22,6 +22,7 @@ _COLUMNS: Final = (
     ("Wanted", "integer", ".status.desiredReplicas", "Replicas that are wanted now."),
     ("Pending", "integer", ".status.pendingReplicas", "Replicas that wait for capacity."),
     ("Step", "integer", ".status.step", "The step that the training is at."),
+    ("Goodput", "number", ".status.goodput", "The productive part of all rank-seconds, from 0 to 1."),
     ("Age", "date", ".metadata.creationTimestamp", "Since when the job is there."),
 )
 

@@ -1,6 +1,6 @@
 """An API server asked through lightkube; objects stay the dictionaries that they are in JSON."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from lightkube.generic_resource import GenericNamespacedResource, create_api_inf
 
 from regrow.core.errors import UsageError
 from regrow.operator.api import ApiFailure, ApiKind, Manifest
-from regrow.operator.objects import MANAGED
+from regrow.operator.objects import JOB_LABEL, MANAGED
 from regrow.operator.resource import GROUP, VERSION
 from regrow.operator.resource import KIND as JOB_KIND
 
@@ -108,6 +108,27 @@ class LightkubeApi:
         asked = self._client.delete(_KINDS[kind][0], name, namespace=namespace, grace_period=0 if force else None)
         try:
             await asked
+        except httpx2.HTTPError as error:
+            raise _failure(error) from error
+
+    async def pods_of(self, namespace: str, job: str) -> Sequence[Manifest]:
+        """A job's pods; for who has rights in its namespace alone."""
+        labels = {**MANAGED, JOB_LABEL: job}
+        try:
+            found = self._client.list(_KINDS[ApiKind.PODS][0], namespace=namespace, labels=labels, chunk_size=_PAGE)
+            return [dict(each) async for each in found]
+        except httpx2.HTTPError as error:
+            raise _failure(error) from error
+
+    async def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:
+        """Lines of a pod's first container, with their ends; `follow`: until it has ended."""
+        asked = self._client.log(pod, namespace=namespace, follow=follow, tail_lines=tail)
+        try:
+            if follow:  # lightkube 1.0.1 cannot read the refusal of a stream
+                async for _ in self._client.log(pod, namespace=namespace, tail_lines=1):
+                    pass
+            async for line in asked:
+                yield line
         except httpx2.HTTPError as error:
             raise _failure(error) from error
 

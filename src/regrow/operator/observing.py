@@ -44,6 +44,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     phase: str
     created: Instant
     node: str = ""
+    ip: str = ""
     gated: bool = False
     ready: bool = False
     deleted_at: Instant | None = None
@@ -92,6 +93,7 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         phase=status.get("phase", "Pending"),
         created=instant(meta.get("creationTimestamp")) or 0.0,
         node=spec.get("nodeName", ""),
+        ip=status.get("podIP", ""),
         gated=bool(spec.get("schedulingGates")),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
         deleted_at=instant(meta.get("deletionTimestamp")),

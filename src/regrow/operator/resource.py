@@ -150,7 +150,11 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     desired_replicas: int = 0
     selector: str = ""
     step: int | None = None
+    """Steps that were committed, as pod 0 said when it was last asked."""
     incidents: int | None = None
+    """Since the gang started."""
+    goodput: float | None = None
+    """The productive part of all rank-seconds since then, an estimate from 0 to 1."""
     attempt: int = 1
     """The gang's start: 1, and one more each time that it must start anew."""
     started_attempt: int = 0

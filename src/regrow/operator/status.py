@@ -10,6 +10,7 @@ from regrow.cluster.observed import JobStage
 from regrow.cluster.planner import granted_after
 from regrow.cluster.sizes import wanted_size
 from regrow.core.ids import Instant
+from regrow.observe.watch.present import JobFigures
 from regrow.operator.objects import JOB_LABEL
 from regrow.operator.observing import JobReading
 from regrow.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus
@@ -22,8 +23,17 @@ _PHASES: Final = {
 }
 
 
-def next_status(job: TrainingJob, reading: JobReading, actions: list[PlannedAction], now: Instant) -> TrainingJobStatus:
-    """The status once these actions are done; the conditions are added by `with_conditions`."""
+def next_status(
+    job: TrainingJob,
+    reading: JobReading,
+    actions: list[PlannedAction],
+    now: Instant,
+    figures: JobFigures | None = None,
+) -> TrainingJobStatus:
+    """The status once these actions are done; the conditions are added by `with_conditions`.
+
+    `figures`: what the job has said of itself; None: nothing new.
+    """
     old, spec = job.status, job.spec.elastic()
     started = sum(len(each.places) if isinstance(each, StartGang) else 1 for each in actions if _starts(each))
     failed = sum(isinstance(each, ReleaseReplica) and each.reason in ("ended", "lost") for each in actions)
@@ -38,6 +48,9 @@ def next_status(job: TrainingJob, reading: JobReading, actions: list[PlannedActi
         replicas=reading.running,
         pending_replicas=reading.waiting,
         desired_replicas=0 if job.spec.suspend else wanted_size(spec),
+        step=old.step if figures is None else figures.step,
+        incidents=old.incidents if figures is None else figures.incidents,
+        goodput=_rounded(old.goodput if figures is None else figures.goodput),
         selector=f"{JOB_LABEL}={job.name}",
         attempt=old.attempt + 1 if anew else old.attempt,
         started_attempt=old.attempt if reading.started else old.started_attempt,
@@ -50,6 +63,10 @@ def next_status(job: TrainingJob, reading: JobReading, actions: list[PlannedActi
         avoided_nodes=_avoided(job, actions, now),
         observed_generation=job.generation,
     )
+
+
+def _rounded(part: float | None) -> float | None:
+    return None if part is None else round(part, 3)
 
 
 def _starts(action: PlannedAction) -> bool:

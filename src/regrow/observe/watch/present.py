@@ -7,6 +7,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import NodeProgress, Role, WorkerCommitted
 from regrow.core.records import (
@@ -32,6 +34,14 @@ TIMED = ("productive", "data_wait", "checkpoint")
 _PENDING: Seconds = 60.0
 """No more time of one rank than this is carried from one `fold` to the next."""
 _ON_PURPOSE = ("shrink", "preempt", "start")
+
+
+class JobFigures(msgspec.Struct, frozen=True):
+    """How far a job is, since its coordinator started. `goodput`: an estimate from 0 to 1; None: too early to say."""
+
+    step: int
+    incidents: int
+    goodput: float | None = None
 
 
 @dataclass(slots=True)
