@@ -14,9 +14,11 @@ from tests.cluster.fake_kubelet import FakeKubelet, kubeconfig
 from tests.cluster.fake_nodes import FakeScheduler, SaidToRun
 from tests.cluster.fake_store import FakeStore, Manifest
 
+from regrow.cluster.node_health import read_table
 from regrow.operator.controller import Controller
 from regrow.operator.crd import crd
 from regrow.operator.lightkube_api import LightkubeApi
+from regrow.operator.node_watch import NodeWatch
 
 PATIENCE = 90.0
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -49,10 +51,11 @@ class Bed:
         return LightkubeApi(KubeConfig.from_dict(json.loads(kubeconfig(self.address))).get())
 
     @contextlib.asynccontextmanager
-    async def operator(self) -> AsyncIterator[Controller]:
-        """A controller that runs."""
+    async def operator(self, *, marks: bool = False) -> AsyncIterator[Controller]:
+        """A controller that runs. `marks`: with the right to taint nodes."""
         async with self.client() as api:
-            controller = Controller(api, KEY, resync_every=1.0, ask_every=0.2)
+            nodes = NodeWatch(api, read_table(), mark=marks)
+            controller = Controller(api, KEY, resync_every=1.0, ask_every=0.2, nodes=nodes)
             running = asyncio.create_task(controller.run())
             try:
                 yield controller

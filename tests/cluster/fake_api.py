@@ -32,6 +32,8 @@ class FakeApi:
             app.router.add_route("*", root + "/namespaces/{namespace}/{plural}", self._collection)
             app.router.add_route("*", root + "/namespaces/{namespace}/{plural}/{name}", self._object)
             app.router.add_route("*", root + "/namespaces/{namespace}/{plural}/{name}/{part}", self._object)
+            app.router.add_route("*", root + "/{plural:nodes}/{name}", self._object)
+            app.router.add_route("*", root + "/{plural:nodes}/{name}/{part}", self._object)
         return app
 
     def cut(self) -> None:
@@ -81,7 +83,12 @@ class FakeApi:
 
     async def _on_object(self, request: web.Request) -> web.StreamResponse:
         where = request.match_info
-        plural, namespace, name, part = where["plural"], where["namespace"], where["name"], where.get("part", "")
+        plural, namespace, name, part = (
+            where["plural"],
+            where.get("namespace", ""),
+            where["name"],
+            where.get("part", ""),
+        )
         if part == "eviction":
             self.store.evict(namespace, name)
             return _json({"kind": "Status", "apiVersion": "v1", "status": "Success"}, status=201)

@@ -143,7 +143,7 @@ class FakeStore:
             new["status"] = _copied(body.get("status") or {})
         else:
             new = {**_copied(body), "metadata": {**old["metadata"], **_editable(body.get("metadata", {}))}}
-            if plural in self.crds or plural == "pods":
+            if plural in self.crds or plural in ("pods", "nodes"):
                 new.pop("status", None)
                 if "status" in old:
                     new["status"] = old["status"]

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 
 from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartReplica
@@ -175,3 +176,18 @@ def test_a_node_that_slurm_has_lost_is_avoided(state: str) -> None:
     seen.look(view(*names), [replica(5, 2)], JobWishes(), 0.0)
     gone = seen.look(view(*names, away=("r2-5",)), [replica(5, 2, state)], JobWishes(), 1.0)
     assert started(gone) == [(2, True, ("host9",))]
+
+
+def test_a_node_that_failed_the_jobs_examinations_twice_is_excluded_though_its_ranks_stay() -> None:
+    seen = overview(spec())
+    bad = msgspec.structs.replace(view("node0", "node1", "r2-5"), nodes=[])
+    nodes = [
+        NodeView(NodeId("node1"), "", "", False, quarantined="gpu0: xid 79"),
+        NodeView(NodeId("node0"), "", "", False),
+    ]
+    nodes.append(NodeView(NodeId("r2-5"), "", "", False, quarantined="disk: slow"))
+    bad = msgspec.structs.replace(bad, nodes=nodes)
+    actions = seen.look(bad, [replica(5, 2)], JobWishes(), 0.0)
+    assert started(actions) == [(3, False, ("host1", "host9"))]
+    assert seen.bad_nodes_by_reason(1.0) == [("host1", "gpu0: xid 79"), ("host9", "disk: slow")]
+    assert seen.bad_nodes_by_reason(3601.0) == []

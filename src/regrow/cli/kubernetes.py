@@ -22,22 +22,31 @@ def operator() -> None:
 @click.option("--key-file", required=True, metavar="FILE", help="From which the jobs' secrets are made; random bytes.")
 @click.option("--namespace", default="", metavar="NAME", help="Of the lease by which one operator leads.  [its own]")
 @click.option("--no-election", is_flag=True, help="There is no other operator; for trying things out.")
-def run_operator(key_file: str, namespace: str, no_election: bool) -> int:
+@click.option("--health-table", default="", metavar="FILE", help="What clusters' words about nodes mean.  [regrow's]")
+@click.option("--mark-nodes", is_flag=True, help="Taint nodes that jobs have quarantined; at most a tenth of them.")
+def run_operator(key_file: str, namespace: str, no_election: bool, health_table: str, mark_nodes: bool) -> int:
     """Control all TrainingJobs of the cluster that KUBECONFIG or this pod is in, until SIGTERM."""
     _needs_lightkube()
     from regrow.operator.service import run_operator as run
 
-    return run(key_file=key_file, namespace=namespace, elect=not no_election)
+    return run(
+        key_file=key_file,
+        namespace=namespace,
+        elect=not no_election,
+        health_table=health_table,
+        mark_nodes=mark_nodes,
+    )
 
 
 @operator.command("manifests")
 @click.option("--namespace", default="regrow-system", metavar="NAME", help="Of the operator.  [regrow-system]")
 @click.option("--image", default="regrow:latest", metavar="IMAGE", help="Of deploy/Dockerfile.  [regrow:latest]")
-def print_manifests(namespace: str, image: str) -> None:
+@click.option("--mark-nodes", is_flag=True, help="With the right to taint nodes that jobs have quarantined.")
+def print_manifests(namespace: str, image: str, mark_nodes: bool) -> None:
     """Print what installs the operator, for `kubectl apply -f -`: the resource, its rights, one Deployment."""
     from regrow.operator.manifests import as_text, manifests
 
-    click.echo(as_text(manifests(namespace=namespace, image=image)), nl=False)
+    click.echo(as_text(manifests(namespace=namespace, image=image, mark_nodes=mark_nodes)), nl=False)
 
 
 @click.group()

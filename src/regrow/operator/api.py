@@ -18,6 +18,7 @@ class ApiKind(StrEnum):
     SECRETS = "secrets"
     LEASES = "leases"
     EVENTS = "events"
+    NODES = "nodes"
     LOCAL_QUEUES = "localqueues"
 
 

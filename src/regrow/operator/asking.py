@@ -13,7 +13,7 @@ from regrow.operator.objects import token_of
 from regrow.operator.resource import TrainingJob
 
 _AT_ONCE: Final = 16
-_LONGEST_ANSWER: Final = 4096
+_LONGEST_ANSWER: Final = 65536
 
 
 class JobAsker:

@@ -20,10 +20,21 @@ from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
 from regrow.operator.asking import JobAsker
 from regrow.operator.backends import backend_of
 from regrow.operator.cache import ClusterCache, JobKey
+from regrow.operator.events import warning
+from regrow.operator.node_watch import NodeWatch
+from regrow.operator.nodes import BadMark
 from regrow.operator.objects import ReplicaPlace, pods, secret, service
-from regrow.operator.observing import JobReading, PodSeen, read, start_trouble
+from regrow.operator.observing import JobReading, PodSeen, against, found_nodes, read, start_trouble
 from regrow.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
-from regrow.operator.status import JobFinding, findings, next_status, refused_status, with_conditions
+from regrow.operator.status import (
+    JobFinding,
+    findings,
+    news_of_nodes,
+    next_status,
+    nodes_finding,
+    refused_status,
+    with_conditions,
+)
 from regrow.operator.work_queue import WorkQueue
 
 RESYNC_EVERY: Final[Seconds] = 30.0
@@ -42,7 +53,8 @@ class Controller:
         key: from which the jobs' secrets are made; the same for all operators of a cluster.
         wall: seconds since the epoch, as the API server's times.
         resync_every: all jobs are looked at so often, whatever was heard.
-        ask_every: so often jobs are asked how far they are.
+        ask_every: so often jobs are asked how far they are, and nodes are looked at.
+        nodes: what is known of the cluster's nodes; None: nothing.
     """
 
     def __init__(
@@ -53,8 +65,10 @@ class Controller:
         wall: Wall = time.time,
         resync_every: Seconds = RESYNC_EVERY,
         ask_every: Seconds = ASK_EVERY,
+        nodes: NodeWatch | None = None,
     ) -> None:
         self._api = api
+        self._nodes = nodes
         self._key = key
         self._wall = wall
         self._resync_every, self._ask_every = resync_every, ask_every
@@ -77,6 +91,7 @@ class Controller:
                     await listed.wait()
                 tasks.create_task(self._resync())
                 tasks.create_task(self._ask_jobs())
+                tasks.create_task(self._watch_nodes())
                 for _ in range(_WORKERS):
                     tasks.create_task(self._work())
         finally:
@@ -136,6 +151,19 @@ class Controller:
         uid, attempt, figures = self._figures.get((job.namespace, job.name), ("", 0, None))
         return figures if (uid, attempt) == (job.uid, job.status.attempt) else None
 
+    async def _watch_nodes(self) -> None:
+        """What is known of nodes is for where the next replica goes: nothing waits for it."""
+        while self._nodes is not None:
+            now = self._wall()
+            wanted: dict[str, BadMark] = {}
+            for key in self.cache.jobs():
+                for each in read_status(self.cache.job(key) or {}).avoided_nodes:
+                    if each.quarantined and each.until > now:
+                        wanted[each.name] = BadMark(each.reason, each.until)
+            if await self._nodes.turn(wanted, now):
+                self._touch(set(self.cache.jobs()))
+            await asyncio.sleep(self._ask_every)
+
     async def _work(self) -> None:
         while True:
             key = await self._queue.take()
@@ -167,13 +195,18 @@ class Controller:
             await self._write(found, old, refused_status(found, old, refusal, now))
             return
         seen = [pod for pod in self.cache.pods(key) if pod.owner == job.uid]
-        reading = read(job, seen, now)
+        reading = read(job, seen, now, () if self._nodes is None else self._nodes.bad_nodes())
+        figures = self._figures_of(job)
+        found_bad = found_nodes(job, seen, figures, now)
         actions = [] if reading.anew else plan(job.spec.elastic(), reading.seen, now)
         said = [*findings(job, reading), *_pod_findings(seen, actions), *await self._queue_trouble(job, reading)]
-        status = with_conditions(
-            next_status(job, reading, actions, now, self._figures_of(job)), said, job.generation, now
-        )
+        if self._nodes is not None or found_bad:
+            known = {} if self._nodes is None else self._nodes.verdicts
+            said.append(nodes_finding(against(seen, known, found_bad)))
+        status = next_status(job, reading, actions, now, figures, found_bad)
+        status = with_conditions(status, said, job.generation, now)
         await self._write(found, job.status, status)
+        await self._tell(job, status, now)
         if reading.anew:
             self._queue.add(key)
             return
@@ -201,6 +234,15 @@ class Controller:
             return
         body = {**found, "status": _pruned(msgspec.to_builtins(new))}
         self.cache.put(ApiKind.JOBS, await self._api.replace_status(ApiKind.JOBS, body))
+
+    async def _tell(self, job: TrainingJob, new: TrainingJobStatus, now: Instant) -> None:
+        """What has just become known of nodes, as events; one that cannot be made changes nothing else."""
+        for reason, message in news_of_nodes(job.status, new):
+            try:
+                await self._api.create(ApiKind.EVENTS, warning(job, reason, message, now))
+            except ApiFailure as failure:
+                if not failure.conflict:
+                    _LOG.warning("job %s/%s: %s: %s; no event: %s", job.namespace, job.name, reason, message, failure)
 
     async def _carry_out(self, job: TrainingJob, actions: list[PlannedAction], seen: list[PodSeen]) -> None:
         serial = job.status.serial

@@ -8,7 +8,7 @@ import httpx2
 from lightkube import ALL_NS, AsyncClient, KubeConfig, SingleConfig
 from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.core.resource import ApiInfo, ResourceDef
-from lightkube.generic_resource import GenericNamespacedResource, create_api_info
+from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
 
 from regrow.core.errors import UsageError
 from regrow.operator.api import ApiFailure, ApiKind, Manifest
@@ -20,16 +20,14 @@ _FIELD_MANAGER: Final = "regrow"
 _PAGE: Final = 500
 
 
-def _of(group: str, version: str, kind: str, plural: str) -> tuple[Any, Any]:
+def _of(group: str, version: str, kind: str, plural: str, *, inside: bool = True) -> tuple[Any, Any]:
     """A class of plain dictionaries for a resource, and one for its status; lightkube's own would check every field."""
     info = create_api_info(group, version, kind, plural)
     status = ApiInfo(
         ResourceDef(group, version, kind), plural, ["get", "patch", "put"], parent=info.resource, action="status"
     )
-    return (
-        type(kind, (GenericNamespacedResource,), {"_api_info": info}),
-        type(f"{kind}Status", (GenericNamespacedResource,), {"_api_info": status}),
-    )
+    base = GenericNamespacedResource if inside else GenericGlobalResource
+    return type(kind, (base,), {"_api_info": info}), type(f"{kind}Status", (base,), {"_api_info": status})
 
 
 _KINDS: Final = {
@@ -38,6 +36,7 @@ _KINDS: Final = {
     ApiKind.SERVICES: _of("", "v1", "Service", "services"),
     ApiKind.SECRETS: _of("", "v1", "Secret", "secrets"),
     ApiKind.LEASES: _of("coordination.k8s.io", "v1", "Lease", "leases"),
+    ApiKind.NODES: _of("", "v1", "Node", "nodes", inside=False),
     ApiKind.EVENTS: _of("", "v1", "Event", "events"),
     ApiKind.LOCAL_QUEUES: _of("kueue.x-k8s.io", "v1beta1", "LocalQueue", "localqueues"),
 }
@@ -67,7 +66,12 @@ class LightkubeApi:
 
     async def list(self, kind: ApiKind) -> tuple[list[Manifest], str]:
         """As `ClusterApi.list`."""
-        found = self._client.list(_KINDS[kind][0], namespace=ALL_NS, labels=_labels(kind), chunk_size=_PAGE)
+        found = self._client.list(
+            _KINDS[kind][0],
+            namespace=None if kind is ApiKind.NODES else ALL_NS,
+            labels=_labels(kind),
+            chunk_size=_PAGE,
+        )
         try:
             items = [dict(each) async for each in found]
             return items, str(found.resourceVersion)
@@ -96,12 +100,14 @@ class LightkubeApi:
     async def replace(self, kind: ApiKind, body: Manifest) -> Manifest:
         """As `ClusterApi.replace`."""
         meta = body["metadata"]
-        return await self._ask(self._client.replace(_KINDS[kind][0](body), meta["name"], namespace=meta["namespace"]))
+        where = meta.get("namespace") or None
+        return await self._ask(self._client.replace(_KINDS[kind][0](body), meta["name"], namespace=where))
 
     async def replace_status(self, kind: ApiKind, body: Manifest) -> Manifest:
         """As `ClusterApi.replace_status`."""
         meta = body["metadata"]
-        return await self._ask(self._client.replace(_KINDS[kind][1](body), meta["name"], namespace=meta["namespace"]))
+        where = meta.get("namespace") or None
+        return await self._ask(self._client.replace(_KINDS[kind][1](body), meta["name"], namespace=where))
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
         """As `ClusterApi.delete`."""

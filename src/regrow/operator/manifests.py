@@ -12,8 +12,8 @@ _KEY_FOLDER: Final = "/etc/regrow"
 _NOBODY: Final = 65532
 
 
-def manifests(*, namespace: str, image: str) -> list[dict[str, Any]]:
-    """All objects, in the order in which they are applied."""
+def manifests(*, namespace: str, image: str, mark_nodes: bool = False) -> list[dict[str, Any]]:
+    """All objects, in the order in which they are applied. `mark_nodes`: with the right to taint nodes."""
     labels = {"app.kubernetes.io/name": NAME}
 
     def meta(name: str, *, inside: bool = True) -> dict[str, Any]:
@@ -25,7 +25,12 @@ def manifests(*, namespace: str, image: str) -> list[dict[str, Any]]:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(namespace, inside=False)},
         crd(),
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME)},
-        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": meta(NAME, inside=False), "rules": rules()},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "ClusterRole",
+            "metadata": meta(NAME, inside=False),
+            "rules": rules(mark_nodes=mark_nodes),
+        },
         {
             "apiVersion": f"{rbac}/v1",
             "kind": "ClusterRoleBinding",
@@ -48,14 +53,15 @@ def manifests(*, namespace: str, image: str) -> list[dict[str, Any]]:
             "spec": {
                 "replicas": 2,
                 "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": _pod(namespace, image)},
+                "template": {"metadata": {"labels": labels}, "spec": _pod(namespace, image, mark_nodes=mark_nodes)},
             },
         },
     ]
 
 
-def rules() -> list[dict[str, Any]]:
+def rules(*, mark_nodes: bool = False) -> list[dict[str, Any]]:
     """In all namespaces: jobs are read, their status written, their pods made and ended. No secret can be read."""
+    marking = [{"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["update"]}]
     return [
         {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["get", "list", "watch"]},
         {"apiGroups": [GROUP], "resources": [f"{PLURAL}/status"], "verbs": ["update"]},
@@ -64,6 +70,9 @@ def rules() -> list[dict[str, Any]]:
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]},
         {"apiGroups": [""], "resources": ["services", "secrets"], "verbs": ["create"]},
         {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
+        *(marking if mark_nodes else []),
     ]
 
 
@@ -76,11 +85,14 @@ def lease_rules() -> list[dict[str, Any]]:
     ]
 
 
-def _pod(namespace: str, image: str) -> dict[str, Any]:
+def _pod(namespace: str, image: str, *, mark_nodes: bool) -> dict[str, Any]:
     container = {
         "name": "operator",
         "image": image,
-        "command": ["regrow", "operator", "run", f"--key-file={_KEY_FOLDER}/key", f"--namespace={namespace}"],
+        "command": [
+            *("regrow", "operator", "run", f"--key-file={_KEY_FOLDER}/key", f"--namespace={namespace}"),
+            *(["--mark-nodes"] if mark_nodes else []),
+        ],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,

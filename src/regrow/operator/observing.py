@@ -1,5 +1,6 @@
 """What a job's pods say of it, in the planner's words. Pure."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -8,8 +9,10 @@ import msgspec
 from regrow.cluster.observed import BadNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Instant
+from regrow.core.verdicts import HealthVerdict
+from regrow.observe.watch.present import JobFigures
 from regrow.operator.objects import ATTEMPT_LABEL, JOB_LABEL, PLACE_LABEL, REPLICA_LABEL, UID_LABEL, is_leader
-from regrow.operator.resource import TrainingJob
+from regrow.operator.resource import KeptNode, TrainingJob
 
 _QUIET_END: Final = 5.0
 """Who has ended in peace is not replaced sooner: it may be the job that has ended, and pod 0 says so later."""
@@ -111,8 +114,8 @@ def instant(text: str | None) -> Instant | None:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
 
 
-def read(job: TrainingJob, pods: list[PodSeen], now: Instant) -> JobReading:
-    """What stands now, of all pods of the job there are."""
+def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode, ...] = ()) -> JobReading:
+    """What stands now, of all pods of the job there are. `bad`: nodes on which the cluster has something to blame."""
     current = [each for each in pods if each.attempt == job.status.attempt]
     leader = next((each for each in current if each.leader), None)
     replicas = _replicas(job, pods, quiet_end=_QUIET_END if leader is not None and not _ended(leader) else 0.0)
@@ -140,9 +143,20 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant) -> JobReading:
         granted=job.status.granted,
         changed_at=job.status.changed_at,
         retry_at=_retry_at(job, now),
-        bad_nodes=tuple(BadNode(each.name, each.until, each.reason) for each in job.status.avoided_nodes),
+        bad_nodes=(*(BadNode(each.name, each.until, each.reason) for each in job.status.avoided_nodes), *bad),
     )
     return JobReading(seen, started, over, failed, anew, running, waiting)
+
+
+def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
+    """Where the pod is that regrow calls by this name of a node; empty: it is not there, or has no node."""
+    each = job.spec.pods_per_replica
+    for pod in pods:
+        index = int(pod.name.rsplit("-", 1)[-1]) if each > 1 else 0
+        called = name in (pod.name, f"node{pod.place * each + index}")
+        if called and pod.attempt == job.status.attempt and not _ended(pod):
+            return pod.node
+    return ""
 
 
 def _outcome(job: TrainingJob, leader: PodSeen | None) -> tuple[str, str]:
@@ -249,3 +263,24 @@ def start_trouble(pods: list[PodSeen]) -> tuple[str, str] | None:
             what = "image" if "Image" in pod.waiting else "container"
             return pod.waiting, f"pod {pod.name}: its {what} cannot be started; see kubectl describe pod {pod.name}"
     return None
+
+
+def found_nodes(
+    job: TrainingJob, pods: list[PodSeen], figures: JobFigures | None, now: Instant
+) -> tuple[KeptNode, ...]:
+    """Nodes of the cluster on which the job's own examinations have failed."""
+    found = {}
+    for each in () if figures is None else figures.nodes:
+        if node := node_of(job, pods, each.node):
+            until = now + job.spec.bad_node_time_in_seconds
+            found[node] = KeptNode(node, until, each.reason, each.quarantined)
+    return tuple(found[name] for name in sorted(found))
+
+
+def against(
+    pods: list[PodSeen], known: Mapping[str, list[HealthVerdict]], found: tuple[KeptNode, ...]
+) -> dict[str, str]:
+    """What speaks against the nodes that the job has now: the cluster's word, and what it found itself."""
+    here = {pod.node for pod in pods if pod.node and not _ended(pod)}
+    own = {each.name: each.reason for each in found if each.name in here}
+    return {node: known[node][0].text for node in here if node in known} | own

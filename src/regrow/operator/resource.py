@@ -128,6 +128,8 @@ class KeptNode(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     until: float
     reason: str = ""
+    quarantined: bool = False
+    """It failed the job's own examinations twice: it may be marked in the cluster."""
 
 
 class JobCondition(msgspec.Struct, frozen=True, rename="camel"):

@@ -8,12 +8,13 @@ import signal
 import socket
 from pathlib import Path
 
+from regrow.cluster.node_health import HealthTable, read_table
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import OK, RUN_AGAIN
-from regrow.operator.api import ClusterApi
 from regrow.operator.controller import Controller
 from regrow.operator.leadership import Leadership
 from regrow.operator.lightkube_api import LightkubeApi
+from regrow.operator.node_watch import NodeWatch
 
 _LOG = logging.getLogger("regrow.operator")
 _SHORTEST_KEY = 16
@@ -33,23 +34,26 @@ def read_key(path: str) -> bytes:
     return key
 
 
-def run_operator(*, key_file: str, namespace: str, elect: bool) -> int:
+def run_operator(
+    *, key_file: str, namespace: str, elect: bool, health_table: str = "", mark_nodes: bool = False
+) -> int:
     """Until SIGTERM or SIGINT, or until another operator leads; the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    key = read_key(key_file)
-    return asyncio.run(_serve(key, namespace, elect=elect))
+    key, table = read_key(key_file), read_table(health_table)
+    return asyncio.run(_serve(key, namespace, table, elect=elect, mark=mark_nodes))
 
 
-async def _serve(key: bytes, namespace: str, *, elect: bool) -> int:
+async def _serve(key: bytes, namespace: str, table: HealthTable, *, elect: bool, mark: bool) -> int:
     async with LightkubeApi() as api:
+        controller = Controller(api, key, nodes=NodeWatch(api, table, mark=mark))
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         stopped = asyncio.create_task(stop.wait())
         try:
             if not elect:
-                return await _control(api, key, stopped, None)
+                return await _control(controller, stopped, None)
             identity = f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
             leadership = Leadership(api, namespace=namespace or api.namespace, identity=identity)
             waiting = asyncio.create_task(leadership.acquire())
@@ -58,7 +62,7 @@ async def _serve(key: bytes, namespace: str, *, elect: bool) -> int:
                 waiting.cancel()
                 return OK
             _LOG.info("%s leads", identity)
-            code = await _control(api, key, stopped, asyncio.create_task(leadership.hold()))
+            code = await _control(controller, stopped, asyncio.create_task(leadership.hold()))
             if code == OK:
                 await leadership.release()
             return code
@@ -66,10 +70,8 @@ async def _serve(key: bytes, namespace: str, *, elect: bool) -> int:
             stopped.cancel()
 
 
-async def _control(
-    api: ClusterApi, key: bytes, stopped: "asyncio.Task[bool]", held: "asyncio.Task[None] | None"
-) -> int:
-    working = asyncio.create_task(Controller(api, key).run())
+async def _control(controller: Controller, stopped: "asyncio.Task[bool]", held: "asyncio.Task[None] | None") -> int:
+    working = asyncio.create_task(controller.run())
     waited: set[asyncio.Task[None] | asyncio.Task[bool]] = {working, stopped}
     if held is not None:
         waited.add(held)

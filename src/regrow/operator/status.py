@@ -1,5 +1,6 @@
 """What the controller writes into a job's status: for people, and the little that it must remember. Pure."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from regrow.operator.objects import JOB_LABEL
 from regrow.operator.observing import JobReading
 from regrow.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus
 
+_SHOWN_NODES: Final = 5
 _PHASES: Final = {
     JobStage.NEW: "Pending",
     JobStage.TRAINING: "Training",
@@ -29,10 +31,11 @@ def next_status(
     actions: list[PlannedAction],
     now: Instant,
     figures: JobFigures | None = None,
+    found: tuple[KeptNode, ...] = (),
 ) -> TrainingJobStatus:
     """The status once these actions are done; the conditions are added by `with_conditions`.
 
-    `figures`: what the job has said of itself; None: nothing new.
+    `figures`: what the job has said of itself; None: nothing new. `found`: nodes that failed its examinations.
     """
     old, spec = job.status, job.spec.elastic()
     started = sum(len(each.places) if isinstance(each, StartGang) else 1 for each in actions if _starts(each))
@@ -60,7 +63,7 @@ def next_status(
         failed_at=now if failures > old.failures else old.failed_at,
         serial=old.serial + started,
         over=reading.over,
-        avoided_nodes=_avoided(job, actions, now),
+        avoided_nodes=_avoided(job, actions, found, now),
         observed_generation=job.generation,
     )
 
@@ -73,8 +76,14 @@ def _starts(action: PlannedAction) -> bool:
     return isinstance(action, StartGang | StartReplica)
 
 
-def _avoided(job: TrainingJob, actions: list[PlannedAction], now: Instant) -> list[KeptNode]:
+def _avoided(
+    job: TrainingJob, actions: list[PlannedAction], found: tuple[KeptNode, ...], now: Instant
+) -> list[KeptNode]:
     kept = {each.name: each for each in job.status.avoided_nodes if each.until > now}
+    for each in found:
+        known, half = kept.get(each.name), job.spec.bad_node_time_in_seconds / 2
+        if known is None or known.quarantined < each.quarantined or known.until < each.until - half:
+            kept[each.name] = each
     for action in actions:
         if isinstance(action, ReleaseReplica | DrainReplica):
             until = now + job.spec.bad_node_time_in_seconds
@@ -113,6 +122,15 @@ def findings(job: TrainingJob, reading: JobReading) -> list[JobFinding]:
     return found
 
 
+def nodes_finding(bad: Mapping[str, str]) -> JobFinding:
+    """Whether anything is known against the nodes that the job has now. `bad`: nodes, and what."""
+    if not bad:
+        return JobFinding("NodesHealthy", True, "NothingKnown", "nothing is known against the job's nodes")
+    told = "; ".join(f"{node}: {why}" for node, why in sorted(bad.items())[:_SHOWN_NODES])
+    more = f"; and {len(bad) - _SHOWN_NODES} more" if len(bad) > _SHOWN_NODES else ""
+    return JobFinding("NodesHealthy", False, "Unhealthy", told + more)
+
+
 def with_conditions(
     status: TrainingJobStatus, found: list[JobFinding], generation: int, now: Instant
 ) -> TrainingJobStatus:
@@ -142,3 +160,20 @@ def refused_status(
 def stamp(now: Instant) -> str:
     """A time as Kubernetes writes it."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def news_of_nodes(old: TrainingJobStatus, new: TrainingJobStatus) -> list[tuple[str, str]]:
+    """What is to be told of nodes, in a word and a sentence: those avoided from now on, and what became known."""
+    before = {each.name for each in old.avoided_nodes}
+    told = [
+        ("NodeAvoided", f"no replica is started on node {each.name} until {stamp(Instant(each.until))}: {each.reason}")
+        for each in new.avoided_nodes
+        if each.name not in before
+    ]
+    was, now = (
+        next((each.message for each in status.conditions if each.type == "NodesHealthy" and each.status == "False"), "")
+        for status in (old, new)
+    )
+    if now and now != was:
+        told.append(("NodesUnhealthy", now))
+    return told

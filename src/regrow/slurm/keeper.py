@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
+from regrow.cluster.node_health import may_mark, read_table, slurm_facts
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.launch.remote import CoordinatorClient, CoordinatorGone
@@ -23,8 +24,6 @@ from regrow.slurm.wishes import read_wishes, wishes_file
 
 _NODES_EVERY_S: Final[Seconds] = 30.0
 """sinfo is the dearest of Slurm's questions."""
-_MOST_DRAINED: Final = 0.1
-"""Of the cluster's nodes, beyond which none is drained for us."""
 Say = Callable[[str], None]
 
 
@@ -69,6 +68,7 @@ class Keeper:
         self._wishes_file, self._noted = wishes_file(home, run_name(part, seat.job_id)), JobNote(at, str(home))
         self._is_noted = False
         self._wishes = JobWishes()
+        self._table = read_table()
 
     def bad_nodes(self) -> tuple[str, ...]:
         """Those that replicas are kept away from now."""
@@ -154,7 +154,8 @@ class Keeper:
             if found.state not in spec.leave_states or found.node in self._left:
                 continue
             self._left.add(found.node)
-            why = f"Slurm: {found.state}" + (f" ({found.reason})" if found.reason else "")
+            verdicts = self._table.verdicts(found.node, slurm_facts(found.state, found.reason))
+            why = f"Slurm: {verdicts[0].text if verdicts else found.state}"
             for job in running:
                 if found.node in job.nodes:
                     self._overview.asked(job.job_id, spec.grace, now)
@@ -173,15 +174,15 @@ class Keeper:
         """With an operator's rights, and where the job asks for it: nodes that were lost take no new jobs."""
         if not self._part.spec.drain_bad_nodes:
             return
-        for node in self._overview.bad_nodes(now):
+        for node, reason in self._overview.bad_nodes_by_reason(now):
             if node in self._drained or node in self._wishes.avoid or node in self._part.avoid:
                 continue
             self._drained.add(node)
             every, out = self._slurm.node_count()
-            if out + 1 > max(1.0, every * _MOST_DRAINED):
+            if not may_mark(out, every):
                 self._say(f"{node} is not drained: {out} of {every} nodes are out already")
                 continue
-            self._slurm.drain_node(node, f"regrow: lost in job {self._part.spec.name} ({self._seat.job_id})")
+            self._slurm.drain_node(node, f"regrow: job {self._part.spec.name} ({self._seat.job_id}): {reason}"[:200])
             self._say(f"{node} is drained")
 
 

@@ -91,6 +91,7 @@ class Overview:
         for node in wishes.avoid:
             self._blame(node, "asked for", now)
         nodes = {each.node: each for each in view.nodes}
+        self._blame_quarantined(nodes, queue, now)
         replicas = self._gang(nodes, queue, now)
         for job in queue:
             if job.place is not None and job.job_id not in self._gone:
@@ -119,6 +120,10 @@ class Overview:
         """Those that are excluded now."""
         return tuple(sorted(bad.node for bad in self._bad.values() if bad.until > now))
 
+    def bad_nodes_by_reason(self, now: Instant) -> list[tuple[str, str]]:
+        """The same, and why."""
+        return sorted((bad.node, bad.reason) for bad in self._bad.values() if bad.until > now)
+
     def asked(self, job_id: int, within: Seconds, now: Instant) -> None:
         """A Slurm job was told to leave."""
         self._asked.setdefault(job_id, now + within)
@@ -141,6 +146,16 @@ class Overview:
         known = self._bad.get(node)
         if known is None or known.until <= now:
             self._bad[node] = BadNode(node, now + self._spec.bad_node_time_in_seconds, reason)
+
+    def _blame_quarantined(self, nodes: dict[NodeId, NodeView], queue: list[SlurmJob], now: Instant) -> None:
+        """Nodes that failed the job's own examinations twice are excluded, though what runs there stays."""
+        hosts = {node_of_gang(index): host for index, host in enumerate(self._hosts)}
+        for job in queue:
+            if job.place is not None and not job.done:
+                hosts |= dict(zip(nodes_of_replica(self._spec, job.place, job.job_id), job.nodes, strict=False))
+        for name, each in nodes.items():
+            if each.quarantined and not each.away and name in hosts:
+                self._blame(hosts[name], each.quarantined, now)
 
     def _gang(self, nodes: dict[NodeId, NodeView], queue: list[SlurmJob], now: Instant) -> list[ReplicaSeen]:
         """The gang's replicas that are whole; of lost nodes so many are missing as spares do not make up for."""

@@ -1,12 +1,16 @@
-"""A job in three numbers, for whoever runs it in a cluster: `GET /figures` of its coordinator, with the job's token."""
+"""How far a job is, and its bad nodes: `GET /figures` of its coordinator, with the job's token."""
 
 from aiohttp import web
 
 from regrow.core.clock import Clock, MonotonicClock
+from regrow.core.ids import NodeId
 from regrow.core.messages import NodeProgress
-from regrow.core.records import Record
+from regrow.core.records import NodeJudged, NodeQuarantined, Record
+from regrow.core.verdicts import Severity
 from regrow.membership.server.http_replies import reply
-from regrow.observe.watch.present import JobFigures, Present
+from regrow.observe.watch.present import JobFigures, Present, SuspectNode
+
+_MOST_NODES = 64
 
 
 class FiguresDesk:
@@ -19,15 +23,24 @@ class FiguresDesk:
     def __init__(self, clock: Clock | None = None) -> None:
         self._present = Present()
         self._clock = clock or MonotonicClock()
+        self._suspects: dict[NodeId, SuspectNode] = {}
 
     def feed(self, item: Record | NodeProgress) -> None:
         """What the coordinator has heard or written down."""
         self._present.feed(item)
+        if isinstance(item, NodeQuarantined):
+            self._suspects[item.node] = SuspectNode(item.node, item.reason, quarantined=True)
+        elif isinstance(item, NodeJudged) and Severity(item.severity).failed and len(self._suspects) < _MOST_NODES:
+            known = self._suspects.get(item.node)
+            if known is None or not known.quarantined:
+                text = " ".join(word for word in (f"{item.source}:", item.device, item.evidence) if word)
+                self._suspects[item.node] = SuspectNode(item.node, text)
 
     def figures(self) -> JobFigures:
         """As of now."""
         self._present.fold(self._clock.now())
-        return JobFigures(self._present.step, self._present.kinds.total(), self._present.goodput)
+        known = self._present
+        return JobFigures(known.step, known.kinds.total(), known.goodput, list(self._suspects.values()))
 
     def routes(self) -> list[web.RouteDef]:
         """For the coordinator."""

@@ -36,12 +36,22 @@ _PENDING: Seconds = 60.0
 _ON_PURPOSE = ("shrink", "preempt", "start")
 
 
+class SuspectNode(msgspec.Struct, frozen=True):
+    """A node on which the job has found something. `quarantined`: it gets no new workers, for it has failed twice."""
+
+    node: NodeId
+    reason: str
+    quarantined: bool = False
+
+
 class JobFigures(msgspec.Struct, frozen=True):
     """How far a job is, since its coordinator started. `goodput`: an estimate from 0 to 1; None: too early to say."""
 
     step: int
     incidents: int
     goodput: float | None = None
+    nodes: list[SuspectNode] = []
+    """Those that failed an examination."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,73 @@
+"""Looks at the cluster's nodes every half a minute, and marks bad ones where that is allowed. Nothing waits for it."""
+
+import logging
+from collections.abc import Mapping
+
+from regrow.cluster.node_health import HealthTable
+from regrow.cluster.observed import BadNode
+from regrow.core.ids import Instant
+from regrow.core.verdicts import HealthVerdict
+from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
+from regrow.operator.nodes import TAINT, BadMark, judged, marking, with_condition
+
+_LOG = logging.getLogger("regrow.operator")
+_MOST_AVOIDED = 64
+"""Each is a term of the pods' affinity; the scheduler itself keeps pods from what is cordoned or tainted."""
+
+
+class NodeWatch:
+    """What is known of nodes.
+
+    Args:
+        api: the cluster.
+        table: what its words mean.
+        mark: whether nodes are tainted, and given a condition, for what jobs have found on them.
+    """
+
+    def __init__(self, api: ClusterApi, table: HealthTable, *, mark: bool) -> None:
+        self._api, self._table, self._mark = api, table, mark
+        self._told: set[str] = set()
+        self.verdicts: dict[str, list[HealthVerdict]] = {}
+        """Of nodes that are not well, the worst first."""
+
+    async def turn(self, wanted: Mapping[str, BadMark], now: Instant) -> bool:
+        """Look once; whether anything has changed. What fails is said once, and tried again at the next turn."""
+        try:
+            nodes, _ = await self._api.list(ApiKind.NODES)
+        except ApiFailure as failure:
+            self._say("list", f"nodes cannot be listed, so their health is not known: {failure}")
+            return False
+        before, self.verdicts = self.verdicts, judged(self._table, nodes)
+        if self._mark:
+            await self._write_marks(nodes, wanted, now)
+        return _shape(before) != _shape(self.verdicts)
+
+    def bad_nodes(self) -> tuple[BadNode, ...]:
+        """Where no replica is to be started, as long as the cluster says so."""
+        bad = [(name, found[0]) for name, found in sorted(self.verdicts.items()) if found[0].severity.failed]
+        return tuple(BadNode(name, float("inf"), first.text) for name, first in bad[:_MOST_AVOIDED])
+
+    async def _write_marks(self, nodes: list[Manifest], wanted: Mapping[str, BadMark], now: Instant) -> None:
+        changed, left_out = marking(nodes, wanted, now)
+        for name in left_out:
+            self._say(f"budget {name}", f"node {name} ({wanted[name].reason}) is not marked: a tenth of all is out")
+        for node in changed:
+            name = node["metadata"]["name"]
+            mark = wanted.get(name) if any(each["key"] == TAINT for each in node["spec"].get("taints") or []) else None
+            try:
+                made = await self._api.replace(ApiKind.NODES, node)
+                await self._api.replace_status(ApiKind.NODES, with_condition(made, mark, now))
+            except ApiFailure as failure:
+                if not failure.conflict:
+                    self._say(f"mark {name}", f"node {name} cannot be marked: {failure}")
+                continue
+            _LOG.info("node %s %s", name, f"is marked: {mark.reason}" if mark else "is not marked any more")
+
+    def _say(self, what: str, text: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            _LOG.warning(text)
+
+
+def _shape(found: Mapping[str, list[HealthVerdict]]) -> list[tuple[str, str]]:
+    return [(name, verdicts[0].text) for name, verdicts in sorted(found.items())]

@@ -1,0 +1,111 @@
+"""Bad nodes under the operator: where pods go, what is told of them, and how they are marked."""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+from tests.cluster.bed import Bed, bed
+from tests.cluster.fake_store import Refused
+from tests.cluster.jobs import training_job
+
+SIZES: dict[str, Any] = {"replicaCount": 1, "maxReplicaCount": 2, "scaleUpSnoozeTimeInSeconds": 0}
+HYPERPOD = "sagemaker.amazonaws.com/node-health-status"
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Bed]:
+    async with bed(tmp_path, {"n1": 1, "n2": 1, "n3": 1}) as made:
+        for name in made.scheduler.nodes:
+            ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+            made.store.create("nodes", "", {"metadata": {"name": name}, "spec": {}, "status": ready})
+        yield made
+
+
+def taints(cluster: Bed, name: str) -> list[str]:
+    return [each["key"] for each in cluster.store.get("nodes", "", name)["spec"].get("taints", [])]
+
+
+def events(cluster: Bed, reason: str) -> list[str]:
+    found = [each for each in cluster.store.all_of("events") if each["reason"] == reason]
+    assert all(each["involvedObject"]["uid"] == cluster.job()["metadata"]["uid"] for each in found)
+    return [each["message"] for each in found]
+
+
+async def test_a_replacement_goes_elsewhere_when_the_cluster_knows_something_against_a_node(cluster: Bed) -> None:
+    cluster.store.patch("nodes", "", "n1", {"metadata": {"labels": {HYPERPOD: "UnschedulablePendingReboot"}}})
+    cluster.store.create("trainingjobs", "team", training_job(**SIZES))
+    async with cluster.operator() as operator:
+        await cluster.until(lambda: len(cluster.pods("Running")) == 2, "both replicas run")
+        await cluster.until(lambda: operator._nodes and operator._nodes.verdicts, "the nodes were looked at")
+        for pod in cluster.pods():
+            if pod["metadata"]["labels"]["regrow.dev/place"] == "1":
+                cluster.store.delete("pods", "team", pod["metadata"]["name"], grace=0)
+        await cluster.until(lambda: len(cluster.pods("Running")) == 2, "another one runs")
+        newest = max(cluster.pods(), key=lambda each: int(each["metadata"]["name"].rsplit("-", 1)[-1]))
+        affinity = newest["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        terms = affinity["nodeSelectorTerms"][0]["matchFields"]
+        assert {"key": "metadata.name", "operator": "NotIn", "values": ["n1"]} in terms
+        assert newest["spec"]["nodeName"] != "n1"
+
+
+async def test_a_bad_node_under_a_replica_is_told_as_condition_and_event_without_rights_on_nodes(cluster: Bed) -> None:
+    cluster.store.create("trainingjobs", "team", training_job(**SIZES))
+    async with cluster.operator():
+        await cluster.until(lambda: len(cluster.pods("Running")) == 2, "both replicas run")
+        where = cluster.pods("Running")[0]["spec"]["nodeName"]
+        cluster.store.patch("nodes", "", where, {"spec": {"unschedulable": True}})
+        await cluster.until(lambda: cluster.condition("NodesHealthy").get("status") == "False", "it is said")
+        await cluster.until(lambda: events(cluster, "NodesUnhealthy"), "and told")
+        assert events(cluster, "NodesUnhealthy") == [f"{where}: leave: cordon unschedulable: true"]
+        assert len(cluster.pods("Running")) == 2  # nobody who trains is ended for it
+        cluster.store.patch("nodes", "", where, {"spec": {"unschedulable": None}})
+        await cluster.until(lambda: cluster.condition("NodesHealthy").get("status") == "True", "it is over")
+
+
+async def test_who_may_not_list_nodes_or_make_events_runs_jobs_all_the_same(cluster: Bed) -> None:
+    cluster.store.refuse = lambda verb, plural, body: (
+        Refused(403, "Forbidden", "no rights") if plural in ("events", "nodes") else None
+    )
+    cluster.store.create("trainingjobs", "team", training_job(**SIZES))
+    async with cluster.operator(marks=True):
+        await cluster.until(lambda: cluster.status().get("replicas") == 2, "both replicas run")
+        quarantine(cluster, "n3", 3600.0)
+        for pod in cluster.pods():
+            cluster.store.delete("pods", "team", pod["metadata"]["name"], grace=0)
+        await cluster.until(lambda: cluster.status().get("attempt") == 2, "it goes on")
+        await cluster.until(lambda: len(cluster.pods("Running")) == 2, "both replicas run again")
+        assert not taints(cluster, "n3")
+
+
+def quarantine(cluster: Bed, name: str, seconds: float) -> None:
+    """As the operator writes it when pod 0 says so."""
+    job = cluster.job()
+    found = {"name": name, "until": time.time() + seconds, "reason": "gpu0: xid 79", "quarantined": True}
+    kept = [*job["status"].get("avoidedNodes", []), found]
+    cluster.store.patch("trainingjobs", "team", "job", {"status": {"avoidedNodes": kept}}, part="status")
+
+
+async def test_a_quarantined_node_is_marked_where_that_is_allowed_one_of_three_and_freed_in_its_time(
+    cluster: Bed,
+) -> None:
+    cluster.store.create("trainingjobs", "team", training_job(**SIZES))
+    async with cluster.operator():
+        await cluster.until(lambda: cluster.status().get("replicas") == 2, "both replicas run")
+        quarantine(cluster, "n3", 3.0)
+        quarantine(cluster, "n2", 3600.0)
+        before = len(cluster.fake.requests)
+        looked = ("GET", "/api/v1/nodes")
+        await cluster.until(lambda: cluster.fake.requests[before:].count(looked) >= 3, "the nodes were looked at")
+        assert not taints(cluster, "n2") and not taints(cluster, "n3")  # it may not
+    async with cluster.operator(marks=True):
+        await cluster.until(lambda: taints(cluster, "n2") or taints(cluster, "n3"), "one is marked")
+        first = "n2" if taints(cluster, "n2") else "n3"
+        await cluster.until(
+            lambda: "gpu0: xid 79" in str(cluster.store.get("nodes", "", first)["status"]["conditions"]), "with why"
+        )
+        assert not (taints(cluster, "n2") and taints(cluster, "n3"))  # a tenth of three is one
+        cluster.store.patch("nodes", "", first, {"metadata": {"annotations": {"regrow.dev/unhealthy-until": "1"}}})
+        cluster.store.patch("trainingjobs", "team", "job", {"status": {"avoidedNodes": []}}, part="status")
+        await cluster.until(lambda: not taints(cluster, "n2") and not taints(cluster, "n3"), "it is freed")
