@@ -57,7 +57,9 @@ class Leadership:
         try:
             found = await self._api.get(ApiKind.LEASES, self._namespace, LEASE_NAME)
             if found["spec"].get("holderIdentity") == self._identity:
-                await self._api.replace(ApiKind.LEASES, {**found, "spec": {**found["spec"], "holderIdentity": ""}})
+                # As client-go: without a holder, and not with an empty one.
+                spec = {key: value for key, value in found["spec"].items() if key != "holderIdentity"}
+                await self._api.replace(ApiKind.LEASES, {**found, "spec": spec})
         except ApiFailure:
             return  # it runs out by itself
 

@@ -1,0 +1,81 @@
+"""All that regrow writes into a cluster is valid by Kubernetes' own published schemas, without a field too many."""
+
+import copy
+import json
+import time
+from typing import Any
+
+import pytest
+from tests.cluster.fake_store import FakeStore
+from tests.cluster.jobs import training_job
+from tests.cluster.scheduled_operator import StoreApi
+
+from regrow.operator.backends import backend_of
+from regrow.operator.crd import crd
+from regrow.operator.events import warning
+from regrow.operator.leadership import Leadership
+from regrow.operator.manifests import as_text, manifests
+from regrow.operator.nodes import BadMark, marking, with_condition
+from regrow.operator.objects import ReplicaPlace, pods, secret, service
+from regrow.operator.resource import LEASE_NAME, TrainingJob, read_job
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -r requirements-dev.txt")
+OLDEST, NEWEST = "1.28", "1.37"
+KUEUE = {"queueName": "q", "priorityClass": "high", "requiredTopology": "rack"}
+
+
+def job(**spec: Any) -> TrainingJob:
+    found = training_job(**spec)
+    found["metadata"]["uid"] = "0123456789abcdef"
+    return read_job(found)
+
+
+def written() -> dict[str, dict[str, Any]]:
+    """One of each kind, by a name for people."""
+    made = job(priorityClassName="training", elasticPriorityClassName="elastic", backend="kueue", kueue=KUEUE)
+    of_job = pods(made, ReplicaPlace(0, 1, begins=True), ("n1", "n2"))
+    backend_of(made).dress(made, of_job, group="g", total=2, gang=True)
+    bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {}, "status": {}}
+    (node,), _ = marking([bare], {"n1": BadMark("gpu0: xid 79", 5.0)}, 0.0)
+    found = {
+        "pod": of_job[0],
+        "service": service(made),
+        "secret": secret(made, b"key"),
+        "event": warning(made, "NodeAvoided", "n1", 0.0),
+        "node": with_condition(node, BadMark("gpu0: xid 79", 5.0), 0.0),
+    }
+    for number, each in enumerate(manifests(namespace="regrow-system", image="regrow:1", mark_nodes=True)):
+        found[f"{number} {each['kind']}"] = each
+    return found
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", written())
+def test_what_is_written_is_valid(name: str, version: str) -> None:
+    kubernetes_validate.validate(written()[name], version, strict=True)
+
+
+async def test_the_lease_is_valid_when_it_is_taken_and_when_it_is_given_back() -> None:
+    store = FakeStore(time.time)
+    leadership = Leadership(StoreApi(store), namespace="team", identity="a")
+    for act in (leadership.acquire, leadership.release):
+        await act()
+        lease = store.get("leases", "team", LEASE_NAME)
+        kubernetes_validate.validate(lease, NEWEST, strict=True)
+    assert "holderIdentity" not in lease["spec"]
+
+
+def test_what_is_not_valid_would_be_seen() -> None:
+    spoiled = copy.deepcopy(written()["pod"])
+    spoiled["spec"]["restartPolice"] = "Never"
+    with pytest.raises(kubernetes_validate.ValidationError, match="restartPolice"):
+        kubernetes_validate.validate(spoiled, NEWEST, strict=True)
+    wrong = crd()
+    wrong["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["typ"] = "object"
+    with pytest.raises(kubernetes_validate.ValidationError, match="typ"):
+        kubernetes_validate.validate(wrong, NEWEST, strict=True)
+
+
+def test_what_is_printed_is_what_is_valid() -> None:
+    documents = [json.loads(each) for each in as_text(manifests(namespace="a", image="b")).split("---\n")[1:]]
+    assert documents == manifests(namespace="a", image="b")
