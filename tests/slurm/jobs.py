@@ -44,6 +44,7 @@ class SubmittedJob:
         before = cluster.ask("squeue", "-h", "-t", "all", "-o", "%i").split()
         self._before = max((int(number) for number in before), default=0)
         self._options = ["--exclusive"]
+        self.partitions = dict(PARTITIONS)
 
     def limit(self, minutes: str) -> None:
         """How long its Slurm jobs may take."""
@@ -60,7 +61,7 @@ class SubmittedJob:
         script = [str(SCRIPTS / "train_micro.py"), "--steps", str(steps), "--pace", str(pace), "--invariant"]
         table = DEFAULTS | {"script": [*script, "--out", "job.out"]} | keys
         lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-        for part, partition in PARTITIONS.items():
+        for part, partition in self.partitions.items():
             lines += [f"[{part}]", f"partition = {json.dumps(partition)}", f"options = {json.dumps(self._options)}"]
         (self.here.folder / "job.toml").write_text("\n".join(lines) + "\n")
 

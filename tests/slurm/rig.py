@@ -81,11 +81,12 @@ class SlurmCluster:
         home: for all that Slurm writes.
         proctrack: the plugin that knows a task's processes. `pgid` signals tasks alone, as cgroups do, which are not
             to be had everywhere.
+        partitions: lines of slurm.conf.
     """
 
-    def __init__(self, net: Network, home: Path, proctrack: str) -> None:
+    def __init__(self, net: Network, home: Path, proctrack: str, partitions: str) -> None:
         self._net, self.home = net, home
-        self._proctrack = proctrack
+        self._proctrack, self._partitions = proctrack, partitions
         self._inits: dict[str, subprocess.Popen[bytes]] = {}
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.nodes = [f"node{index}" for index in range(len(net.hosts) - 1)]
@@ -160,7 +161,7 @@ class SlurmCluster:
 
     def states(self) -> dict[str, str]:
         """Node to state; empty while the controller does not answer."""
-        done = self.run("sinfo", "-h", "-N", "-p", "train", "-o", "%N|%T")
+        done = self.run("sinfo", "-h", "-N", "-o", "%N|%T")
         pairs = (line.partition("|") for line in done.stdout.split())
         return {node: state for node, _, state in pairs}
 
@@ -210,7 +211,7 @@ class SlurmCluster:
             text += (
                 f"NodeName={node} NodeAddr={address} Port=17000 CPUs=4 CoresPerSocket=4 RealMemory=1000 State=UNKNOWN\n"
             )
-        (self.home / "slurm.conf").write_text(text + _PARTITIONS.format(grace=GRACE_S))
+        (self.home / "slurm.conf").write_text(text + self._partitions)
         half = (len(self.nodes) + 1) // 2
         leaves = [each for each in (self.nodes[:half], self.nodes[half:]) if each]
         lines = [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(leaves)]
@@ -255,14 +256,15 @@ def _missing() -> list[str]:
 
 
 @contextmanager
-def slurm_cluster(nodes: int, *, proctrack: str = "pgid") -> Iterator[SlurmCluster]:
-    """A Slurm with so many idle nodes."""
+def slurm_cluster(nodes: int, *, proctrack: str = "pgid", partitions: str = "") -> Iterator[SlurmCluster]:
+    """A Slurm with so many idle nodes. `partitions`: lines of slurm.conf, in place of the tests' own."""
+    partitions = partitions or _PARTITIONS.format(grace=GRACE_S)
     need_slurm()
     home = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     home.chmod(0o755)
     try:
         with network(nodes + 1) as net:
-            made = SlurmCluster(net, home, proctrack)
+            made = SlurmCluster(net, home, proctrack, partitions)
             try:
                 made.open()
                 yield made

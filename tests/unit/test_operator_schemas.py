@@ -3,9 +3,11 @@
 import copy
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.cluster.fake_store import FakeStore
 from tests.cluster.jobs import training_job
 from tests.cluster.scheduled_operator import StoreApi
@@ -47,6 +49,18 @@ def written() -> dict[str, dict[str, Any]]:
     for number, each in enumerate(manifests(namespace="regrow-system", image="regrow:1", mark_nodes=True)):
         found[f"{number} {each['kind']}"] = each
     return found
+
+
+def given() -> list[dict[str, Any]]:
+    """What the files of deploy/ have of Kubernetes' own kinds."""
+    files = sorted((Path(__file__).parents[2] / "deploy" / "quota").glob("*.yaml"))
+    found = [each for file in files for each in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
+    return [each for each in found if each["apiVersion"] in ("v1", "apps/v1", "scheduling.k8s.io/v1")]
+
+
+@pytest.mark.parametrize("body", given(), ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
+def test_what_is_given_as_an_example_is_valid(body: dict[str, Any]) -> None:
+    kubernetes_validate.validate(body, NEWEST, strict=True)
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
