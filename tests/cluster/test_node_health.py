@@ -109,3 +109,12 @@ async def test_a_quarantined_node_is_marked_where_that_is_allowed_one_of_three_a
         cluster.store.patch("nodes", "", first, {"metadata": {"annotations": {"regrow.dev/unhealthy-until": "1"}}})
         cluster.store.patch("trainingjobs", "team", "job", {"status": {"avoidedNodes": []}}, part="status")
         await cluster.until(lambda: not taints(cluster, "n2") and not taints(cluster, "n3"), "it is freed")
+
+
+async def test_a_node_that_looks_like_none_keeps_nobody_from_looking_after_jobs(cluster: Bed) -> None:
+    cluster.store.create("nodes", "", {"metadata": {"name": "odd"}, "spec": {}, "status": {"conditions": ["odd"]}})
+    cluster.store.create("trainingjobs", "team", training_job(**SIZES))
+    async with cluster.operator():
+        looked = ("GET", "/api/v1/nodes")
+        await cluster.until(lambda: cluster.fake.requests.count(looked) >= 2, "the nodes were looked at, and again")
+        await cluster.until(lambda: cluster.status().get("replicas") == 2, "both replicas run")

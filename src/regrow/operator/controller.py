@@ -129,7 +129,11 @@ class Controller:
                 await asyncio.sleep(self._ask_every)
                 jobs = self.cache.jobs()
                 self._figures = {key: known for key, known in self._figures.items() if key in jobs}
-                await asyncio.gather(*(self._ask_job(asker, key) for key in jobs))
+                for outcome in await asyncio.gather(
+                    *(self._ask_job(asker, key) for key in jobs), return_exceptions=True
+                ):
+                    if isinstance(outcome, BaseException):
+                        _LOG.error("how far a job is: a defect of regrow", exc_info=outcome)
 
     async def _ask_job(self, asker: JobAsker, key: JobKey) -> None:
         found = self.cache.job(key)
@@ -155,14 +159,21 @@ class Controller:
         """What is known of nodes is for where the next replica goes: nothing waits for it."""
         while self._nodes is not None:
             now = self._wall()
-            wanted: dict[str, BadMark] = {}
-            for key in self.cache.jobs():
-                for each in read_status(self.cache.job(key) or {}).avoided_nodes:
-                    if each.quarantined and each.until > now:
-                        wanted[each.name] = BadMark(each.reason, each.until)
-            if await self._nodes.turn(wanted, now):
-                self._touch(set(self.cache.jobs()))
+            try:
+                if await self._nodes.turn(self._wanted_marks(now), now):
+                    self._touch(set(self.cache.jobs()))
+            except Exception:  # noqa: BLE001 - whatever a node looks like, jobs are looked after
+                _LOG.exception("the health of nodes: a defect of regrow")
             await asyncio.sleep(self._ask_every)
+
+    def _wanted_marks(self, now: Instant) -> dict[str, BadMark]:
+        """Nodes that jobs have quarantined."""
+        wanted: dict[str, BadMark] = {}
+        for key in self.cache.jobs():
+            for each in read_status(self.cache.job(key) or {}).avoided_nodes:
+                if each.quarantined and each.until > now:
+                    wanted[each.name] = BadMark(each.reason, each.until)
+        return wanted
 
     async def _work(self) -> None:
         while True:
