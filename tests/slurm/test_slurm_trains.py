@@ -1,5 +1,6 @@
 """Real trainings on a real Slurm: nodes are taken, killed and cut off, and no bit of the result changes."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,24 @@ def test_a_killed_node_is_replaced_at_once_elsewhere(job: SubmittedJob, long_alo
     assert_same(job.here, told, long_alone, 2)
     assert [each.steps_lost for each in told.incidents] == [0] * len(told.incidents)
     job.cluster.boot("node1")
+
+
+@pytest.mark.full
+def test_a_lost_node_is_drained_with_its_reason_where_the_job_asks_for_it(job: SubmittedJob) -> None:
+    gang = job.submit(steps=LONG, maxReplicaCount=2, spares=1, drainBadNodes=True)
+    job.until_world(gang, 2)
+    job.cluster.kill("node1")
+    said = job.cluster.until(
+        lambda: re.search(r"Reason=(regrow.*)", job.cluster.ask("scontrol", "show", "node", "node1")),
+        f"it is drained; {job.output()}",
+    )
+    assert f"regrow: job job ({gang}): it was lost" in said.group(1)
+    assert "node1 is drained" in job.output()
+    job.finish(gang)
+    job.clear()
+    job.cluster.boot("node1")
+    job.cluster.ask("scontrol", "update", "nodename=node1", "state=resume")
+    job.cluster.until(lambda: set(job.cluster.states().values()) == {"idle"} or None, "all nodes are idle")
 
 
 def test_a_node_that_is_cut_off_stops_itself_and_never_commits(job: SubmittedJob, long_alone: dict[str, Any]) -> None:
