@@ -19,6 +19,8 @@ class FakeApi:
         self.store = store
         self.requests: list[tuple[str, str]] = []
         self.down = False
+        self.unserved: set[str] = set()
+        """Resources of which this server knows nothing."""
         self.logs: Callable[[str], str] = lambda name: ""
         """What a pod has said so far; `Refused` where it has not started."""
         self._watches: set[asyncio.Queue[Change | None]] = set()
@@ -55,6 +57,8 @@ class FakeApi:
         self.requests.append((request.method, request.path))
         if self.down:
             return _json(Refused(503, "ServiceUnavailable", "down").status(), status=503)
+        if request.match_info["plural"] in self.unserved:
+            return web.Response(status=404, text="404 page not found\n")
         try:
             found: web.StreamResponse = await handler(request)
         except Refused as refusal:

@@ -197,3 +197,10 @@ async def test_too_old_a_version_cannot_be_watched_and_a_bound_pod_gets_its_grac
     assert leaving["metadata"]["deletionGracePeriodSeconds"] == 30
     await server.api.delete(ApiKind.PODS, "team", "bound", force=True)
     assert (await refused(server.api.get(ApiKind.PODS, "team", "bound"))).missing
+
+
+async def test_a_pod_without_a_node_has_said_nothing(server: Server) -> None:
+    """kubernetes/kubernetes, pkg/registry/core/pod/strategy.go, LogLocation: no node, an empty answer."""
+    await server.api.create(ApiKind.PODS, pod("silent"))
+    assert [line async for line in server.api.log("team", "silent", follow=False, tail=None)] == []
+    await server.api.delete(ApiKind.PODS, "team", "silent")

@@ -116,6 +116,17 @@ async def test_what_cannot_be_is_said_in_a_condition_that_names_field_and_cure(c
         assert "spec.kueue.queueName is 'nowhere'" in cluster.condition("QueueFound", "queued")["message"]
 
 
+async def test_nothing_is_said_of_a_queue_where_the_server_does_not_know_what_queues_are(cluster: Bed) -> None:
+    cluster.fake.unserved.add("localqueues")
+    queue: dict[str, Any] = {"backend": "kueue", "kueue": {"queueName": "team"}}
+    cluster.scheduler.nodes.clear()
+    cluster.store.create("trainingjobs", "team", training_job(**queue))
+    async with cluster.operator():
+        asked = ("GET", "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/localqueues/team")
+        await cluster.until(lambda: cluster.fake.requests.count(asked) >= 2, "the queue was asked for")
+        assert cluster.status()["pendingReplicas"] == 2 and not cluster.condition("QueueFound")
+
+
 async def test_jobs_are_submitted_shown_and_scaled_from_a_terminal(cluster: Bed, tmp_path: Path) -> None:
     config, file = tmp_path / "kubeconfig", tmp_path / "job.yaml"
     config.write_text(kubeconfig(cluster.address))

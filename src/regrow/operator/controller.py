@@ -217,11 +217,11 @@ class Controller:
         status = next_status(job, reading, actions, now, figures, found_bad)
         status = with_conditions(status, said, job.generation, now)
         await self._write(found, job.status, status)
+        await self._carry_out(job, actions, seen)  # nothing, where the gang starts anew
         await self._tell(job, status, now)
         if reading.anew:
             self._queue.add(key)
             return
-        await self._carry_out(job, actions, seen)
         later = next_look(job.spec.elastic(), reading.seen, now)
         if later is not None:
             self._queue.add_later(key, later - now)
@@ -234,8 +234,8 @@ class Controller:
         try:
             await self._api.get(ApiKind.LOCAL_QUEUES, job.namespace, name)
         except ApiFailure as failure:
-            if not failure.missing:
-                return []  # who may not ask does not know
+            if failure.reason != "NotFound":
+                return []  # who may not ask does not know; nor is anything known of a Kueue without this version
             text = f"spec.kueue.queueName is {name!r}: namespace {job.namespace} has no such LocalQueue; make it"
             return [JobFinding("QueueFound", False, "NoSuchQueue", f"{text}, or name one of kubectl get localqueues")]
         return [JobFinding("QueueFound", True, "Found")]
