@@ -251,3 +251,20 @@ def test_impossible_sizes_are_named_with_their_field_and_cure(field: str, spec: 
     found = problems(spec)
     assert [each.field for each in found] == [field]
     assert found[0].message
+
+
+@pytest.mark.parametrize("at", [98.72460865443988, 1_800_000_000.123457])
+def test_at_the_moment_that_was_named_there_is_something_to_do_however_times_are_rounded(at: float) -> None:
+    spec = ElasticSpec(1, 2)
+    running = JobSeen(JobStage.TRAINING, (ReplicaSeen("a", 0, R.RUNNING, 0.0),), granted=1, changed_at=at)
+    assert plan(spec, running, at) == []
+    named = next_look(spec, running, at)
+    assert named is not None and started_places(plan(spec, running, named)) == [1]
+    stuck = ReplicaSeen("b", 1, R.STARTING, at, ("n1",))
+    waiting = JobSeen(JobStage.TRAINING, (*running.replicas, stuck), granted=2, changed_at=0.0)
+    named = next_look(spec, waiting, at)
+    assert named is not None and any(isinstance(each, DrainReplica) for each in plan(spec, waiting, named))
+
+
+def started_places(actions: list[PlannedAction]) -> list[int]:
+    return [each.place for each in actions if isinstance(each, StartReplica)]

@@ -9,10 +9,10 @@ from tests.cluster.jobs import training_job
 from tests.unit.observe_records import FakeJob
 from tests.unit.test_watch import progress
 
-from regrow.core.ids import Instant
-from regrow.core.records import StepCommitted
+from regrow.core.ids import Instant, NodeId
+from regrow.core.records import NodeJudged, NodeQuarantined, StepCommitted
 from regrow.observe.watch.figures import FiguresDesk
-from regrow.observe.watch.present import JobFigures
+from regrow.observe.watch.present import JobFigures, SuspectNode
 from regrow.operator.asking import JobAsker
 from regrow.operator.objects import token_of
 from regrow.operator.observing import read
@@ -105,3 +105,19 @@ def test_what_was_said_last_stays_until_more_is_said() -> None:
     assert next_status(known, reading, [], 0.0).step == 5
     told = next_status(known, reading, [], 0.0, JobFigures(8, 3, 0.33333))
     assert (told.step, told.incidents, told.goodput) == (8, 3, 0.333)
+
+
+def test_nodes_that_failed_an_examination_are_named_and_those_that_are_only_suspect_are_not() -> None:
+    desk = FiguresDesk(Moment())
+
+    def judged(node: str, severity: str) -> NodeJudged:
+        return NodeJudged(0.0, NodeId(node), "gpu0", severity, "reset", "nvml", "xid 79")
+
+    for each in (judged("node0", "suspect"), judged("node1", "leave"), judged("node2", "fatal")):
+        desk.feed(each)
+    desk.feed(NodeQuarantined(0.0, NodeId("node2"), "fatal: nvml gpu0: xid 79", alone=False, text="node2 has failed"))
+    desk.feed(judged("node2", "leave"))
+    assert desk.figures().nodes == [
+        SuspectNode(NodeId("node1"), "nvml: gpu0 xid 79"),
+        SuspectNode(NodeId("node2"), "fatal: nvml gpu0: xid 79", quarantined=True),
+    ]

@@ -117,7 +117,7 @@ class _Work:
         """Who has its machines and does not come to run gives them back; another is started elsewhere."""
         limit = self._spec.scaling_timeout_in_seconds
         for each in self._present():
-            if each.stage is ReplicaStage.STARTING and self._now - each.since >= limit:
+            if each.stage is ReplicaStage.STARTING and self._now >= each.since + limit:  # as `next_look` reckons
                 self._drain(each, f"it did not run within {limit:g} s", blame=each.nodes)
 
     def give_up_gang(self) -> None:
@@ -126,7 +126,7 @@ class _Work:
         gang = [each for each in self._present() if each.place < self._spec.replica_count]
         placed = [each.since for each in gang if each.stage is not ReplicaStage.QUEUED]
         whole = sum(each.stage is ReplicaStage.RUNNING for each in gang) >= self._spec.replica_count
-        if placed and not whole and self._now - min(placed) >= limit:
+        if placed and not whole and self._now >= min(placed) + limit:
             for each in gang:
                 self._drain(each, f"the job's first {self._spec.replica_count} replicas did not run within {limit:g} s")
 
@@ -187,7 +187,8 @@ class _Work:
     def _snoozes(self) -> bool:
         """Whether the replicas have just changed."""
         changed = self._seen.changed_at
-        return changed is not None and self._now - changed < self._spec.scale_up_snooze_time_in_seconds
+        # As `next_look` reckons: the difference would be rounded otherwise, and nobody would look again.
+        return changed is not None and self._now < changed + self._spec.scale_up_snooze_time_in_seconds
 
     def _present(self) -> list[ReplicaSeen]:
         return [each for each in self._seen.replicas if each.counts and each.name not in self._leaving]
