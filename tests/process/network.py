@@ -1,7 +1,8 @@
 """Hosts on this machine: network namespaces with addresses of their own, joined by a bridge in one more namespace.
 
 The machine's own network is not touched. A link can be cut, both ways or one way in silence, and all that runs on a
-host can be killed at once. It needs root. Delay and loss (`tc netem`) are not in every kernel, and not used.
+host can be killed at once. Links can be slow and lossy; as `tc netem` is not in every kernel, a process of ours carries
+the frames then (`far_links.py`). It needs root.
 """
 
 import contextlib
@@ -10,8 +11,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +24,17 @@ _numbers = itertools.count()
 
 
 class Network:
-    """Hosts with the addresses 10.78.0.10, .11 and so on."""
+    """Hosts with the addresses 10.78.0.10, .11 and so on.
 
-    def __init__(self, hosts: int) -> None:
+    Args:
+        hosts: how many.
+        delay: seconds from one host to another.
+        loss: the chance of a frame to be lost on its way from one host to another.
+    """
+
+    def __init__(self, hosts: int, *, delay: float = 0.0, loss: float = 0.0) -> None:
+        self._delay, self._loss = delay, loss
+        self._carrier: subprocess.Popen[bytes] | None = None
         self._mark = f"rg{os.getpid()}-{next(_numbers)}"
         self._switch = f"{self._mark}-s"
         self.hosts = range(hosts)
@@ -42,13 +53,27 @@ class Network:
         _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
         _ip("-n", self._switch, "link", "set", "bridge", "up")
         for host in self.hosts:
+            _ip("netns", "add", self.name(host))
+        if self._delay or self._loss:
+            self._carrier = self._carry()
+        for host in self.hosts:
             name, port = self.name(host), f"p{host}"
-            _ip("netns", "add", name)
-            _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+            if self._carrier is None:
+                _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
             _ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
             _ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
+
+    def _carry(self) -> subprocess.Popen[bytes]:
+        """The process behind the links, with half of delay and loss on each host's: a frame goes over two of them."""
+        script, names = Path(__file__).with_name("far_links.py"), [self.name(host) for host in self.hosts]
+        words = [self._switch, str(self._delay / 2), str(1 - (1 - self._loss) ** 0.5), "0", *names]
+        carrier = subprocess.Popen([sys.executable, str(script), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert carrier.stdout is not None
+        if carrier.stdout.readline() != b"ready\n":
+            raise subprocess.CalledProcessError(carrier.wait(), words, stderr="links cannot be made here")
+        return carrier
 
     def cut(self, host: int) -> None:
         """Nothing comes to it or from it any more."""
@@ -80,6 +105,8 @@ class Network:
 
     def close(self) -> None:
         """Remove it, and end what runs in it."""
+        if self._carrier is not None:
+            self._carrier.communicate(timeout=10)
         made = {line.split()[0] for line in _ip("netns", "list").splitlines()}
         for host in self.hosts:
             if self.name(host) in made:
@@ -94,11 +121,11 @@ def _ip(*words: str) -> str:
 
 
 @contextmanager
-def network(hosts: int) -> Iterator[Network]:
+def network(hosts: int, *, delay: float = 0.0, loss: float = 0.0) -> Iterator[Network]:
     """Hosts that can reach each other; skips the test where they cannot be made."""
     if shutil.which("ip") is None:
         pytest.skip("network namespaces need the command ip (iproute2)")
-    made = Network(hosts)
+    made = Network(hosts, delay=delay, loss=loss)
     try:
         try:
             made.open()

@@ -1,16 +1,23 @@
 """Jobs of several hosts with a network between them: hosts die, links are cut one way and both ways."""
 
+import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from tests.process.launching import Running, Site, site
+from tests.process.launching import PATIENCE, Running, Site, site
 from tests.process.network import Network, network
 from tests.process.test_nodes import WORLD, assert_equal, end
 from tests.process.test_spares import nodes_of
 from tests.process.training import SCRIPTS, Outcome, train
 from tests.process.warm import NETWORK
+
+from regrow.core.ids import Rank
+from regrow.core.records import StepCommitted, WorkerForked
+from regrow.observe.ledger import read_records
 
 HOSTS = 3
 STEPS, LONG = 90, 400
@@ -51,7 +58,8 @@ def job_of(
 ) -> Iterator[list[Running]]:
     """A launcher on each host; two ranks on each of the first two, and the others are spares."""
     nodes = len(hosts.hosts)
-    words = ["run", "--job", name, "--nnodes", str(nodes), "--spares", str(nodes - 2), "--nproc-per-node", "2"]
+    words = ["run", "--job", name, "--nnodes", str(nodes), "--nproc-per-node", "2"]
+    words += ["--spares", str(nodes - 2)] if nodes > 2 else []
     words += ["--rdzv-endpoint", f"{hosts.address(0)}:29400", *(("--replicas", "4:4") if elastic else ())]
     script = [str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--pause", "0.02", "--say-steps"]
     script += ["--out", str(here.folder / f"{name}.out")]
@@ -116,3 +124,33 @@ def test_a_host_that_is_cut_off_commits_nothing_and_is_the_spare_when_its_link_i
     assert nodes_of(here, name)[-1] == ["node0", "node0", "node2", "node2"]
     (incident,) = outcome.ledger.incidents
     assert (incident.kind, incident.rung, incident.steps_lost) == ("node", "node", 0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("far", [{"delay": 0.1}, {"loss": 0.05}], ids=["200 ms there and back", "5 % of frames lost"])
+def test_slow_and_lossy_links_are_no_fault_and_a_rank_that_dies_there_is_replaced(
+    here: Site, far: dict[str, float]
+) -> None:
+    name, steps = "-".join(far), 12
+    calm = alone(here, steps)
+    with network(2, **far) as hosts, job_of(here, hosts, name, steps) as launchers:
+        launchers[0].wait_for("step 4\n")
+        os.kill(pid_of(here, name, Rank(3)), signal.SIGKILL)
+        outcome = end(here, name, launchers[0])
+        assert launchers[1].wait() == 0, launchers[1].output
+    assert_equal(outcome, calm, lost=set())
+    assert [(incident.kind, incident.ranks) for incident in outcome.ledger.incidents] == [("exit", [3])]
+    assert outcome.ledger.steps_lost == 0
+
+
+def pid_of(here: Site, name: str, rank: Rank) -> int:
+    """Of the worker that has committed a step as this rank; its node may tell of it a little later."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        lines = read_records(here.home / "jobs" / name)
+        pids = {line.worker: line.pid for line in lines if isinstance(line, WorkerForked)}
+        for line in lines:
+            if isinstance(line, StepCommitted) and line.rank == rank and line.worker in pids:
+                return pids[line.worker]
+        time.sleep(0.05)
+    raise AssertionError(f"rank {rank} has committed nothing")
