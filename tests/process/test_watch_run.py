@@ -31,12 +31,15 @@ def scrape_until(address: str, job: Running, name: str, least: float) -> dict[st
 
 def test_a_running_job_is_scraped_before_and_after_a_kill(tmp_path: Path) -> None:
     with site(tmp_path) as here:
-        words = ["run", "--job", "seen", "--nproc-per-node", "2", "--watch", "0", str(SCRIPTS / "train_small.py")]
+        asked = ["--watch", "0", "--node-metrics", "0"]
+        words = ["run", "--job", "seen", "--nproc-per-node", "2", *asked, str(SCRIPTS / "train_small.py")]
         with here.start(*words, "--steps", "40", "--pace", "0.1") as job:
-            job.wait_for("/metrics")
+            job.wait_for("live view")
+            job.wait_for("node0: metrics")
+            (node,) = re.findall(r"node0: metrics (http://127\.0\.0\.1:\d+/)metrics", job.output)
             (address,) = re.findall(r"live view (http://127\.0\.0\.1:\d+/), metrics", job.output)
             before = scrape_until(address, job, "regrow_steps", 3)
-            assert before["regrow_world_ranks"] == before["regrow_wanted_ranks"] == 2
+            assert before['regrow_world_ranks{count="present"}'] == before['regrow_world_ranks{count="wanted"}'] == 2
             assert before['regrow_logged{name="loss"}'] > 0
             assert "regrow_incidents_total" not in {name.partition("{")[0] for name in before}
 
@@ -46,6 +49,12 @@ def test_a_running_job_is_scraped_before_and_after_a_kill(tmp_path: Path) -> Non
             assert after["regrow_generation"] > before["regrow_generation"]
             total = {name for name in after if name.startswith("regrow_rank_seconds_total")}
             assert sum(after[name] for name in total) > sum(before[name] for name in total) > 0
+
+            of_node = scrape_until(node, job, 'regrow_hydrated_bytes_total{node="node0"}', 1)
+            assert of_node['regrow_generation{node="node0"}'] == after["regrow_generation"]
+            assert of_node['regrow_memory_bytes{node="node0",of="workers"}'] > 1e6
+            assert time.time() - of_node['regrow_newest_timestamp_seconds{node="node0",of="commit"}'] < PATIENCE
+            scrape_until(node, job, 'regrow_workers{node="node0",state="training"}', 2)
 
             with urllib.request.urlopen(f"{address}snapshot", timeout=PATIENCE) as answer:
                 seen = msgspec.json.decode(answer.read(), type=WatchSnapshot)
@@ -67,6 +76,8 @@ def test_a_running_job_is_scraped_before_and_after_a_kill(tmp_path: Path) -> Non
 def test_a_port_that_is_taken_costs_the_view_and_not_the_job(tmp_path: Path) -> None:
     with site(tmp_path) as here, socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = here.regrow("run", "--watch", str(port), str(SCRIPTS / "train_small.py"), "--steps", "2")
+        asked = ["--watch", str(port), "--node-metrics", str(port)]
+        done = here.regrow("run", *asked, str(SCRIPTS / "train_small.py"), "--steps", "2")
         assert done.returncode == 0, done.stderr
+        assert f"node0: --node-metrics cannot listen on 127.0.0.1:{port}" in done.stderr
         assert f"--watch cannot listen on 127.0.0.1:{port}" in done.stderr

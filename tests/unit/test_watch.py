@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from tests.unit.observe_records import NODE, FakeJob
 
+from regrow.agent.node_sight import NodeSight, node_series
 from regrow.core.errors import UsageError
 from regrow.core.hosts import place_to_listen
-from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
+from regrow.core.ids import Generation, Instant, JobId, Rank, StepNo, WorkerId
 from regrow.core.messages import NodeProgress, Role, WorkerCommitted
 from regrow.core.records import (
     GenerationFormed,
@@ -64,14 +65,19 @@ def values(job: Present, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(sample.labels.values()): sample.value for sample in found.samples}
 
 
+OF_JOB = series(watched(FakeJob().run(10, kills={4: 2})), offset=0.0)
+OF_NODE = node_series(NodeSight(), job=JobId("job"), node=NODE, memory={"agent": 1}, offset=0.0)
+ALL_SERIES = [*OF_JOB, *OF_NODE]
+
+
 # --- metrics -------------------------------------------------------------------------------------------------------
 
 
 def test_there_are_at_most_fifteen_series_each_in_the_documentation_with_a_base_unit() -> None:
-    found = series(watched(FakeJob().run(10, kills={4: 2})), offset=0.0)
+    found = ALL_SERIES
     documented = set(re.findall(r"^\| `(regrow_\w+)", DOCS.read_text(), re.MULTILINE))
     assert {each.name for each in found} == documented
-    assert len(found) <= 15
+    assert len({each.name for each in found}) <= 15
     for each in found:
         assert each.name.endswith("_total") == (each.kind == "counter"), each.name
         assert not re.search(r"_(ms|minutes|hours|percent|mb)(_|$)", each.name)
@@ -81,7 +87,7 @@ def test_there_are_at_most_fifteen_series_each_in_the_documentation_with_a_base_
 def test_alerts_and_dashboard_ask_for_series_that_there_are(name: str) -> None:
     asked = set(re.findall(r"\bregrow_\w+", (DEPLOY / name).read_text()))
     assert asked
-    assert asked <= {each.name for each in series(Present(), offset=0.0)}
+    assert asked <= {each.name for each in ALL_SERIES}
 
 
 def test_every_alert_is_explained() -> None:
@@ -112,7 +118,7 @@ def test_the_figures_are_those_of_the_job() -> None:
         {("detect",): 0.02, ("abort",): 0.04, ("regroup",): 0.12, ("hydrate",): 0.32, ("redo",): 1.0}
     )
     assert values(job, "regrow_step_seconds") == {("median",): 0.5, ("max",): 0.5}
-    assert values(job, "regrow_last_commit_timestamp_seconds") == {(): pytest.approx(3.0 + 10 * 0.5 + 2 * 0.5)}
+    assert values(job, "regrow_newest_timestamp_seconds") == {("commit",): pytest.approx(3.0 + 10 * 0.5 + 2 * 0.5)}
 
 
 def test_rank_seconds_add_up_to_the_world_over_time_and_productive_ones_are_those_of_the_steps() -> None:
@@ -145,9 +151,10 @@ def test_places_that_a_fault_empties_are_wanted_and_places_given_up_on_purpose_a
         job.feed(WorldChanged(1.0, Generation(2), StepNo(0), kind, 4, 2, ""))
         members = {str(rank): WorkerId(f"w{rank}") for rank in range(2)}
         job.feed(GenerationFormed(1.0, Generation(2), StepNo(0), members))
-        return values(job, "regrow_wanted_ranks")
+        return values(job, "regrow_world_ranks")
 
-    assert (wanted("fault"), wanted("shrink")) == ({(): 4}, {(): 2})
+    both = ({("present",): 2, ("wanted",): 4}, {("present",): 2, ("wanted",): 2})
+    assert (wanted("fault"), wanted("shrink")) == both
 
 
 def test_nothing_grows_with_the_length_of_a_job() -> None:

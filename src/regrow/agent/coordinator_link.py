@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator
 from typing import Self
 
@@ -11,6 +12,7 @@ import msgspec
 
 from regrow.agent.held_tables import Feasible
 from regrow.agent.history import NodeHistory
+from regrow.agent.node_sight import NodeSight
 from regrow.agent.succession import NextCoordinator
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError, RegrowError
@@ -37,6 +39,8 @@ class CoordinatorLink:
     """
 
     def __init__(self, config: AgentConfig) -> None:
+        self.sight = NodeSight()
+        """Of this node's workers, from all that is sent and carried out."""
         self._history = NodeHistory(config.node)
         self._config = config
         self._codec: FrameCodec[AgentOrder | list[AgentOrder]] = FrameCodec(AgentOrder | list[AgentOrder])
@@ -103,17 +107,35 @@ class CoordinatorLink:
                     ) from error
                 await asyncio.sleep(_RETRY_S)
 
+    def register(self, *, store: str, vault: str) -> None:
+        """Say who this node is, and where its key-value store and its copies of state are found."""
+        config = self._config
+        self.send(
+            NodeJoined(
+                node=config.node,
+                host=config.advertise,
+                slots=config.slots or config.facts.nproc,
+                store=store,
+                pid=os.getpid(),
+                vault=vault,
+                domain=config.domain,
+                stay=config.stay,
+            )
+        )
+
     def send(self, fact: AgentFact) -> None:
         """Send a fact, after all earlier ones. Those sent while there is no connection go to the next coordinator."""
         if isinstance(fact, NodeJoined):
             self._joined = fact
         self._history.told(fact)
+        self.sight.told(fact)
         self._next.sent(fact)
         self._outbox.put_nowait(fact)
 
     def carried_out(self, order: Feasible) -> None:
         """An order is being carried out; a coordinator that asks for it is told of all that were."""
         self._history.ordered(order)
+        self.sight.ordered(order)
         if isinstance(order, ReportNode):
             self.send(self._history.report(order))
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import signal
 import time
@@ -18,6 +17,7 @@ from regrow.agent.data_desk import DataDesk
 from regrow.agent.examiner import Examiner
 from regrow.agent.held_tables import Feasible
 from regrow.agent.memory_kills import MemoryKills
+from regrow.agent.metrics_site import NodeMetricsSite
 from regrow.agent.output import OutputPump
 from regrow.agent.signals import Ending, NoticeSignals
 from regrow.agent.state_copies.store import CopyStore
@@ -44,7 +44,6 @@ from regrow.core.messages import (
     FenceWorker,
     FormGeneration,
     GenerationTable,
-    NodeJoined,
     NodeStopped,
     NoteGeneration,
     ReportNode,
@@ -95,6 +94,7 @@ class Agent:
             stored=lambda answer: self._from_thread(self._snapshot_stored, answer),
             streamed=lambda fact: self._from_thread(self._uplink.send, fact),
         )
+        self._metrics = NodeMetricsSite(config, self._uplink.sight, lambda: self._vault.kept_bytes)
         self._desk = WriterClient(config.node, config.checkpoint_dir, tell=self._uplink.send)
         self._zygote = ZygoteClient(
             self,
@@ -137,20 +137,9 @@ class Agent:
         self._disk.start()
         self._zygote.start()
         try:
-            async with self._store, self._uplink:
+            async with self._store, self._uplink, self._metrics:
                 self._data.open()
-                self._uplink.send(
-                    NodeJoined(
-                        node=self._config.node,
-                        host=self._config.advertise,
-                        slots=self._config.slots or self._config.facts.nproc,
-                        store=self._store.address,
-                        pid=os.getpid(),
-                        vault=self._vault.open(),
-                        domain=self._config.domain,
-                        stay=self._config.stay,
-                    )
-                )
+                self._uplink.register(store=self._store.address, vault=self._vault.open())
                 self._examiner.joined()
                 self._start_task(self._obey_all())
                 self._start_task(self._watch())

@@ -181,6 +181,8 @@ class AgentConfig(msgspec.Struct, frozen=True):
     """URL of this node's launcher, which knows who is coordinator; empty: no other can take its place."""
     term: int = 1
     """Of the coordinator."""
+    metrics: tuple[str, int] | None = None
+    """Where this agent serves figures of its node to whoever asks; None: nowhere."""
 
     @property
     def one_machine(self) -> bool:

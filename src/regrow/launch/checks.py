@@ -1,8 +1,13 @@
 """Checks of flags that several commands have."""
 
+import re
+
 from regrow.core.config import duration
 from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Of jobs and of what nodes fail together with."""
 
 
 def in_range(flag: str, value: int, least: int, most: int | None = None) -> int:
@@ -22,3 +27,25 @@ def some_time(flag: str, text: str, *, zero: bool = False) -> Seconds:
     if seconds <= 0 and not zero:
         raise UsageError(f"{flag} {text!r} is no time at all", hint="give more than 0 seconds")
     return seconds
+
+
+def check_label(label: str) -> str:
+    """The name in `--domain`. Raises `UsageError`."""
+    if NAME.fullmatch(label) is None:
+        raise UsageError(f"--domain {label!r} is no name", hint="use letters, digits, '.', '_' and '-'")
+    return label
+
+
+def domains_of(domain: str, nodes: int) -> list[str]:
+    """What each node of this machine fails together with."""
+    if not domain:
+        return []
+    labels = domain.split(",")
+    for label in labels:
+        check_label(label)
+    if len(labels) not in (1, nodes):
+        raise UsageError(
+            f"--domain has {len(labels)} names for {nodes} {'node' if nodes == 1 else 'nodes'} on this machine",
+            hint="give one, or with --local-nodes one for each of them, with commas between",
+        )
+    return labels * nodes if len(labels) == 1 else labels

@@ -8,17 +8,16 @@ import msgspec
 
 from regrow.core.config import AgentConfig, Script
 from regrow.core.errors import UsageError
-from regrow.core.hosts import LOOPBACK, is_loopback, place_to_listen
+from regrow.core.hosts import LOOPBACK, is_loopback, nth_place, place_to_listen
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages import FaultSpec, Warmth
 from regrow.launch.addresses import AddressFlags, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
-from regrow.launch.checks import in_range, some_time
+from regrow.launch.checks import NAME, domains_of, in_range, some_time
 from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
 from regrow.membership.admission import JoinOffer
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _REDIRECT_ALL = "3"
 
 
@@ -93,6 +92,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     preload: list[str] = []
     bind: str = ""
     watch: str = ""
+    node_metrics: str = ""
     job: str = ""
     quiet: bool = False
     without_meaning: list[str] = []
@@ -127,6 +127,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     endpoint: tuple[str, int] = (LOOPBACK, 0)
     """Where the other nodes find the coordinator."""
     watch: tuple[str, int] | None = None  # where metrics and the live page are served
+    node_metrics: tuple[str, int] | None = None  # where agents serve their own; each further one a port further
     advertise: str = ""  # how the others reach this node; empty: worked out from the route to the coordinator
     master_port: int = 0
     log_dir: str = ""
@@ -188,6 +189,7 @@ class JobPlan(msgspec.Struct, frozen=True):
             slots=self.slots,
             drain_grace=self.drain_grace,
             stay=self.stay,
+            metrics=nth_place(self.node_metrics, self.node_ranks.index(node_rank)),
         )
 
 
@@ -231,12 +233,13 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         socket_home=around.socket_home,
         node_rank=node_rank,
         local=local,
-        domains=_domains(flags, facts.nodes if local else 1),
+        domains=domains_of(flags.domain, facts.nodes if local else 1),
         token=around.token,
         bind=where.bind,
         port=where.endpoint[1],
         endpoint=where.endpoint,
         watch=place_to_listen("--watch", flags.watch),
+        node_metrics=place_to_listen("--node-metrics", flags.node_metrics),
         advertise=where.advertise,
         slots=slots_of(facts, flags.slots, alone=local or facts.node_limit == 1),
         drain_grace=some_time("--drain-grace", flags.drain_grace),
@@ -306,7 +309,7 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
 def _job_name(flags: RunFlags) -> str:
     for flag, name in (("--job", flags.job), ("--rdzv-id", flags.rdzv_id)):
         if name and name != "none":
-            if _NAME.fullmatch(name) is None:
+            if NAME.fullmatch(name) is None:
                 raise UsageError(f"{flag} {name!r} cannot name a job", hint="use letters, digits, '.', '_' and '-'")
             return name
     return ""
@@ -345,28 +348,6 @@ def _local_nodes(flags: RunFlags) -> AllowedRange:
             )
     nodes = in_range("--local-nodes", flags.local_nodes or 0, 1, 64)
     return AllowedRange(nodes, nodes)
-
-
-def check_label(label: str) -> str:
-    """The name in `--domain`. Raises `UsageError`."""
-    if _NAME.fullmatch(label) is None:
-        raise UsageError(f"--domain {label!r} is no name", hint="use letters, digits, '.', '_' and '-'")
-    return label
-
-
-def _domains(flags: RunFlags, nodes: int) -> list[str]:
-    """What each node of this machine fails together with."""
-    if not flags.domain:
-        return []
-    labels = flags.domain.split(",")
-    for label in labels:
-        check_label(label)
-    if len(labels) not in (1, nodes):
-        raise UsageError(
-            f"--domain has {len(labels)} names for {nodes} {'node' if nodes == 1 else 'nodes'} on this machine",
-            hint="give one, or with --local-nodes one for each of them, with commas between",
-        )
-    return labels * nodes if len(labels) == 1 else labels
 
 
 def _node_rank(flags: RunFlags, nodes: int) -> int:

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 from regrow.core.errors import UsageError
-from regrow.core.hosts import LOOPBACK, address_of
+from regrow.core.hosts import LOOPBACK, address_of, place_to_listen
 from regrow.core.ids import NodeId
 from regrow.launch.addresses import check_reachable, endpoint_of
 from regrow.launch.cache import cache_plan
-from regrow.launch.checks import in_range, some_time
+from regrow.launch.checks import check_label, in_range, some_time
 from regrow.launch.elastic import default_slots
 from regrow.launch.folder import find_job
-from regrow.launch.job import HostEnvironment, JobPlan, check_label
+from regrow.launch.job import HostEnvironment, JobPlan
 from regrow.launch.remote import CoordinatorClient
 from regrow.launch.script import check_script
 from regrow.membership.admission import JoinOffer, JoinRequest
@@ -36,6 +36,7 @@ class AgentFlags(msgspec.Struct, frozen=True):
     data_cache: str = ""
     data_cache_bytes: str = ""
     grace: str = "30s"
+    node_metrics: str = ""
     quiet: bool = False
 
 
@@ -55,6 +56,7 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
     stay = some_time("--stay", flags.stay) if flags.stay else None
     grace = some_time("--grace", flags.grace)
     domains = [check_label(flags.domain)] if flags.domain else []
+    node_metrics = place_to_listen("--node-metrics", flags.node_metrics)
     cache = cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home)
     offer = CoordinatorClient(address_of(*endpoint), token).join(JoinRequest(NodeId(flags.name)))
     if Path(offer.folder).is_dir():
@@ -75,6 +77,7 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
         token=token,
         bind=bind,
         endpoint=endpoint,
+        node_metrics=node_metrics,
         advertise=flags.local_addr,
         master_port=offer.master_port,
         preload=offer.preload,

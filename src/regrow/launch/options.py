@@ -85,6 +85,13 @@ _RUN: Final[tuple[Decorator, ...]] = (
         "--watch", default="", metavar="[HOST:]PORT", help="Show metrics and a live page there, to whoever asks."
     ),
     click.option(
+        "--node-metrics",
+        default="",
+        envvar="REGROW_NODE_METRICS",
+        metavar="[HOST:]PORT",
+        help="Each agent serves metrics of its node there, to whoever asks.  [$REGROW_NODE_METRICS]",
+    ),
+    click.option(
         "--token-file", default="", metavar="FILE", help="The secret of a job of several nodes; or REGROW_TOKEN."
     ),
     click.option("--trial-steps", type=int, default=0, hidden=True),
@@ -108,6 +115,13 @@ _AGENT: Final[tuple[Decorator, ...]] = (
     click.option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one."),
     click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
     click.option("--data-cache-bytes", default="", metavar="SIZE", help="How much.  [4GiB, a quarter of what is free]"),
+    click.option(
+        "--node-metrics",
+        default="",
+        envvar="REGROW_NODE_METRICS",
+        metavar="[HOST:]PORT",
+        help="Each agent serves metrics of its node there, to whoever asks.  [$REGROW_NODE_METRICS]",
+    ),
     click.option("--grace", default="30s", metavar="TIME", help="To leave this node after a signal.  [30s]"),
     click.option("--token-file", default="", metavar="FILE", help="The job's secret; or REGROW_TOKEN."),
     click.option("--quiet", is_flag=True, help="Say only what went wrong."),

@@ -67,6 +67,11 @@ class CopyStore:
         self._told_failure: dict[Rank, bool] = {}
         self.endpoint = ""
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of all whole copies."""
+        return sum(version.payload for version in self._shelf.all())
+
     def open(self) -> str:
         """Serve from now on; returns the endpoint. Raises `OSError`."""
         self.endpoint = self._server.open()

@@ -30,6 +30,8 @@ MOST_METRICS = 20
 MOST_INCIDENTS = 200
 MOST_POINTS = 600
 STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
+STATES = ("starting", "training", "mending", "lost", "done")
+"""Of ranks."""
 TIMED = ("productive", "data_wait", "checkpoint")
 _PENDING: Seconds = 60.0
 """No more time of one rank than this is carried from one `fold` to the next."""
@@ -56,7 +58,7 @@ class JobFigures(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class RankSeen:
-    """A place in the world. `state`: `starting`, `training`, `mending`, `lost` or `done`."""
+    """A place in the world. `state`: one of `STATES`."""
 
     worker: WorkerId
     node: NodeId

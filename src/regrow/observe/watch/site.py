@@ -5,7 +5,6 @@ share one tick, and one that does not keep up misses ticks and is then let go.
 """
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -16,11 +15,13 @@ import msgspec
 from aiohttp import web
 
 from regrow.core.clock import Clock, MonotonicClock
+from regrow.core.hosts import address_of, answers_to
 from regrow.core.ids import Seconds
 from regrow.core.messages import NodeProgress
+from regrow.core.metrics_text import CONTENT_TYPE
 from regrow.core.records import IncidentClosed, IncidentOpened, Record
 from regrow.membership.server.http_replies import words_of
-from regrow.observe.watch.exposition import CONTENT_TYPE, exposition
+from regrow.observe.watch.exposition import exposition
 from regrow.observe.watch.frames import snapshot, tick
 from regrow.observe.watch.present import Present
 
@@ -34,7 +35,6 @@ _PATIENCE: Seconds = 10.0
 """With a reader that takes nothing."""
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 _HEADERS = {"Cache-Control": "no-store", "Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
-_HERE = ("localhost", "")
 
 
 class WatchSite:
@@ -113,8 +113,7 @@ class WatchSite:
     @property
     def address(self) -> str:
         """Of the page, for people; empty where it does not listen."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self.port}/" if self.port else ""
+        return f"http://{address_of(self._host, self.port)}/" if self.port else ""
 
     def feed(self, item: Record | NodeProgress) -> None:
         """Take in what the coordinator has heard or written down."""
@@ -158,7 +157,7 @@ class WatchSite:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Errors end a request and nothing else. Pages of others may not read this one by a name of their own."""
-        if _loopback(self._host) and not _loopback(request.url.host or ""):
+        if not answers_to(self._host, request.url.host or ""):
             return web.Response(status=403, text=f"this is not {request.host}\n")
         try:
             return await handler(request)
@@ -205,12 +204,3 @@ class WatchSite:
 
 def _file(name: str) -> bytes:
     return resources.files("regrow.observe.watch").joinpath(name).read_bytes()
-
-
-def _loopback(host: str) -> bool:
-    if host in _HERE:
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -1,0 +1,115 @@
+"""Serves what a node knows of itself, for Prometheus. Off unless asked; whatever happens here, the job goes on."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from aiohttp import web
+
+from regrow.agent.node_sight import NodeSight, node_series
+from regrow.core.config import AgentConfig
+from regrow.core.hosts import address_of, answers_to
+from regrow.core.ids import Seconds
+from regrow.core.metrics_text import CONTENT_TYPE, text_of
+
+_PATIENCE: Seconds = 5.0
+"""With the sizes of files, which may be on a disk."""
+_log = logging.getLogger("regrow.agent")
+
+
+class NodeMetricsSite:
+    """`async with` it: listens at `config.metrics` if there is one. Where it cannot, it says so and serves nothing.
+
+    Args:
+        config: of the agent.
+        sight: of its workers.
+        copies: says how many bytes of state are kept for ranks.
+    """
+
+    def __init__(self, config: AgentConfig, sight: NodeSight, copies: Callable[[], int]) -> None:
+        self.port = 0
+        """Where it listens; 0: nowhere."""
+        self._config = config
+        self._sight = sight
+        self._copies = copies
+        self._runner: web.AppRunner | None = None
+        self._looking = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        if self._config.metrics is None:
+            return self
+        host, port = self._config.metrics
+        app = web.Application()
+        app.add_routes([web.get("/metrics", self._serve)])
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        try:
+            await runner.setup()
+            await web.TCPSite(runner, host, port, reuse_address=True).start()
+        except (OSError, OverflowError) as error:  # the latter: a port number that there cannot be
+            await runner.cleanup()
+            place = address_of(host, port)
+            _log.warning("%s: --node-metrics cannot listen on %s: %s", self._config.node, place, _words(error))
+            return self
+        self._runner, self.port = runner, int(runner.addresses[0][1])
+        _log.warning("%s: metrics http://%s/metrics", self._config.node, address_of(host, self.port))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _serve(self, request: web.Request) -> web.Response:
+        """Errors end a request and nothing else; scrapes wait for one another."""
+        if self._config.metrics is not None and not answers_to(self._config.metrics[0], request.url.host or ""):
+            return web.Response(status=403, text=f"this is not {request.host}\n")
+        try:
+            async with asyncio.timeout(_PATIENCE), self._looking:
+                memory = await asyncio.to_thread(_memory, self._sight.pids, self._config.data_dir)
+        except TimeoutError:
+            return web.Response(status=503, text="the data cache's files do not answer\n")
+        memory["copies"] = self._copies()
+        found = node_series(
+            self._sight,
+            job=self._config.facts.job,
+            node=self._config.node,
+            memory=memory,
+            offset=time.time() - time.monotonic(),
+        )
+        headers = {"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"}
+        return web.Response(body=text_of(found).encode(), headers=headers)
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _memory(pids: list[int], cache: str) -> dict[str, int]:
+    """Bytes that are resident for the agent and for its workers, and in the files of the data cache."""
+    return {
+        "agent": _resident(os.getpid()),
+        "workers": sum(_resident(pid) for pid in pids),
+        "cache": _below(Path(cache)) if cache else 0,
+    }
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0  # it has just ended
+
+
+def _below(folder: Path) -> int:
+    """Of all files there; those that go meanwhile do not count."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+            except OSError:
+                continue
+    return total

@@ -1,0 +1,150 @@
+"""What a node can say of its own workers, from what it is ordered and what it tells. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from regrow.agent.held_tables import Feasible
+from regrow.core.ids import Generation, Instant, JobId, NodeId, Seconds, WorkerId
+from regrow.core.messages import (
+    AgentFact,
+    FormGeneration,
+    GenerationTable,
+    HaltGeneration,
+    NodeProgress,
+    NoteGeneration,
+    Role,
+    SpawnWorker,
+    WorkerCommitted,
+    WorkerExited,
+    WorkerFaulted,
+    WorkerFinished,
+    WorkerHalted,
+    WorkerReady,
+    WorkerResumed,
+    WorkerStarted,
+)
+from regrow.core.metrics_text import Series, series_of
+
+STATES = ("starting", "standby", "training", "mending", "done")
+"""Of workers. One that has not stood in a generation yet starts, or is a standby when it is ready."""
+
+
+@dataclass
+class _Seen:
+    standby: bool
+    state: str = "starting"
+    pid: int = 0
+    commit: WorkerCommitted | None = None
+
+
+class NodeSight:
+    """Hears all facts and orders of a node; as large as its workers are many."""
+
+    def __init__(self) -> None:
+        self.generation = Generation(0)
+        self.hydrated = 0
+        """Bytes of state that workers of this node have received from peers."""
+        self._workers: dict[WorkerId, _Seen] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the workers."""
+        return [seen.pid for seen in self._workers.values() if seen.pid]
+
+    def ordered(self, order: Feasible) -> None:
+        """An order is carried out."""
+        match order:
+            case GenerationTable(head=head):
+                self.generation = head.generation
+            case NoteGeneration(generation=generation):
+                self.generation = generation
+            case SpawnWorker():
+                self._workers.setdefault(order.worker, _Seen(order.role is Role.STANDBY))
+            case FormGeneration() if (seen := self._workers.get(order.worker)) is not None:
+                seen.state = "mending" if seen.state in ("training", "mending", "done") else "starting"
+            case HaltGeneration(at=None):
+                self._become(order.worker, "mending")
+            case _:
+                pass
+
+    def told(self, fact: AgentFact) -> None:
+        """The coordinator is told something, or would be if it were there."""
+        match fact:
+            case NodeProgress(commits=commits):
+                for commit in commits:
+                    self.told(commit)
+            case WorkerStarted() if (seen := self._workers.get(fact.worker)) is not None:
+                seen.pid = fact.pid
+            case WorkerReady() if (seen := self._workers.get(fact.worker)) is not None and seen.standby:
+                seen.state = "standby"
+            case WorkerResumed():
+                self.hydrated += fact.hydrated_bytes
+                self._become(fact.worker, "training")
+            case WorkerCommitted() if (seen := self._workers.get(fact.worker)) is not None and not fact.adopted:
+                seen.commit = fact
+            case WorkerHalted() | WorkerFaulted():
+                self._become(fact.worker, "mending")
+            case WorkerFinished():
+                self._become(fact.worker, "done")
+            case WorkerExited():
+                self._workers.pop(fact.worker, None)
+            case _:
+                pass
+
+    def _become(self, worker: WorkerId, state: str) -> None:
+        if (seen := self._workers.get(worker)) is not None:
+            seen.state = state
+
+    def counts(self) -> Mapping[str, int]:
+        """Workers by state; every state is there."""
+        return dict.fromkeys(STATES, 0) | Counter(seen.state for seen in self._workers.values())
+
+    def step_seconds(self) -> list[Seconds]:
+        """Of the newest step of each living worker, in ascending order."""
+        return sorted(commit.seconds for commit in self._commits())
+
+    def last_commit(self) -> Instant | None:
+        """When a living worker committed last; None: none has."""
+        return max((commit.at for commit in self._commits()), default=None)
+
+    def _commits(self) -> Iterable[WorkerCommitted]:
+        return [seen.commit for seen in self._workers.values() if seen.commit is not None]
+
+
+def node_series(
+    sight: NodeSight, *, job: JobId, node: NodeId, memory: Mapping[str, int], offset: Seconds
+) -> list[Series]:
+    """What the agent of a node serves; all of it has the label `node`.
+
+    Args:
+        sight: of its workers.
+        job, node: whose.
+        memory: bytes by what they are used for.
+        offset: of the wall clock from the clock of the agent.
+    """
+    here = {"node": str(node)}
+    steps, last = sight.step_seconds(), sight.last_commit()
+    step_seconds = {"median": median(steps), "max": steps[-1]} if steps else {}
+    return [
+        series_of("regrow_job_info", "The job.", [({"job": str(job)} | here, 1)]),
+        series_of("regrow_workers", "Workers by what they do.", _labelled(here, "state", sight.counts())),
+        series_of("regrow_generation", "Number of the agreed membership.", [(here, sight.generation)]),
+        series_of("regrow_step_seconds", "Newest step of the ranks.", _labelled(here, "stat", step_seconds)),
+        series_of(
+            "regrow_newest_timestamp_seconds",
+            "When a rank committed last, as Unix time.",
+            [] if last is None else [(here | {"of": "commit"}, last + offset)],
+        ),
+        series_of("regrow_memory_bytes", "Memory by what it is used for.", _labelled(here, "of", memory)),
+        series_of(
+            "regrow_hydrated_bytes_total", "State received from peers.", [(here, float(sight.hydrated))], "counter"
+        ),
+    ]
+
+
+def _labelled(
+    here: Mapping[str, str], label: str, numbers: Mapping[str, float]
+) -> list[tuple[Mapping[str, str], float]]:
+    return [({**here, label: name}, number) for name, number in numbers.items()]

@@ -1,0 +1,52 @@
+"""Prometheus' text format, version 0.0.4. Pure. docs/monitoring.md has a line for each series."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Sample(NamedTuple):
+    """One number of a series."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+class Series(NamedTuple):
+    """A name, what it means, and its numbers."""
+
+    name: str
+    kind: str
+    text: str
+    samples: list[Sample]
+
+
+def series_of(name: str, text: str, samples: Iterable[tuple[Mapping[str, str], float]], kind: str = "gauge") -> Series:
+    """A series of these numbers, each with its labels."""
+    return Series(name, kind, text, [Sample(labels, value) for labels, value in samples])
+
+
+def text_of(found: Iterable[Series]) -> str:
+    """What a scrape answers."""
+    return "".join(line + "\n" for each in found for line in _lines(each))
+
+
+def _lines(each: Series) -> Iterator[str]:
+    yield f"# HELP {each.name} {each.text}"
+    yield f"# TYPE {each.name} {each.kind}"
+    for labels, value in each.samples:
+        shown = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+        yield f"{each.name}{{{shown}}} {_number(value)}" if shown else f"{each.name} {_number(value)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)
