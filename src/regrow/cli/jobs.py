@@ -206,4 +206,35 @@ def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
         click.echo(str(path))
 
 
-COMMANDS = (kill, status, top, list_jobs, scale, drain, stop, logs, story, goodput, plot)
+@click.command()
+@click.argument("run", required=False, metavar="[JOB|FOLDER]")
+@click.option("--otlp", required=True, metavar="URL", help="Of a collector, http://HOST:4318.")
+@click.option("--follow", is_flag=True, help="Until the job ends, each incident as soon as it is over.")
+def spans(run: str | None, otlp: str, follow: bool) -> None:
+    """Send the incidents of a run as OpenTelemetry traces, their stages as spans; needs regrow[otel].
+
+    Without a name it is the job that runs, or the newest. What is sent twice is the same trace.
+    """
+    from regrow.launch.folder import read_entry
+    from regrow.launch.verifying import locate
+    from regrow.observe.spans.export import OtlpSender, follow_spans
+
+    folder = locate(jobs_home(), run).absolute()
+    if not (folder / "events.jsonl").exists():
+        raise UsageError(f"there are no records in {folder}", hint="name a job, or its folder")
+
+    def running() -> bool:
+        entry = read_entry(folder) if follow else None
+        return entry is not None and entry.running
+
+    def say(text: str) -> None:
+        click.echo(f"regrow: {text}", err=True)
+
+    try:
+        sent = follow_spans(folder, OtlpSender(otlp), running=running, say=say)
+    except KeyboardInterrupt:  # who has seen enough leaves, and the job goes on
+        return
+    click.echo(f"{sent} spans sent to {otlp}")
+
+
+COMMANDS = (kill, status, top, list_jobs, scale, drain, stop, logs, story, goodput, plot, spans)

@@ -26,19 +26,19 @@ def clock_shifts(folder: Path) -> dict[NodeId, Seconds]:
 
     Nodes that need nothing are left out, and so are those whose lines do not tell.
     """
-    own = _offset(folder / "events.jsonl")
+    own = wall_offset(folder / "events.jsonl")
     if own is None:
         return {}
     shifts = {}
     for path in folder.glob("steps.*.jsonl"):
-        offset = _offset(path)
+        offset = wall_offset(path)
         if offset is not None and abs(offset - own) >= _SAME_CLOCK:
             shifts[NodeId(path.name.removeprefix("steps.").removesuffix(".jsonl"))] = offset - own
     return shifts
 
 
-def _offset(path: Path) -> Seconds | None:
-    """Wall clock minus monotonic clock of the machine that wrote a file."""
+def wall_offset(path: Path) -> Seconds | None:
+    """Wall clock minus monotonic clock of the machine that wrote a file of records; None: it does not tell."""
     lines: list[bytes] = []
     # The newest that has any: a file that was set aside a moment ago has an empty one in its place.
     for part in (path, *(each.path for each in reversed(set_aside(path)))):

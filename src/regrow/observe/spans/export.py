@@ -1,0 +1,135 @@
+"""Sends spans of incidents by OTLP over HTTP, with OpenTelemetry's own library (`regrow[otel]`)."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from regrow.core.errors import RegrowError, UsageError
+from regrow.core.ids import Seconds
+from regrow.observe.plot_clocks import wall_offset
+from regrow.observe.spans.incidents import IncidentSpan, IncidentSpans
+from regrow.observe.tail import RecordTail
+
+_BATCH = 500
+_TRACES = "/v1/traces"
+_TIMEOUT: Seconds = 10.0
+"""For one batch, all tries of it."""
+_LOOK_S: Seconds = 0.5
+_AGAIN_S: Seconds = 5.0
+
+
+class SpansRefused(RegrowError):
+    """Nobody takes the spans at that address."""
+
+
+class SpanSender(Protocol):
+    """Where spans go."""
+
+    def send(self, job: str, spans: Sequence[IncidentSpan]) -> None:
+        """Hand them over. Raises `SpansRefused`."""
+        ...
+
+
+class OtlpSender:
+    """OTLP over HTTP, in protobuf. Headers and certificates: OpenTelemetry reads its own `OTEL_EXPORTER_OTLP_*`.
+
+    Args:
+        address: of a collector, `http://HOST:4318`, or the whole URL of its traces.
+
+    Raises:
+        UsageError: the address is none, or OpenTelemetry is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"--otlp {address} is no address", hint="give http://HOST:4318 of a collector")
+        self._address = address.rstrip("/") + _TRACES if parts.path in ("", "/") else address
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        except ImportError as error:
+            raise UsageError(
+                f"spans need OpenTelemetry, which cannot be imported: {error}", hint="pip install 'regrow[otel]'"
+            ) from error
+        self._exporter = OTLPSpanExporter(endpoint=self._address, timeout=_TIMEOUT)
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what it says, the error here says too
+
+    def send(self, job: str, spans: Sequence[IncidentSpan]) -> None:
+        """Hand them over. Raises `SpansRefused`."""
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import Event, ReadableSpan
+        from opentelemetry.sdk.trace.export import SpanExportResult
+        from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+        resource = Resource({"service.name": "regrow", "service.instance.id": job})
+        sampled = TraceFlags(TraceFlags.SAMPLED)
+        made = [
+            ReadableSpan(
+                each.name,
+                context=SpanContext(each.trace, each.number, is_remote=False, trace_flags=sampled),
+                parent=SpanContext(each.trace, each.parent, is_remote=False, trace_flags=sampled)
+                if each.parent
+                else None,
+                resource=resource,
+                attributes=each.attributes,
+                events=[Event(event.name, event.attributes, event.at) for event in each.events],
+                status=Status(StatusCode.ERROR, each.failed) if each.failed else Status(),
+                start_time=each.start,
+                end_time=each.end,
+            )
+            for each in spans
+        ]
+        for start in range(0, len(made), _BATCH):
+            if self._exporter.export(made[start : start + _BATCH]) is not SpanExportResult.SUCCESS:
+                raise SpansRefused(
+                    f"{self._address} did not take the spans within {_TIMEOUT:g} s",
+                    hint="is it a collector's OTLP over HTTP, and do OTEL_EXPORTER_OTLP_HEADERS let this one in?",
+                )
+
+
+def follow_spans(
+    job_dir: Path,
+    sender: SpanSender,
+    *,
+    running: Callable[[], bool],
+    say: Callable[[str], None],
+    sleep: Callable[[Seconds], None] = time.sleep,
+) -> int:
+    """Send each incident of a job as soon as it is over, until `running()` is false; how many spans were sent.
+
+    Where nobody takes them, they are kept and sent later; at the end that raises `SpansRefused`.
+
+    Args:
+        job_dir: the job's folder.
+        sender: where they go.
+        running: whether records may still come; its deadline is the caller's.
+        say: tells people a sentence.
+        sleep: waits.
+    """
+    events, tail = job_dir / "events.jsonl", RecordTail(job_dir)
+    spans: IncidentSpans | None = None
+    kept: list[IncidentSpan] = []
+    sent, refused = 0, False
+    while True:
+        live = running()  # asked first: what is written before its end is read after it
+        offset = wall_offset(events) if spans is None else None
+        if offset is not None:
+            spans = IncidentSpans(job_dir.name, offset=offset)
+        if spans is not None:
+            kept += spans.feed(tail.read(events))
+        try:
+            if spans is not None and kept:
+                sender.send(spans.job, kept)
+                sent, kept, refused = sent + len(kept), [], False
+        except SpansRefused as error:
+            if not live:
+                raise
+            if not refused:
+                say(f"{error}; they are kept, and sent later")
+            refused = True
+        if not live:
+            return sent
+        sleep(_AGAIN_S if refused else _LOOK_S)
