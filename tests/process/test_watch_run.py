@@ -3,6 +3,7 @@
 import re
 import socket
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +19,18 @@ def scrape(address: str) -> dict[str, float]:
     with urllib.request.urlopen(f"{address}metrics", timeout=PATIENCE) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def act(address: str, name: str, body: dict[str, object], *, token: str) -> int:
+    """The status with which an action is answered."""
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}act/{name}", msgspec.json.encode(body), headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
 
 
 def scrape_until(address: str, job: Running, name: str, least: float) -> dict[str, float]:
@@ -43,7 +56,11 @@ def test_a_running_job_is_scraped_before_and_after_a_kill(tmp_path: Path) -> Non
             assert before['regrow_logged{name="loss"}'] > 0
             assert "regrow_incidents_total" not in {name.partition("{")[0] for name in before}
 
-            assert here.regrow("kill", "seen", "--rank", "1").returncode == 0
+            fault = {"fault": "asked-1", "rank": 1}
+            assert act(address, "kill", fault, token="guessed") == 401
+            token = here.regrow("token", "seen").stdout.strip()
+            assert act(address, "kill", fault, token=token) == 202
+            assert token not in job.output
             after = scrape_until(address, job, 'regrow_incident_stage_seconds_total{stage="regroup"}', 1e-6)
             assert after['regrow_incidents_total{kind="exit"}'] == 1
             assert after["regrow_generation"] > before["regrow_generation"]

@@ -134,6 +134,14 @@ def _answered(entry: "JobEntry", answer: "AnswerScale") -> int:
 
 @click.command()
 @click.argument("job", required=False)
+def token(job: str | None) -> None:
+    """Print the secret of JOB, which runs on this machine; with it the live page offers to drain, scale and kill."""
+    entry, _ = _client(job)
+    click.echo(entry.token)
+
+
+@click.command()
+@click.argument("job", required=False)
 def stop(job: str | None) -> None:
     """Ask JOB to end; it then exits with 75."""
     entry, client = _client(job)
@@ -237,4 +245,4 @@ def spans(run: str | None, otlp: str, follow: bool) -> None:
     click.echo(f"{sent} spans sent to {otlp}")
 
 
-COMMANDS = (kill, status, top, list_jobs, scale, drain, stop, logs, story, goodput, plot, spans)
+COMMANDS = (kill, status, top, list_jobs, scale, drain, token, stop, logs, story, goodput, plot, spans)

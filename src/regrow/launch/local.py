@@ -35,12 +35,14 @@ from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.server.coordinator import LEASE, Coordinator, Watcher
+from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.launchers import LauncherDesk
 from regrow.membership.server.leased import LeasedMachine
 from regrow.membership.states import Gathering
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.written import MemoryWriter
 from regrow.observe.record import EventWriter
+from regrow.observe.watch.acting import PageActions
 from regrow.observe.watch.figures import FiguresDesk
 from regrow.observe.watch.site import WatchSite
 
@@ -139,7 +141,9 @@ class _Launch:
             coordinator.offer = plan.offer(facts)
             coordinator.watchers.extend([self._speaker.record, figures.feed, *self._watchers])
             if plan.watch is not None:
-                site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say))
+                acts = HttpApi(coordinator, facts, lambda: machine.world, machine.snapshot).actions()
+                actions = PageActions(token, acts)
+                site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say, actions=actions))
                 coordinator.watchers.append(site.feed)
                 if site.port:
                     self._speaker.say(f"live view {site.address}, metrics {site.address}metrics")

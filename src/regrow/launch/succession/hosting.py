@@ -24,12 +24,14 @@ from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.server.coordinator import LEASE, Coordinator
+from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.launchers import LauncherDesk
 from regrow.membership.server.leased import LeasedMachine
 from regrow.membership.succession.memory import CoordinatorLoss
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.written import MemoryWriter, read
 from regrow.observe.record import EventWriter
+from regrow.observe.watch.acting import PageActions
 from regrow.observe.watch.site import WatchSite
 
 _ARRIVE_S: Seconds = 10.0
@@ -85,7 +87,9 @@ class NextHost:
         coordinator.offer = plan.offer(facts)
         coordinator.watchers.append(self._speaker.record)
         if plan.watch is not None:
-            site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say))
+            acts = HttpApi(coordinator, facts, lambda: machine.world, machine.snapshot).actions()
+            actions = PageActions(plan.token, acts)
+            site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say, actions=actions))
             coordinator.watchers.append(site.feed)
         await stack.enter_async_context(coordinator)
         await stack.enter_async_context(desk)

@@ -1,7 +1,7 @@
 """What people and the launchers of other nodes ask the coordinator over HTTP."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -96,11 +96,13 @@ class HttpApi:
             web.get("/status", self._serve_status),
             web.get("/time", self._serve_time),
             web.post("/join", self._serve_join),
-            web.post("/kill", self._serve_kill),
             web.post("/stop", self._serve_stop),
-            web.post("/scale", self._serve_scale),
-            web.post("/drain", self._serve_drain),
+            *(web.post(f"/{name}", handler) for name, handler in self.actions().items()),
         ]
+
+    def actions(self) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
+        """What people do to a job that goes on. Whoever offers it asks for the job's token first."""
+        return {"drain": self._serve_drain, "scale": self._serve_scale, "kill": self._serve_kill}
 
     async def _serve_job(self, request: web.Request) -> web.Response:
         return reply(self._facts)

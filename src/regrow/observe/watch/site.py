@@ -1,4 +1,4 @@
-"""Serves a job's metrics and its live page. Read-only; whatever happens here, the job goes on.
+"""Serves a job's metrics and its live page. Read-only without the job's token; whatever happens here, the job goes on.
 
 It runs in the coordinator's event loop, so all that it does there is short, and all that it keeps is bounded: readers
 share one tick, and one that does not keep up misses ticks and is then let go.
@@ -21,6 +21,7 @@ from regrow.core.messages import NodeProgress
 from regrow.core.metrics_text import CONTENT_TYPE
 from regrow.core.records import IncidentClosed, IncidentOpened, Record
 from regrow.membership.server.http_replies import words_of
+from regrow.observe.watch.acting import PageActions
 from regrow.observe.watch.exposition import exposition
 from regrow.observe.watch.frames import snapshot, tick
 from regrow.observe.watch.present import Present
@@ -33,7 +34,10 @@ MOST_READERS = 32
 """Pages that are open at once."""
 _PATIENCE: Seconds = 10.0
 """With a reader that takes nothing."""
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
 _HEADERS = {"Cache-Control": "no-store", "Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
 
 
@@ -43,8 +47,9 @@ class WatchSite:
     Where it cannot listen, it says so and serves nothing.
 
     Args:
-        host, port: where to listen; port 0 is any free one. Nobody is asked for a secret there.
+        host, port: where to listen; port 0 is any free one. Who only looks is not asked for a secret.
         say: tells people a sentence.
+        actions: what may be done with the job's token; None: nothing.
         every: seconds between two ticks.
         clock: that of the records.
     """
@@ -55,6 +60,7 @@ class WatchSite:
         port: int,
         *,
         say: Callable[[str], None],
+        actions: PageActions | None = None,
         every: Seconds = EVERY,
         clock: Clock | None = None,
     ) -> None:
@@ -65,6 +71,7 @@ class WatchSite:
         """Pages that are open."""
         self._host, self._asked = host, port
         self._say, self._every = say, every
+        self._actions = [] if actions is None else actions.routes()
         self._clock = clock or MonotonicClock()
         self._runner: web.AppRunner | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -82,6 +89,7 @@ class WatchSite:
                 web.get("/metrics", self._serve_metrics),
                 web.get("/snapshot", self._serve_snapshot),
                 web.get("/ticks", self._serve_ticks),
+                *self._actions,
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)

@@ -226,6 +226,77 @@ function listen() {
   source.onerror = () => { if (!state.tick || state.tick.ended == null) { text("status", "no connection"); $("status").dataset.is = ""; } };
 }
 
+// --- actions: only for who has the job's token, which stays in this function and goes with each request in a header ---
+
+function acting() {
+  let token = "";
+  const say = (words) => { $("acted").textContent = words; };
+  const made = (kind, fields, ...inside) => { const at = Object.assign(document.createElement(kind), fields); at.append(...inside); return at; };
+
+  async function post(path, body) {
+    const answer = await fetch(path, { method: "POST", headers: { "Authorization": `Bearer ${token}`, "Content-Type": "application/json" }, body: JSON.stringify(body) });
+    let told = {};
+    try { told = await answer.json(); } catch { /* no words */ }
+    return { ok: answer.ok && told.accepted !== false, told, words: told.error || told.reason || (answer.ok ? "" : `refused (${answer.status})`) };
+  }
+
+  function confirmed(what) {  // Escape and Enter both say no: the first button is the one that changes nothing
+    const box = $("sure"), no = made("button", { type: "button", textContent: "Leave it" }), yes = made("button", { type: "button", textContent: what.yes });
+    box.replaceChildren(made("p", { id: "sure-what", textContent: what.text }), made("form", {}, no, yes));
+    return new Promise((done) => {
+      box.onclose = () => done(box.returnValue === "yes");
+      no.onclick = () => box.close("no"); yes.onclick = () => box.close("yes");
+      box.returnValue = "no"; box.showModal(); no.focus();
+    });
+  }
+
+  async function act(name, what, body) {
+    if (!await confirmed(what)) { say("nothing was done"); return; }
+    say(`${what.doing} …`);
+    try { const { ok, words } = await post(`act/${name}`, body()); say(ok ? words || `${what.doing}: done` : `not done: ${words}`); }
+    catch { say("no connection: whether it was done is not known"); }
+  }
+
+  function offer(name, label, field, doing) {
+    const form = made("form", {}, made("label", {}, `${label} `, field), made("button", { textContent: `${label} …` }));
+    form.onsubmit = (event) => { event.preventDefault(); doing(field.value); };
+    form.dataset.act = name;
+    return form;
+  }
+
+  function show(actions) {
+    const all = {
+      drain: () => { const field = made("select", {});
+        const fill = () => { const was = field.value; field.replaceChildren(...state.snap.nodes.map((node) => made("option", { textContent: node }))); if (was) field.value = was; };
+        fill(); field.onfocus = fill;
+        return offer("drain", "Drain node", field, (node) => act("drain", { text: `Give ${node} back? Its ranks leave it, then its agent ends.`, yes: `Drain ${node}`, doing: `draining ${node}` },
+          () => ({ node, grace: 30, reason: "the live page" }))); },
+      scale: () => { const field = made("input", { type: "number", min: 1, required: true, value: state.tick.wanted });
+        return offer("scale", "Scale to ranks", field, (text) => { const ranks = Number(text);
+          act("scale", { text: `Have ${ranks} ranks in the world, instead of ${state.tick.world}?`, yes: `Scale to ${ranks}`, doing: `scaling to ${ranks} ranks` }, () => ({ ranks, reason: "the live page" })); }); },
+      kill: () => { const field = made("input", { type: "number", min: 0, required: true, value: state.snap.ranks[state.chosen] ?? 0 });
+        $("grid").addEventListener("keydown", () => { field.value = state.snap.ranks[state.chosen] ?? field.value; });
+        return offer("kill", "Kill rank", field, (text) => { const rank = Number(text);
+          act("kill", { text: `End the worker of rank ${rank} by SIGKILL? The job mends it.`, yes: `Kill rank ${rank}`, doing: `killing rank ${rank}` },
+            () => ({ fault: `asked-${crypto.getRandomValues(new Uint32Array(1))[0].toString(16)}`, rank })); }); },
+    };
+    $("acts").replaceChildren(...actions.filter((name) => name in all).map((name) => all[name]()));
+    $("unlock").hidden = true;
+    const first = $("acts").querySelector("select, input");
+    if (first) first.focus();
+  }
+
+  $("unlock").onsubmit = async (event) => {
+    event.preventDefault();
+    token = $("token").value.trim(); $("token").value = "";
+    if (!token || !state.snap) return;
+    try {
+      const { ok, told, words } = await post("act", {});
+      if (ok) { say(""); show(told.actions); } else { token = ""; say(words); }
+    } catch { token = ""; say("no connection"); }
+  };
+}
+
 readColours();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColours(); if (state.snap) { drawIncidents(); drawAll(); } });
 addEventListener("resize", () => drawAll());
@@ -236,4 +307,4 @@ $("grid").addEventListener("mousemove", (event) => {
   if (found >= 0) { state.chosen = found; state.pointed = true; drawGrid(); describe(); }
 });
 $("grid").addEventListener("mouseleave", () => { state.pointed = false; });
-snapshot(); listen();
+acting(); snapshot(); listen();

@@ -1,0 +1,64 @@
+"""What the live page may do to a job for whoever has the job's token; for everybody else it only shows.
+
+The requests are those that `regrow drain`, `scale` and `kill` send to the coordinator; its own handlers answer them.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from regrow.core.net import same_secret
+from regrow.membership.server.http_replies import refusal, reply
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_HINT = "regrow token JOB prints it on the job's machine"
+
+
+class ActionsOffered(msgspec.Struct, frozen=True):
+    """What can be done, for who has the token."""
+
+    actions: list[str]
+
+
+class PageActions:
+    """`POST /act/NAME` for each action, and `POST /act`, which says what there is.
+
+    A browser sends an `Authorization` header only where a page of this origin has put it there, so no page of others
+    can act; `Origin` is compared all the same. The token is in no address, and nothing writes requests down.
+
+    Args:
+        token: the job's.
+        handlers: the coordinator's, by the names of the actions.
+    """
+
+    def __init__(self, token: str, handlers: Mapping[str, Handler]) -> None:
+        self._secret = f"Bearer {token}".encode()
+        self._handlers = handlers
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Where actions are asked for."""
+        acting = [web.post(f"/act/{name}", self._guarded(handler)) for name, handler in self._handlers.items()]
+        return [web.post("/act", self._guarded(self._serve_offer)), *acting]
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            refused = self._refused(request)
+            return await handler(request) if refused is None else refused
+
+        return answer
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            return refusal(403, f"a page of {origin} cannot act here", "")
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not same_secret(given, self._secret):
+            return refusal(401, "the token is not this job's", _HINT)
+        if request.content_type != "application/json":
+            return refusal(415, "what is to be done is said in JSON", "")
+        return None
+
+    async def _serve_offer(self, request: web.Request) -> web.Response:
+        return reply(ActionsOffered(list(self._handlers)))
