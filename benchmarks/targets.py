@@ -68,6 +68,11 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
             Target(f"beyond_receiver_mib{size}", most=256),
         )
     ),
+    "live_page": (
+        Target("updates_per_s", least=10),
+        Target("page_errors", most=0),
+        Target("requests_elsewhere", most=0),
+    ),
     "lz": (
         Target("exact_loops_none", least=10),
         Target("exact_loops_lz", most=0),
