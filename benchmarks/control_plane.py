@@ -34,6 +34,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import Warmth
 from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
+from regrow.membership.server.collecting import QuietCollections
 from regrow.membership.server.coordinator import Coordinator
 from regrow.membership.states import Training
 from regrow.observe.record import EventWriter
@@ -112,6 +113,7 @@ async def measure(agents: int, nproc: int, kills: int, folder: Path) -> dict[str
             record=lambda record: disk.do(partial(events.write, record, time.time())),
             nodes=[NodeId(f"node{number}") for number in range(agents)],
         )
+        stack.enter_context(QuietCollections(lambda: machine.quiet))
         await stack.enter_async_context(coordinator)
         clients = await started(stack, coordinator.port, agents, nproc)
         figures: dict[str, list[float]] = {"abort_s": [], "assign_s": [], "cpu_s": []}
@@ -122,7 +124,8 @@ async def measure(agents: int, nproc: int, kills: int, folder: Path) -> dict[str
                 f"generation {generation} trains",
             )
             if coordinator.over:
-                raise SystemExit(f"the job has ended: {(await coordinator.wait_ended()).diagnosis}")
+                there = f"{len(coordinator.connected)} of {agents} agents are connected"
+                raise SystemExit(f"the job has ended, {there}: {(await coordinator.wait_ended()).diagnosis}")
             await asyncio.gather(*(client.ask("commit") for client in clients))
             await until(lambda: machine.incident is None, "the incident is closed")
             await asyncio.sleep(0.2)

@@ -34,6 +34,7 @@ from regrow.launch.job import JobPlan, job_nodes, node_name
 from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
 from regrow.membership.restartable import RestartableMachine
+from regrow.membership.server.collecting import QuietCollections
 from regrow.membership.server.coordinator import LEASE, Coordinator, Watcher
 from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.launchers import LauncherDesk
@@ -147,6 +148,7 @@ class _Launch:
                 coordinator.watchers.append(site.feed)
                 if site.port:
                     self._speaker.say(f"live view {site.address}, metrics {site.address}metrics")
+            stack.enter_context(QuietCollections(lambda: machine.machine.quiet))
             await stack.enter_async_context(coordinator)
             await stack.enter_async_context(desk)
             address = f"{_near_host(plan)}:{coordinator.port}"

@@ -268,6 +268,11 @@ class Membership:
         return self._orders.tables
 
     @property
+    def quiet(self) -> bool:
+        """Whether steps are being run, and nothing is being mended."""
+        return isinstance(self.state, Training) and self.incident is None
+
+    @property
     def incident(self) -> Incident | None:
         """The open incident."""
         return self._job.incidents.open
@@ -379,7 +384,7 @@ class Membership:
                 pass
         if isinstance(self.state, Ended):
             return
-        if isinstance(self.state, Training) and self.incident is None:
+        if self.quiet:
             self._resizing.advance(now)
             self._standbys.top_up(now)
         self._resizing.let_go(now)

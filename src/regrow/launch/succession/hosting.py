@@ -23,6 +23,7 @@ from regrow.launch.succession.deputy import Elected
 from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
 from regrow.membership.restartable import RestartableMachine
+from regrow.membership.server.collecting import QuietCollections
 from regrow.membership.server.coordinator import LEASE, Coordinator
 from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.launchers import LauncherDesk
@@ -91,6 +92,7 @@ class NextHost:
             actions = PageActions(plan.token, acts)
             site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say, actions=actions))
             coordinator.watchers.append(site.feed)
+        stack.enter_context(QuietCollections(lambda: machine.machine.quiet))
         await stack.enter_async_context(coordinator)
         await stack.enter_async_context(desk)
         address = address_of(self._advertise, coordinator.port)
