@@ -195,7 +195,7 @@ class Ledger:
 
     @property
     def goodput(self) -> float:
-        """`productive / wall`, between 0 and 1; 1 where nothing has run yet."""
+        """`productive / wall`, between 0 and 1; 1 where nothing has run yet. `goodput.py` counts rank-seconds."""
         wall = self.wall
         return min(1.0, self.productive / wall) if wall > 0 else 1.0
 
