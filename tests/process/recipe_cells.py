@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from safetensors.torch import load_file
 from tests.process.launching import Site
 from tests.process.training import Fault, Outcome, train
 from tests.scripts.tiny_families import save_tiny
 
+from regrow.core.records import WorkerBuilt, WorkerSpawned
 from regrow.observe.ledger import Ledger, read_records
 from regrow.recipes.planning import PlanWorld
 from regrow.recipes.reading import read_recipe
@@ -52,6 +54,15 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record()) + "\n" for _ in range(48)))
 
 
+def _name(kind: str, family: str, method: str) -> str:
+    return f"{family}-{method}-{kind}".replace("_", "")
+
+
+def _bytes_in(path: Path) -> int:
+    """Bytes of all tensors of a file."""
+    return sum(tensor.nbytes for tensor in load_file(path).values())
+
+
 class Cells:
     """Runs of family and method.
 
@@ -91,7 +102,7 @@ class Cells:
         faults: list[Fault] | None = None,
     ) -> Outcome:
         """One run to its end."""
-        folder, name = self._site.folder, f"{family}-{method}-{kind}".replace("_", "")
+        folder, name = self._site.folder, _name(kind, family, method)
         words = [*self.settings(folder / name, family, method), *settings]
         resolved = resolve(read_recipe(method, words), PlanWorld(world))
         path = folder / f"{name}.run.json"
@@ -104,6 +115,25 @@ class Cells:
         assert len(outcome.finals) == world
         assert len(outcome.losses) == world * STEPS
         return outcome
+
+    def weights_opened(self, kind: str, family: str, method: str) -> dict[int, list[str]]:
+        """Rank to the files of weights that were opened while its last process lived, by whomever."""
+        out = self._site.folder / _name(kind, family, method)
+        return {rank: out.with_suffix(f".opened.{rank}").read_text().split() for rank in range(WORLD)}
+
+    def state_of_a_shard(self, family: str, method: str) -> int:
+        """Bytes of what half of the ranks share: weights, and two moments of each weight that trains."""
+        loaded = _bytes_in(self.model(family) / "model.safetensors")
+        if method == "lora":
+            out = self._site.folder / _name("calm", family, method)
+            return (loaded + 3 * _bytes_in(out / "adapter" / "adapter_model.safetensors")) // 2
+        return 3 * loaded // 2
+
+    def built_again(self, kind: str, family: str, method: str) -> list[float]:
+        """Seconds in which each replacement was forked, ran its script and came to its steps."""
+        records = list(read_records(self._site.home / "jobs" / _name(kind, family, method)))
+        joined = {record.worker for record in records if isinstance(record, WorkerSpawned) and record.role == "joiner"}
+        return [record.seconds for record in records if isinstance(record, WorkerBuilt) and record.worker in joined]
 
     def train_by_command(self, name: str, faults: list[Fault]) -> Path:
         """`regrow train lora` in two replicas, with evaluations and exports between; the folder of the result."""

@@ -1,7 +1,14 @@
-"""A recipe's training as `regrow train` starts it, which tells besides what its final state is."""
+"""A recipe's training as `regrow train` starts it, which tells besides what its final state is.
+
+And whether any file of weights of the model was opened while this process lived. The kernel is asked (inotify), since
+safetensors opens its files outside Python, where no audit hook sees it.
+"""
 
 import argparse
+import ctypes
 import json
+import os
+import struct
 from pathlib import Path
 
 import msgspec
@@ -15,7 +22,37 @@ parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--out", type=Path, required=True)
 options = parser.parse_args()
 
+IN_OPEN, EVENT = 0x20, struct.Struct("iIII")
+
+
+def watch_opens(folder: str) -> int:
+    """A descriptor on which the kernel tells of each file of a folder that is opened from now on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    told: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if told < 0 or libc.inotify_add_watch(told, folder.encode(), IN_OPEN) < 0:
+        raise OSError(ctypes.get_errno(), "inotify", folder)
+    return told
+
+
+def opened(told: int) -> set[str]:
+    """The names of those that were."""
+    try:
+        events = os.read(told, 1 << 20)
+    except BlockingIOError:
+        return set()
+    names, at = set(), 0
+    while at < len(events):
+        length = EVENT.unpack_from(events, at)[3]
+        at += EVENT.size + length
+        names.add(events[at - length : at].rstrip(b"\0").decode())
+    return names
+
+
 run = msgspec.json.decode(options.run.read_bytes(), type=Run)
+told = watch_opens(run.recipe.model.path)
 session = train(msgspec.structs.replace(run, steps=options.steps))
 report = {"digest": session.digest(), "rank": session.rank}
 options.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(report))
+
+weights = sorted(name for name in opened(told) if name.endswith(".safetensors"))
+options.out.with_suffix(f".opened.{session.rank}").write_text("\n".join(weights))
