@@ -22,7 +22,7 @@ CELLS = [
 ]
 SHARDED = "parallel.shard=2"
 BUILT = 3.0
-"""Within so many seconds a replacement is built on a busy machine too; without what was imported ahead it takes longer."""
+"""Within so many seconds a replacement is built, on a busy machine too; it would have to import more for longer."""
 COUNTED = {("qwen3", "full"), ("llama", "lora")}
 """Where the bytes of the state are added up from the files."""
 
