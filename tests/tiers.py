@@ -101,6 +101,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_both_ranks_killed_before_and_after_an_evaluation[sft-lora]",
         "test_both_ranks_killed_before_and_after_an_evaluation[dpo]",
         "test_both_ranks_killed_before_and_after_an_evaluation[dpo-lora]",
+        "test_standbys_take_the_places_of_rank_0_and_of_the_other",
     ),
     "tests/process/test_recipes.py": (
         "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[llama-lora]",

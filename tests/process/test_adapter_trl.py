@@ -22,8 +22,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         made.assert_nothing_left()
 
 
-def run(here: Site, name: str, kind: tuple[str, ...], faults: list[Fault]) -> Outcome:
-    outcome = train(here, name, world=WORLD, steps=STEPS, faults=faults, extra=kind, script="train_trl.py")
+def run(here: Site, name: str, kind: tuple[str, ...], faults: list[Fault], *flags: str) -> Outcome:
+    outcome = train(here, name, *flags, world=WORLD, steps=STEPS, faults=faults, extra=kind, script="train_trl.py")
     assert outcome.code == 0, outcome.output
     assert len(outcome.finals) == WORLD
     assert len(outcome.losses) == WORLD * STEPS
@@ -41,3 +41,14 @@ def test_both_ranks_killed_before_and_after_an_evaluation(here: Site, kind: tupl
     assert len({str(final["digest"]) for final in undisturbed.finals.values()}) == 1
     faults = [Fault(0, 2, "backward"), Fault(1, 5, "reduce")]
     assert_equal(run(here, f"killed{name}", kind, faults), undisturbed, faults=len(faults))
+
+
+@pytest.mark.parametrize("warmth", ["imports", "built"])
+def test_standbys_take_the_places_of_rank_0_and_of_the_other(here: Site, warmth: str) -> None:
+    """A built one has made its trainer before it knows its rank, by which evaluations and log lines are dealt out."""
+    undisturbed = run(here, f"alone-{warmth}", ("--kind", "sft"), [])
+    faults = [Fault(0, 2, "backward"), Fault(1, 5, "reduce")]
+    flags = ("--standby", "1", "--warmth", warmth)
+    killed = run(here, f"standby-{warmth}", ("--kind", "sft"), faults, *flags)
+    assert_equal(killed, undisturbed, faults=len(faults))
+    assert "standby" in {incident.rung for incident in killed.ledger.incidents}
