@@ -116,6 +116,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_two_shards_in_two_replicas_lose_a_rank_in_its_backward[gpt_oss-dpo]",
         "test_in_invariant_mode_one_replica_of_two_shards_trains_as_two_do",
         "test_a_lora_training_of_a_line_loses_rank_0_and_ends_with_the_same_adapter",
+        "test_fifty_steps_of_lora_teach_a_base_that_knows_prose_to_answer_in_lists",
     ),
     "tests/process/test_recipes_trl.py": ALL,
     "tests/process/test_kills.py": (

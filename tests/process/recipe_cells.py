@@ -63,6 +63,20 @@ def _bytes_in(path: Path) -> int:
     return sum(tensor.nbytes for tensor in load_file(path).values())
 
 
+def write_prose(folder: Path) -> None:
+    """Prose for a base to learn, and conversations whose answers are other prose, as lists in JSON."""
+    topics: dict[str, str] = pydoc_data.topics.topics
+    words = " ".join(topics[name] for name in sorted(topics)).split()
+    old, new = words[: len(words) // 2], words[len(words) // 2 :]
+    texts = ({"text": " ".join(old[at : at + 40])} for at in range(0, 24000, 40))
+    (folder / "prose.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    with (folder / "lists.jsonl").open("w") as file:
+        for at in range(0, 14000, 14):
+            asked, answered = " ".join(new[at : at + 3]), json.dumps({"words": 11, "answer": new[at + 3 : at + 14]})
+            turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+            file.write(json.dumps({"messages": turns}) + "\n")
+
+
 class Cells:
     """Runs of family and method.
 
@@ -73,6 +87,7 @@ class Cells:
     def __init__(self, site: Site) -> None:
         self._site = site
         write_data(site.folder)
+        write_prose(site.folder)
 
     def model(self, family: str) -> Path:
         """The folder of a tiny model."""
@@ -134,6 +149,15 @@ class Cells:
         records = list(read_records(self._site.home / "jobs" / _name(kind, family, method)))
         joined = {record.worker for record in records if isinstance(record, WorkerSpawned) and record.role == "joiner"}
         return [record.seconds for record in records if isinstance(record, WorkerBuilt) and record.worker in joined]
+
+    def learn(self, job: str, method: str, base: Path, data: str, *settings: str) -> tuple[Path, Ledger]:
+        """`regrow train` in two replicas by what a user would write; the folder of the result, and its records."""
+        out = self._site.folder / f"out-{job}"
+        paths = [f'model.path="{base}"', f'data.train=["{self._site.folder / data}"]', f'output.dir="{out}"']
+        words = [*paths, "data.length=128", "batch.samples=16", "batch.micro=8", "optim.lr=1e-2", *settings]
+        done = self._site.regrow("train", method, *words, "--nproc-per-node", "2", "--job", job)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return out, Ledger(read_records(self._site.home / "jobs" / job))
 
     def train_by_command(self, name: str, faults: list[Fault]) -> Path:
         """`regrow train lora` in two replicas, with evaluations and exports between; the folder of the result."""

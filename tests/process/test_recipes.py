@@ -1,6 +1,7 @@
 """Recipes, killed: losses and the whole final state are those of the run that nobody disturbed."""
 
 from collections.abc import Callable, Iterator
+from statistics import mean
 
 import pytest
 from tests.process.launching import site
@@ -74,3 +75,17 @@ def test_in_invariant_mode_one_replica_of_two_shards_trains_as_two_do(cells: Cel
     assert {str(final["digest"]) for final in one.finals.values()} == {
         str(final["digest"]) for final in two.finals.values()
     }
+
+
+def test_fifty_steps_of_lora_teach_a_base_that_knows_prose_to_answer_in_lists(
+    cells: Cells, record_property: Callable[[str, object], None]
+) -> None:
+    """The base learns prose first: an adapter can only use what frozen weights and a frozen head can tell apart."""
+    learned, _ = cells.learn("base", "pretrain", cells.model("llama"), "prose.jsonl", "train.steps=200")
+    _, ledger = cells.learn("tuned", "lora", learned / "model", "lists.jsonl", "train.steps=50")
+    losses = [loss for _, loss in ledger.curve()]
+    assert len(losses) == 50
+    # The first step's loss is the base's own: an adapter adds nothing until it was updated.
+    fallen = 1 - mean(losses[-5:]) / losses[0]
+    record_property("share by which the loss fell", round(fallen, 3))
+    assert fallen >= 0.3
