@@ -45,7 +45,7 @@ def test_both_ranks_killed_before_and_after_an_evaluation(here: Site, kind: tupl
 
 @pytest.mark.parametrize("warmth", ["imports", "built"])
 def test_standbys_take_the_places_of_rank_0_and_of_the_other(here: Site, warmth: str) -> None:
-    """A built one has made its trainer before it knows its rank, by which evaluations and log lines are dealt out."""
+    """These trainers ask for their rank early: a built standby takes the rank it was built for, others wait."""
     undisturbed = run(here, f"alone-{warmth}", ("--kind", "sft"), [])
     faults = [Fault(0, 2, "backward"), Fault(1, 5, "reduce")]
     flags = ("--standby", "1", "--warmth", warmth)
