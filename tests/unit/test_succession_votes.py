@@ -1,5 +1,7 @@
 """Who may elect, who is bound, and what is handed over. Elections under random schedules: tests/schedules."""
 
+import asyncio
+
 import pytest
 
 from regrow.core.ids import NodeId, Rank, StepNo, WorkerId
@@ -9,6 +11,7 @@ from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
 from regrow.membership.recovery.doubts import Doubt
 from regrow.membership.scaling import Change
+from regrow.membership.server.launchers import LauncherDesk
 from regrow.membership.succession.election import Election
 from regrow.membership.succession.memory import GivenBack, JobMemory
 from regrow.membership.succession.voters import MOST_VOTERS, Voters
@@ -189,3 +192,24 @@ def test_steps_alone_are_no_news() -> None:
 
 def test_a_handover_is_ordered_by_term_and_number() -> None:
     assert Handover(2, 1, [], NodeId("n0")).version > Handover(1, 9, [], NodeId("n0")).version
+
+
+async def test_news_that_cannot_be_written_are_told_once_and_are_written_when_they_can_be() -> None:
+    told: list[str] = []
+    tries = 0
+    written = asyncio.Event()
+
+    def remember() -> bytes:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise ValueError("no such incident")
+        written.set()
+        return b"the newest"
+
+    voters = settled(3)
+    async with asyncio.timeout(10), LauncherDesk(voters, remember, "secret", say=told.append) as desk:
+        await written.wait()
+        assert voters.memory == b"the newest"
+        assert len(told) == 1 and "no such incident" in told[0], told
+        assert "in remember" in desk.crash

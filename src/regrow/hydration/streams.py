@@ -1,5 +1,6 @@
 """How state moves over a blocking socket, every wait bounded. Needs no torch: agents use it too."""
 
+import select
 import socket
 import time
 
@@ -29,7 +30,11 @@ def allow(sock: socket.socket, deadline: Instant, *, stall: Seconds = STALL) -> 
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Whether the peer, from which nothing is expected now, has closed the connection."""
+    """Whether the peer, from which nothing is expected now, has closed the connection. Waits for nothing."""
+    heard = select.poll()
+    heard.register(sock, select.POLLIN)
+    if not heard.poll(0):  # Python would wait for the socket's own timeout before it asks, whatever the flags
+        return False
     try:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except (BlockingIOError, TimeoutError):

@@ -123,7 +123,8 @@ class _Launch:
             Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint)), 1, VOTE_LEASE
         )
         memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
-        desk, figures = LauncherDesk(voters, memory.write, token), FiguresDesk()
+        desk = LauncherDesk(voters, memory.write, token, say=self._speaker.say)
+        figures = FiguresDesk()
         async with AsyncExitStack() as stack:
             stack.enter_context(folder.hold_checkpoints(plan.checkpoint_dir or ""))
             events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
@@ -176,7 +177,7 @@ class _Launch:
             stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
             end = await self._host(coordinator, machine, configs, desk)
             self._close_entry(job_dir, entry, end)
-        return end, machine.crash + coordinator.crash
+        return end, machine.crash + coordinator.crash + desk.crash
 
     async def _host(
         self,

@@ -72,7 +72,7 @@ class NextHost:
         )
         voters = Voters.of_successor(elected.me, elected.term, VOTE_LEASE, elected.handover, now)
         writer = MemoryWriter(lambda: (machine.remember(), machine.nodes))
-        desk = self._desk = LauncherDesk(voters, writer.write, plan.token)
+        desk = self._desk = LauncherDesk(voters, writer.write, plan.token, say=self._speaker.say)
         await self._hold_checkpoints()
         events = stack.enter_context(EventWriter(self._job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
         disk = stack.enter_context(Background("regrow-records"))
@@ -121,7 +121,11 @@ class NextHost:
             done = msgspec.structs.replace(self._entry, token="", ended=time.time(), code=end.code)
             self._keep(done)
         await self._stack.aclose()
-        if crash := self._machine.crash + self._coordinator.crash:
+        if (
+            crash := self._machine.crash
+            + self._coordinator.crash
+            + (self._desk.crash if self._desk is not None else "")
+        ):
             self._speaker.say(f"please report this:\n{crash}")
 
     async def _hold_checkpoints(self) -> None:

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTimeout, web
@@ -16,6 +19,7 @@ from regrow.membership.succession.voters import Voters
 _WRITE_S: Seconds = 0.2
 """News wait so long for others, so that they are written together."""
 _PROBE_S: Seconds = 1.0
+_log = logging.getLogger(__name__)
 
 
 class LauncherDesk:
@@ -26,10 +30,21 @@ class LauncherDesk:
         remember: what a successor has to know by now, encoded.
         token: the job's secret.
         clock: the machine's.
+        say: tells the user, once, that something here fails; it is tried again for as long as the job lasts.
     """
 
-    def __init__(self, voters: Voters, remember: Callable[[], bytes], token: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        voters: Voters,
+        remember: Callable[[], bytes],
+        token: str,
+        clock: Clock | None = None,
+        say: Callable[[str], None] = _log.error,
+    ) -> None:
         self.voters = voters
+        self.crash = ""
+        """Stack of the first defect of regrow's own here, for the record."""
+        self._say = say
         self._remember = remember
         self._headers = {"Authorization": f"Bearer {token}"}
         self._clock = clock or MonotonicClock()
@@ -97,18 +112,38 @@ class LauncherDesk:
 
     async def _look_after(self) -> None:
         async with ClientSession(timeout=ClientTimeout(total=_PROBE_S)) as session:
+            tasks: list[Callable[[], Awaitable[None] | None]]
+            tasks = [self._write_news, self._advance, partial(self._ask_silent, session)]
             while True:
                 await asyncio.sleep(_WRITE_S)
-                if self._dirty:
-                    self._dirty = False
-                    self._write()
-                self._advance()
-                now = self._clock.now()
-                for voter in self.voters.quiet(now):
-                    await self._ask(session, voter)
-                if not self.voters.may_decide(now):
-                    for voter in self.voters.free(now):
-                        await self._ask(session, voter)
+                for task in tasks:
+                    try:
+                        if (waiting := task()) is not None:
+                            await waiting
+                    except Exception as error:  # noqa: BLE001 - whatever it is, what follows it must not end here too
+                        self._fail(error)
+
+    def _write_news(self) -> None:
+        if self._dirty:
+            self._write()
+            self._dirty = False
+
+    async def _ask_silent(self, session: ClientSession) -> None:
+        now = self._clock.now()
+        for voter in self.voters.quiet(now):
+            await self._ask(session, voter)
+        if not self.voters.may_decide(now):
+            for voter in self.voters.free(now):
+                await self._ask(session, voter)
+
+    def _fail(self, error: Exception) -> None:
+        if self.crash:
+            return
+        self.crash = "".join(traceback.format_exception(error))
+        self._say(
+            f"what another coordinator would need cannot be handed over ({type(error).__name__}: {error}): the job "
+            f"goes on, but may not outlive this node until that succeeds"
+        )
 
     async def _ask(self, session: ClientSession, voter: Voter) -> None:
         """Whether its process has ended, since nothing listens there any more; else, whom it follows."""
