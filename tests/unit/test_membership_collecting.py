@@ -11,6 +11,15 @@ from regrow.membership.server.collecting import QuietCollections
 EVERY = 0.005
 
 
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    """Python's own thresholds; others in this process may have set higher ones."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+
+
 @pytest.fixture
 def full() -> Iterator[list[str]]:
     """An entry for each full collection."""
