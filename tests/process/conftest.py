@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.process.launching import Site, site
+
+pytest.register_assert_rewrite("tests.process.training")  # its assertions say what they compared
+
+from tests.process.launching import Site, site  # noqa: E402
 
 
 @pytest.fixture

@@ -48,8 +48,11 @@ class EpochsOfSteps(_Behind):
     _book: FitBook
     _hearing: Hearing
     _loader: Any
-    _closing: "list[tuple[Any, Any, int]]"
-    """What `training_step` gave for this step's batches, each batch, and its number in the epoch."""
+    _closing: "list[tuple[Any, Any]]"
+    """What `training_step` gave for the batches of the last step that this process made whole, and each batch.
+
+    A rank whose step was cut short, and which takes over its peers' state after it, has those of the step before.
+    """
 
     @property
     def _session(self) -> "Session":
@@ -148,24 +151,26 @@ class EpochsOfSteps(_Behind):
         """The body of a step. All collectives come before the optimizer's step."""
         trainer, epochs = self.trainer, self.epoch_loop
         self.tell_place()
-        self._closing = []
+        closing: list[tuple[Any, Any]] = []
         keys: dict[str, str] = {}
         loss = torch.zeros(())
         with self._hearing.silent(step.rehearsal), self._hearing.once("body", step.number):
             for micro in micros:
-                loss, keys = self._forward_backward(micro, first=not self._closing)
+                done, loss, keys = self._forward_backward(micro, first=not closing)
+                closing.append(done)
             progress = epochs.batch_progress
             progress.is_last_batch = self._schedule.ends_epoch(step.number)
-            private_names.optimizer_step(trainer, self._closing[-1][2], lambda: loss)
+            private_names.optimizer_step(trainer, progress.current.ready - 1, lambda: loss)
             epochs.update_lr_schedulers("step", update_plateau_schedulers=False)
             if progress.is_last_batch:
                 epochs.update_lr_schedulers("epoch", update_plateau_schedulers=False)
             if not step.rehearsal:
                 numbers = step.numbers()
                 self._book.stepped({key: numbers[name] for name, key in keys.items()}, self._samples)
+        self._closing = closing
 
-    def _forward_backward(self, micro: "MicroBatch", *, first: bool) -> tuple[torch.Tensor, dict[str, str]]:
-        """One batch: its loss, and by name where Lightning keeps what was logged."""
+    def _forward_backward(self, micro: "MicroBatch", *, first: bool) -> tuple[Any, torch.Tensor, dict[str, str]]:
+        """One batch: what `training_step` gave with it, its loss, and by name where Lightning keeps what was logged."""
         trainer, progress = self.trainer, self.epoch_loop.batch_progress
         batch = private_names.on_device(trainer, micro.batch)
         progress.increment_ready()
@@ -192,8 +197,7 @@ class EpochsOfSteps(_Behind):
         trainer.precision_plugin.micro = micro
         private_names.strategy_hook(trainer, "backward", loss, trainer.strategy.optimizers[0])
         progress.increment_processed()
-        self._closing.append((_detached(output), batch, index))
-        return loss.detach(), keys
+        return (_detached(output), batch), loss.detach(), keys
 
     def _logged_numbers(self) -> tuple[dict[str, str], dict[str, Any]]:
         keys, values = {}, {}
@@ -220,7 +224,8 @@ class EpochsOfSteps(_Behind):
             self._book.tell()
             private_names.follow_batch(trainer)
             known = set(private_names.logged_in_step(trainer))
-            for output, batch, index in self._closing:
+            first = epochs.batch_progress.current.ready - len(self._closing)
+            for index, (output, batch) in enumerate(self._closing, first):
                 private_names.hook(trainer, "on_train_batch_end", output, batch, index)
             _refuse_sums(private_names.logged_in_step(trainer), known)
             for _ in self._closing[1:]:
