@@ -1,8 +1,9 @@
 """Links that are slow and lose frames, for kernels without `netem`.
 
-`python far_links.py SWITCH DELAY LOSS SEED HOST...` makes for each host the two ends of a cable, `eth0` in the host's
-namespace and `p0`, `p1`... in the switch's, and carries frames between them: each comes `DELAY` seconds later, or, with
-the chance `LOSS`, not at all. It says `ready`, and ends when its input is closed.
+`python far_links.py SWITCH SEED HOST...` makes for each host the two ends of a cable, `eth0` in the host's namespace
+and `p0`, `p1`... in the switch's, and carries frames between them. It says `ready`. A line `DELAY LOSS` on its input
+says how from then on: each frame comes `DELAY` seconds later, or, with the chance `LOSS`, not at all. It ends when its
+input is closed.
 """
 
 import contextlib
@@ -33,8 +34,9 @@ def plug(namespace: str, name: str) -> int:
     return end
 
 
-def carry(cables: list[tuple[int, int]], delay: float, loss: float, draw: random.Random) -> None:
+def carry(cables: list[tuple[int, int]], draw: random.Random) -> None:
     """Until standard input is closed."""
+    delay = loss = 0.0
     poll = selectors.DefaultSelector()
     poll.register(sys.stdin.fileno(), selectors.EVENT_READ)
     other = {}
@@ -48,7 +50,10 @@ def carry(cables: list[tuple[int, int]], delay: float, loss: float, draw: random
         wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
         for key, _ in poll.select(wait):
             if key.fd == sys.stdin.fileno():
-                return
+                if not (line := sys.stdin.readline()):
+                    return
+                delay, loss = map(float, line.split())
+                continue
             try:
                 while frame := os.read(key.fd, _FRAME):
                     number += 1
@@ -64,11 +69,11 @@ def carry(cables: list[tuple[int, int]], delay: float, loss: float, draw: random
 
 def main() -> None:
     """Make the cables, and carry."""
-    switch, delay, loss, seed, *hosts = sys.argv[1:]
+    switch, seed, *hosts = sys.argv[1:]
     cables = [(plug(host, "eth0"), plug(switch, f"p{number}")) for number, host in enumerate(hosts)]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    carry(cables, float(delay), float(loss), random.Random(int(seed)))
+    carry(cables, random.Random(int(seed)))
 
 
 if __name__ == "__main__":

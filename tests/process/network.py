@@ -28,12 +28,11 @@ class Network:
 
     Args:
         hosts: how many.
-        delay: seconds from one host to another.
-        loss: the chance of a frame to be lost on its way from one host to another.
+        far: whether links can be made slow and lossy, by `weather`.
     """
 
-    def __init__(self, hosts: int, *, delay: float = 0.0, loss: float = 0.0) -> None:
-        self._delay, self._loss = delay, loss
+    def __init__(self, hosts: int, *, far: bool = False) -> None:
+        self._far = far
         self._carrier: subprocess.Popen[bytes] | None = None
         self._mark = f"rg{os.getpid()}-{next(_numbers)}"
         self._switch = f"{self._mark}-s"
@@ -54,7 +53,7 @@ class Network:
         _ip("-n", self._switch, "link", "set", "bridge", "up")
         for host in self.hosts:
             _ip("netns", "add", self.name(host))
-        if self._delay or self._loss:
+        if self._far:
             self._carrier = self._carry()
         for host in self.hosts:
             name, port = self.name(host), f"p{host}"
@@ -66,14 +65,22 @@ class Network:
             _ip("-n", name, "link", "set", "lo", "up")
 
     def _carry(self) -> subprocess.Popen[bytes]:
-        """The process behind the links, with half of delay and loss on each host's: a frame goes over two of them."""
+        """The process behind the links."""
         script, names = Path(__file__).with_name("far_links.py"), [self.name(host) for host in self.hosts]
-        words = [self._switch, str(self._delay / 2), str(1 - (1 - self._loss) ** 0.5), "0", *names]
+        words = [self._switch, "0", *names]
         carrier = subprocess.Popen([sys.executable, str(script), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert carrier.stdout is not None
         if carrier.stdout.readline() != b"ready\n":
             raise subprocess.CalledProcessError(carrier.wait(), words, stderr="links cannot be made here")
         return carrier
+
+    def weather(self, *, delay: float = 0.0, loss: float = 0.0) -> None:
+        """From now on a frame takes so many seconds from one host to another, or is lost with that chance."""
+        assert self._carrier is not None
+        assert self._carrier.stdin is not None
+        # Half of it on each host's link: a frame goes over two of them.
+        self._carrier.stdin.write(f"{delay / 2} {1 - (1 - loss) ** 0.5}\n".encode())
+        self._carrier.stdin.flush()
 
     def cut(self, host: int) -> None:
         """Nothing comes to it or from it any more."""
@@ -121,11 +128,11 @@ def _ip(*words: str) -> str:
 
 
 @contextmanager
-def network(hosts: int, *, delay: float = 0.0, loss: float = 0.0) -> Iterator[Network]:
+def network(hosts: int, *, far: bool = False) -> Iterator[Network]:
     """Hosts that can reach each other; skips the test where they cannot be made."""
     if shutil.which("ip") is None:
         pytest.skip("network namespaces need the command ip (iproute2)")
-    made = Network(hosts, delay=delay, loss=loss)
+    made = Network(hosts, far=far)
     try:
         try:
             made.open()

@@ -133,7 +133,8 @@ def test_slow_and_lossy_links_are_no_fault_and_a_rank_that_dies_there_is_replace
 ) -> None:
     name, steps = "-".join(far), 12
     calm = alone(here, steps)
-    with network(2, **far) as hosts, job_of(here, hosts, name, steps) as launchers:
+    with network(2, far=True) as hosts, job_of(here, hosts, name, steps) as launchers:
+        hosts.weather(**far)
         launchers[0].wait_for("step 4\n")
         os.kill(pid_of(here, name, Rank(3)), signal.SIGKILL)
         outcome = end(here, name, launchers[0])

@@ -29,10 +29,10 @@ def undisturbed(here: Site) -> Outcome:
     return outcome
 
 
-def nodes_of(here: Site, name: str) -> list[list[str]]:
+def nodes_of(here: Site, name: str, world: int = WORLD) -> list[list[str]]:
     """The nodes of the ranks, of each generation that stood."""
     formed = [line for line in read_records(here.home / "jobs" / name) if isinstance(line, GenerationFormed)]
-    return [[line.workers[str(rank)].split(".")[0] for rank in range(WORLD)] for line in formed]
+    return [[line.workers[str(rank)].split(".")[0] for rank in range(world)] for line in formed]
 
 
 def kill(agents: dict[str, int], *nodes: str) -> None:

@@ -90,6 +90,6 @@ async def test_an_agent_of_the_coordinators_own_is_not_lost_by_its_silence_as_ot
         for node in ("node1", "node2", "node3"):  # each is silent for a lease, and node0 all the while
             async with agent(coordinator, node, pid=2):
                 assert isinstance(await machine.hears(), NodeJoined)
-                assert await machine.hears() == NodeLost(NodeId(node), "it answered nothing for 0.3 s")
+                assert await machine.hears() == NodeLost(NodeId(node), "it answered nothing for 0.3 s", silent=0.3)
         assert coordinator.connected == ["node0"]
         assert machine.heard.empty()

@@ -66,6 +66,18 @@ def test_the_ranks_of_a_lost_node_wait_for_it_and_are_filled_when_it_is_back() -
     assert closed.cause == "n1 was lost (its connection ended)"
 
 
+def test_a_node_that_was_silent_was_lost_when_it_was_last_heard_of() -> None:
+    job = two_nodes().trained(4)
+    job.tell(NodeLost(NodeId("n1"), "it answered nothing for 10 s", silent=10.0))
+    survivors_halt(job, (0, 1), 5)
+    back(job, "n1")
+    job.ready(job.of(2))
+    job.ready(job.of(3))
+    form(job)
+    job.joined().stepped(5)
+    assert job.last(IncidentClosed).detect == pytest.approx(10.0)
+
+
 def test_the_first_node_is_no_more_than_any_other() -> None:
     job = two_nodes().trained(4)
     lose(job, "n0")

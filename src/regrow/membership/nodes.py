@@ -70,7 +70,7 @@ class Nodes:
             return
         seated = self._away(node, now)
         if not isinstance(self._job.state, Gathering):
-            self._give_up(seated, say.node_lost(node.node, event.reason), now)
+            self._give_up(seated, say.node_lost(node.node, event.reason), now, now - event.silent)
 
     def stopped(self, event: NodeStopped, now: Instant) -> None:
         """An agent has ended, as it was told to when nobody was left on its node, or as it had announced."""
@@ -78,7 +78,7 @@ class Nodes:
         if node is not None and not node.away:
             node.stopped = True
             seated = self._away(node, now)
-            self._give_up(seated, say.node_lost(node.node, "its agent has ended"), now)
+            self._give_up(seated, say.node_lost(node.node, "its agent has ended"), now, now)
 
     def formed(self) -> None:
         """A generation stands: copies are exchanged between the nodes that have ranks in it."""
@@ -90,12 +90,12 @@ class Nodes:
         self._resizing.changed()
         return self._bury(node, now)
 
-    def _give_up(self, seated: list[WorkerRecord], cause: str, now: Instant) -> None:
+    def _give_up(self, seated: list[WorkerRecord], cause: str, now: Instant, fault_at: Instant) -> None:
         match self._job.state:
             case Building() if seated:
                 self._ladder.restart(cause, now)
             case state if isinstance(state, RUNNING) and seated:
-                self._ladder.mend("node", seated, cause, now, now)
+                self._ladder.mend("node", seated, cause, now, fault_at)
                 if not self._roster.living_nodes() and not isinstance(self._job.state, Ended):
                     self._ladder.restart(cause, now)
             case Releasing() if seated:

@@ -27,10 +27,11 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):
-    """An agent's connection ended without a goodbye."""
+    """An agent's connection ended without a goodbye. `silent`: so long nothing had been heard of it by then."""
 
     node: NodeId
     reason: str
+    silent: Seconds = 0.0
 
 
 class NodeDraining(msgspec.Struct, frozen=True, tag=True):

@@ -60,6 +60,10 @@ class AgentLink:
             case error:
                 return f"{type(error).__name__}: {error}"
 
+    def silent(self, lease: Seconds) -> Seconds:
+        """For how long nothing had been heard of it when its connection ended."""
+        return lease if isinstance(self.socket.exception(), TimeoutError) else 0.0
+
     async def send_orders(self) -> None:
         """Send orders, in their order, until cancelled or until the connection has ended.
 

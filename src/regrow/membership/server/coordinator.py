@@ -378,7 +378,7 @@ class Coordinator:
             return
         del self._links[link.node]
         if not link.stopped and self._end is None:
-            self.submit(NodeLost(link.node, reason))
+            self.submit(NodeLost(link.node, reason, link.silent(self._lease)))
             for mourner in self.on_node_lost:
                 mourner(link.node)
 
