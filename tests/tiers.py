@@ -45,7 +45,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_coordinators_are_lost_one_after_the_other",
         "test_the_node_of_a_coordinator_is_given_back",
         "test_a_coordinator_that_is_only_paused_keeps_its_office_while_nobody_needs_it",
-        "test_a_coordinator_that_was_paused_at_a_fault_finds_another_in_its_place_and_ends",
+        "test_a_coordinator_that_was_paused_at_a_fault_finds_another_in_its_place_and_comes_back_as_a_node",
     ),
     "tests/process/test_coordinator_fails.py": tuple(
         f"test_training_goes_on_and_ends_the_same[{case}]"

@@ -35,9 +35,10 @@ from regrow.core.messages import (
     Warmth,
     WorkerStarted,
 )
+from regrow.core.messages.elections import Office
 from regrow.core.records import JobEnded, Noted, Record
 from regrow.membership.admission import JoinOffer
-from regrow.membership.orders import AnswerScale, Command, EndJob
+from regrow.membership.orders import AnswerScale, Command, Deposed, EndJob
 from regrow.membership.server.coordinator import Coordinator
 
 FACTS = JobSpec(JobId("j"), 2, 1, 0, Warmth.IMPORTS, 1, 60.0, None, False)
@@ -350,6 +351,16 @@ async def test_the_end_is_told_to_who_waits_for_it_and_nothing_is_decided_after(
         coordinator.end(EndJob(1, "too late"))
         assert (await coordinator.wait_ended()).diagnosis == "enough"
     assert machine.heard.empty()
+
+
+async def test_the_end_of_a_coordinator_in_whose_place_another_was_elected_is_no_end_of_the_job() -> None:
+    machine = ScriptedMachine(lambda fact: [Deposed(75, "another was elected", Office(2, "http://other:1"))])
+    async with serving(machine) as (coordinator, records):
+        waiting = asyncio.create_task(ask(coordinator, "GET", "/end"))
+        coordinator.submit(TimeAdvanced())
+        status, answer = await asyncio.wait_for(waiting, PATIENCE)
+        assert (status, "code" in answer) == (409, False)
+    assert records == [], "the records may be the other one's too"
 
 
 async def test_nodes_are_stopped_by_order_and_those_that_do_not_answer_are_named() -> None:

@@ -4,20 +4,24 @@ import asyncio
 
 import pytest
 
-from regrow.core.ids import NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages import FaultSpec, FaultStage
-from regrow.core.messages.elections import Handover, LauncherPresent, VoteAnswered, VoteAsked, Voter
+from regrow.core.ids import JobId, NodeId, Rank, StepNo, WorkerId
+from regrow.core.job import JobSpec
+from regrow.core.messages import Fact, FaultSpec, FaultStage, TimeAdvanced, Warmth
+from regrow.core.messages.elections import Handover, LauncherPresent, Office, VoteAnswered, VoteAsked, Voter
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
+from regrow.membership.orders import Command, Deposed
 from regrow.membership.recovery.doubts import Doubt
 from regrow.membership.scaling import Change
 from regrow.membership.server.launchers import LauncherDesk
+from regrow.membership.server.leased import LeasedMachine
 from regrow.membership.succession.election import Election
 from regrow.membership.succession.memory import GivenBack, JobMemory
 from regrow.membership.succession.voters import MOST_VOTERS, Voters
 from regrow.membership.succession.written import MemoryWriter, read
 
 LEASE = 5.0
+FACTS = JobSpec(JobId("j"), 2, 1, 0, Warmth.IMPORTS, 1, 60.0, None, False)
 
 
 def voter(number: int) -> Voter:
@@ -85,7 +89,7 @@ def test_a_silent_voter_is_one_no_more_and_a_coordinator_that_is_deposed_decides
     answer(voters, 1, 4.0)
     assert voters.change(LEASE)
     assert [each.node for each in voters.newest] == ["node0", "node1"]
-    voters.deposed_by = 2
+    voters.deposed_by = Office(2, "http://host1:1")
     assert not voters.may_decide(LEASE)
 
 
@@ -213,3 +217,32 @@ async def test_news_that_cannot_be_written_are_told_once_and_are_written_when_th
         assert voters.memory == b"the newest"
         assert len(told) == 1 and "no such incident" in told[0], told
         assert "in remember" in desk.crash
+
+
+def test_a_coordinator_that_is_deposed_says_by_whom_and_hears_nothing_more() -> None:
+    machine, voters = StubMachine(), settled(3)
+    leased = LeasedMachine(machine, voters, lambda: None)
+    office = Office(2, "http://host1:1")
+    voters.deposed_by = office
+    (end,) = leased.handle(TimeAdvanced(), 0.0)
+    assert isinstance(end, Deposed) and (end.code, end.by) == (75, office)
+    assert machine.heard == []
+
+
+class StubMachine:
+    """Decides nothing, and remembers what it hears."""
+
+    def __init__(self) -> None:
+        self.facts = FACTS
+        self.world = 2
+        self.heard: list[Fact] = []
+
+    def handle(self, event: Fact, now: float) -> list[Command]:
+        self.heard.append(event)
+        return []
+
+    def next_deadline(self) -> None:
+        return None
+
+    def snapshot(self) -> Voter:
+        return voter(0)

@@ -55,7 +55,7 @@ def start(words: dict[str, Any], without_meaning: list[str]) -> int:
     faults = load_faults(Path(fault_plan), world=world_of(flags, around)) if fault_plan else []
     job = make_plan(flags, around, faults)
     check_script(job.script, job.preload)
-    return run_local(job) if job.node_rank == 0 else join(job)
+    return run_local(job, rejoin=join) if job.node_rank == 0 else join(job)
 
 
 @click.command()

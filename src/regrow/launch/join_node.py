@@ -17,6 +17,7 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.hosts import address_of, route_to
 from regrow.core.ids import NO_STATE, NodeId, Seconds
 from regrow.core.job import JobSpec
+from regrow.core.messages.elections import Office
 from regrow.launch import folder
 from regrow.launch.agent_supervisor import AgentSupervisor, Departure, NodeAgents, Outlook
 from regrow.launch.cache import CacheHome
@@ -36,23 +37,31 @@ _RETRY_EVERY: Seconds = 0.5
 _ANSWER_DEADLINE: Seconds = 10.0
 _END_NEWS_S: Seconds = 1.0
 """When an agent was ordered to end, the job's end is known within this time, if that is why."""
+_ELECTED_S: Seconds = 60.0
+"""So long one that was elected is looked for."""
 _LOST = EndJob(RUN_AGAIN, "node 0, which hosts the job's coordinator, was lost")
 
 
-def join(plan: JobPlan, *, agent_command: Sequence[str] = AGENT_COMMAND) -> int:
+def join(plan: JobPlan, office: Office | None = None, *, agent_command: Sequence[str] = AGENT_COMMAND) -> int:
     """Run this node until the job ends or the node has left it; for the main thread of a process without children.
+
+    Args:
+        plan: this node's part of the job.
+        office: where the coordinator is; None: at the endpoint of the plan, and the first.
+        agent_command: what starts an agent.
 
     Returns:
         The job's exit code, the same on every node; 0 where the node was given back before.
 
     Raises:
         UsageError: the token or the flags do not fit those of node 0.
-        DeadlineExceeded: node 0 could not be reached.
+        DeadlineExceeded: the coordinator could not be reached.
     """
     speaker = Console(quiet=plan.quiet)
     adopt_orphans()
     try:
-        end = asyncio.run(_Joining(plan, agent_command, speaker).run())
+        office = office or Office(1, f"http://{address_of(*plan.endpoint)}")
+        end = asyncio.run(_Joining(plan, office, agent_command, speaker).run())
     finally:
         report_left(speaker)
     if end.code != OK:
@@ -63,11 +72,11 @@ def join(plan: JobPlan, *, agent_command: Sequence[str] = AGENT_COMMAND) -> int:
 class _Joining:
     """One node's part of a job."""
 
-    def __init__(self, plan: JobPlan, agent_command: Sequence[str], speaker: Console) -> None:
-        self._plan = plan
+    def __init__(self, plan: JobPlan, office: Office, agent_command: Sequence[str], speaker: Console) -> None:
+        self._plan, self._office = plan, office
         self._agent_command = agent_command
         self._speaker = speaker
-        self._base = f"http://{address_of(*plan.endpoint)}"
+        self._base = office.address
         self._force = asyncio.Event()
         self._forced_by = "interrupted twice"
         self._telling: set[asyncio.Task[None]] = set()
@@ -95,7 +104,7 @@ class _Joining:
                         take_office=host.open,
                     )
                 )
-                self._deputy.follow(self._base)
+                self._deputy.follow(self._office)
             keeper = self._make_keeper(session, facts, job_dir, advertise)
             with self._interruptions(session, facts):
                 self._speaker.note(f"{self._plan.node} joins job {facts.job} at {self._base}; logs in {job_dir}")
@@ -122,7 +131,7 @@ class _Joining:
             advertise=advertise,
         )
         if self._deputy is not None:
-            config = msgspec.structs.replace(config, launcher=self._deputy.url)
+            config = msgspec.structs.replace(config, launcher=self._deputy.url, term=self._office.term)
         caches = CacheHome(self._plan.cache, 1, self._speaker)
         caches.open()
         household = NodeAgents(self._agent_command, self._plan.socket_home, self._speaker, caches)
@@ -130,7 +139,8 @@ class _Joining:
 
     async def _find_job(self, session: aiohttp.ClientSession) -> JobSpec:
         """Node 0 may start later than this one."""
-        deadline = time.monotonic() + GATHER_DEADLINE
+        within = GATHER_DEADLINE if self._office.term == 1 else _ELECTED_S
+        deadline = time.monotonic() + within
         waiting = False
         while True:
             try:
@@ -138,7 +148,7 @@ class _Joining:
             except (aiohttp.ClientError, TimeoutError) as error:
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
-                        f"no coordinator answered at {self._base} within {GATHER_DEADLINE:g} s: {error}",
+                        f"no coordinator answered at {self._base} within {within:g} s: {error}",
                         hint="is node 0 up, and does its --bind let this node reach it?",
                     ) from error
             if not waiting:
@@ -201,7 +211,7 @@ class _Joining:
 
     async def _wait_end(self, session: aiohttp.ClientSession, keeper: AgentSupervisor) -> EndJob:
         """The job's end, whoever is its coordinator by then."""
-        term = 1
+        term = self._office.term
         if self._deputy is None:
             return await _end_of(session, self._base) or _LOST
         while True:

@@ -5,10 +5,11 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -23,7 +24,7 @@ from regrow.core.hosts import LOOPBACK, address_of
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import StopRequested
-from regrow.core.messages.elections import Voter
+from regrow.core.messages.elections import Office, Voter
 from regrow.core.records import JobStarted
 from regrow.launch import folder
 from regrow.launch.agent_supervisor import AgentSupervisor, NodeAgents, Outlook
@@ -32,7 +33,7 @@ from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Console, Interruptions
 from regrow.launch.job import JobPlan, job_nodes, node_name
 from regrow.membership.machine import Membership
-from regrow.membership.orders import EndJob
+from regrow.membership.orders import Deposed, EndJob
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.server.collecting import QuietCollections
 from regrow.membership.server.coordinator import LEASE, Coordinator, Watcher
@@ -50,8 +51,12 @@ from regrow.observe.watch.site import WatchSite
 VERDICT_DEADLINE: Seconds = 5.0
 """How long the machine may take to end a job whose stop was requested."""
 _KILL_DEADLINE: Seconds = 5.0
+_GIVE_WAY_S: Seconds = 2.0
+"""What the agents of a node get to end when another coordinator was elected, which counts the node as lost."""
 GATHER_DEADLINE: Seconds = 600.0
 """How long the nodes of a job may take to register; torchrun's `join_timeout`."""
+
+Rejoin: TypeAlias = Callable[[JobPlan, Office], int]
 
 
 def run(
@@ -59,6 +64,7 @@ def run(
     *,
     watchers: Sequence[Watcher] = (),
     agent_command: Sequence[str] = AGENT_COMMAND,
+    rejoin: Rejoin | None = None,
 ) -> int:
     """Run node 0 of a job to its end. For the main thread of a process that has no other children.
 
@@ -66,6 +72,8 @@ def run(
         plan: the job.
         watchers: told of every record and of every node's newest commits, within this process's event loop.
         agent_command: what starts an agent; it reads its configuration from standard input.
+        rejoin: where another node's launcher was elected coordinator meanwhile, runs this node as one of that one's,
+            to the end of the job; without it this node ends with 75.
 
     Returns:
         The exit code: 0, 1 (the script's own error), 75 (run again), 70 (a defect of regrow).
@@ -76,7 +84,14 @@ def run(
     speaker = Console(quiet=plan.quiet)
     adopt_orphans()
     try:
-        return asyncio.run(_Launch(plan, watchers, agent_command, speaker).run())
+        launch = _Launch(plan, watchers, agent_command, speaker)
+        end = asyncio.run(launch.run())
+        if rejoin is None or not isinstance(end, Deposed):
+            return end.code
+        report_left(speaker)
+        code = rejoin(plan, end.by)
+        launch.close_entry(EndJob(code, ""))
+        return code
     finally:
         report_left(speaker)
         speaker.close()
@@ -99,9 +114,10 @@ class _Launch:
         self._agent_command = agent_command
         self._speaker = speaker
         self._force = asyncio.Event()
+        self._entry: tuple[Path, folder.JobEntry] | None = None
 
-    async def run(self) -> int:
-        """The exit code."""
+    async def run(self) -> EndJob:
+        """How the job ended, or that another launcher hosts its coordinator."""
         for note in self._plan.notes:
             self._speaker.note(note)
         _check_port(self._plan.bind, self._plan.master_port)
@@ -112,7 +128,7 @@ class _Launch:
             shutil.rmtree(job_dir, ignore_errors=True)
             raise
         self._say_end(job, job_dir, end, crash)
-        return end.code
+        return end
 
     async def _run_in(self, job: JobId, job_dir: Path) -> tuple[EndJob, str]:
         plan = _with_port(self._plan)
@@ -171,12 +187,13 @@ class _Launch:
             log_dir = configs[0].log_dir
             entry = folder.describe(job, address, token, world=facts.world, command=command, log_dir=log_dir)
             folder.write_entry(job_dir, entry)
+            self._entry = job_dir, entry
             folder.make_log_dir(Path(log_dir))
             coordinator.publish(_started(facts, command))
             self._say_start(facts, job_dir)
             stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
             end = await self._host(coordinator, machine, configs, desk)
-            self._close_entry(job_dir, entry, end)
+            self.close_entry(end)
         return end, machine.crash + coordinator.crash + desk.crash
 
     async def _host(
@@ -202,6 +219,10 @@ class _Launch:
         watches = [asyncio.create_task(self._watch_agent(coordinator, keeper)) for keeper in keepers.values()]
         try:
             end = await coordinator.wait_ended()
+            if isinstance(end, Deposed):
+                # Nobody but this node's own agents is told to end: the others are the other coordinator's.
+                await asyncio.gather(*(keeper.end(within=_GIVE_WAY_S) for keeper in keepers.values()))
+                return end
             desk.end()
             for keeper in keepers.values():
                 keeper.retire()
@@ -242,10 +263,18 @@ class _Launch:
         else:
             coordinator.end(EndJob(RUN_AGAIN, f"the agent of {keeper.node} {left.how}; what it said is above"))
 
-    def _close_entry(self, job_dir: Path, entry: folder.JobEntry, end: EndJob) -> None:
-        done = msgspec.structs.replace(entry, token="", ended=time.time(), code=end.code)
+    def close_entry(self, end: EndJob) -> None:
+        """The job has ended, or goes on elsewhere. What another coordinator has said in the same folder stays."""
+        if self._entry is None:
+            return
+        job_dir, entry = self._entry
+        now = msgspec.structs.replace(entry, token="", ended=time.time(), code=end.code)
+        if isinstance(end, Deposed):
+            now = msgspec.structs.replace(entry, address=end.by.address.removeprefix("http://"))
         try:
-            folder.write_entry(job_dir, done)
+            if folder.read_entry(job_dir) == entry:
+                folder.write_entry(job_dir, now)
+                self._entry = job_dir, now
         except OSError as error:
             self._speaker.say(f"{job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")
 
@@ -258,7 +287,8 @@ class _Launch:
 
     def _say_end(self, job: JobId, job_dir: Path, end: EndJob, crash: str) -> None:
         if end.code != OK:
-            again = "" if end.code != RUN_AGAIN else f" (exit code {RUN_AGAIN}: it can be run again)"
+            over = end.code == RUN_AGAIN and not isinstance(end, Deposed)
+            again = f" (exit code {RUN_AGAIN}: it can be run again)" if over else ""
             self._speaker.say(f"job {job}: {end.diagnosis}{again}")
         if crash:
             path = job_dir / folder.CRASH_FILE

@@ -25,6 +25,7 @@ from regrow.core.messages import (
     WorldChange,
 )
 from regrow.core.messages.copies import CopySource, CopyStreamEnded, PlaceCopies, ReportCopies
+from regrow.core.messages.elections import Office
 from regrow.core.messages.tables import TableHead, runs_of
 from regrow.membership.fault_plan import FaultPlan
 from regrow.membership.recovery_point import CopyHolder, Start
@@ -37,6 +38,12 @@ class EndJob(msgspec.Struct, frozen=True, tag=True):
 
     code: int
     diagnosis: str
+
+
+class Deposed(EndJob, frozen=True, tag=True):
+    """Over for this coordinator alone: another has been elected, and the job goes on. `by`: where it is."""
+
+    by: Office
 
 
 class AnswerScale(msgspec.Struct, frozen=True, tag=True):

@@ -113,9 +113,9 @@ class Deputy:
         host = LOOPBACK if self._bind in ("0.0.0.0", "::") else self._bind
         return f"http://{address_of(host, self.port)}"
 
-    def follow(self, address: str) -> None:
-        """This coordinator is the first."""
-        self.office = Office(1, address)
+    def follow(self, office: Office) -> None:
+        """This coordinator is the one that there is, as far as is known."""
+        self.office = office
         self._task = asyncio.create_task(self._run())
 
     async def next(self, term: int) -> Office | None:

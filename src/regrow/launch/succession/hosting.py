@@ -21,7 +21,7 @@ from regrow.launch.console import Console
 from regrow.launch.job import JobPlan
 from regrow.launch.succession.deputy import Elected
 from regrow.membership.machine import Membership
-from regrow.membership.orders import EndJob
+from regrow.membership.orders import Deposed, EndJob
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.server.collecting import QuietCollections
 from regrow.membership.server.coordinator import LEASE, Coordinator
@@ -60,6 +60,7 @@ class NextHost:
         self._machine: RestartableMachine | None = None
         self._leased: LeasedMachine | None = None
         self._entry: folder.JobEntry | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self, elected: Elected) -> str:
         """Begin; the coordinator's URL."""
@@ -100,7 +101,16 @@ class NextHost:
         text = f"the coordinator was lost; {plan.node} was elected in its place (term {elected.term})"
         coordinator.publish(record.Noted(at=now, text=text, worker=None))
         coordinator.submit(TimeAdvanced())
+        self._watching = asyncio.create_task(self._give_way(coordinator))
         return f"http://{address}"
+
+    async def _give_way(self, coordinator: Coordinator) -> None:
+        """Where another is elected in the place of this one: launcher and agent find out, as nothing listens here."""
+        if isinstance(end := await coordinator.wait_ended(), Deposed):
+            self._speaker.say(f"{self._plan.node}: {end.diagnosis}")
+            stack, self._stack = self._stack, AsyncExitStack()
+            self._coordinator = self._entry = None
+            await stack.aclose()
 
     async def stop_nodes(self, end: EndJob) -> None:
         """The job has ended: so do its agents."""

@@ -12,7 +12,7 @@ from regrow.core.ids import NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import DrainRequested, Fact, FaultRequested, FaultSpec, ScaleRequested, StopRequested
 from regrow.membership.admission import JoinOffer, JoinRequest
-from regrow.membership.orders import AnswerScale, EndJob
+from regrow.membership.orders import AnswerScale, Deposed, EndJob
 from regrow.membership.server.http_replies import refusal, reply
 
 _LONGEST_REASON = 200
@@ -116,7 +116,10 @@ class HttpApi:
 
     async def _serve_end(self, request: web.Request) -> web.Response:
         """Answers when the job has ended: how the launchers of the other nodes learn it."""
-        return reply(await self._host.wait_ended())
+        end = await self._host.wait_ended()
+        if isinstance(end, Deposed):
+            return refusal(409, end.diagnosis, "ask that one")
+        return reply(end)
 
     async def _serve_join(self, request: web.Request) -> web.Response:
         asked = await _read(request, JoinRequest)

@@ -152,7 +152,7 @@ class LauncherDesk:
                 if response.status == 200:
                     office = msgspec.json.decode(await response.read(), type=Office)
                     if office.term > self.voters.term:
-                        self.voters.deposed_by = office.term
+                        self.voters.deposed_by = office
         except ClientConnectorError as error:
             if isinstance(error.os_error, ConnectionRefusedError):
                 self.voters.ended(voter.name, self._clock.now())

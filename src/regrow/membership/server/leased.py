@@ -8,7 +8,8 @@ from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import Fact
-from regrow.membership.orders import Command, EndJob
+from regrow.core.messages.elections import Office
+from regrow.membership.orders import Command, Deposed, EndJob
 from regrow.membership.server.coordinator import Machine
 from regrow.membership.succession.voters import Voters
 
@@ -76,14 +77,15 @@ class LeasedMachine:
         self._blocked_since = now if self._blocked_since is None else self._blocked_since
         self._look_at = now + _LOOK_S
         if self._voters.deposed_by:
-            return [EndJob(RUN_AGAIN, _deposed(self._voters.deposed_by))]
+            return [_deposed(self._voters.deposed_by)]
         if now - self._blocked_since < _GIVE_UP_S:
             return []
         return [EndJob(RUN_AGAIN, _cut_off([voter.node for voter in self._voters.free(now)]))]
 
 
-def _deposed(term: int) -> str:
-    return f"another coordinator was elected meanwhile (term {term}), so this one ends"
+def _deposed(by: Office) -> Deposed:
+    text = f"another coordinator was elected meanwhile (term {by.term}, at {by.address}), so this one gives way"
+    return Deposed(RUN_AGAIN, text, by)
 
 
 def _cut_off(silent: Sequence[NodeId]) -> str:

@@ -9,7 +9,7 @@ counts when a quorum of the new voters has it: then any two quorums that could d
 from dataclasses import dataclass, field
 
 from regrow.core.ids import Instant, Seconds
-from regrow.core.messages.elections import Handover, LauncherPresent, Voter
+from regrow.core.messages.elections import Handover, LauncherPresent, Office, Voter
 
 VOTE_LEASE: Seconds = 10.0
 """For so long a launcher that has answered elects nobody else: as long as any node may be unreachable."""
@@ -43,8 +43,8 @@ class Voters:
     number: int = 1
     """Of the newest handover."""
     memory: bytes = b""
-    deposed_by: int = 0
-    """The term of another coordinator, where one is known; 0: none is."""
+    deposed_by: Office | None = None
+    """Another coordinator, of a later term, where one is known."""
     _sets: dict[int, list[Voter]] = field(default_factory=dict)
     """The voters of the newest handover that counts, and of all that were written after it, by its number."""
     _launchers: dict[str, _Launcher] = field(default_factory=dict)
