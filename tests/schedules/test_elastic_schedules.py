@@ -29,6 +29,7 @@ from regrow.membership.scaling import Limits
 from regrow.sim.faults import SimFault, Wish
 from regrow.sim.invariants import PLANNED
 from regrow.sim.network import NetworkConditions
+from regrow.sim.schedule import Promise, Schedule
 from regrow.sim.script import SimScript
 from regrow.sim.world import World
 
@@ -112,18 +113,12 @@ def script(facts: JobSpec, seed: int) -> SimScript:
     return SimScript(until=UNTIL, build=1.0, after=0.3, parts=parts)
 
 
-def finished(world: World) -> bool:
-    """Whether the members of the last generation have run the last step."""
-    members = [worker for worker in world.workers.values() if worker.state == UNTIL]
-    return {worker.rank for worker in members} >= set(range(world.laws.world)) and world.laws.world > 0
-
-
 def run_calm(facts: JobSpec, asked: list[Wish], room: int, seed: int) -> None:
     """Nothing goes wrong: no process of the job ends but those that leave it, and no step is run twice."""
-    world = World(facts, script=script(facts, seed), weather=CALM, wishes=asked, slots=room, seed=seed)
-    end = world.run()
-    assert (end.code, end.diagnosis) == (0, "")
-    assert finished(world)
+    schedule = Schedule(
+        facts, script(facts, seed), CALM, wishes=asked, slots=room, seed=seed, promise=Promise.THE_LAST_STEP
+    )
+    schedule.run(world := schedule.world())
     said = [line for _, line in world.log]
     members = {member.worker for line in said if isinstance(line, FormGeneration) for member in line.members}
     assert not {line.worker for line in said if isinstance(line, FenceWorker)} & members, "nobody is fenced"
@@ -144,23 +139,13 @@ def run_troubled(
     facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
     """A durable checkpoint, a budget without end, nodes that come back: nothing ends the job but its last step."""
-    world = World(facts, script=script(facts, seed), weather=weather, strikes=plan, wishes=asked, slots=room, seed=seed)
-    end = world.run()
-    after_the_loop = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "body after"}
-    if world.bad_moments & after_the_loop or "reclaimed" in world.bad_moments:
-        assert end.code in (0, 1, 75), "what the script does after its last step is not run again"
-        return
-    assert (end.code, end.diagnosis) == (0, "")
-    assert finished(world)
+    Schedule(facts, script(facts, seed), weather, plan, asked, room, seed, Promise.THE_LAST_STEP).run()
 
 
 def run_any(
     facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
-    world = World(facts, script=script(facts, seed), weather=weather, strikes=plan, wishes=asked, slots=room, seed=seed)
-    end = world.run()
-    assert end.code in (0, 1, 75)
-    assert end.code != 0 or finished(world)
+    Schedule(facts, script(facts, seed), weather, plan, asked, room, seed).run()
 
 
 @schedules(200)

@@ -1,7 +1,8 @@
 """Any order, loss and repetition of events ends in progress, or in one failure that says why."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from regrow.membership import tables
 from regrow.membership.restartable import MOST_FAILURES
 from regrow.sim.faults import SimFault
 from regrow.sim.network import NetworkConditions
+from regrow.sim.schedule import Promise, Schedule
 from regrow.sim.script import Doing, SimScript
 from regrow.sim.world import World
 
@@ -124,14 +126,8 @@ seeds = st.integers(0, 2**31)
 
 def run_survivable(facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
     """No script error, a durable checkpoint, a budget without end: nothing may end this job but its last step."""
-    world = World(facts, script=SimScript(until=UNTIL), weather=weather, strikes=plan, seed=seed)
-    end = world.run()
-    if world.bad_moments & {"kill finished", "kill after", "hang finished", "hang after", "lost releasing"}:
-        assert end.code in (0, 1, 75), "what the script does after its last step is not run again"
-        return
-    assert (end.code, end.diagnosis) == (0, "")
-    seated = [worker for worker in world.workers.values() if worker.state == UNTIL]
-    assert {worker.rank for worker in seated} == set(range(facts.world))
+    script = SimScript(until=UNTIL)
+    Schedule(facts, script, weather, plan, seed=seed, promise=Promise.THE_LAST_STEP).run()
 
 
 def run_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
@@ -139,13 +135,8 @@ def run_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan:
 
 
 def run_world(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> World:
-    world = World(facts, script=script, weather=weather, strikes=plan, seed=seed)
-    end = world.run()
-    assert end.code in (0, 1, 75)
-    if end.code == 0 and script.with_session:
-        last = script.until if script.leaves is None or facts.world > 1 else script.leaves[1]
-        finished = {worker.rank for worker in world.workers.values() if worker.state == last}
-        assert finished == set(range(facts.world))
+    schedule = Schedule(facts, script, weather, plan, seed=seed)
+    schedule.run(world := schedule.world())
     return world
 
 
@@ -318,14 +309,24 @@ passing_on_for_good = (
 )
 
 
+@contextmanager
+def tables_are_passed_on() -> Iterator[None]:
+    with patch.multiple(tables, DIRECT=0, WIDTH=1):
+        try:
+            yield
+        except Exception as error:
+            error.add_note("in a regrow with DIRECT = 0 and WIDTH = 1 in membership/tables.py")
+            raise
+
+
 def pass_on_survivable(facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
     """Each node gets its tables from the one before, as above 64 nodes they get them along a tree."""
-    with patch.multiple(tables, DIRECT=0, WIDTH=1):
+    with tables_are_passed_on():
         run_survivable(facts, weather, plan, seed)
 
 
 def pass_on_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
-    with patch.multiple(tables, DIRECT=0, WIDTH=1):
+    with tables_are_passed_on():
         run_any(facts, script, weather, plan, seed)
 
 

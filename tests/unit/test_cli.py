@@ -29,7 +29,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[JobPlan]]:
     """The plans that `regrow run` would carry out."""
     plans: list[JobPlan] = []
 
-    def keep(plan: JobPlan) -> int:
+    def keep(plan: JobPlan, rejoin: object = None) -> int:
         plans.append(plan)
         return 0
 
@@ -191,7 +191,7 @@ def test_a_coordinator_that_does_not_answer_is_said(capsys: pytest.CaptureFixtur
 def test_a_defect_of_ours_is_one_sentence_and_a_file(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(plan: JobPlan) -> int:
+    def broken(plan: JobPlan, rejoin: object) -> int:
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(local, "run", broken)
@@ -205,7 +205,7 @@ def test_a_defect_of_ours_is_one_sentence_and_a_file(
 def test_ctrl_c_before_anything_runs_asks_to_be_run_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(plan: JobPlan) -> int:
+    def interrupted(plan: JobPlan, rejoin: object) -> int:
         os.kill(os.getpid(), signal.SIGINT)
         return 0
 

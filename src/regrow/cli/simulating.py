@@ -78,6 +78,30 @@ def calibrate(runs: tuple[str, ...], of: str, out: Path | None) -> None:
         _write(out, text.encode())
 
 
+@sim.command("replay")
+@click.argument("seed", metavar="SEED")
+@click.option("--json", "as_json", is_flag=True, help="Print the schedule alone, as JSON.")
+def replay(seed: str, as_json: bool) -> int:
+    """Run one random schedule of the coordinator's tests again, exactly, and print what happens.
+
+    SEED is a number, or the word that a failed test has printed. The exit code is 1 where a rule of the simulator is
+    broken.
+    """
+    import msgspec
+
+    from regrow.sim.draws import draw
+    from regrow.sim.schedule import BROKEN, Schedule, replay_lines
+
+    schedule = draw(int(seed)) if seed.isascii() and seed.isdigit() else Schedule.of_code(seed)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(schedule)).decode())
+        return 0
+    line = ""
+    for line in replay_lines(schedule):
+        click.echo(line)
+    return int(line.startswith(BROKEN))
+
+
 def _load(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

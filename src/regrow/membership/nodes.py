@@ -121,7 +121,7 @@ class Nodes:
         node.host, node.store, node.vault, node.domain = event.host, event.store, event.vault, event.domain
         node.slots, node.away_since, node.failed_standbys, node.failed_candidates = event.slots, None, 0, 0
         node.leave_by, node.stopped, node.unpaid, node.table = None, False, False, 0
-        self._roster.short.add(node.node)
+        self._roster.short[node.node] = None
         self._copies.tell(CopiesHeld(node.node, self._job.generation, []))
         if node.seats:
             self._job.incidents.climb("node")

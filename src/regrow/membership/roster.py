@@ -36,7 +36,7 @@ class Seat:
 
 
 BUILDING = (Stage.ORDERED, Stage.STARTING, Stage.IDLE)
-IN_GENERATION = frozenset({Stage.JOINING, Stage.MEMBER, Stage.FINISHED})
+IN_GENERATION = (Stage.JOINING, Stage.MEMBER, Stage.FINISHED)
 LIVING = frozenset(Stage) - {Stage.FENCED, Stage.GONE}
 
 
@@ -204,8 +204,9 @@ class Roster:
         self.unfit = 0
         self.environment: list[str] = []
         """The environment variables that the script changes."""
-        self.short: set[NodeId] = set()
-        """Nodes that may have fewer standbys than they should."""
+        self.short: dict[NodeId, None] = {}
+        """Nodes that may have fewer standbys than they should, in the order in which they came to: no set, whose
+        order is another one in each process."""
         self.away: set[WorkerId] = set()
         """Halted ones whose state is known to stand, while their script is still on its way to where it waits."""
         self.unproven: dict[WorkerId, Instant] = {}
@@ -225,7 +226,7 @@ class Roster:
         )
         self.nodes[joined.node] = node
         self._order.append(node)
-        self.short.add(joined.node)
+        self.short[joined.node] = None
         return node
 
     def add_worker(self, seat: Seat, role: Role, now: Instant, *, candidate: bool = False) -> WorkerRecord:
@@ -312,7 +313,7 @@ class Roster:
         node.others.pop(worker.worker, None)
         if worker.candidate_for is not None and self.candidates.get(worker.candidate_for) is worker:
             del self.candidates[worker.candidate_for]
-        self.short.add(worker.node)
+        self.short[worker.node] = None
 
     def _enter(self, worker: WorkerRecord) -> None:
         (self._seated if worker.seated else self._others)[worker.stage][worker.worker] = worker

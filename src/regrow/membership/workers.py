@@ -150,7 +150,7 @@ class Workers:
                 self._joined(worker, now)
             case WorkerCommitted():
                 self._worker_committed(worker, event, now)
-            case WorkerFinished() if worker.stage in IN_GENERATION - {Stage.FINISHED}:
+            case WorkerFinished() if worker.stage in (Stage.JOINING, Stage.MEMBER):
                 worker.state_at = event.state_at
                 self._job.step = max(self._job.step, event.state_at)
                 self._roster.move(worker, Stage.FINISHED, now)
@@ -207,7 +207,7 @@ class Workers:
         self._served(worker, now)
 
     def _worker_faulted(self, worker: WorkerRecord, event: WorkerFaulted, now: Instant) -> None:
-        if worker.stage not in IN_GENERATION | {Stage.HALTING} or worker.faulted_in == event.generation:
+        if worker.stage not in (*IN_GENERATION, Stage.HALTING) or worker.faulted_in == event.generation:
             return
         rank, error = _rank(worker), event.error
         if event.kind is FaultKind.BODY:

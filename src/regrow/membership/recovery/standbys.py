@@ -31,12 +31,14 @@ class Standbys:
     def top_up(self, now: Instant) -> None:
         """Every node has as many standbys as it should, unless they die before they are built."""
         while self._roster.short:
-            node = self._roster.nodes[self._roster.short.pop()]
+            name = next(iter(self._roster.short))
+            del self._roster.short[name]
+            node = self._roster.nodes[name]
             if node.failed_standbys >= ATTEMPTS or node.quarantined or not node.usable:
                 continue
             for _ in range(self._wanted(node) - len(node.standbys)):
                 self._job.spawn(self._orders.standby_seat(node), Role.STANDBY, now)
-            self._roster.short.discard(node.node)
+            self._roster.short.pop(node.node, None)
 
     def _wanted(self, node: NodeRecord) -> int:
         """How many standbys a node should have: a spare one as many as the ranks that it may have to take."""

@@ -89,7 +89,7 @@ class Standstills:
     # --- parts of it -------------------------------------------------------------------------------------------
 
     def _away(self) -> list[WorkerRecord]:
-        return [self._roster.workers[name] for name in self._roster.away]
+        return [self._roster.workers[name] for name in sorted(self._roster.away)]
 
     def _silent(self, worker: WorkerRecord, now: Instant) -> bool:
         return hangs.overdue(self.sight(worker, now), now - worker.since, self.bounds)
