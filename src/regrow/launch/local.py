@@ -14,6 +14,7 @@ import msgspec
 
 from regrow.agent.workers.fencing import end_children
 from regrow.agent.workers.processes import adopt_orphans
+from regrow.core import tls
 from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
@@ -158,7 +159,7 @@ class _Launch:
                     plan.agent_config(
                         facts,
                         node_rank=rank,
-                        coordinator=f"http://{address}",
+                        coordinator=tls.url(address),
                         token=token,
                         job_dir=job_dir,
                         advertise=plan.advertise or LOOPBACK,

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from regrow.core import records as record
+from regrow.core import tls
 from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.errors import UsageError
@@ -100,7 +101,7 @@ class NextHost:
         text = f"the coordinator was lost; {plan.node} was elected in its place (term {elected.term})"
         coordinator.publish(record.Noted(at=now, text=text, worker=None))
         coordinator.submit(TimeAdvanced())
-        return f"http://{address}"
+        return tls.url(address)
 
     async def stop_nodes(self, end: EndJob) -> None:
         """The job has ended: so do its agents."""
