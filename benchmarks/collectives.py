@@ -61,11 +61,20 @@ class RankFailed(Exception):
     """A rank ended with an error or not at all; its traceback is on standard error."""
 
 
-def measure(world: int, *, rounds: int) -> Times:
-    """Fork the ranks and wait for what rank 0 has measured. Raises `RankFailed`."""
+def measure(world: int, *, rounds: int, take: "Callable[[int, int, str, int], Times] | None" = None) -> Times:
+    """Fork the ranks and wait for what rank 0 has measured.
+
+    Args:
+        world: ranks.
+        rounds: how often each side has its turn.
+        take: what a rank does, given its number, the world, a folder and the rounds.
+
+    Raises:
+        RankFailed: no times came.
+    """
     with tempfile.TemporaryDirectory(prefix="regrow-collectives-") as folder:
         reader, writer = os.pipe()
-        ranks = [_fork(rank, world, folder, rounds, writer) for rank in range(world)]
+        ranks = [_fork(rank, world, folder, rounds, writer, take or _rank) for rank in range(world)]
         os.close(writer)
         try:
             with os.fdopen(reader, "rb") as pipe:
@@ -80,7 +89,9 @@ def measure(world: int, *, rounds: int) -> Times:
     return times
 
 
-def _fork(rank: int, world: int, folder: str, rounds: int, writer: int) -> int:
+def _fork(
+    rank: int, world: int, folder: str, rounds: int, writer: int, take: "Callable[[int, int, str, int], Times]"
+) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -88,7 +99,7 @@ def _fork(rank: int, world: int, folder: str, rounds: int, writer: int) -> int:
     if rank != 0:
         os.close(writer)  # so that the end of the pipe is the end of rank 0
     try:
-        times = _rank(rank, world, folder, rounds)
+        times = take(rank, world, folder, rounds)
         if rank == 0:
             os.write(writer, json.dumps(times).encode())
         code = 0
@@ -121,11 +132,15 @@ def _rank(rank: int, world: int, folder: str, rounds: int) -> Times:
     def barrier() -> None:
         mesh.call("barrier", (), {}).wait()
 
-    sides: dict[str, AllReduce] = {"gloo": by_gloo, "mesh": by_mesh, "direct": by_direct}
+    return in_turns({"gloo": by_gloo, "mesh": by_mesh, "direct": by_direct}, barrier, rounds)
+
+
+def in_turns(sides: dict[str, AllReduce], barrier: Callable[[], None], rounds: int) -> Times:
+    """One rank's times of each side, each first in every other round."""
     _check(sides)
-    times: Times = {size.name: {side: [] for side in SIDES} for size in SIZES}
+    times: Times = {size.name: {side: [] for side in sides} for size in SIZES}
     for number in range(rounds + 1):  # the first is not counted: it makes connections and memory
-        order = SIDES if number % 2 else SIDES[::-1]
+        order = list(sides) if number % 2 else [*sides][::-1]
         for size in SIZES:
             for side in order:
                 seconds = _time(sides[side], size, barrier)

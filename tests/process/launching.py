@@ -110,6 +110,11 @@ class Site:
         except FileNotFoundError:
             return False  # another site's, which comes or goes just now; its last file is this one
 
+    def sweep(self) -> None:
+        """Remove sockets and memory of a host that has lost all its processes at once."""
+        for left in (*self.runtime.iterdir(), *self.caches()):
+            shutil.rmtree(left)
+
     def close(self) -> None:
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)

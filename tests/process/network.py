@@ -35,7 +35,8 @@ class Network:
         self._far = far
         self._carrier: subprocess.Popen[bytes] | None = None
         self._mark = f"rg{os.getpid()}-{next(_numbers)}"
-        self._switch = f"{self._mark}-s"
+        self.switch = self._switch = f"{self._mark}-s"
+        """The namespace that the bridge is in."""
         self.hosts = range(hosts)
 
     def name(self, host: int) -> str:

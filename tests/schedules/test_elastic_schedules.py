@@ -29,7 +29,7 @@ from regrow.membership.scaling import Limits
 from regrow.sim.faults import SimFault, Wish
 from regrow.sim.invariants import PLANNED
 from regrow.sim.network import NetworkConditions
-from regrow.sim.schedule import Promise, Schedule
+from regrow.sim.schedule import Promised, SimSchedule
 from regrow.sim.script import SimScript
 from regrow.sim.world import World
 
@@ -115,8 +115,8 @@ def script(facts: JobSpec, seed: int) -> SimScript:
 
 def run_calm(facts: JobSpec, asked: list[Wish], room: int, seed: int) -> None:
     """Nothing goes wrong: no process of the job ends but those that leave it, and no step is run twice."""
-    schedule = Schedule(
-        facts, script(facts, seed), CALM, wishes=asked, slots=room, seed=seed, promise=Promise.THE_LAST_STEP
+    schedule = SimSchedule(
+        facts, script(facts, seed), CALM, wishes=asked, slots=room, seed=seed, promise=Promised.THE_LAST_STEP
     )
     schedule.run(world := schedule.world())
     said = [line for _, line in world.log]
@@ -139,13 +139,13 @@ def run_troubled(
     facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
     """A durable checkpoint, a budget without end, nodes that come back: nothing ends the job but its last step."""
-    Schedule(facts, script(facts, seed), weather, plan, asked, room, seed, Promise.THE_LAST_STEP).run()
+    SimSchedule(facts, script(facts, seed), weather, plan, asked, room, seed, Promised.THE_LAST_STEP).run()
 
 
 def run_any(
     facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
-    Schedule(facts, script(facts, seed), weather, plan, asked, room, seed).run()
+    SimSchedule(facts, script(facts, seed), weather, plan, asked, room, seed).run()
 
 
 @schedules(200)

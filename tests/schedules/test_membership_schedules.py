@@ -19,7 +19,7 @@ from regrow.membership import tables
 from regrow.membership.restartable import MOST_FAILURES
 from regrow.sim.faults import SimFault
 from regrow.sim.network import NetworkConditions
-from regrow.sim.schedule import Promise, Schedule
+from regrow.sim.schedule import Promised, SimSchedule
 from regrow.sim.script import Doing, SimScript
 from regrow.sim.world import World
 
@@ -127,7 +127,7 @@ seeds = st.integers(0, 2**31)
 def run_survivable(facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
     """No script error, a durable checkpoint, a budget without end: nothing may end this job but its last step."""
     script = SimScript(until=UNTIL)
-    Schedule(facts, script, weather, plan, seed=seed, promise=Promise.THE_LAST_STEP).run()
+    SimSchedule(facts, script, weather, plan, seed=seed, promise=Promised.THE_LAST_STEP).run()
 
 
 def run_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
@@ -135,7 +135,7 @@ def run_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan:
 
 
 def run_world(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> World:
-    schedule = Schedule(facts, script, weather, plan, seed=seed)
+    schedule = SimSchedule(facts, script, weather, plan, seed=seed)
     schedule.run(world := schedule.world())
     return world
 

@@ -17,7 +17,7 @@ from regrow.sim.draws import draw
 from regrow.sim.faults import SimFault
 from regrow.sim.invariants import InvariantBroken
 from regrow.sim.network import NetworkConditions
-from regrow.sim.schedule import Promise, Schedule, replay_lines
+from regrow.sim.schedule import Promised, SimSchedule, replay_lines
 from regrow.sim.script import Doing
 
 PRINTS = """
@@ -53,16 +53,16 @@ def test_what_a_schedule_that_fails_says_shows_its_run_again(capsys: pytest.Capt
     assert words is not None, said
     assert main(words[1].split()) == 1
     seen = capsys.readouterr().out.splitlines()
-    assert seen == list(replay_lines(Schedule.of_code(words[1].split()[-1])))
+    assert seen == list(replay_lines(SimSchedule.of_code(words[1].split()[-1])))
     assert seen[-1].startswith("BROKEN: InvariantBroken: the job did not come to its last step")
     assert any('"type":"WorkerExited"' in line for line in seen)
 
 
 def test_a_number_is_a_schedule_and_a_schedule_is_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(200):
-        assert Schedule.of_code(draw(number).code) == draw(number)
+        assert SimSchedule.of_code(draw(number).code) == draw(number)
     assert main(["sim", "replay", "11", "--json"]) == 0
-    assert msgspec.json.decode(capsys.readouterr().out, type=Schedule) == draw(11)
+    assert msgspec.json.decode(capsys.readouterr().out, type=SimSchedule) == draw(11)
     assert main(["sim", "replay", "11"]) == 0
     assert capsys.readouterr().out.splitlines() == list(replay_lines(draw(11)))
 
@@ -70,15 +70,15 @@ def test_a_number_is_a_schedule_and_a_schedule_is_a_word(capsys: pytest.CaptureF
 @pytest.mark.parametrize("code", ["schedule:", "schedule:AAAA", "kill", "-3"])
 def test_a_word_that_is_none_is_refused(code: str) -> None:
     with pytest.raises(UsageError, match="is no schedule"):
-        Schedule.of_code(code)
+        SimSchedule.of_code(code)
 
 
 def test_a_run_in_which_a_promise_is_broken_is_told_from_one_in_which_nothing_was_promised() -> None:
-    allowed = Schedule(FORBIDDEN, strikes=[KILL])
+    allowed = SimSchedule(FORBIDDEN, strikes=[KILL])
     assert allowed.run().code == 75
     assert list(replay_lines(allowed))[-1].startswith("ended with code 75")
     with pytest.raises(InvariantBroken):
-        msgspec.structs.replace(allowed, promise=Promise.THE_LAST_STEP).run()
+        msgspec.structs.replace(allowed, promise=Promised.THE_LAST_STEP).run()
 
 
 def test_schedules_by_number_come_to_what_they_must() -> None:

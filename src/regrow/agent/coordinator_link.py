@@ -14,6 +14,7 @@ from regrow.agent.held_tables import Feasible
 from regrow.agent.history import NodeHistory
 from regrow.agent.node_sight import NodeSight
 from regrow.agent.succession import NextCoordinator
+from regrow.core import http
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError, RegrowError
 from regrow.core.ids import Seconds
@@ -55,7 +56,7 @@ class CoordinatorLink:
         self._unsent: AgentFact | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession()
+        self._session = http.session()
         try:
             self._socket = await self._connect(self._session, self._config.coordinator)
         except BaseException:

@@ -11,6 +11,7 @@ from typing import Self
 from aiohttp import web
 
 from regrow.agent.node_sight import NodeSight, node_series
+from regrow.core import http, tls
 from regrow.core.config import AgentConfig
 from regrow.core.hosts import address_of, answers_to
 from regrow.core.ids import Seconds
@@ -48,14 +49,14 @@ class NodeMetricsSite:
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         try:
             await runner.setup()
-            await web.TCPSite(runner, host, port, reuse_address=True).start()
+            self.port = await http.listen(runner, host, port, reuse=True, strangers=True)
         except (OSError, OverflowError) as error:  # the latter: a port number that there cannot be
             await runner.cleanup()
             place = address_of(host, port)
             _log.warning("%s: --node-metrics cannot listen on %s: %s", self._config.node, place, _words(error))
             return self
-        self._runner, self.port = runner, int(runner.addresses[0][1])
-        _log.warning("%s: metrics http://%s/metrics", self._config.node, address_of(host, self.port))
+        self._runner = runner
+        _log.warning("%s: metrics %s/metrics", self._config.node, tls.url(address_of(host, self.port)))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -23,6 +23,7 @@ def _client(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
     from regrow.launch.remote import CoordinatorClient
 
     entry = find_job(jobs_home(), job)
+    entry.encrypt()
     return entry, CoordinatorClient(entry.address, entry.token)
 
 

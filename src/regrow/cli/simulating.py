@@ -90,9 +90,9 @@ def replay(seed: str, as_json: bool) -> int:
     import msgspec
 
     from regrow.sim.draws import draw
-    from regrow.sim.schedule import BROKEN, Schedule, replay_lines
+    from regrow.sim.schedule import BROKEN, SimSchedule, replay_lines
 
-    schedule = draw(int(seed)) if seed.isascii() and seed.isdigit() else Schedule.of_code(seed)
+    schedule = draw(int(seed)) if seed.isascii() and seed.isdigit() else SimSchedule.of_code(seed)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(schedule)).decode())
         return 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from regrow.core import tls
 from regrow.core.config import (
     data_home,
     hang_floor,
@@ -15,6 +16,7 @@ from regrow.core.config import (
     jobs_home,
     read_token,
     runtime_home,
+    tls_files,
     visible_gpus,
 )
 from regrow.core.errors import UsageError
@@ -87,6 +89,8 @@ def surroundings(token_file: str) -> "HostEnvironment":
         token=read_token(token_file),
         data_home=data_home(),
         hang_floor=hang_floor(),
+        encrypted=tls_files() is not None,
+        certificate=tls.check(time.time()),
     )
 
 

@@ -181,7 +181,7 @@ class Links:
         if not ready:
             return False
         with contextlib.suppress(BlockingIOError, ConnectionError):  # the caller has hung up
-            sock, _ = listener.sock.accept()
+            sock = listener.accept()
             with self._passes(sock):
                 self._admit(sock, until)
         return True

@@ -92,6 +92,40 @@ def read_token(token_file: str) -> str:
     return token
 
 
+class TlsFiles(msgspec.Struct, frozen=True):
+    """PEM files. `ca` empty: all nodes have the same certificate."""
+
+    cert: str
+    key: str
+    ca: str = ""
+
+
+_TLS = {"cert": "REGROW_TLS_CERT", "key": "REGROW_TLS_KEY", "ca": "REGROW_TLS_CA"}
+
+
+def tls_files() -> TlsFiles | None:
+    """What encrypts connections: `$REGROW_TLS_CERT`, `$REGROW_TLS_KEY`, `$REGROW_TLS_CA`; None: nothing does.
+
+    Raises `UsageError`.
+    """
+    found = {word: path for word, name in _TLS.items() if (path := os.environ.get(name))}
+    if not found:
+        return None
+    if len(missing := [name for name in ("cert", "key") if name not in found]):
+        raise UsageError(
+            f"TLS needs --tls-{missing[0]} too, where --tls-{next(iter(found))} is given",
+            hint=f"give both, or {_TLS['cert']} and {_TLS['key']}",
+        )
+    return TlsFiles(**found)
+
+
+def use_tls(cert: str = "", key: str = "", ca: str = "") -> None:
+    """Have this process, and all that it starts, encrypt by these files; what is empty stays as it was."""
+    for name, path in zip(_TLS.values(), (cert, key, ca), strict=True):
+        if path:
+            os.environ[name] = str(Path(path).absolute())
+
+
 def read_key(key_file: str) -> str:
     """The key in a file; without one, none. Raises `UsageError`."""
     try:

@@ -1,6 +1,6 @@
 """The one seam for sockets between processes of a job: where they listen, how others connect, who is let in.
 
-An endpoint is `unix:<path>`, within a node, or `tcp:<host>:<port>`, between nodes.
+An endpoint is `unix:<path>`, within a node, or `tcp:<host>:<port>`, between nodes, encrypted where `core/tls.py` says.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regrow.core import tls, tunnel
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.ids import Seconds
 
@@ -55,6 +56,12 @@ class Listener:
     sock: socket.socket
     endpoint: str
     path: Path | None = None
+
+    def accept(self) -> socket.socket:
+        """Whoever calls next. Raises `OSError`."""
+        sock, _ = self.sock.accept()
+        context = tls.serving() if self.path is None else None
+        return sock if context is None else tunnel.called(sock, context)
 
     def close(self) -> None:
         """Listen no more; whoever is blocked in `accept` is woken."""
@@ -104,10 +111,12 @@ def connect(
     Args:
         endpoint: where to.
         within: how long that may take; also what the socket's next calls may take.
-        opened: told of the socket before it connects, so that another thread can end that.
+        opened: told of the socket before it connects, so that another thread can end that; and of another that takes
+            its place.
     """
     place, failed = _place(endpoint), OSError(f"{endpoint} has no address")
     found = [(socket.AF_UNIX, place)] if isinstance(place, str) else _addresses(*place)
+    context = None if isinstance(place, str) else tls.calling()
     for family, address in found:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -116,6 +125,10 @@ def connect(
             sock.connect(address)
             if family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                sock = tunnel.calling(sock, context, place[0])
+                sock.settimeout(within)
+                opened(sock)
             return sock
         except OSError as error:
             sock.close()
@@ -171,7 +184,7 @@ class ThreadServer:
     def open(self, listener: Listener) -> str:
         """Serve whoever comes there; the endpoint."""
         self._listener = listener
-        self._acceptor = threading.Thread(target=self._accept, args=(listener.sock,), name=self._name, daemon=True)
+        self._acceptor = threading.Thread(target=self._accept, args=(listener,), name=self._name, daemon=True)
         self._acceptor.start()
         return listener.endpoint
 
@@ -197,10 +210,10 @@ class ThreadServer:
             if thread is not threading.current_thread():
                 thread.join(_END_S)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: Listener) -> None:
         while True:
             try:
-                sock, _ = listener.accept()
+                sock = listener.accept()
             except OSError as error:
                 # Out of descriptors, most likely: others are given the time to end.
                 if self._closed.wait(_PAUSE_S):
@@ -236,7 +249,7 @@ async def open_stream(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.Stre
     place = _place(endpoint)
     if isinstance(place, str):
         return await asyncio.open_unix_connection(place)
-    return await asyncio.open_connection(*place)
+    return await asyncio.open_connection(*place, ssl=tls.calling())
 
 
 async def serve_streams(attend: Attend, path: Path | None, *, bind: str, advertise: str) -> tuple[asyncio.Server, str]:
@@ -244,5 +257,5 @@ async def serve_streams(attend: Attend, path: Path | None, *, bind: str, adverti
     if path is not None:
         path.unlink(missing_ok=True)
         return await asyncio.start_unix_server(attend, str(path)), f"unix:{path}"
-    server = await asyncio.start_server(attend, bind, 0)
+    server = await asyncio.start_server(attend, bind, 0, ssl=tls.serving())
     return server, f"tcp:{advertise}:{server.sockets[0].getsockname()[1]}"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from regrow.core.config import TlsFiles, tls_files, use_tls
 from regrow.core.errors import UsageError
 from regrow.core.ids import JobId
 from regrow.launch.processes import is_alive, start_time
@@ -40,11 +41,18 @@ class JobEntry(msgspec.Struct, frozen=True):
     log_dir: str
     ended: float | None = None
     code: int | None = None
+    tls: TlsFiles | None = None
+    """What encrypts its connections, on this machine."""
 
     @property
     def running(self) -> bool:
         """Whether the launcher that wrote this is still there."""
         return self.ended is None and is_alive(self.pid, self.pid_started)
+
+    def encrypt(self) -> None:
+        """Have this process encrypt as the job does."""
+        if self.tls is not None:
+            use_tls(self.tls.cert, self.tls.key, self.tls.ca)
 
 
 def make_job_dir(jobs_home: Path, job: JobId) -> tuple[JobId, Path]:
@@ -156,6 +164,7 @@ def describe(job: JobId, address: str, token: str, *, world: int, command: list[
         world=world,
         command=command,
         log_dir=log_dir,
+        tls=tls_files(),
     )
 
 

@@ -26,7 +26,7 @@ class HostEnvironment(msgspec.Struct, frozen=True):
 
     `stamp` makes the names of unnamed jobs unique. `token`: the job's secret, needed by jobs of several nodes.
     `data_home`: where data caches are made unless `--data-cache` says. `hang_floor`: nobody hangs who has stood still
-    for less.
+    for less. `encrypted`: whether what leaves a node is; `certificate`: what is to be said of this node's.
     """
 
     cpus: int
@@ -37,6 +37,14 @@ class HostEnvironment(msgspec.Struct, frozen=True):
     token: str = ""
     data_home: Path | None = None
     hang_floor: Seconds = HANG_FLOOR
+    encrypted: bool = False
+    certificate: str = ""
+
+    def notes(self, bind: str) -> list[str]:
+        """What to say of encryption where a node listens there, a line each."""
+        if not self.encrypted and not is_loopback(bind):
+            return ["the job's token and its state cross the network in clear: give --tls-cert and --tls-key"]
+        return [self.certificate] if self.certificate else []
 
 
 class RunFlags(msgspec.Struct, frozen=True):
@@ -253,7 +261,7 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         faults=list(faults),
         resume=flags.resume,
         quiet=flags.quiet,
-        notes=notes,
+        notes=[*notes, *around.notes(where.bind)],
     )
 
 

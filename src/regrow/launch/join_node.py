@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from regrow.agent.workers.processes import adopt_orphans
+from regrow.core import http, tls
 from regrow.core.errors import DeadlineExceeded, UsageError
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.hosts import address_of, route_to
@@ -34,6 +35,7 @@ from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _RETRY_EVERY: Seconds = 0.5
+_MOST_SILENT = 10
 _ANSWER_DEADLINE: Seconds = 10.0
 _END_NEWS_S: Seconds = 1.0
 """When an agent was ordered to end, the job's end is known within this time, if that is why."""
@@ -58,9 +60,11 @@ def join(plan: JobPlan, office: Office | None = None, *, agent_command: Sequence
         DeadlineExceeded: the coordinator could not be reached.
     """
     speaker = Console(quiet=plan.quiet)
+    for note in plan.notes:
+        speaker.note(note)
     adopt_orphans()
     try:
-        office = office or Office(1, f"http://{address_of(*plan.endpoint)}")
+        office = office or Office(1, tls.url(address_of(*plan.endpoint)))
         end = asyncio.run(_Joining(plan, office, agent_command, speaker).run())
     finally:
         report_left(speaker)
@@ -86,7 +90,7 @@ class _Joining:
         """How the job ended."""
         headers = {"Authorization": f"Bearer {self._plan.token}"}
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
+            session = await stack.enter_async_context(http.session(headers=headers))
             facts = await self._find_job(session)
             self._check(facts)
             job_dir = self._plan.jobs_home / facts.job
@@ -141,11 +145,17 @@ class _Joining:
         """Node 0 may start later than this one."""
         within = GATHER_DEADLINE if self._office.term == 1 else _ELECTED_S
         deadline = time.monotonic() + within
-        waiting = False
+        waiting, silent = False, 0
         while True:
             try:
                 return await self._ask(session, "GET", "/job", JobSpec)
+            except aiohttp.ClientSSLError as error:
+                raise UsageError(f"there is no TLS connection to {self._base}: {error}", hint=tls.ALIKE) from error
             except (aiohttp.ClientError, TimeoutError) as error:
+                silent = silent + 1 if isinstance(error, aiohttp.ServerDisconnectedError) else 0
+                if silent >= _MOST_SILENT:
+                    cause = f"whoever listens at {self._base} hangs up without an answer: perhaps a job with TLS"
+                    raise UsageError(cause, hint=tls.ALIKE) from error
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
                         f"no coordinator answered at {self._base} within {within:g} s: {error}",

@@ -85,6 +85,7 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
         cache=cache,
         grace=offer.grace,
         quiet=flags.quiet,
+        notes=around.notes(bind),
     )
 
 
@@ -99,6 +100,7 @@ def _find(join: str, around: HostEnvironment) -> tuple[tuple[str, int], str]:
             )
         return (LOOPBACK if host == "localhost" else host, port), around.token
     entry = find_job(around.jobs_home, join or None)
+    entry.encrypt()
     return endpoint_of("--join", entry.address), entry.token
 
 

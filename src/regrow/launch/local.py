@@ -10,11 +10,13 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
 from regrow.agent.workers.fencing import end_children
 from regrow.agent.workers.processes import adopt_orphans
+from regrow.core import tls
 from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
@@ -89,7 +91,7 @@ def run(
         if rejoin is None or not isinstance(end, Deposed):
             return end.code
         report_left(speaker)
-        code = rejoin(plan, end.by)
+        code = rejoin(msgspec.structs.replace(plan, notes=[]), end.by)
         launch.close_entry(EndJob(code, ""))
         return code
     finally:
@@ -174,7 +176,7 @@ class _Launch:
                     plan.agent_config(
                         facts,
                         node_rank=rank,
-                        coordinator=f"http://{address}",
+                        coordinator=tls.url(address),
                         token=token,
                         job_dir=job_dir,
                         advertise=plan.advertise or LOOPBACK,
@@ -270,7 +272,7 @@ class _Launch:
         job_dir, entry = self._entry
         now = msgspec.structs.replace(entry, token="", ended=time.time(), code=end.code)
         if isinstance(end, Deposed):
-            now = msgspec.structs.replace(entry, address=end.by.address.removeprefix("http://"))
+            now = msgspec.structs.replace(entry, address=urlsplit(end.by.address).netloc)
         try:
             if folder.read_entry(job_dir) == entry:
                 folder.write_entry(job_dir, now)

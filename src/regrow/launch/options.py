@@ -5,9 +5,24 @@ from typing import Any, Final
 
 import click
 
+from regrow.core.config import use_tls
 from regrow.core.messages import Warmth
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _encrypt(_: click.Context, option: click.Parameter, path: str) -> None:
+    use_tls(**{str(option.name).removeprefix("tls_"): path})
+
+
+_TLS: Final[tuple[Decorator, ...]] = tuple(
+    click.option(f"--tls-{name}", default="", metavar="FILE", expose_value=False, callback=_encrypt, help=text)
+    for name, text in (
+        ("cert", "This node's certificate, PEM: encrypt what leaves it.  [$REGROW_TLS_CERT]"),
+        ("key", "Its key.  [$REGROW_TLS_KEY]"),
+        ("ca", "Who has signed the nodes' certificates.  [$REGROW_TLS_CA; none: all have the same one]"),
+    )
+)
 
 _RUN: Final[tuple[Decorator, ...]] = (
     click.option(
@@ -94,6 +109,7 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option(
         "--token-file", default="", metavar="FILE", help="The secret of a job of several nodes; or REGROW_TOKEN."
     ),
+    *_TLS,
     click.option("--trial-steps", type=int, default=0, hidden=True),
     click.option("--fault-plan", default="", metavar="FILE", help="Faults on demand, in TOML."),
     click.option("--job", default="", metavar="NAME", help="The job's name."),
@@ -124,6 +140,7 @@ _AGENT: Final[tuple[Decorator, ...]] = (
     ),
     click.option("--grace", default="30s", metavar="TIME", help="To leave this node after a signal.  [30s]"),
     click.option("--token-file", default="", metavar="FILE", help="The job's secret; or REGROW_TOKEN."),
+    *_TLS,
     click.option("--quiet", is_flag=True, help="Say only what went wrong."),
 )
 

@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import ssl
 from typing import TypeVar
 
 import msgspec
 
+from regrow.core import tls
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
@@ -80,7 +82,12 @@ class CoordinatorClient:
             ) from error
 
     def _ask(self, method: str, path: str, body: bytes | None) -> bytes:
-        connection = http.client.HTTPConnection(self._address, timeout=self._timeout)
+        context = tls.calling()
+        connection = (
+            http.client.HTTPConnection(self._address, timeout=self._timeout)
+            if context is None
+            else http.client.HTTPSConnection(self._address, timeout=self._timeout, context=context)
+        )
         try:
             connection.request(method, path, body, {"Authorization": f"Bearer {self._token}"})
             response = connection.getresponse()
@@ -88,9 +95,8 @@ class CoordinatorClient:
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self._address} did not answer within {self._timeout:g} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise CoordinatorGone(
-                f"nobody answers at {self._address}: {error}", hint="the job may just have ended"
-            ) from error
+            hint = tls.ALIKE if isinstance(error, ssl.SSLError) else "the job may just have ended, or it has TLS"
+            raise CoordinatorGone(f"nobody answers at {self._address}: {error}", hint=hint) from error
         finally:
             connection.close()
         if response.status >= 400:

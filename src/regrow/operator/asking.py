@@ -7,6 +7,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from regrow.core import http, tls
 from regrow.core.ids import Seconds
 from regrow.observe.watch.present import JobFigures
 from regrow.operator.objects import token_of
@@ -32,7 +33,7 @@ class JobAsker:
 
     async def __aenter__(self) -> "JobAsker":
         # Neither a proxy nor a redirect may see a job's token.
-        self._session = aiohttp.ClientSession(timeout=self._timeout, trust_env=False)
+        self._session = http.session(timeout=self._timeout, trust_env=False)
         return self
 
     async def __aexit__(
@@ -51,7 +52,7 @@ class JobAsker:
             async with (
                 self._turns,
                 self._session.get(
-                    f"http://{place}:{job.spec.port}/figures", headers=headers, allow_redirects=False
+                    tls.url(f"{place}:{job.spec.port}/figures"), headers=headers, allow_redirects=False
                 ) as answer,
             ):
                 if answer.status != 200:

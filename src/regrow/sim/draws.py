@@ -9,7 +9,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import Warmth
 from regrow.sim.faults import SimFault, Wish
 from regrow.sim.network import NetworkConditions
-from regrow.sim.schedule import Promise, Schedule
+from regrow.sim.schedule import Promised, SimSchedule
 from regrow.sim.script import IN_STEP, Doing, SimScript
 
 _MOMENTS: list[Doing | None] = [
@@ -24,7 +24,7 @@ _MOST_STRIKES, _MOST_WISHES = 8, 6
 _Of = TypeVar("_Of")
 
 
-def draw(seed: int) -> Schedule:
+def draw(seed: int) -> SimSchedule:
     """The schedule of this number: one that must come to its last step, one in a world that changes, or any."""
     rng = random.Random(f"schedule {seed}")
     kind = rng.choice(("mendable", "mendable", "elastic", "any"))
@@ -33,7 +33,7 @@ def draw(seed: int) -> Schedule:
     backs: tuple[float | None, ...] = (0.0, 1.0, 20.0) if mendable else (None, 1.0, 20.0, 700.0)
     strikes = [_strike(rng, _MENDABLE if mendable else _ALL, backs) for _ in range(rng.randint(0, _MOST_STRIKES))]
     wishes = [_wish(rng) for _ in range(rng.randint(0, _MOST_WISHES))] if elastic else []
-    return Schedule(
+    return SimSchedule(
         facts,
         script=SimScript(until=StepNo(20), build=1.0, after=0.3) if elastic else SimScript(until=StepNo(6)),
         weather=_weather(rng, fair=mendable),
@@ -41,7 +41,7 @@ def draw(seed: int) -> Schedule:
         wishes=wishes,
         slots=rng.randint(2, 5) if elastic else None,
         seed=seed,
-        promise=Promise.THE_LAST_STEP if mendable else Promise.AN_END,
+        promise=Promised.THE_LAST_STEP if mendable else Promised.AN_END,
     )
 
 

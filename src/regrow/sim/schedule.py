@@ -27,7 +27,7 @@ _AFTER_THE_LOOP = {"kill finished", "kill after", "hang finished", "hang after",
 """What the script does after its last step is not run again; nor is it where all of a node's time was used up."""
 
 
-class Promise(StrEnum):
+class Promised(StrEnum):
     """What must come of it."""
 
     AN_END = "an end"
@@ -36,7 +36,7 @@ class Promise(StrEnum):
     """Nothing that happens may keep the job from its last step."""
 
 
-class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
+class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that a run depends on. `slots`: of each of the first nodes; None: as many as the ranks it begins with."""
 
     facts: JobSpec
@@ -46,10 +46,10 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     wishes: list[Wish] = []
     slots: int | None = None
     seed: int = 0
-    promise: Promise = Promise.AN_END
+    promise: Promised = Promised.AN_END
 
     @classmethod
-    def of_code(cls, code: str) -> "Schedule":
+    def of_code(cls, code: str) -> "SimSchedule":
         """The schedule that has this `code`. Raises `UsageError`."""
         try:
             packed = base64.urlsafe_b64decode(code.removeprefix(_PREFIX).encode())
@@ -98,7 +98,7 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
         """How it has not come as it had to; empty: it has."""
         if end.code not in (0, 1, 75):
             return f"it ended with the code {end.code}"
-        if self.promise is Promise.THE_LAST_STEP and not world.bad_moments & _AFTER_THE_LOOP:
+        if self.promise is Promised.THE_LAST_STEP and not world.bad_moments & _AFTER_THE_LOOP:
             if end.code != 0 or end.diagnosis:
                 return f"the job did not come to its last step: {end.diagnosis} (code {end.code})"
             return "" if _finished(world, self.script) else "it ended, and not all ranks have done the last step"
@@ -107,7 +107,7 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
         return ""
 
 
-def replay_lines(schedule: Schedule) -> Iterator[str]:
+def replay_lines(schedule: SimSchedule) -> Iterator[str]:
     """What happens in a run, a line an event, and how it ends. An `InvariantBroken` is its last line."""
     yield f"the job: {_words(schedule.facts)}"
     yield f"its script: {_words(schedule.script)}"

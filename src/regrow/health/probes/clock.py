@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
+from regrow.core import tls
 from regrow.core.ids import Seconds
 from regrow.health.readings import ClockReading, NotApplicable, ProbeAt, ProbeSettings, Reading
 
@@ -28,7 +29,9 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 def _ask(settings: ProbeSettings) -> ClockReading:
     request = urllib.request.Request(settings.clock, headers={"Authorization": f"Bearer {settings.token}"})
     # No proxy: the coordinator is where the job says, whatever the environment has for the internet.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls.calling())
+    )
     before = time.time()
     with opener.open(request, timeout=_TIMEOUT_S) as response:
         theirs = float(json.loads(response.read(1024))["time"])

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from regrow.core import http, tls
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.hosts import LOOPBACK, address_of
 from regrow.core.ids import Instant, NodeId, Seconds
@@ -87,11 +88,10 @@ class Deputy:
         app.add_routes([web.post("/needed", self._serve_needed)])
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._bind, 0).start()
-        self.port = int(self._runner.addresses[0][1])
+        self.port = await http.listen(self._runner, self._bind, 0)
         me = Voter(f"{self._node}@{secrets.token_hex(8)}", self._node, address_of(self._advertise, self.port))
         self._election = Election(me)
-        self._session = aiohttp.ClientSession(headers=self._headers)
+        self._session = http.session(headers=self._headers)
         return self
 
     async def __aexit__(
@@ -111,7 +111,7 @@ class Deputy:
     def url(self) -> str:
         """Where this node's agent finds it."""
         host = LOOPBACK if self._bind in ("0.0.0.0", "::") else self._bind
-        return f"http://{address_of(host, self.port)}"
+        return tls.url(address_of(host, self.port))
 
     def follow(self, office: Office) -> None:
         """This coordinator is the one that there is, as far as is known."""
@@ -244,7 +244,7 @@ class Deputy:
         timeout = aiohttp.ClientTimeout(total=_ASK_S)
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self._session.request(
-                method, f"http://{voter.address}{path}", data=body, timeout=timeout
+                method, tls.url(f"{voter.address}{path}"), data=body, timeout=timeout
             ) as response:
                 answer = await response.read()
                 return answer if response.status == 200 else None

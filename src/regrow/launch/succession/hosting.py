@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from regrow.core import records as record
+from regrow.core import tls
 from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.errors import UsageError
@@ -102,7 +103,7 @@ class NextHost:
         coordinator.publish(record.Noted(at=now, text=text, worker=None))
         coordinator.submit(TimeAdvanced())
         self._watching = asyncio.create_task(self._give_way(coordinator))
-        return f"http://{address}"
+        return tls.url(address)
 
     async def _give_way(self, coordinator: Coordinator) -> None:
         """Where another is elected in the place of this one: launcher and agent find out, as nothing listens here."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import WSMsgType, web
 
+from regrow.core import http
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.exit_codes import INTERNAL_ERROR
@@ -143,14 +144,13 @@ class Coordinator:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, self._port, reuse_address=True, backlog=_BACKLOG).start()
+            self._port = await http.listen(self._runner, self._host, self._port, reuse=True, backlog=_BACKLOG)
         except OSError as error:
             await self._runner.cleanup()
             raise UsageError(
                 f"cannot listen on {self._host}:{self._port}: {words_of(error)}",
                 hint="another job may hold that port; choose another in --rdzv-endpoint, or leave it out",
             ) from error
-        self._port = int(self._runner.addresses[0][1])
         return self
 
     async def __aexit__(

@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTimeout, web
 
+from regrow.core import http, tls
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.ids import Seconds
 from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Office, Voter
@@ -111,7 +112,7 @@ class LauncherDesk:
             self._wake()
 
     async def _look_after(self) -> None:
-        async with ClientSession(timeout=ClientTimeout(total=_PROBE_S)) as session:
+        async with http.session(timeout=ClientTimeout(total=_PROBE_S)) as session:
             tasks: list[Callable[[], Awaitable[None] | None]]
             tasks = [self._write_news, self._advance, partial(self._ask_silent, session)]
             while True:
@@ -148,7 +149,7 @@ class LauncherDesk:
     async def _ask(self, session: ClientSession, voter: Voter) -> None:
         """Whether its process has ended, since nothing listens there any more; else, whom it follows."""
         try:
-            async with session.get(f"http://{voter.address}/leader", headers=self._headers) as response:
+            async with session.get(tls.url(f"{voter.address}/leader"), headers=self._headers) as response:
                 if response.status == 200:
                     office = msgspec.json.decode(await response.read(), type=Office)
                     if office.term > self.voters.term:

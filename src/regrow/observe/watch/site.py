@@ -14,6 +14,7 @@ from types import TracebackType
 import msgspec
 from aiohttp import web
 
+from regrow.core import http, tls
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.hosts import address_of, answers_to
 from regrow.core.ids import Seconds
@@ -95,14 +96,13 @@ class WatchSite:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         try:
             await self._runner.setup()
-            await web.TCPSite(self._runner, self._host, self._asked, reuse_address=True).start()
+            self.port = await http.listen(self._runner, self._host, self._asked, reuse=True, strangers=True)
         except OSError as error:
             await self._runner.cleanup()
             self._runner = None
             place = f"{self._host}:{self._asked}"
             self._say(f"--watch cannot listen on {place}: {words_of(error)}; the job goes on without it")
             return self
-        self.port = int(self._runner.addresses[0][1])
         self._ticking = asyncio.create_task(self._tick())
         return self
 
@@ -121,7 +121,7 @@ class WatchSite:
     @property
     def address(self) -> str:
         """Of the page, for people; empty where it does not listen."""
-        return f"http://{address_of(self._host, self.port)}/" if self.port else ""
+        return f"{tls.url(address_of(self._host, self.port))}/" if self.port else ""
 
     def feed(self, item: Record | NodeProgress) -> None:
         """Take in what the coordinator has heard or written down."""

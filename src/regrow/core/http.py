@@ -1,0 +1,38 @@
+"""HTTP between processes of a job: callers and servers, encrypted where `core/tls.py` says."""
+
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from regrow.core import tls
+
+
+def session(**options: Any) -> aiohttp.ClientSession:
+    """`aiohttp.ClientSession` for calls to `tls.url(...)`. Raises `UsageError`."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls.calling() or True), **options)
+
+
+async def listen(
+    runner: web.AppRunner,
+    host: str,
+    port: int,
+    *,
+    reuse: bool | None = None,
+    backlog: int = 128,
+    strangers: bool = False,
+) -> int:
+    """Serve there; the port. Raises `OSError` or `UsageError`.
+
+    Args:
+        runner: of the application, set up.
+        host: the address to listen on.
+        port: 0: any.
+        reuse: also while connections of a former server are being closed.
+        backlog: how many may wait to be let in.
+        strangers: whether who has no certificate may call too.
+    """
+    context = tls.serving(strangers=strangers)
+    site = web.TCPSite(runner, host, port, reuse_address=reuse, backlog=backlog, ssl_context=context)
+    await site.start()
+    return int(runner.addresses[-1][1])

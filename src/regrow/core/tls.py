@@ -1,0 +1,196 @@
+"""Encryption of what leaves a node: one setting for all processes of a job, `$REGROW_TLS_CERT`, `_KEY` and `_CA`.
+
+Both ends of a connection show a certificate (TLS 1.3). Without a CA all nodes have the same one, and nothing else is
+accepted; it may be self-signed, and does not run out in mid-job. With a CA each node may have its own: whatever that CA
+has signed is accepted, and a caller compares the name under which it calls with those in the certificate, but on
+loopback. Certificates that were renewed on disk are taken for the connections that are made after it.
+"""
+
+import os
+import ssl
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from regrow.core.config import TlsFiles, tls_files
+from regrow.core.errors import UsageError
+from regrow.core.hosts import is_loopback
+from regrow.core.ids import Seconds
+
+SOON: Seconds = 30 * 86400.0
+"""A certificate that ends within this time is told of at the start."""
+_NO_CHECK_TIME = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which Python has no name."""
+_PEM_END = "-----END CERTIFICATE-----"
+_OWN_NAME = "localhost"
+ALIKE = "give --tls-cert and --tls-key on all nodes of a job or on none, without --tls-ca the same ones"
+"""What is to be done where two nodes do not come together."""
+
+
+def serving(*, strangers: bool = False) -> ssl.SSLContext | None:
+    """What a server of this process shows and asks for; None where nothing is encrypted. Raises `UsageError`.
+
+    Args:
+        strangers: whether who has no certificate may call too: a browser, a scraper of metrics.
+    """
+    pair = _pair()
+    if pair is None:
+        return None
+    return pair.open_to_all if strangers else pair.server
+
+
+def calling() -> ssl.SSLContext | None:
+    """What a caller of this process shows and asks for; None where nothing is encrypted. Raises `UsageError`."""
+    pair = _pair()
+    return pair.client if pair is not None else None
+
+
+def url(address: str) -> str:
+    """Of a server of a job at this `host:port`."""
+    return f"{'http' if tls_files() is None else 'https'}://{address}"
+
+
+def check(now: Seconds) -> str:
+    """Whether the files fit together, before anybody is called; a warning, or nothing.
+
+    Args:
+        now: seconds since the epoch.
+
+    Raises:
+        UsageError: what is wrong with which of them.
+    """
+    files = tls_files()
+    if files is None:
+        return ""
+    pair = _Pair(files)
+    ends = _meet(pair)
+    left = ends - now
+    text = f"the certificate {files.cert} "
+    until = time.strftime("%Y-%m-%d", time.gmtime(ends))
+    if not files.ca:  # it is accepted for what it is, whatever the day
+        return f"{text}ended on {until}; as the one that all nodes have it is accepted still" if left <= 0 else ""
+    if left <= 0:
+        raise UsageError(f"{text}ended on {until}", hint="renew it")
+    return f"{text}ends on {until}: put a new one in its place before" if left < SOON else ""
+
+
+class _Calling(ssl.SSLContext):
+    """Compares names, but on loopback, where a certificate's names are those of other addresses."""
+
+    unnamed: ssl.SSLContext
+
+    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        if is_loopback(str(kwargs.get("server_hostname"))):
+            return self.unnamed.wrap_socket(*args, **kwargs)
+        return super().wrap_socket(*args, **kwargs)
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        if is_loopback(str(kwargs.get("server_hostname"))):
+            return self.unnamed.wrap_bio(*args, **kwargs)
+        return super().wrap_bio(*args, **kwargs)
+
+
+class _Pair:
+    """The two contexts of one setting. Raises `UsageError`."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self.files = files
+        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.open_to_all = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        unnamed = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        unnamed.check_hostname = False
+        self.client: ssl.SSLContext = unnamed
+        self._all = [self.server, unnamed, self.open_to_all]
+        if files.ca:
+            named = self.client = _Calling(ssl.PROTOCOL_TLS_CLIENT)
+            named.unnamed = unnamed
+            self._all.append(named)
+        self.seen: tuple[float, ...] = ()
+        for context in self._all:
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.verify_mode = ssl.CERT_NONE if context is self.open_to_all else ssl.CERT_REQUIRED
+            if not files.ca:
+                context.verify_flags |= ssl.VerifyFlags(ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME)
+        self.read(_times(files))
+
+    def read(self, seen: tuple[float, ...]) -> None:
+        """Take the files as they are now."""
+        files, reading = self.files, self.files.cert
+        try:
+            # A context that fails to load has lost what it had: another is tried first.
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._all):
+                reading = f"{files.cert} with {files.key}"
+                context.load_cert_chain(files.cert, files.key, password=_no_password)
+                reading = files.ca or files.cert
+                if files.ca:
+                    context.load_verify_locations(files.ca)
+                else:  # not who has signed it: they have signed others too
+                    own, _, _ = Path(files.cert).read_text(encoding="utf-8").partition(_PEM_END)
+                    context.load_verify_locations(cadata=own + _PEM_END)
+        except (OSError, ValueError) as error:  # of which `ssl.SSLError` is one
+            raise UsageError(
+                f"TLS cannot be set up by {reading}: {getattr(error, 'reason', '') or error}",
+                hint="give --tls-cert and --tls-key as PEM files, the key without a password",
+            ) from error
+        self.seen = seen
+
+
+def _no_password() -> str:
+    raise ValueError("the key is kept under a password")
+
+
+def _times(files: TlsFiles) -> tuple[float, ...]:
+    try:
+        return tuple(os.stat(path).st_mtime for path in (files.cert, files.key, files.ca) if path)
+    except OSError:
+        return ()  # it is just being put in its place
+
+
+_lock = threading.Lock()
+_made: dict[TlsFiles, _Pair] = {}
+
+
+def _pair() -> _Pair | None:
+    files = tls_files()
+    if files is None:
+        return None
+    with _lock:
+        pair = _made.get(files)
+        if pair is None:
+            pair = _made[files] = _Pair(files)
+            return pair
+        times = _times(files)
+        if times and times != pair.seen:
+            try:
+                pair.read(times)
+            except UsageError:  # half of it is there: the former ones are good until the other half is
+                pair.seen = ()
+        return pair
+
+
+def _meet(pair: _Pair) -> Seconds:
+    """Have this node call itself; when its certificate ends."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = pair.server.wrap_bio(there, back, server_side=True)
+    client = pair.client.wrap_bio(back, there, server_hostname=_OWN_NAME)
+    files = pair.files
+    waiting: list[ssl.SSLObject] = [client, server]
+    try:
+        for _ in range(8):  # a TLS 1.3 handshake has three flights
+            for side in list(waiting):
+                try:
+                    side.do_handshake()
+                    waiting.remove(side)
+                except ssl.SSLWantReadError:
+                    continue
+        told = client.getpeercert()
+    except ssl.SSLError as error:
+        raise UsageError(
+            f"the certificate {files.cert} is not accepted where {files.ca or files.cert} is trusted: "
+            f"{getattr(error, 'verify_message', '') or error.reason}",
+            hint="both sides of a connection show it: it has to be good for servers and for clients",
+        ) from error
+    if waiting or not told:
+        raise UsageError(f"a TLS connection with {files.cert} does not come about", hint="is it a TLS 1.3 certificate?")
+    return ssl.cert_time_to_seconds(str(told["notAfter"]))

@@ -1,0 +1,292 @@
+"""TLS for sockets that several threads use, poll, and shut under one another: none of which an `SSLSocket` can.
+
+Whoever calls or is called has one end of a local pair; one thread of the process carries bytes between the other end
+and the encrypted connection. An end that is shut or closed ends the other. It also shakes hands: a call is made as soon
+as the kernel has it, as without TLS, and what is said first waits until whoever is called takes it.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+from regrow.core.ids import Instant, Seconds
+
+HANDSHAKE_S: Seconds = 10.0
+LAST_WORDS_S: Seconds = 30.0
+"""So long a process that ends waits until others have taken what it has sent them."""
+_LOOK_S: Seconds = 0.02
+_LOOK_AT_LATE_S: Seconds = 1.0
+_CHUNK = 256 << 10
+_TURN = 4 << 20
+"""Of one connection, before the others have their turn."""
+_log = logging.getLogger(__name__)
+
+
+class _Way:
+    """Bytes in one direction: what was read and is not yet written."""
+
+    def __init__(self, read: Callable[[memoryview], int], write: Callable[[memoryview], int]) -> None:
+        self._read, self._write = read, write
+        self._room = memoryview(bytearray(_CHUNK))
+        self.left = self._room[:0]
+        """What is to be written."""
+        self.ended = False
+        """Whether nothing more comes, and all that came was written."""
+
+    def carry(self) -> bool:
+        """Until a side has to be waited for, or others have their turn: True, there may be more. Raises `OSError`."""
+        done = 0
+        try:
+            while done < _TURN:
+                if not self.left:
+                    count = self._read(self._room)
+                    self.left, self.ended = self._room[:count], count == 0
+                    if self.ended:
+                        return False
+                while self.left:
+                    count = self._write(self.left)
+                    self.left, done = self.left[count:], done + count
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        return True
+
+    def wants(self, *, writing: bool) -> int:
+        """What is to be told of the side that it writes to, or of the one that it reads."""
+        if writing:
+            return select.EPOLLOUT if self.left else 0
+        return 0 if self.left else select.EPOLLIN
+
+
+class _Tunnel:
+    """One connection.
+
+    Args:
+        near: this process's other end of the pair.
+        far: the encrypted connection, before its handshake.
+        until: when that has to be over; None: whoever has the near end waits as long as he wants to.
+    """
+
+    def __init__(self, near: socket.socket, far: ssl.SSLSocket, until: Instant | None) -> None:
+        self.near, self.far, self.until = near, far, until
+        self._greeted = self._moving = False
+        self._out = _Way(near.recv_into, far.send)
+        self._in = _Way(self._decrypted, near.send)
+        self._watched: dict[int, int] = {}
+
+    def _decrypted(self, room: memoryview) -> int:
+        try:
+            return self.far.recv_into(room)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # what the bytes say tells whether they were all
+            return 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether something was written into it that has not left this process."""
+        return self._moving or bool(self._out.left) or _waiting(self.near)
+
+    def advance(self, poller: select.epoll) -> bool:
+        """Carry until a side has to be waited for, or others have their turn: True, there may be more.
+
+        Raises `OSError` when it is over.
+        """
+        if not self._greeted and not self._greet(poller):
+            return False
+        self._moving = True
+        try:
+            again = self._out.carry()
+        except OSError:
+            while self._in.carry():  # what came before the end
+                pass
+            raise
+        finally:
+            self._moving = False
+        again = self._in.carry() or again
+        if self._out.ended or self._in.ended:
+            raise ConnectionAbortedError("it was hung up")
+        near, far = self._in.wants(writing=True), self._in.wants(writing=False)
+        self._watch(poller, self.near, near | self._out.wants(writing=False))
+        self._watch(poller, self.far, far | self._out.wants(writing=True))
+        return again
+
+    def _greet(self, poller: select.epoll) -> bool:
+        try:
+            self.far.do_handshake()
+        except ssl.SSLWantReadError:
+            self._watch(poller, self.far, select.EPOLLIN)
+        except ssl.SSLWantWriteError:
+            self._watch(poller, self.far, select.EPOLLOUT)
+        except OSError as error:
+            if not isinstance(error, ssl.SSLEOFError | ConnectionError):
+                _log.warning("a connection is refused: %s", why(error))
+            raise
+        else:
+            self.until, self._greeted = None, True
+            return True
+        if not _hung_up(self.near):
+            self._watch(poller, self.near, select.EPOLLRDHUP)
+        elif not _waiting(self.near):
+            raise ConnectionAbortedError("nobody waits for it any more")
+        elif self.until is None:  # its last words may still be heard
+            self.until = time.monotonic() + LAST_WORDS_S
+            self._watch(poller, self.near, 0)
+        return False
+
+    def _watch(self, poller: select.epoll, sock: socket.socket, events: int) -> None:
+        """Nothing is asked of a side that is not waited for: its end would be told of again and again."""
+        descriptor, before = sock.fileno(), self._watched.get(sock.fileno(), 0)
+        if events == before:
+            return
+        if not before:
+            poller.register(descriptor, events)
+        elif not events:
+            poller.unregister(descriptor)
+        else:
+            poller.modify(descriptor, events)
+        self._watched[descriptor] = events
+
+    def close(self, poller: select.epoll) -> None:
+        """Both sides learn that it is over."""
+        for sock in (self.near, self.far):
+            self._watch(poller, sock, 0)
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+
+def _hung_up(near: socket.socket) -> bool:
+    """Whether whoever had the other end has closed or shut it."""
+    poller = select.poll()
+    poller.register(near, select.POLLRDHUP)
+    return bool(poller.poll(0))
+
+
+def _waiting(near: socket.socket) -> bool:
+    """Whether there is something to read."""
+    try:
+        return bool(near.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:
+        return False
+
+
+class _Carrier:
+    """The thread of this process that carries for all its tunnels."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._changed = threading.Condition()
+        self._new: list[_Tunnel] = []
+        self._live: dict[int, _Tunnel] = {}
+        """By either descriptor."""
+        self._poller = select.epoll()
+        self._bell, self._ring = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ring.setblocking(False)
+        self._poller.register(self._ring.fileno(), select.EPOLLIN)
+        threading.Thread(target=self._run, name="regrow-tls", daemon=True).start()
+
+    def add(self, tunnel: _Tunnel) -> None:
+        """Carry for this one too."""
+        with self._changed:
+            self._new.append(tunnel)
+        with contextlib.suppress(BlockingIOError):  # it is awake
+            self._bell.send(b"!")
+
+    def flush(self, within: Seconds) -> None:
+        """Wait until what was written has left this process."""
+        until = time.monotonic() + within
+        with self._changed:
+            while any(each.holds for each in (*self._new, *self._live.values())):
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                self._changed.wait(min(_LOOK_S, left))
+
+    def _run(self) -> None:
+        busy: set[_Tunnel] = set()
+        greeting: set[_Tunnel] = set()
+        while True:
+            events = self._poller.poll(0 if busy else _LOOK_AT_LATE_S if greeting else None)
+            with contextlib.suppress(BlockingIOError):
+                self._ring.recv(1 << 10)
+            with self._changed:
+                new, self._new = self._new, []
+                for each in new:
+                    self._live[each.near.fileno()] = self._live[each.far.fileno()] = each
+            turn = busy | set(new) | {self._live[number] for number, _ in events if number in self._live}
+            now = time.monotonic()
+            over = {each for each in greeting if each.until is not None and now > each.until}
+            busy = set()
+            for each in turn - over:
+                try:
+                    if each.advance(self._poller):
+                        busy.add(each)
+                except OSError as error:
+                    _log.debug("a connection ended: %s", error)
+                    over.add(each)
+            greeting = {each for each in greeting | turn if each.until is not None} - over
+            with self._changed:
+                for each in over:
+                    for sock in (each.near, each.far):
+                        self._live.pop(sock.fileno(), None)
+                    each.close(self._poller)
+                self._changed.notify_all()
+
+
+_carrier: _Carrier | None = None
+_making = threading.Lock()
+
+
+def _carry(tunnel: _Tunnel) -> None:
+    global _carrier
+    with _making:
+        if _carrier is None or _carrier.pid != os.getpid():
+            _carrier = _Carrier()
+            atexit.register(flush)
+        _carrier.add(tunnel)
+
+
+def flush(within: Seconds = LAST_WORDS_S) -> None:
+    """Wait until what was written into connections has left this process: before it ends."""
+    if _carrier is not None and _carrier.pid == os.getpid():
+        _carrier.flush(within)
+
+
+def why(error: OSError) -> str:
+    """A failed handshake in words."""
+    reason = getattr(error, "verify_message", "") or getattr(error, "reason", "")
+    return f"TLS: {reason}" if reason else str(error)
+
+
+def called(sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
+    """The near end for a connection that was accepted; its caller has ten seconds to show what it must."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setblocking(False)
+    far = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+    return _near(far, time.monotonic() + HANDSHAKE_S)
+
+
+def calling(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
+    """The near end for a call, to whoever has to show that it is `host`."""
+    sock.setblocking(False)
+    return _near(context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False), None)
+
+
+def _near(far: ssl.SSLSocket, until: Instant | None) -> socket.socket:
+    mine, theirs = socket.socketpair()
+    try:
+        theirs.setblocking(False)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _TURN)
+        _carry(_Tunnel(theirs, far, until))
+    except BaseException:
+        mine.close()
+        theirs.close()
+        far.close()
+        raise
+    return mine
