@@ -5,16 +5,19 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import psutil
 import pytest
-from tests.process.launching import Running, Site, site
+from tests.process.launching import PATIENCE, Running, Site, site
 from tests.process.network import Network, network
 from tests.process.test_network import LONG, alone, job_of
 from tests.process.test_nodes import assert_equal, end
 from tests.process.test_spares import nodes_of
-from tests.process.training import Outcome
+from tests.process.training import SCRIPTS, Outcome
 from tests.process.warm import NETWORK
+
+from regrow.observe.ledger import Ledger, read_records
 
 HOSTS = 5
 LEASE_S = 10.0
@@ -170,3 +173,36 @@ def next_coordinator(launchers: list[Running]) -> Running:
                 return launcher
         time.sleep(0.05)
     raise AssertionError("nobody was elected: " + "\n".join(launcher.output for launcher in launchers))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("happens", [the_host_dies, the_host_is_without_power])
+def test_of_two_nodes_and_a_witness_the_one_that_is_left_goes_on(
+    here: Site, happens: Callable[[Network, Running], None]
+) -> None:
+    name, disk = f"witnessed-{happens.__name__.replace('_', '-')}", here.folder / "shared"
+    (here.folder / "hurry").unlink(missing_ok=True)
+    words = ["run", "--job", name, "--nnodes", "2", "--nproc-per-node", "2", "--replicas", "2:4"]
+    words += ["--witness", str(disk), *("--rdzv-endpoint", "10.78.0.10:29400")]
+    script = [str(SCRIPTS / "train_micro.py"), "--steps", "60", "--invariant", "--pace", "0.2"]
+    with ExitStack() as stack:
+        hosts = stack.enter_context(network(2))
+        launchers = []
+        for host in hosts.hosts:
+            mine = [*words, "--node-rank", str(host), "--bind", hosts.address(host), *script]
+            around = {"REGROW_TOKEN": "all of them know", NETWORK: hosts.name(host)}
+            launchers.append(stack.enter_context(here.start(*mine, **around)))
+        until = time.monotonic() + PATIENCE
+        while max(Ledger(read_records(here.home / "jobs" / name)).commits, default=0) < 20:  # all know of each other
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        happens(hosts, launchers[0])
+        launchers[1].wait_for("node1 was elected in its place (term 2)")
+        launchers[1].wait_for("goes on after")
+        (here.folder / "hurry").touch()
+        assert launchers[1].wait() == 0, launchers[1].output
+    forget_lost_hosts(here)
+    ledger = Ledger(read_records(here.home / "jobs" / name))
+    assert [incident.steps_lost for incident in ledger.incidents] == [0]
+    assert max(ledger.commits) == 59
+    assert list(disk.iterdir()) == [], "who ends the job takes its folder away"

@@ -9,17 +9,27 @@ from random import Random
 import msgspec
 
 from regrow.core.ids import NodeId
-from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Office, VoteAnswered, VoteAsked, Voter
+from regrow.core.messages.elections import (
+    CoordinatorPresent,
+    LauncherPresent,
+    Office,
+    VoteAnswered,
+    VoteAsked,
+    Voter,
+    WitnessWord,
+)
 from regrow.membership.succession.election import Election
 from regrow.membership.succession.voters import Voters
+from regrow.membership.succession.witness import Witness, is_witness
 
 LEASE = 10.0
+WITNESS = Voter("witness", NodeId(""), "file:/shared")
 _POLL_S, _DECIDE_S = 0.5, 0.3
 
 
 @dataclass
 class Event:
-    """Something goes wrong. `how`: `dies`, `pauses` or `cut`; `of`: which launchers; `last`: seconds."""
+    """Something goes wrong. `how`: `dies`, `pauses`, `cut`, or `off`, from the disk; `of`: whom; `last`: seconds."""
 
     at: float
     how: str
@@ -49,6 +59,7 @@ class _Launcher:
     dead: bool = False
     paused_until: float = 0.0
     votes: dict[tuple[int, bool], set[str]] = field(default_factory=dict)
+    witness: Witness = field(default_factory=lambda: Witness(LEASE))
 
 
 class ElectionWorld:
@@ -60,11 +71,24 @@ class ElectionWorld:
         events: what goes wrong.
         loss: part of the messages that are lost.
         slow: part of the messages that take seconds.
+        witness: whether there is one.
     """
 
-    def __init__(self, launchers: int, seed: int, events: list[Event], *, loss: float = 0.0, slow: float = 0.0) -> None:
+    def __init__(
+        self,
+        launchers: int,
+        seed: int,
+        events: list[Event],
+        *,
+        loss: float = 0.0,
+        slow: float = 0.0,
+        witness: bool = False,
+    ) -> None:
         self.now = 0.0
-        self._words = f"ElectionWorld({launchers}, {seed}, {events}, loss={loss}, slow={slow})"
+        self._words = f"ElectionWorld({launchers}, {seed}, {events}, loss={loss}, slow={slow}, witness={witness})"
+        self._witness = witness
+        self._off: dict[int, float] = {}
+        self.places: dict[int, WitnessWord] = {}
         self.decisions: list[Decision] = []
         self._random, self._loss, self._slow = Random(seed), loss, slow
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -102,7 +126,9 @@ class ElectionWorld:
             self._cuts.append((self.now, self.now + event.last, event.of))
         for number in event.of:
             launcher = self.launchers[number]
-            if event.how == "dies":
+            if event.how == "off":
+                self._off[number] = max(self._off.get(number, 0.0), self.now + event.last)
+            elif event.how == "dies":
                 launcher.dead = True
             elif event.how == "pauses":
                 launcher.paused_until = max(launcher.paused_until, self.now + event.last)
@@ -188,7 +214,7 @@ class ElectionWorld:
         others = (
             [voter for voter in election.handover.voters if voter.name != election.me.name] if election.handover else []
         )
-        for voter in others:
+        for voter in (each for each in others if not is_witness(each)):
             self._send(me, int(voter.address), lambda to: self._tell_leader(to, me.number))
         asked = election.stand(self._clock(me))
         if asked is not None:
@@ -197,7 +223,9 @@ class ElectionWorld:
     def _ask_all(self, me: _Launcher, asked: VoteAsked) -> None:
         me.votes[asked.term, asked.trial] = {me.election.me.name}
         for voter in me.election.handover.voters if me.election.handover else []:
-            if voter.name != me.election.me.name:
+            if is_witness(voter):
+                self._look(me, lambda: self._elected_by_witness(me, asked))
+            elif voter.name != me.election.me.name:
                 self._send(me, int(voter.address), lambda to: self._vote(to, me.number, asked))
 
     def _tell_leader(self, to: _Launcher, asker: int) -> None:
@@ -237,6 +265,67 @@ class ElectionWorld:
             me.follows = (asked.term, me.number)
             self._decide(me, asked.term)
 
+    # --- the witness ---------------------------------------------------------------------------------------------
+
+    def _at_disk(self, me: _Launcher, act: Callable[[], Callable[[], None]]) -> None:
+        """As a shared file system would, with which this launcher has or has no connection: late, or not at all."""
+        if self._random.random() < self._loss:
+            return
+        delay = self._random.uniform(0.5, 2 * LEASE) if self._random.random() < self._slow else 0.01
+        delay += max(0.0, self._off.get(me.number, 0.0) - self.now)
+
+        def arrive() -> None:
+            answer = act()
+            self._after(self._random.uniform(0.001, 0.05), lambda: self._at(me, answer))
+
+        self._after(delay, arrive)
+
+    def _look(self, me: _Launcher, then: Callable[[], None]) -> None:
+        def act() -> Callable[[], None]:
+            newest = max(self.places, default=0) - (self._random.random() < 0.1)  # a list of names may be an older one
+
+            def seen() -> None:
+                if newest > 0:
+                    me.witness.saw(newest, self.places[newest], self._clock(me))
+                then()
+
+            return seen
+
+        self._at_disk(me, act)
+
+    def _take(self, me: _Launcher, word: WitnessWord, taken: Callable[[], None]) -> None:
+        place = me.witness.place + 1
+
+        def act() -> Callable[[], None]:
+            mine = self.places.setdefault(place, word) is word
+
+            def told() -> None:
+                me.witness.saw(place, self.places[place], self._clock(me))
+                if mine:
+                    taken()
+
+            return told
+
+        self._at_disk(me, act)
+
+    def _bind_witness(self, host: _Launcher, voters: Voters) -> None:
+        me, began = voters.me, self._clock(host)
+        if host.voters is voters and host.witness.binds(voters.term, me.name):
+            number = voters.for_witness(WITNESS.name, began)
+            word = WitnessWord(voters.term, me.name, (voters.term, number))
+            present = LauncherPresent(WITNESS, *word.version, began)
+            self._take(host, word, lambda: voters.heard(present, self._clock(host)))
+
+    def _elected_by_witness(self, me: _Launcher, asked: VoteAsked) -> None:
+        if not me.witness.elects(asked, self._clock(me)):
+            return
+        granted = VoteAnswered(True, asked.term)
+        if asked.trial:
+            self._counted(me, WITNESS.name, asked, granted)
+        else:
+            word = WitnessWord(asked.term, asked.name, asked.version)
+            self._take(me, word, lambda: self._counted(me, WITNESS.name, asked, granted))
+
     # --- deciding ------------------------------------------------------------------------------------------------
 
     def _decide(self, host: _Launcher, term: int) -> None:
@@ -248,7 +337,9 @@ class ElectionWorld:
             now = self._clock(host)
             voters.write(msgspec.msgpack.encode(len(self.decisions)))
             voters.change(now)
-            for voter in voters.quiet(now):
+            if self._witness and self._random.random() < 0.2:
+                self._look(host, lambda: self._bind_witness(host, voters))
+            for voter in (each for each in voters.quiet(now) if not is_witness(each)):
                 number = int(voter.address)
                 if self.launchers[number].dead and self._apart(host.number, number) is None:
                     voters.ended(voter.name, now)

@@ -42,6 +42,54 @@ def test_never_do_two_coordinators_decide_in_many_schedules(world: ElectionWorld
     assert_one_after_the_other(world.decisions)
 
 
+@st.composite
+def witnessed(draw: st.DrawFn) -> ElectionWorld:
+    launchers = draw(st.integers(2, 4))
+    some = st.frozensets(st.integers(0, launchers - 1), min_size=1, max_size=launchers - 1)
+    event = st.builds(
+        Event, st.floats(1, 90), st.sampled_from(["dies", "pauses", "cut", "off"]), some, st.floats(0.1, 4 * LEASE)
+    )
+    events = draw(st.lists(event, max_size=6))
+    loss, slow = draw(st.sampled_from([0.0, 0.05, 0.3])), draw(st.sampled_from([0.0, 0.02, 0.2]))
+    return ElectionWorld(launchers, draw(st.integers(0, 2**32)), events, loss=loss, slow=slow, witness=True)
+
+
+@given(witnessed())
+@schedules(200)
+def test_never_do_two_coordinators_decide_that_a_witness_may_elect(world: ElectionWorld) -> None:
+    world.run(END_S)
+    assert_one_after_the_other(world.decisions)
+
+
+@pytest.mark.soak
+@given(witnessed())
+@schedules(max(1000, soak()))
+def test_never_do_two_coordinators_decide_that_a_witness_may_elect_in_many_schedules(world: ElectionWorld) -> None:
+    world.run(END_S)
+    assert_one_after_the_other(world.decisions)
+
+
+@given(st.integers(0, 2**32), st.floats(15, 30), st.sampled_from([["dies"], ["cut", "off"], ["pauses"]]))
+@schedules(60)
+def test_of_two_launchers_with_a_witness_the_one_that_is_left_is_elected(seed: int, at: float, how: list[str]) -> None:
+    world = ElectionWorld(2, seed, [Event(at, each, frozenset({0}), 1000.0) for each in how], witness=True)
+    world.run(at + 4 * LEASE)
+    assert_one_after_the_other(world.decisions)
+    assert (world.decisions[-1].by, world.decisions[-1].term) == (1, 2)
+    again = next(decision.at for decision in world.decisions if decision.term > 1)
+    assert again - at < 3 * LEASE
+
+
+@given(st.integers(0, 2**32), st.integers(0, 1))
+@schedules(60)
+def test_where_only_the_link_between_two_is_cut_or_the_disk_is_gone_the_coordinator_stays(seed: int, off: int) -> None:
+    how = ("cut", "off")[off]
+    world = ElectionWorld(2, seed, [Event(20.0, how, frozenset({off}), 1000.0)], witness=True)
+    world.run(20.0 + 4 * LEASE)
+    assert {decision.by for decision in world.decisions} == {0}
+    assert world.decisions[-1].at > 20.0 + 3 * LEASE
+
+
 @given(
     st.integers(3, 8),
     st.integers(0, 2**32),

@@ -40,6 +40,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Whether agents examine their nodes when they join and after each incident."""
     elects: bool = True
     """Whether other nodes' launchers take over the coordinator when its node is lost."""
+    witness: bool = False
+    """Whether a folder on a shared disk votes for the coordinator too."""
     health_checks: list[str] = []
     """Executables of the user's that do so too."""
     trial_steps: int = 0
@@ -95,7 +97,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     @property
     def can_elect(self) -> bool:
         """Whether another coordinator is elected: nodes are enough for a majority, and the job can do without one."""
-        return self.elects and self.node_limit > 2 and (self.spares > 0 or self.can_lose_nodes)
+        return self.elects and (self.node_limit > 2 or self.witness) and (self.spares > 0 or self.can_lose_nodes)
 
     @property
     def keeps_copies(self) -> bool:

@@ -82,6 +82,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     no_audit: bool = False
     no_health: bool = False
     no_elect: bool = False
+    witness: str = ""
     health_check: list[str] = []
     trial_steps: int = 0
     data_cache: str = ""
@@ -142,6 +143,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     preload: list[str] = []
     forward_output: bool = True
     checkpoint_dir: str | None = None
+    witness: str = ""
     cache: CachePlan = CachePlan()
     grace: Seconds = 10.0
     faults: list[FaultSpec] = []
@@ -256,6 +258,7 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         preload=flags.preload,
         forward_output=bool(flags.tee) or _REDIRECT_ALL not in flags.redirects.split(","),
         checkpoint_dir=_absolute(flags.checkpoint_dir),
+        witness=_absolute(flags.witness) or "",
         cache=cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home),
         grace=some_time("--shutdown-timeout", flags.grace),
         faults=list(faults),
@@ -303,6 +306,7 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
         audit=not flags.no_audit,
         health=not flags.no_health,
         elects=not flags.no_elect,
+        witness=bool(flags.witness),
         health_checks=[str(Path(check).absolute()) for check in flags.health_check],
         trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),
@@ -311,6 +315,10 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
         change_pause=some_time("--change-pause", flags.change_pause, zero=True),
         **msgspec.structs.asdict(elastic),
     )
+    if flags.witness and not facts.can_elect:
+        notes.append(
+            "--witness is ignored: this job can lose no node, as it has no --spares and no --replicas to go on with"
+        )
     return facts, notes
 
 

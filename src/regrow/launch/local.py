@@ -42,6 +42,7 @@ from regrow.membership.server.coordinator import LEASE, Coordinator, Watcher
 from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.launchers import LauncherDesk
 from regrow.membership.server.leased import LeasedMachine
+from regrow.membership.server.witness_folder import WitnessFolder, make_witness
 from regrow.membership.states import Gathering
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.written import MemoryWriter
@@ -141,7 +142,7 @@ class _Launch:
             Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint)), 1, VOTE_LEASE
         )
         memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
-        desk = LauncherDesk(voters, memory.write, token, say=self._speaker.say)
+        desk = LauncherDesk(voters, memory.write, token, say=self._speaker.say, witness=_witness_of(plan, facts))
         figures = FiguresDesk()
         async with AsyncExitStack() as stack:
             stack.enter_context(folder.hold_checkpoints(plan.checkpoint_dir or ""))
@@ -228,7 +229,7 @@ class _Launch:
             desk.end()
             for keeper in keepers.values():
                 keeper.retire()
-            stop = asyncio.create_task(self._wind_down(coordinator, list(keepers.values()), end))
+            stop = asyncio.create_task(self._wind_down(coordinator, desk, list(keepers.values()), end))
             force = asyncio.create_task(self._force.wait())
             await asyncio.wait({stop, force}, return_when=asyncio.FIRST_COMPLETED)
             for task in (stop, force):
@@ -239,11 +240,14 @@ class _Launch:
             await asyncio.gather(*(keeper.end(within=0.0) for keeper in keepers.values()))
             await asyncio.wait(watches, timeout=VERDICT_DEADLINE)
 
-    async def _wind_down(self, coordinator: Coordinator, keepers: Sequence[AgentSupervisor], end: EndJob) -> None:
+    async def _wind_down(
+        self, coordinator: Coordinator, desk: LauncherDesk, keepers: Sequence[AgentSupervisor], end: EndJob
+    ) -> None:
         reason = end.diagnosis.splitlines()[0] if end.diagnosis else "the job is done"
         late = await coordinator.stop_nodes(reason, grace=self._plan.grace)
         for node in late:
             self._speaker.say(f"{node} did not end its workers in time")
+        desk.remove_witness()
         await asyncio.gather(*(keeper.end(within=0.0 if keeper.node in late else 2.0) for keeper in keepers))
 
     def _stop(self, coordinator: Coordinator, why: str) -> None:
@@ -310,6 +314,18 @@ def _started(facts: JobSpec, command: list[str]) -> JobStarted:
         standbys=facts.standbys,
         command=command,
     )
+
+
+def _witness_of(plan: JobPlan, facts: JobSpec) -> WitnessFolder | None:
+    if not plan.witness or not facts.can_elect:
+        return None
+    try:
+        return WitnessFolder(make_witness(Path(plan.witness), facts.job))
+    except OSError as error:
+        raise UsageError(
+            f"--witness {plan.witness} cannot be used: {error.strerror or error}",
+            hint="give a folder on a disk that all nodes share and may write to",
+        ) from error
 
 
 def _check_port(host: str, port: int) -> None:

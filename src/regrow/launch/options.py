@@ -62,6 +62,7 @@ _RUN: Final[tuple[Decorator, ...]] = (
         help="Least time between two wanted changes of size.  [0s: none]",
     ),
     click.option("--no-elect", is_flag=True, help="No other node takes over the coordinator when node 0 is lost."),
+    click.option("--witness", default="", metavar="DIR", help="On a disk of all nodes: votes when node 0 is lost."),
     click.option("--slots", type=int, metavar="N", help="Ranks for which a node has room.  [its part of --replicas]"),
     click.option(
         "--drain-grace", default="30s", metavar="TIME", help="To leave a node that a signal gives back.  [30s]"

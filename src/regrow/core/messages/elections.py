@@ -78,6 +78,18 @@ class VoteAnswered(msgspec.Struct, frozen=True):
     term: int
 
 
+class WitnessWord(msgspec.Struct, frozen=True):
+    """What a witness has said for good, in one of its places: for whom it stands.
+
+    `term`, `name`: of a coordinator that counts on it, or of a launcher that it elects. `version`: of the handover that
+    this one has.
+    """
+
+    term: int
+    name: str
+    version: tuple[int, int]
+
+
 class Office(msgspec.Struct, frozen=True):
     """Who is coordinator. `address`: its URL."""
 

@@ -25,8 +25,10 @@ from regrow.core.messages.elections import (
 )
 from regrow.core.net import same_secret
 from regrow.membership.server.http_replies import refusal, reply
+from regrow.membership.server.witness_folder import WitnessFolder
 from regrow.membership.succession.election import Election
 from regrow.membership.succession.voters import VOTE_LEASE
+from regrow.membership.succession.witness import is_witness
 
 _AGAIN_S: Seconds = 0.1
 _ASK_S: Seconds = 1.0
@@ -75,6 +77,7 @@ class Deputy:
         self._lost_at: Instant = 0.0
         self._needed = False
         self._over = False
+        self._witness: WitnessFolder | None = None
         self._news = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -102,6 +105,8 @@ class Deputy:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        if self._witness is not None:
+            self._witness.close()
         if self._session is not None:
             await self._session.close()
         if self._runner is not None:
@@ -226,12 +231,17 @@ class Deputy:
         return 1 + sum(await asyncio.gather(*(self._ask_vote(voter, asked) for voter in self._others())))
 
     async def _ask_vote(self, voter: Voter, asked: VoteAsked) -> bool:
+        if is_witness(voter):
+            if self._witness is None or self._witness.voter != voter:
+                self._witness = WitnessFolder(voter, self._clock)
+            return await self._witness.votes(asked)
         answer = await self._ask("POST", voter, "/vote", msgspec.msgpack.encode(asked))
         return answer is not None and self._election.answered(msgspec.msgpack.decode(answer, type=VoteAnswered))
 
     async def _ask_around(self, term: int) -> Office | None:
         """A coordinator of a later term, of whom another voter knows."""
-        for answer in await asyncio.gather(*(self._ask("GET", voter, "/leader") for voter in self._others())):
+        asked = [self._ask("GET", voter, "/leader") for voter in self._others() if not is_witness(voter)]
+        for answer in await asyncio.gather(*asked):
             if answer is not None:
                 office = msgspec.json.decode(answer, type=Office)
                 if office.term > term:

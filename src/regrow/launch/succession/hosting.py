@@ -29,6 +29,7 @@ from regrow.membership.server.coordinator import LEASE, Coordinator
 from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.launchers import LauncherDesk
 from regrow.membership.server.leased import LeasedMachine
+from regrow.membership.server.witness_folder import WitnessFolder
 from regrow.membership.succession.memory import CoordinatorLoss
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.written import MemoryWriter, read
@@ -74,7 +75,8 @@ class NextHost:
         )
         voters = Voters.of_successor(elected.me, elected.term, VOTE_LEASE, elected.handover, now)
         writer = MemoryWriter(lambda: (machine.remember(), machine.nodes))
-        desk = self._desk = LauncherDesk(voters, writer.write, plan.token, say=self._speaker.say)
+        witness = WitnessFolder.among(elected.handover.voters)
+        desk = self._desk = LauncherDesk(voters, writer.write, plan.token, say=self._speaker.say, witness=witness)
         await self._hold_checkpoints()
         events = stack.enter_context(EventWriter(self._job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
         disk = stack.enter_context(Background("regrow-records"))
@@ -120,6 +122,7 @@ class NextHost:
             reason = end.diagnosis.splitlines()[0] if end.diagnosis else "the job is done"
             for node in await self._coordinator.stop_nodes(reason, grace=self._plan.grace):
                 self._speaker.say(f"{node} did not end its workers in time")
+            self._desk.remove_witness()
 
     async def close(self, end: EndJob) -> None:
         """Nobody needs the coordinator any more; or this node leaves, and the others elect another."""

@@ -15,7 +15,9 @@ from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.ids import Seconds
 from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Office, Voter
 from regrow.membership.server.http_replies import refusal
+from regrow.membership.server.witness_folder import WitnessFolder
 from regrow.membership.succession.voters import Voters
+from regrow.membership.succession.witness import is_witness
 
 _WRITE_S: Seconds = 0.2
 """News wait so long for others, so that they are written together."""
@@ -32,6 +34,7 @@ class LauncherDesk:
         token: the job's secret.
         clock: the machine's.
         say: tells the user, once, that something here fails; it is tried again for as long as the job lasts.
+        witness: a voter on a disk, if there is one.
     """
 
     def __init__(
@@ -41,8 +44,11 @@ class LauncherDesk:
         token: str,
         clock: Clock | None = None,
         say: Callable[[str], None] = _log.error,
+        witness: WitnessFolder | None = None,
     ) -> None:
         self.voters = voters
+        self._witness = witness
+        self._keeping: asyncio.Task[None] | None = None
         self.crash = ""
         """Stack of the first defect of regrow's own here, for the record."""
         self._say = say
@@ -70,6 +76,7 @@ class LauncherDesk:
     async def __aenter__(self) -> "LauncherDesk":
         """Look after the voters from now on."""
         self._task = asyncio.create_task(self._look_after())
+        self._keeping = asyncio.create_task(self._keep_witness())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -78,6 +85,30 @@ class LauncherDesk:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        if self._witness is not None:
+            self._witness.close()
+
+    def remove_witness(self) -> None:
+        """The job has ended well or badly, and nobody asks the witness any more."""
+        if self._witness is not None:
+            self._witness.close(remove=True)
+            self._witness = None
+
+    async def _keep_witness(self) -> None:
+        told = False
+        while (witness := self._witness) is not None:
+            try:
+                if await witness.bind(self.voters):
+                    self._advance()
+            except Exception as error:  # noqa: BLE001 - as in `_look_after`
+                self._fail(error)
+            if not witness.answers and not told:
+                told = True
+                self._say(f"the witness at {witness.voter.address} does not answer; the job goes on without it")
+            await asyncio.sleep(self.voters.lease / (4 if self.voters.settled else 20))
 
     async def _serve(self, request: web.Request) -> web.Response:
         try:
@@ -131,10 +162,9 @@ class LauncherDesk:
 
     async def _ask_silent(self, session: ClientSession) -> None:
         now = self._clock.now()
-        for voter in self.voters.quiet(now):
-            await self._ask(session, voter)
-        if not self.voters.may_decide(now):
-            for voter in self.voters.free(now):
+        silent = self.voters.quiet(now) + ([] if self.voters.may_decide(now) else self.voters.free(now))
+        for voter in silent:
+            if not is_witness(voter):
                 await self._ask(session, voter)
 
     def _fail(self, error: Exception) -> None:

@@ -120,6 +120,15 @@ class Voters:
         secret = self.memory if any(voter.name == name for voter in voters) else b""
         return Handover(self.term, self.number, voters, self.me.node, secret)
 
+    def for_witness(self, witness: str, now: Instant) -> int:
+        """The handover that a witness is to stand for next: one that somebody has who could be elected with its vote.
+
+        Where nobody answers, the newest: so it counts for the voters that are left. Never an older one than before.
+        """
+        others = [each.holds for name, each in self._launchers.items() if name != witness and self._answers(name, now)]
+        known = self._launchers.get(witness)
+        return max(0 if known is None else known.holds, max(others, default=self.number))
+
     def quiet(self, now: Instant) -> list[Voter]:
         """Voters that are bound, and have not answered for some time: it is to be found out whether they have ended."""
         voters = {voter.name: voter for voters in self._sets.values() for voter in voters}

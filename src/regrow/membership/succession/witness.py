@@ -1,0 +1,50 @@
+"""A voter that is no process: a row of places, each of which can be written once, by whoever is first. Pure.
+
+Places are taken in their order. A coordinator that counts on the witness takes one after the other; each binds the
+witness for a lease from when that coordinator began to take it. Who would be elected takes the next one a lease after
+it first saw the newest: it saw that later than the coordinator began, so by then the coordinator does not count on it
+any more. If the coordinator has taken that place meanwhile, the other one has not, and the other way round. So no clock
+is compared with another, and words that come late are in nobody's way.
+"""
+
+from regrow.core.ids import Instant, Seconds
+from regrow.core.messages.elections import VoteAsked, Voter, WitnessWord
+
+SCHEME = "file:"
+"""How the address of a voter begins that is a witness."""
+
+
+class Witness:
+    """What one launcher knows of it.
+
+    Args:
+        lease: for how long a word binds it.
+    """
+
+    def __init__(self, lease: Seconds) -> None:
+        self.place = 0
+        """The newest that is taken, as far as is known."""
+        self.word: WitnessWord | None = None
+        """What stands there."""
+        self._lease = lease
+        self._seen: Instant = float("-inf")
+
+    def saw(self, place: int, word: WitnessWord, now: Instant) -> None:
+        """This place is taken."""
+        if place > self.place:
+            self.place, self.word, self._seen = place, word, now
+
+    def elects(self, asked: VoteAsked, now: Instant) -> bool:
+        """Whether who asks may take the next place, to be elected in that term."""
+        if self.word is None:
+            return True
+        return self.word.term < asked.term and self.word.version <= asked.version and now >= self._seen + self._lease
+
+    def binds(self, term: int, name: str) -> bool:
+        """Whether the coordinator of that term may take the next place, to count on it."""
+        return self.word is None or self.word.term < term or (self.word.term, self.word.name) == (term, name)
+
+
+def is_witness(voter: Voter) -> bool:
+    """Whether this voter is none that can be asked over the network."""
+    return voter.address.startswith(SCHEME)
