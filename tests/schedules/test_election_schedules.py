@@ -55,7 +55,7 @@ def witnessed(draw: st.DrawFn) -> ElectionWorld:
 
 
 @given(witnessed())
-@schedules(200)
+@schedules(120)
 def test_never_do_two_coordinators_decide_that_a_witness_may_elect(world: ElectionWorld) -> None:
     world.run(END_S)
     assert_one_after_the_other(world.decisions)
@@ -70,7 +70,7 @@ def test_never_do_two_coordinators_decide_that_a_witness_may_elect_in_many_sched
 
 
 @given(st.integers(0, 2**32), st.floats(15, 30), st.sampled_from([["dies"], ["cut", "off"], ["pauses"]]))
-@schedules(60)
+@schedules(25)
 def test_of_two_launchers_with_a_witness_the_one_that_is_left_is_elected(seed: int, at: float, how: list[str]) -> None:
     world = ElectionWorld(2, seed, [Event(at, each, frozenset({0}), 1000.0) for each in how], witness=True)
     world.run(at + 4 * LEASE)
@@ -81,7 +81,7 @@ def test_of_two_launchers_with_a_witness_the_one_that_is_left_is_elected(seed: i
 
 
 @given(st.integers(0, 2**32), st.integers(0, 1))
-@schedules(60)
+@schedules(25)
 def test_where_only_the_link_between_two_is_cut_or_the_disk_is_gone_the_coordinator_stays(seed: int, off: int) -> None:
     how = ("cut", "off")[off]
     world = ElectionWorld(2, seed, [Event(20.0, how, frozenset({off}), 1000.0)], witness=True)
