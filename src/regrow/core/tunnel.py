@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from regrow.core.ids import Instant, Seconds
+from regrow.core.strangers import refused
 
 HANDSHAKE_S: Seconds = 10.0
 LAST_WORDS_S: Seconds = 30.0
@@ -124,7 +125,7 @@ class _Tunnel:
             self._watch(poller, self.far, select.EPOLLOUT)
         except OSError as error:
             if not isinstance(error, ssl.SSLEOFError | ConnectionError):
-                _log.warning("a connection is refused: %s", why(error))
+                refused.add("tls", why(error))
             raise
         else:
             self.until, self._greeted = None, True
