@@ -231,6 +231,9 @@ class _Carrier:
                 except OSError as error:
                     _log.debug("a connection ended: %s", error)
                     over.add(each)
+                except Exception:  # noqa: BLE001 - a defect of ours costs one connection, not all that this thread carries
+                    _log.exception("a connection was given up")
+                    over.add(each)
             greeting = {each for each in greeting | turn if each.until is not None} - over
             with self._changed:
                 for each in over:
