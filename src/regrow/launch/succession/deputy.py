@@ -162,9 +162,9 @@ class Deputy:
                     election.released(now := self._clock.now())
                     self._lost_at = failed_at or now
                     return True
-                unreachable = True
+                unreachable = not await http.is_only_silent(office.address, _ASK_S)
             except aiohttp.ConnectionTimeoutError:
-                unreachable = True
+                unreachable = not await http.is_only_silent(office.address, _ASK_S)
             except (aiohttp.ClientError, TimeoutError, *UNREADABLE):
                 failed_at = failed_at or self._clock.now()
             else:
