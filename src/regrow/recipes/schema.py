@@ -40,7 +40,8 @@ class BatchSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Annotated[Natural, Meta(description="tokens of a step, padding included; 0: samples counts")] = 0
     samples: Annotated[Natural, Meta(description="rows of a step; 0: tokens counts")] = 0
     micro: Annotated[
-        Count | Literal["auto"], Meta(description="rows of one forward; auto: what fits in --memory, at most 8")
+        Count | Literal["auto"],
+        Meta(description="rows of one forward; auto: what fits in --memory (not known: in 1 GB), at most 8"),
     ] = "auto"
 
 
