@@ -12,14 +12,16 @@ import struct
 from pathlib import Path
 
 import msgspec
+from pacing import pause  # type: ignore[import-not-found]  # beside this script
 
+from regrow.recipes import training
 from regrow.recipes.schema import Run
-from regrow.recipes.training import train
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--run", type=Path, required=True)
 parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--pace", type=float, default=0.0, help="seconds a step lasts more, until there is a file `hurry`")
 options = parser.parse_args()
 
 IN_OPEN, EVENT = 0x20, struct.Struct("iIII")
@@ -48,9 +50,18 @@ def opened(told: int) -> set[str]:
     return names
 
 
+def slowly(line: str) -> None:
+    """Print the line of a step, and let the others wait."""
+    print(line, flush=True)
+    if line.startswith("step "):
+        step = int(line.removeprefix("step ").partition("/")[0])
+        pause(options.pace, step - 1, options.steps)
+
+
+training.say = slowly
 run = msgspec.json.decode(options.run.read_bytes(), type=Run)
 told = watch_opens(run.recipe.model.path)
-session = train(msgspec.structs.replace(run, steps=options.steps))
+session = training.train(msgspec.structs.replace(run, steps=options.steps))
 report = {"digest": session.digest(), "rank": session.rank}
 options.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(report))
 
