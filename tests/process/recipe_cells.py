@@ -3,6 +3,7 @@
 import json
 import pydoc_data.topics
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,7 +28,9 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
 )
 """What the zygotes of these jobs have imported."""
-KINDS = {"pretrain": "text", "full": "chat", "lora": "chat", "dpo": "preference"}
+ALL_BY_PREFERENCE = "dpo-all"
+"""Method dpo on all weights."""
+KINDS = {"pretrain": "text", "full": "chat", "lora": "chat", "dpo": "preference", ALL_BY_PREFERENCE: "preference"}
 
 
 def write_data(folder: Path) -> None:
@@ -118,10 +121,11 @@ class Cells:
         world: int = WORLD,
         steps: int = STEPS,
         faults: list[Fault] | None = None,
+        more: tuple[str, ...] = (),
     ) -> Outcome:
-        """One run to its end."""
+        """One run to its end. `more`: what its script is told besides."""
         name = _name(kind, family, method)
-        extra = ("--run", str(self._run(name, family, method, settings, world)))
+        extra = ("--run", str(self._run(name, family, method, settings, world)), *more)
         outcome = train(
             self._site, name, world=world, steps=steps, faults=faults, extra=extra, script="train_recipe.py"
         )
@@ -134,6 +138,9 @@ class Cells:
         """The file that its workers are told."""
         folder = self._site.folder
         words = [*self.settings(folder / name, family, method), *settings]
+        if method == ALL_BY_PREFERENCE:
+            evaluated = [f'data.eval=["{self._site.folder / KINDS[method]}.jsonl"]', "train.eval_every=2"]
+            method, words = "dpo", [*words, *evaluated, "dpo.weights=all"]
         resolved = resolve(read_recipe(method, words), PlanWorld(world))
         path = folder / f"{name}.run.json"
         path.write_bytes(msgspec.json.encode(resolved.run))
@@ -163,6 +170,15 @@ class Cells:
         """Rank to the files of weights that were opened while its last process lived, by whomever."""
         out = self._site.folder / _name(kind, family, method)
         return {rank: out.with_suffix(f".opened.{rank}").read_text().split() for rank in range(WORLD)}
+
+    @staticmethod
+    def evaluations(outcome: Outcome) -> list[str]:
+        """What the run told of its evaluations."""
+        return re.findall(r"after step .*: eval loss .*", outcome.output)
+
+    def was_struck(self, kind: str, family: str, method: str) -> bool:
+        """Whether a rank has been killed before its first step."""
+        return (self._site.folder / f"{_name(kind, family, method)}.struck").exists()
 
     def state_of_a_shard(self, family: str, method: str) -> int:
         """Bytes of what half of the ranks share: weights, and two moments of each weight that trains."""

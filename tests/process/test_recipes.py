@@ -1,17 +1,18 @@
 """Recipes, killed: losses and the whole final state are those of the run that nobody disturbed."""
 
 from collections.abc import Callable, Iterator
+from math import log
 from statistics import mean
 
 import pytest
 from tests.process.elastic import losses
 from tests.process.launching import site
-from tests.process.recipe_cells import MODULES, Cells
+from tests.process.recipe_cells import ALL_BY_PREFERENCE, MODULES, Cells
 from tests.process.training import Fault, assert_equal, redone
 
 METHODS = ("full", "pretrain", "lora", "dpo")
 CELLS = [(family, method) for family in ("qwen3", "llama", "qwen3_moe", "deepseek_v3", "gpt_oss") for method in METHODS]
-CELLS.append(("qwen2", "pretrain"))
+CELLS += [("qwen2", "pretrain"), ("qwen3", ALL_BY_PREFERENCE), ("deepseek_v3", ALL_BY_PREFERENCE)]
 ONE_OF_ALL = ("qwen3", "full")
 """What `make test` has: the other cells go through the same code of regrow with other models."""
 SHARDED = "parallel.shard=2"
@@ -41,8 +42,12 @@ def test_two_shards_in_two_replicas_lose_a_rank_in_its_backward(
 ) -> None:
     calm = cells.play("calm", family, method, SHARDED)
     assert len({str(final["digest"]) for final in calm.finals.values()}) == 2, "two ranks hold each shard"
+    if method.startswith("dpo"):
+        assert calm.losses[0, 0] == pytest.approx(log(2), abs=1e-4), "at first the model is its own reference"
     killed = cells.play("killed", family, method, SHARDED, faults=[Fault(1, 2, "backward")])
     assert_equal(killed, calm, faults=1)
+    assert cells.evaluations(killed) == cells.evaluations(calm)
+    assert len(cells.evaluations(calm)) == (3 if method == ALL_BY_PREFERENCE else 0)
     read = cells.weights_opened("killed", family, method)
     assert [rank for rank, files in read.items() if files == []] == [1], "the replacement alone reads no weights"
     (incident,), (built,) = killed.ledger.incidents, cells.built_again("killed", family, method)
@@ -62,9 +67,24 @@ def test_a_lora_training_of_a_line_loses_rank_0_and_ends_with_the_same_adapter(c
 
 
 @pytest.mark.full
+def test_preferences_of_all_weights_lose_a_rank_before_the_first_step(cells: Cells) -> None:
+    calm = cells.play("unhurt", "llama", ALL_BY_PREFERENCE, SHARDED)
+    killed = cells.play("struck", "llama", ALL_BY_PREFERENCE, SHARDED, more=("--strike", "1"))
+    assert_equal(killed, calm, faults=0)
+    assert cells.was_struck("struck", "llama", ALL_BY_PREFERENCE)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "method"),
-    [("llama", "lora"), ("qwen3", "pretrain"), ("qwen3_moe", "lora"), ("deepseek_v3", "full"), ("gpt_oss", "dpo")],
+    [
+        ("llama", "lora"),
+        ("llama", ALL_BY_PREFERENCE),
+        ("qwen3", "pretrain"),
+        ("qwen3_moe", "lora"),
+        ("deepseek_v3", "full"),
+        ("gpt_oss", "dpo"),
+    ],
 )
 def test_in_invariant_mode_one_two_and_again_one_replica_of_two_shards_train_as_one_does(
     cells: Cells, family: str, method: str

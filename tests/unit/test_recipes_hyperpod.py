@@ -122,7 +122,7 @@ def test_the_methods_are_told_apart(tmp_path: Path) -> None:
     recipe = ours(convert(preferences), tmp_path)
     assert (recipe.method, recipe.dpo.beta, recipe.data.pack) == ("dpo", 0.2, False)
     of_all = convert(changed(whole, kind, "dpo"))
-    assert "it trains all weights by preferences; regrow's dpo trains an adapter beside them" in of_all.notes
+    assert of_all.settings["dpo"]["weights"] == "all"
     with pytest.raises(UsageError, match="trainer_type 'grpo' is no method"):
         convert(changed(TUNING, kind, "grpo"))
 

@@ -114,6 +114,16 @@ def test_an_adapters_memory_is_its_frozen_weights_and_little_more() -> None:
     assert made.memory.training < 0.05 * made.memory.weights
 
 
+def test_preferences_take_an_adapters_memory_or_that_of_all_weights() -> None:
+    adapter, whole = (
+        planned("llama-3.2-1b", "dpo", 1, f"dpo.weights={weights}", "batch.micro=1") for weights in ("adapter", "all")
+    )
+    full = planned("llama-3.2-1b", "full", 1, "data.length=2048", "batch.micro=1")
+    assert adapter.memory.training < 0.05 * whole.memory.training
+    assert (whole.memory.weights, whole.memory.training) == (0, full.memory.training)
+    assert whole.memory.logits == 2 * full.memory.logits, "two answers a row"
+
+
 def test_what_recovery_costs_is_told_by_flag() -> None:
     flags = [flag for flag, _ in recovery_costs(planned("llama-3.1-8b", "full", 8))]
     assert flags == ["replicas", "--standby 1", "--digest-every N", "--buddy-every K", "--checkpoint-dir DIR"]
