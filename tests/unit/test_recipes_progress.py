@@ -10,7 +10,7 @@ NUMBERS = {"loss": 2.5, "grad_norm": 0.75, "tokens": 7.0}
 
 
 def progress(
-    times: Iterable[float], *, steps: int = 100, every: int = 10, device: str = "", half: bool = True
+    times: Iterable[float], *, steps: int = 100, every: int = 10, device: str = "", half: bool = True, memory: int = 0
 ) -> Progress:
     clock = iter(times)
     return Progress(
@@ -21,6 +21,7 @@ def progress(
         device=device,
         half=half,
         clock=lambda: next(clock),
+        memory=(lambda: memory) if memory else None,
     )
 
 
@@ -38,10 +39,11 @@ def test_a_line_on_processors_has_all_but_mfu() -> None:
     )
 
 
-def test_on_a_device_whose_peak_is_known_there_is_mfu() -> None:
-    _, line = lines(progress([0.0, 0.0, 1.0], device="NVIDIA H100 80GB HBM3"), 0, 9)
+def test_on_a_device_whose_peak_is_known_there_is_mfu_and_memory() -> None:
+    made = progress([0.0, 0.0, 1.0], device="NVIDIA H100 80GB HBM3", memory=61_200_000_000)
+    _, line = lines(made, 0, 9)
     # 1.8e5 tokens of 5e9 FLOPs in a second, by two ranks, of 989e12.
-    assert "450 TFLOP/s a rank  MFU 45.5%  " in line
+    assert "450 TFLOP/s a rank  MFU 45.5%  61.2 GB at most  " in line
 
 
 @pytest.mark.parametrize(

@@ -85,15 +85,16 @@ class _Work:
         self.device = device
         self.eval_rows = Rows(run.eval_data) if run.eval_data else None
         self._reference = self._said_before() if run.recipe.method == "dpo" and not run.recipe.adapts else None
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        cuda = device.type == "cuda"
         self._progress = Progress(
             steps=run.steps,
             tokens=run.tokens_per_step,
             flops=run.flops_per_token,
             every=run.recipe.train.log_every,
-            device=name,
+            device=torch.cuda.get_device_name(device) if cuda else "",
             half=half(run.recipe, device),
             clock=time.monotonic,
+            memory=partial(torch.cuda.max_memory_allocated, device) if cuda else None,
         )
 
     def _said_before(self) -> Reference:
