@@ -1,5 +1,6 @@
 """The resource `TrainingJob`: one typed specification, from which the schema of the CRD is made. Pure."""
 
+import re
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,6 +15,8 @@ PLURAL: Final = "trainingjobs"
 LEASE_NAME: Final = "regrow-operator"
 MOST_NAME: Final = 40
 """Pods are named after their job, and a name of a pod that is a host name has 63 characters at most."""
+NAME_PATTERN: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
+"""Of names of services (RFC 1035), which are stricter than those of other objects."""
 DEFAULT_PORT: Final = 29400
 BACKENDS: Final = ("none", "kueue")
 
@@ -168,7 +171,7 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     serial: int = 0
     """How many replicas were started; each has a number of its own, and no name comes twice."""
     over: str = ""
-    """`Succeeded` or `Failed`, for good."""
+    """`Succeeded` or `Failed`, for good; `Mended`: it failed before it had begun, and then its spec was changed."""
     avoided_nodes: list[KeptNode] = []
     conditions: list[JobCondition] = []
     observed_generation: int = 0
@@ -190,8 +193,12 @@ class SpecRefused(Exception):
     """The specification cannot be carried out; the object stays as it is, and its condition says what to change."""
 
     def __init__(self, found: list[SizeProblem]) -> None:
-        super().__init__("; ".join(f"spec.{each.field} {each.message}" for each in found))
+        super().__init__("; ".join(f"{_path(each.field)} {each.message}" for each in found))
         self.found = found
+
+
+def _path(field: str) -> str:
+    return field if field.startswith("metadata.") else f"spec.{field}".removesuffix(".")
 
 
 def read_job(found: dict[str, Any]) -> TrainingJob:
@@ -227,6 +234,11 @@ def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
     found = problems(spec.elastic())
     if len(name) > MOST_NAME:
         text = f"has {len(name)} characters: give the job a name of at most {MOST_NAME}, for pods are named after it"
+        found.append(SizeProblem("metadata.name", text))
+    if not re.fullmatch(NAME_PATTERN, name):
+        text = (
+            f"is {name!r}: use small letters, digits and '-', and begin with a letter, for a service is named after it"
+        )
         found.append(SizeProblem("metadata.name", text))
     if spec.backend not in BACKENDS:
         found.append(SizeProblem("backend", f"is {spec.backend!r}: give one of {', '.join(BACKENDS)}"))
