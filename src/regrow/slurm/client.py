@@ -29,6 +29,12 @@ _CURES: Final = {
     "Invalid partition": "sinfo lists the partitions; name one in [gang] or [elastic]",
     "Invalid account": "name your account in options, --account=NAME",
     "Invalid qos": "sacctmgr show qos lists them; leave --qos out, or name another",
+    "not permitted to use this partition": "ask for the right to use it, or name another one; scontrol show partition",
+    "Invalid generic resource": "sinfo -o '%P %G' lists what the partitions' nodes have",
+    "Invalid feature specification": "sinfo -o '%P %f' lists the features that --constraint can name",
+    "Invalid node name": "sinfo -N lists the nodes",
+    "reservation is invalid": "scontrol show reservation lists those that you may use",
+    "unrecognized option": "sbatch --help lists its options; each is one word, --name=value",
     "Requested node configuration is not available": (
         "no node of the partition has what options ask for, or it has fewer nodes than the gang with its spares"
     ),
