@@ -22,6 +22,8 @@ LEADER_LABEL: Final = f"{GROUP}/leader"
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
 _UNREACHABLE_SECONDS: Final = 30
+_WAIT_FOR_JOB: Final = "--wait=60s"
+"""A replica may have its machine before pod 0's coordinator listens."""
 _GRACE_MARGIN: Final = 15
 """What a pod gets beyond the grace of its replica, for the process itself to end."""
 
@@ -183,7 +185,8 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
     if not replica.begins:
         back = spec.elastic().max_replica_count == spec.replica_count
         node = f"node{replica.place * spec.pods_per_replica + index}" if back else name
-        return ["regrow", "agent", f"--join={address(job)}", *here, f"--name={node}", f"--grace={grace}"]
+        there = [f"--join={address(job)}", _WAIT_FOR_JOB]
+        return ["regrow", "agent", *there, *here, f"--name={node}", f"--grace={grace}"]
     sizes = allowed_sizes(spec.elastic())
     least, most, each = sizes[0], sizes[-1], spec.pods_per_replica
     words = [
