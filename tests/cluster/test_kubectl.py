@@ -67,6 +67,12 @@ async def test_the_documents_job_is_applied_shown_scaled_and_deleted(terminal: T
         told = await terminal.says("describe", "tj", "gpt", "-n", "team")
         assert "2 of 2 replicas run" in told and re.search(r"Phase: +Training", told)
         assert "unchanged" in await terminal.says("apply", "-f", "job.yaml")
+        lost = {each["metadata"]["uid"] for each in cluster.pods("Running")}
+        assert "deleted" in await terminal.says("delete", "pod", "-n", "team", "-l", "regrow.dev/place=1")
+        await cluster.until(
+            lambda: len([each for each in cluster.pods("Running") if each["metadata"]["uid"] not in lost]) == 1,
+            "another pod is made",
+        )
         assert '"gpt" deleted' in await terminal.says("delete", "tj", "gpt", "-n", "team")
         await cluster.until(lambda: not cluster.pods(), "all is gone")
 

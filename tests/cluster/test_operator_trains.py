@@ -1,5 +1,6 @@
 """A real training under the operator: real processes, pods deleted, sizes changed, the operator away."""
 
+import re
 import socket
 from pathlib import Path
 
@@ -56,3 +57,34 @@ async def test_a_training_grows_loses_a_pod_shrinks_and_ends_without_losing_a_st
         assert "trained by 1" in told
         steps = [int(line.split()[-3]) for line in told.splitlines() if line.split()[-2:-1] == ["of"]]
         assert steps == sorted(set(steps)) and steps[-1] >= 690, told
+
+
+async def test_the_loss_of_pod_0_starts_the_gang_anew_from_a_checkpoint_and_nothing_of_the_old_one_stays(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PACED)
+    keep = tmp_path / "checkpoints"
+    job = training_job(
+        replicaCount=2,
+        gracefulShutdownTimeoutInSeconds=20,
+        port=_free_port(),
+        checkpointDir=str(keep),
+        runFlags=["--checkpoint-every=1s"],
+    )
+    async with bed(tmp_path, {"n1": 4}, real=True) as cluster:
+        cluster.store.create("trainingjobs", "team", job)
+        async with cluster.operator():
+            await cluster.until(lambda: _world(cluster) == 2, "two replicas train")
+            await cluster.until(lambda: "state@" in cluster.kubelet.output("job-1-0-1"), "there is a checkpoint")
+            first = {each["metadata"]["name"] for each in cluster.pods()}
+            cluster.kubelet.processes["job-1-0-1"].kill()
+            await cluster.until(lambda: cluster.status().get("attempt") == 2, "it starts anew")
+            await cluster.until(lambda: len(cluster.pods("Running")) == 2, "the gang runs again")
+            again = {each["metadata"]["name"] for each in cluster.pods()}
+            assert not first & again, "nobody of the old gang is left"
+            (leader,) = (name for name in again if name.startswith("job-2-0-"))
+            await cluster.until(lambda: " of 2\n" in cluster.kubelet.output(leader), "it trains again")
+            (tmp_path / "hurry").touch()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+        steps = [int(each) for each in re.findall(r"^.*at (\d+) of 2$", cluster.kubelet.output(leader), re.MULTILINE)]
+        assert steps[0] > 0, cluster.kubelet.output(leader)
