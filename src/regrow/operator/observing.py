@@ -147,9 +147,13 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
         granted=job.status.granted,
         changed_at=job.status.changed_at,
         retry_at=_retry_at(job, now),
-        bad_nodes=(*(BadNode(each.name, each.until, each.reason) for each in job.status.avoided_nodes), *bad),
+        bad_nodes=(*(_bad(each) for each in job.status.avoided_nodes), *bad),
     )
     return JobReading(seen, started, MENDED if mended and not anew else over, failed, anew, running, waiting)
+
+
+def _bad(node: KeptNode) -> BadNode:
+    return BadNode(node.name, node.until, node.reason, leave=node.quarantined)
 
 
 def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
