@@ -123,6 +123,18 @@ def test_the_gang_runs_a_job_that_may_grow() -> None:
     ]
 
 
+def test_all_nodes_of_a_gang_take_the_one_order_that_its_script_has_found() -> None:
+    text = script_of(JobPart(read(MINIMAL + "replicaCount = 3")), REGROW)
+    assert 'export REGROW_SLURM_HOSTS="$(python -m regrow slurm order 2>/dev/null)"\n' in text
+    assert "slurm order" not in script_of(JobPart(read(MINIMAL + "replicaCount = 2")), REGROW), "there is no choice"
+    assert "slurm order" not in script_of(JobPart(read(MINIMAL + "nodesPerReplica = 4"), 3), REGROW)
+    order = "node0,node2,node4,node1,node3"
+    moved = SEAT.in_order(order)
+    assert (moved.index, moved.hosts, moved.first_host) == (3, order, "node0")
+    for wrong in ("", "node0,node1", "node0,node1,node2,node3,node9", "[Errno 2]"):
+        assert SEAT.in_order(wrong) == SEAT
+
+
 def test_a_gang_that_starts_anew_resumes_where_it_can() -> None:
     spec = read(MINIMAL + 'checkpointDir = "/ckpt"')
     assert "--resume" not in gang_words(JobPart(spec), SEAT, "h:1", "h")

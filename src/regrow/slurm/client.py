@@ -20,10 +20,12 @@ from regrow.slurm.reading import (
     read_nodes,
     read_note,
     read_queue,
+    read_topology,
     submitted,
 )
 
 _DEADLINE_S: Final[Seconds] = 60.0
+_TOPOLOGY_S: Final[Seconds] = 10.0
 _KEPT: Final = ("SLURM_CONF", "SLURM_CONF_SERVER")
 _CURES: Final = {
     "Invalid partition": "sinfo lists the partitions; name one in [gang] or [elastic]",
@@ -103,6 +105,10 @@ class SlurmClient:
     def address(self, host: str) -> str:
         """How Slurm reaches a node. Raises `SlurmFailure`."""
         return node_address(self._run(["scontrol", "-o", "show", "node", host])) or host
+
+    def topology(self) -> dict[str, list[str]]:
+        """The switches above each host; none where the cluster does not say. Raises `SlurmFailure`."""
+        return read_topology(self._run(["scontrol", "show", "topology"], within=_TOPOLOGY_S))
 
     def cancel(self, job_id: int, *, pending: bool = False) -> None:
         """End a Slurm job: SIGTERM, and after KillWait SIGKILL. `pending`: only while it waits."""

@@ -14,6 +14,8 @@ from regrow.slurm.job_file import PartSpec, SlurmJobSpec
 
 PART_VARIABLE: Final = "REGROW_SLURM_PART"
 RESULT_VARIABLE: Final = "REGROW_SLURM_RESULT"
+HOSTS_VARIABLE: Final = "REGROW_SLURM_HOSTS"
+"""The gang's hosts in the order of their ranks; empty: in Slurm's."""
 _STRAGGLERS_S: Final = 30
 """How long the other nodes get to end after the first."""
 
@@ -54,6 +56,9 @@ def script_of(part: JobPart, command: list[str]) -> str:
     step = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --export=ALL "
     step += f"--nodes={part.nodes} --ntasks={part.nodes} "
     ours = shlex.join(part.spec.command or command)
+    if part.place is None and part.nodes > 2:
+        # Once, for all nodes: they must agree.
+        lines.append(f'export {HOSTS_VARIABLE}="$({ours} slurm order 2>/dev/null)"')
     body = _gang_body if part.place is None else _replica_body
     return "\n".join([*lines, *body(f"{step}{ours} slurm node", _trial(ours))]) + "\n"
 
