@@ -47,6 +47,9 @@ class FakeScheduler:
         meta = pod["metadata"]
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self._store.stamp()}
         pod["spec"]["nodeName"] = node
+        labels = self._store.objects.get(("nodes", "", node), {"metadata": {}})["metadata"].get("labels") or {}
+        zone = {key: value for key, value in labels.items() if key.startswith("topology.kubernetes.io/")}
+        meta["labels"] = {**(meta.get("labels") or {}), **zone}  # as Kubernetes does from 1.35 on (KEP-4742)
         self._store.replace("pods", meta["namespace"], meta["name"], pod)
         patch = {"status": {"conditions": [scheduled]}}
         self._store.patch("pods", meta["namespace"], meta["name"], patch, part="status")

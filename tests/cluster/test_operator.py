@@ -200,6 +200,7 @@ async def test_names_and_fields_that_cannot_be_are_refused_before_they_reach_the
     for body, says in (
         (training_job("7b"), "metadata.name is '7b': use small letters, digits and '-', and begin with a letter"),
         (training_job("gpt.1"), "metadata.name is 'gpt.1': use small letters"),
+        (training_job(domainLabel="a rack"), "spec.domainLabel is 'a rack', which is no key of a label: give one"),
         (training_job("Gpt"), "metadata.name is 'Gpt': use small letters"),
         (
             training_job(backend="kueue", kueue=queue),

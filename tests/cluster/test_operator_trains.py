@@ -1,12 +1,18 @@
 """A real training under the operator: real processes, pods deleted, sizes changed, the operator away."""
 
+import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 from tests.cluster.bed import Bed, bed
 from tests.cluster.jobs import training_job
 from tests.process.test_elastic_launch import PACED
+
+from regrow.membership.view import JobView
 
 
 def _free_port() -> int:
@@ -59,6 +65,13 @@ async def test_a_training_grows_loses_a_pod_shrinks_and_ends_without_losing_a_st
         assert steps == sorted(set(steps)) and steps[-1] >= 690, told
 
 
+def _domains(home: Path) -> list[str]:
+    """What each node of the job fails together with, as `regrow status` says it there."""
+    words = [sys.executable, "-m", "regrow", "status", "job", "--json"]
+    said = subprocess.run(words, env={**os.environ, "REGROW_HOME": str(home)}, capture_output=True, check=True).stdout
+    return [each.domain for each in msgspec.json.decode(said, type=JobView).nodes]
+
+
 async def test_the_loss_of_pod_0_starts_the_gang_anew_from_a_checkpoint_and_nothing_of_the_old_one_stays(
     tmp_path: Path,
 ) -> None:
@@ -68,13 +81,18 @@ async def test_the_loss_of_pod_0_starts_the_gang_anew_from_a_checkpoint_and_noth
         replicaCount=2,
         gracefulShutdownTimeoutInSeconds=20,
         port=_free_port(),
+        domainLabel="topology.kubernetes.io/zone",
         checkpointDir=str(keep),
         runFlags=["--checkpoint-every=1s"],
     )
-    async with bed(tmp_path, {"n1": 4}, real=True) as cluster:
+    async with bed(tmp_path, {"n1": 1, "n2": 1, "n3": 2}, real=True) as cluster:
+        for name, zone in (("n1", "north"), ("n2", "south")):
+            labels = {"topology.kubernetes.io/zone": zone}
+            cluster.store.create("nodes", "", {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {}})
         cluster.store.create("trainingjobs", "team", job)
         async with cluster.operator():
             await cluster.until(lambda: _world(cluster) == 2, "two replicas train")
+            assert _domains(tmp_path / "job-1-0-1.home") == ["north", "south"]
             await cluster.until(lambda: "state@" in cluster.kubelet.output("job-1-0-1"), "there is a checkpoint")
             first = {each["metadata"]["name"] for each in cluster.pods()}
             cluster.kubelet.processes["job-1-0-1"].kill()

@@ -22,6 +22,7 @@ LEADER_LABEL: Final = f"{GROUP}/leader"
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
 _UNREACHABLE_SECONDS: Final = 30
+_DOMAIN: Final = "REGROW_DOMAIN"
 _WAIT_FOR_JOB: Final = "--wait=60s"
 """A replica may have its machine before pod 0's coordinator listens."""
 _GRACE_MARGIN: Final = 15
@@ -170,8 +171,11 @@ def _set_command(job: TrainingJob, container: dict[str, Any], words: list[str]) 
     container["command"] = words
     container.pop("args", None)
     given = container.get("env") or []
+    field = f"metadata.labels['{job.spec.domain_label}']"
+    domain = [{"name": _DOMAIN, "valueFrom": {"fieldRef": {"fieldPath": field}}}] if job.spec.domain_label else []
     container["env"] = [
         *given,
+        *domain,
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "REGROW_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}},
     ]
@@ -182,6 +186,8 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
     spec = job.spec
     grace = f"{spec.graceful_shutdown_timeout_in_seconds:g}s"
     here = ["--bind=$(POD_IP)", "--local-addr=$(POD_IP)"]
+    if spec.domain_label:
+        here.append(f"--domain=$({_DOMAIN})")
     if not replica.begins:
         back = spec.elastic().max_replica_count == spec.replica_count
         node = f"node{replica.place * spec.pods_per_replica + index}" if back else name

@@ -17,6 +17,7 @@ MOST_NAME: Final = 40
 """Pods are named after their job, and a name of a pod that is a host name has 63 characters at most."""
 NAME_PATTERN: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
 """Of names of services (RFC 1035), which are stricter than those of other objects."""
+_LABEL: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 DEFAULT_PORT: Final = 29400
 BACKENDS: Final = ("none", "kueue")
 
@@ -89,6 +90,13 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     ranks_per_pod: Annotated[
         Annotated[int, Meta(ge=1, le=1024)], Meta(description="Workers in each pod, as --nproc-per-node.")
     ] = 1
+    domain_label: Annotated[
+        str,
+        Meta(
+            description="Label of the pods whose value says what fails together, for --buddy-every; where Kubernetes "
+            "does so, pods have topology.kubernetes.io/zone of their node. Default: each node alone."
+        ),
+    ] = ""
     run_flags: Annotated[list[str], Meta(description="Further flags of regrow run, for example --buddy-every=20.")] = []
     checkpoint_dir: Annotated[
         str, Meta(description="As --checkpoint-dir; a gang that must start anew resumes from there.")
@@ -244,6 +252,11 @@ def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
         found.append(SizeProblem("backend", f"is {spec.backend!r}: give one of {', '.join(BACKENDS)}"))
     if spec.backend == "kueue" and spec.kueue is None:
         found.append(SizeProblem("kueue", "is missing: give kueue.queueName, for the backend is kueue"))
+    if spec.domain_label and not re.fullmatch(_LABEL, spec.domain_label, re.ASCII):
+        text = (
+            f"is {spec.domain_label!r}, which is no key of a label: give one as kubectl get pods --show-labels says it"
+        )
+        found.append(SizeProblem("domainLabel", text))
     containers = (spec.template.get("spec") or {}).get("containers")
     if not isinstance(containers, list) or not containers or not isinstance(containers[0], dict):
         found.append(
