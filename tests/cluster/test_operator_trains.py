@@ -13,6 +13,7 @@ from tests.cluster.jobs import training_job
 from tests.process.test_elastic_launch import PACED
 
 from regrow.membership.view import JobView
+from regrow.observe.ledger import Ledger, read_records
 
 
 def _free_port() -> int:
@@ -106,3 +107,45 @@ async def test_the_loss_of_pod_0_starts_the_gang_anew_from_a_checkpoint_and_noth
             await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
         steps = [int(each) for each in re.findall(r"^.*at (\d+) of 2$", cluster.kubelet.output(leader), re.MULTILINE)]
         assert steps[0] > 0, cluster.kubelet.output(leader)
+
+
+async def test_work_of_higher_priority_takes_a_replicas_place_and_gives_it_back_and_no_step_is_lost(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PACED)
+    job = training_job(
+        replicaCount=1,
+        maxReplicaCount=2,
+        scaleUpSnoozeTimeInSeconds=0,
+        gracefulShutdownTimeoutInSeconds=60,
+        port=_free_port(),
+        priorityClassName="gang",
+        elasticPriorityClassName="elastic",
+    )
+    async with bed(tmp_path, {"n1": 2}, real=True) as cluster:
+        for name, value in (("gang", 1000), ("elastic", -100), ("inference", 100)):
+            cluster.store.objects[("priorityclasses", "", name)] = {
+                "metadata": {"name": name, "uid": name},
+                "value": value,
+            }
+        cluster.store.create("trainingjobs", "team", job)
+        async with cluster.operator():
+            await cluster.until(lambda: _world(cluster) == 2, "two replicas train")
+            serve = {"name": "chat", "image": "chat", "command": ["http.server", "0", "--bind=127.0.0.1"]}
+            spec = {"priorityClassName": "inference", "containers": [serve]}
+            cluster.store.create("pods", "team", {"metadata": {"name": "chat", "labels": {}}, "spec": spec})
+            await cluster.until(lambda: _phase(cluster, "chat") == "Running", "it has the place")
+            await cluster.until(lambda: _world(cluster) == 1, "the gang trains on")
+            await cluster.until(lambda: cluster.status().get("pendingReplicas") == 1, "a replica waits")
+            cluster.store.delete("pods", "team", "chat")
+            await cluster.until(lambda: _world(cluster) == 2, "two replicas train again")
+            (tmp_path / "hurry").touch()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+    told = Ledger(read_records(tmp_path / "job-1-0-1.home" / "jobs" / "job"))
+    assert [each.kind for each in told.incidents] == ["grow", "preempt", "grow"]
+    assert [each.steps_lost for each in told.incidents] == [0, 0, 0]
+    assert sorted(told.commits) == list(range(700))
+
+
+def _phase(cluster: Bed, name: str) -> str:
+    return str(cluster.store.get("pods", "team", name)["status"]["phase"])
