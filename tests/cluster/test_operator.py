@@ -201,6 +201,18 @@ async def test_names_and_fields_that_cannot_be_are_refused_before_they_reach_the
         (training_job("7b"), "metadata.name is '7b': use small letters, digits and '-', and begin with a letter"),
         (training_job("gpt.1"), "metadata.name is 'gpt.1': use small letters"),
         (training_job(domainLabel="a rack"), "spec.domainLabel is 'a rack', which is no key of a label: give one"),
+        (
+            training_job(template={"spec": {"containers": [{"image": "a", "resurces": {"limits": {}}}]}}),
+            "spec.template.spec.containers[0].resurces is no field of a pod (did you mean resources?)",
+        ),
+        (
+            training_job(template={"spec": {"containers": [{"image": "a", "env": [{"name": "A", "valu": "b"}]}]}}),
+            "spec.template.spec.containers[0].env[0].valu is no field of a pod (did you mean value?)",
+        ),
+        (
+            training_job(template={"spec": {"nodeSelectr": {}, "containers": [{"image": "a"}]}}),
+            "spec.template.spec.nodeSelectr is no field of a pod (did you mean nodeSelector?)",
+        ),
         (training_job("Gpt"), "metadata.name is 'Gpt': use small letters"),
         (
             training_job(backend="kueue", kueue=queue),

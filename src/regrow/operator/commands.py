@@ -12,7 +12,7 @@ import yaml
 from regrow.core.errors import UsageError
 from regrow.operator.api import ApiFailure, ApiKind, Manifest
 from regrow.operator.crd import crd
-from regrow.operator.lightkube_api import LightkubeApi
+from regrow.operator.lightkube_api import LightkubeApi, misspelt_field
 from regrow.operator.objects import JOB_LABEL
 from regrow.operator.observing import read_pod
 from regrow.operator.resource import GROUP, KIND, VERSION, SpecRefused, TrainingJob, read_job, read_status
@@ -48,6 +48,8 @@ def check_manifest(body: Manifest, where: str, *, namespace: str) -> None:
     _check_fields(
         body.get("spec"), crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"], where
     )
+    if found := misspelt_field((body.get("spec") or {}).get("template")):
+        raise UsageError(f"{where}: {found[0]} is no field of a pod", hint=f"did you mean {found[1]}?")
     try:
         read_job({**body, "metadata": {"uid": "", "namespace": namespace, **body["metadata"]}})
     except SpecRefused as refusal:
