@@ -80,6 +80,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("cost_over_hf_b8", most=1.0),
         Target("cost_over_hf_b64", most=1.0),
     ),
+    "recipes": tuple(Target(f"recipe_over_plain_{method}", most=1.02) for method in ("pretrain", "lora")),
     "rendezvous": (Target("form_bytes_a_rank_4096", least=0.8, most=1.2, of="form_bytes_a_rank_1024"),),
     "recovery": (
         Target("steps_redone", most=0),

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from tests.cluster.fake_discovery import NO_NAMESPACE, FakeDiscovery, as_table
 from tests.cluster.fake_store import Change, FakeStore, Manifest, Refused
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -29,13 +30,15 @@ class FakeApi:
     def app(self) -> web.Application:
         """As an application of aiohttp."""
         app = web.Application(client_max_size=2**24)
+        FakeDiscovery(self.store).add_to(app)
         for root in ("/api/{version}", "/apis/{group}/{version}"):
             app.router.add_route("*", root + "/{plural}", self._collection)
             app.router.add_route("*", root + "/namespaces/{namespace}/{plural}", self._collection)
             app.router.add_route("*", root + "/namespaces/{namespace}/{plural}/{name}", self._object)
             app.router.add_route("*", root + "/namespaces/{namespace}/{plural}/{name}/{part}", self._object)
-            app.router.add_route("*", root + "/{plural:nodes}/{name}", self._object)
-            app.router.add_route("*", root + "/{plural:nodes}/{name}/{part}", self._object)
+            bare = f"/{{plural:{'|'.join(NO_NAMESPACE)}}}"
+            app.router.add_route("*", root + bare + "/{name}", self._object)
+            app.router.add_route("*", root + bare + "/{name}/{part}", self._object)
         return app
 
     def cut(self) -> None:
@@ -59,6 +62,9 @@ class FakeApi:
             return _json(Refused(503, "ServiceUnavailable", "down").status(), status=503)
         if request.match_info["plural"] in self.unserved:
             return web.Response(status=404, text="404 page not found\n")
+        if request.can_read_body and "json" not in request.content_type:
+            text = "the body must be JSON: this server does not speak protobuf"
+            return _json(Refused(415, "UnsupportedMediaType", text).status(), status=415)
         try:
             found: web.StreamResponse = await handler(request)
         except Refused as refusal:
@@ -78,6 +84,8 @@ class FakeApi:
         if request.query.get("watch", "") in _TRUE:
             return await self._watch(request, plural, namespace, matches)
         found = self.store.all_of(plural, namespace, matches)
+        if "as=Table" in request.headers.get("Accept", "") and plural in self.store.crds:
+            return _json(as_table(self.store.crds[plural], found, str(self.store.version)))
         first = int(request.query.get("continue", "0"))
         limit = int(request.query.get("limit", "0")) or len(found)
         meta = {"resourceVersion": str(self.store.version)}
@@ -101,7 +109,10 @@ class FakeApi:
         if part == "scale":
             return _json(await self._scale(request, plural, namespace, name))
         if request.method == "GET":
-            return _json(self.store.get(plural, namespace, name))
+            found = self.store.get(plural, namespace, name)
+            if "as=Table" in request.headers.get("Accept", "") and plural in self.store.crds:
+                return _json(as_table(self.store.crds[plural], [found], str(self.store.version)))
+            return _json(found)
         if request.method == "PUT":
             return _json(self.store.replace(plural, namespace, name, await request.json(), part=part))
         if request.method == "PATCH":

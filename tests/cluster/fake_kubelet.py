@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,12 +68,14 @@ class FakeKubelet:
         meta, container = pod["metadata"], pod["spec"]["containers"][0]
         env = {**os.environ, "REGROW_HOME": str(self._folder / f"{meta['name']}.home"), "POD_IP": _HERE}
         for each in container.get("env", []):
+            if label := re.fullmatch(r"metadata\.labels\['(.+)'\]", _field_path(each)):
+                env[each["name"]] = meta["labels"].get(label.group(1), "")
             source = each.get("valueFrom", {}).get("secretKeyRef")
             if source is not None:
                 secret = self._store.get("secrets", meta["namespace"], source["name"])
                 env[each["name"]] = secret["stringData"][source["key"]]
         services = {f"{each['metadata']['name']}.{meta['namespace']}.svc" for each in self._store.all_of("services")}
-        words = [self._resolved(word, services) for word in container["command"]]
+        words = [self._resolved(word, services, env) for word in container["command"]]
         with (self._folder / f"{meta['name']}.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *words], cwd=self._folder, env=env, stdout=log, stderr=subprocess.STDOUT
@@ -82,10 +85,10 @@ class FakeKubelet:
         status = {"phase": "Running", "podIP": _HERE, "containerStatuses": [state]}
         self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
 
-    def _resolved(self, word: str, services: set[str]) -> str:
+    def _resolved(self, word: str, services: set[str], env: dict[str, str]) -> str:
         for service in services:
             word = word.replace(service, _HERE)
-        return word.replace("$(POD_IP)", _HERE)
+        return re.sub(r"\$\((\w+)\)", lambda name: env.get(name.group(1), name.group(0)), word)
 
     def _ended(self, pod: Manifest, code: int, *, deleted: bool) -> None:
         meta = pod["metadata"]
@@ -100,6 +103,10 @@ class FakeKubelet:
             "containerStatuses": [{"state": {"terminated": ended}}],
         }
         self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
+
+
+def _field_path(variable: Manifest) -> str:
+    return str(variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", ""))
 
 
 def kubeconfig(address: str, namespace: str = "team") -> str:

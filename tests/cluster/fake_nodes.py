@@ -47,6 +47,9 @@ class FakeScheduler:
         meta = pod["metadata"]
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self._store.stamp()}
         pod["spec"]["nodeName"] = node
+        labels = self._store.objects.get(("nodes", "", node), {"metadata": {}})["metadata"].get("labels") or {}
+        zone = {key: value for key, value in labels.items() if key.startswith("topology.kubernetes.io/")}
+        meta["labels"] = {**(meta.get("labels") or {}), **zone}  # as Kubernetes does from 1.35 on (KEP-4742)
         self._store.replace("pods", meta["namespace"], meta["name"], pod)
         patch = {"status": {"conditions": [scheduled]}}
         self._store.patch("pods", meta["namespace"], meta["name"], patch, part="status")
@@ -83,6 +86,8 @@ class SaidToRun:
         self.cut: dict[str, float] = {}
         self.processes: dict[str, Manifest] = {}
         """Pods of which something runs, by uid; also of those that the API server has forgotten."""
+        self.without_regrow: set[str] = set()
+        """Images in which the command is not: a container of such a one cannot start."""
 
     def turn(self) -> None:
         """Start what was bound, end what was deleted, evict from nodes that nobody reaches."""
@@ -101,6 +106,12 @@ class SaidToRun:
             elif "deletionTimestamp" in meta and pod["status"]["phase"] not in _ENDED:
                 self.processes.pop(meta["uid"], None)
                 self._store.delete("pods", *name, grace=0)
+            elif (
+                node
+                and pod["status"]["phase"] == "Pending"
+                and pod["spec"]["containers"][0]["image"] in self.without_regrow
+            ):
+                self._end(pod, 128, "StartError")
             elif node and pod["status"]["phase"] == "Pending":
                 self.processes[meta["uid"]] = pod
                 running = {"state": {"running": {"startedAt": self._store.stamp()}}}
@@ -109,9 +120,12 @@ class SaidToRun:
 
     def end(self, pod: Manifest, code: int) -> None:
         """Its process ends by itself."""
+        self._end(pod, code, "Error" if code else "Completed")
+
+    def _end(self, pod: Manifest, code: int, reason: str) -> None:
         meta = pod["metadata"]
         self.processes.pop(meta["uid"], None)
-        ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": self._store.stamp()}
+        ended = {"exitCode": code, "reason": reason, "finishedAt": self._store.stamp()}
         status: dict[str, Any] = {
             "phase": "Failed" if code else "Succeeded",
             "containerStatuses": [{"state": {"terminated": ended}}],

@@ -112,6 +112,8 @@ class FakeStore:
             meta["name"] = meta["generateName"] + "".join(self._chance.choices(_SUFFIX, k=5))
         self._check_refused("create", plural, new)
         _check_name(plural, meta.get("name", ""))
+        if plural == "services":
+            _check_service_name(meta["name"])
         key = (plural, namespace, meta["name"])
         if key in self.objects:
             raise Refused(409, "AlreadyExists", f'{plural} "{meta["name"]}" already exists')
@@ -282,6 +284,11 @@ def _check_name(plural: str, name: str) -> None:
         raise Refused(
             422, "Invalid", f"{plural}: metadata.name: Invalid value: {name!r}: a lowercase RFC 1123 subdomain"
         )
+
+
+def _check_service_name(name: str) -> None:
+    if not (name[0].isalpha() and "." not in name and len(name) <= 63):
+        raise Refused(422, "Invalid", f"services: metadata.name: Invalid value: {name!r}: a DNS-1035 label")
 
 
 def _check_pod(pod: Manifest) -> None:

@@ -71,7 +71,7 @@ class PlannedCluster:
         """Something that nobody planned."""
         self.now += chance.choice([0.0, 0.5, 5.0, 40.0])
         victim = chance.choice(sorted(self.replicas)) if self.replicas else None
-        event = chance.choice(["lose", "end", "preempt", "machines", "scale", "nothing", "break", "stick"])
+        event = chance.choice(["lose", "end", "preempt", "machines", "scale", "nothing", "break", "stick", "sicken"])
         if event == "machines":
             self.machines = chance.randint(0, self.spec.max_replica_count + 2)
         elif event == "scale":
@@ -79,6 +79,9 @@ class PlannedCluster:
             self.spec = msgspec.structs.replace(self.spec, replicas=asked)
         elif event == "break" and self.stage is JobStage.TRAINING and chance.random() < 0.3:
             self.stage = JobStage.BROKEN
+        elif victim is not None and event == "sicken":
+            found = [BadNode(node, self.now + 600.0, "sick", leave=True) for node in self.replicas[victim].nodes]
+            self._bad.update({each.node: each for each in found})
         elif victim is not None and event in ("lose", "end", "preempt", "stick"):
             self._strike(victim, event)
 

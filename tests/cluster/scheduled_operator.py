@@ -5,9 +5,12 @@ from collections.abc import AsyncIterator, Callable
 
 from tests.cluster.fake_store import FakeStore, Manifest, Refused
 
+from regrow.cluster.observed import JobStage
 from regrow.operator.api import ApiFailure, ApiKind
 from regrow.operator.cache import JobKey
 from regrow.operator.controller import Controller
+from regrow.operator.observing import read
+from regrow.operator.resource import read_job
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -18,6 +21,8 @@ class StoreApi:
     def __init__(self, store: FakeStore, lost: Callable[[], bool] = lambda: False) -> None:
         self._store = store
         self._lost = lost
+        self.asked_to_end: set[str] = set()
+        """Pods that were deleted with their grace."""
 
     async def list(self, kind: ApiKind) -> tuple[list[Manifest], str]:
         return self._store.all_of(kind), str(self._store.version)
@@ -41,6 +46,8 @@ class StoreApi:
         return self._ask(lambda: self._store.replace(kind, meta["namespace"], meta["name"], body, part="status"))
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
+        if not force:
+            self.asked_to_end.add(name)
         self._ask(lambda: self._store.delete(kind, namespace, name, grace=0 if force else None))
 
     def _ask(self, act: Callable[[], Manifest]) -> Manifest:
@@ -58,7 +65,8 @@ class ScheduledOperator:
 
     def __init__(self, store: FakeStore, lost: Callable[[], bool] = lambda: False) -> None:
         self._store = store
-        self.controller = Controller(StoreApi(store, lost), KEY, wall=store.wall)
+        self._api = StoreApi(store, lost)
+        self.controller = Controller(self._api, KEY, wall=store.wall)
         self._heard = 0
 
     def relist(self) -> None:
@@ -86,5 +94,24 @@ class ScheduledOperator:
             await self.look_at(key)
 
     async def look_at(self, key: JobKey) -> None:
+        """At one job; nobody is asked to leave while fewer than the gang would train without it."""
+        before = self._training(key)
+        self._api.asked_to_end.clear()
         with contextlib.suppress(ApiFailure):
             await self.controller.reconcile(key)
+        if before is not None:
+            low, running = before
+            left = {place for name, place in running.items() if name not in self._api.asked_to_end}
+            assert len(left) >= min(low, len(set(running.values()))), f"below the minimum by its own choice: {running}"
+
+    def _training(self, key: JobKey) -> tuple[int, dict[str, int]] | None:
+        """Of a job that trains, as far as it knows: the gang's size, and the places of pods that run."""
+        found = self.controller.cache.job(key)
+        if found is None:
+            return None
+        job = read_job(found)
+        pods = [pod for pod in self.controller.cache.pods(key) if pod.owner == job.uid]
+        if read(job, pods, self._store.wall()).seen.stage is not JobStage.TRAINING:
+            return None
+        running = {pod.name: pod.place for pod in pods if pod.phase == "Running" and pod.deleted_at is None}
+        return job.spec.replica_count, running

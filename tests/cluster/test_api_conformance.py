@@ -6,6 +6,8 @@ Against the fake one, or a real one: `REGROW_TEST_KUBECONFIG=~/.kube/config` (th
 * CONCEPTS: kubernetes.io/docs/reference/using-api/api-concepts
 * CRDS: kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions
 * PODS: kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle
+* META: kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta
+* COLLECTION: kubernetes.io/docs/concepts/architecture/garbage-collection
 """
 
 import asyncio
@@ -49,7 +51,15 @@ async def server() -> AsyncIterator[Server]:
     store.install(crd())
     fake = FakeApi(store)
     async with serve(fake) as address, LightkubeApi(KubeConfig.from_dict(json.loads(kubeconfig(address))).get()) as api:
+        collecting = asyncio.create_task(_collect(store))
         yield Server(api, fake)
+        collecting.cancel()
+
+
+async def _collect(store: FakeStore) -> None:
+    while True:
+        store.collect()
+        await asyncio.sleep(0.02)
 
 
 def pod(name: str, **labels: str) -> Manifest:
@@ -204,3 +214,95 @@ async def test_a_pod_without_a_node_has_said_nothing(server: Server) -> None:
     await server.api.create(ApiKind.PODS, pod("silent"))
     assert [line async for line in server.api.log("team", "silent", follow=False, tail=None)] == []
     await server.api.delete(ApiKind.PODS, "team", "silent")
+
+
+async def test_what_a_job_owns_goes_with_it_and_what_another_of_its_name_owned_does_not_come_back(
+    server: Server,
+) -> None:
+    """COLLECTION, Owner references: by uid, not by name; in the background."""
+    made = (await server.api.create(ApiKind.JOBS, training_job("owner")))["metadata"]
+    owner = {"apiVersion": "regrow.dev/v1alpha1", "kind": "TrainingJob", "name": "owner", "uid": made["uid"]}
+    body = pod("owned")
+    body["metadata"]["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
+    await server.api.create(ApiKind.PODS, body)
+    await server.api.delete(ApiKind.JOBS, "team", "owner")
+    again = (await server.api.create(ApiKind.JOBS, training_job("owner")))["metadata"]
+    assert again["uid"] != made["uid"]
+    async with asyncio.timeout(PATIENCE):
+        while not await _missing(server, ApiKind.PODS, "owned"):
+            await asyncio.sleep(0.05)
+    await server.api.delete(ApiKind.JOBS, "team", "owner")
+
+
+async def _missing(server: Server, kind: ApiKind, name: str) -> bool:
+    try:
+        await server.api.get(kind, "team", name)
+    except ApiFailure as failure:
+        return failure.missing
+    return False
+
+
+async def test_versions_rise_and_the_end_of_an_object_has_a_later_one_than_its_last_change(server: Server) -> None:
+    """META, resourceVersion; CONCEPTS, Resource versions: of one kind they can be compared (Kubernetes 1.35)."""
+    made = await server.api.create(ApiKind.PODS, pod("ages"))
+    version = made["metadata"]["resourceVersion"]
+
+    async def end() -> int:
+        async for what, found in server.api.watch(ApiKind.PODS, version):
+            if what == "DELETED" and found["metadata"]["name"] == "ages":
+                return int(found["metadata"]["resourceVersion"])
+        return 0
+
+    listening = asyncio.create_task(end())
+    labels = {**made["metadata"]["labels"], "more": "yes"}
+    changed = await server.api.replace(ApiKind.PODS, {**made, "metadata": {**made["metadata"], "labels": labels}})
+    await server.api.delete(ApiKind.PODS, "team", "ages")
+    assert int(version) < int(changed["metadata"]["resourceVersion"]) < await asyncio.wait_for(listening, PATIENCE)
+
+
+async def test_a_list_in_pages_has_everything_and_one_version(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CONCEPTS, Retrieving large results sets in chunks."""
+    monkeypatch.setattr("regrow.operator.lightkube_api._PAGE", 2)
+    names = [f"page-{number}" for number in range(5)]
+    for name in names:
+        await server.api.create(ApiKind.PODS, pod(name))
+    items, version = await server.api.list(ApiKind.PODS)
+    found = [each["metadata"]["name"] for each in items]
+    assert sorted(set(names) & set(found)) == names and len(found) == len(set(found))
+    assert int(version) >= max(int(each["metadata"]["resourceVersion"]) for each in items)
+    for name in names:
+        await server.api.delete(ApiKind.PODS, "team", name)
+
+
+async def test_a_null_in_a_status_is_refused_by_its_field(server: Server) -> None:
+    """CRDS, Nullable: a field without `nullable: true` cannot be null; so the controller leaves it out."""
+    made = await server.api.create(ApiKind.JOBS, training_job("null"))
+    failure = await refused(server.api.replace_status(ApiKind.JOBS, {**made, "status": {"step": None}}))
+    assert failure.refused and "status.step" in str(failure)
+    await server.api.delete(ApiKind.JOBS, "team", "null")
+
+
+async def test_a_term_about_a_nodes_name_has_one_value(server: Server) -> None:
+    """kubernetes/kubernetes, pkg/apis/core/validation/validation.go, ValidateNodeFieldSelectorRequirement."""
+    term = {"key": "metadata.name", "operator": "NotIn", "values": ["n1", "n2"]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [term]}]}}
+    body = pod("kept-away")
+    body["spec"]["affinity"] = {"nodeAffinity": required}
+    failure = await refused(server.api.create(ApiKind.PODS, body))
+    assert failure.code == 422 and "matchFields[0].values" in str(failure)
+
+
+@pytest.mark.parametrize("name", ["7b", "v1.5"])
+async def test_names_of_services_are_stricter_than_those_of_jobs(server: Server, name: str) -> None:
+    """kubernetes.io/docs/concepts/services-networking/service: a valid RFC 1035 label name."""
+    port = {"name": "coordinator", "port": 29400}
+    meta = {"name": name, "namespace": "team"}
+    body = {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"clusterIP": "None", "ports": [port]}}
+    failure = await refused(server.api.create(ApiKind.SERVICES, body))
+    assert failure.code == 422 and "metadata.name" in str(failure)
+
+
+async def test_a_labels_value_has_63_characters_at_most(server: Server) -> None:
+    """kubernetes.io/docs/concepts/overview/working-with-objects/labels: Syntax and character set."""
+    failure = await refused(server.api.create(ApiKind.PODS, pod("long", told="x" * 64)))
+    assert failure.code == 422 and "63 characters" in str(failure)

@@ -54,7 +54,7 @@ async def test_a_bad_node_under_a_replica_is_told_as_condition_and_event_without
     cluster.store.create("trainingjobs", "team", training_job(**SIZES))
     async with cluster.operator():
         await cluster.until(lambda: len(cluster.pods("Running")) == 2, "both replicas run")
-        where = cluster.pods("Running")[0]["spec"]["nodeName"]
+        where = cluster.store.get("pods", "team", "job-1-0-1")["spec"]["nodeName"]
         cluster.store.patch("nodes", "", where, {"spec": {"unschedulable": True}})
         await cluster.until(lambda: cluster.condition("NodesHealthy").get("status") == "False", "it is said")
         await cluster.until(lambda: events(cluster, "NodesUnhealthy"), "and told")
@@ -62,6 +62,24 @@ async def test_a_bad_node_under_a_replica_is_told_as_condition_and_event_without
         assert len(cluster.pods("Running")) == 2  # nobody who trains is ended for it
         cluster.store.patch("nodes", "", where, {"spec": {"unschedulable": None}})
         await cluster.until(lambda: cluster.condition("NodesHealthy").get("status") == "True", "it is over")
+
+
+async def test_a_replica_on_a_bad_node_moves_and_the_one_with_the_coordinator_stays(cluster: Bed) -> None:
+    cluster.store.create("trainingjobs", "team", training_job(**SIZES))
+    async with cluster.operator():
+        await cluster.until(lambda: cluster.status().get("replicas") == 2, "both replicas run")
+        where = {each["metadata"]["labels"]["regrow.dev/place"]: each for each in cluster.pods("Running")}
+        for pod in where.values():
+            label = {HYPERPOD: "UnschedulablePendingReboot"}
+            cluster.store.patch("nodes", "", pod["spec"]["nodeName"], {"metadata": {"labels": label}})
+        (free,) = set(cluster.scheduler.nodes) - {pod["spec"]["nodeName"] for pod in where.values()}
+        await cluster.until(
+            lambda: [each for each in cluster.pods("Running") if each["spec"]["nodeName"] == free], "it has moved"
+        )
+        await cluster.until(lambda: cluster.status().get("replicas") == 2, "both replicas run")
+        now = {each["metadata"]["name"]: each["metadata"]["uid"] for each in cluster.pods("Running")}
+        assert now["job-1-0-1"] == where["0"]["metadata"]["uid"]
+        assert where["1"]["metadata"]["name"] not in now
 
 
 async def test_who_may_not_list_nodes_or_make_events_runs_jobs_all_the_same(cluster: Bed) -> None:

@@ -1,6 +1,7 @@
 """The operator over HTTP, with lightkube: what it makes, how soon, and what it says of what cannot be."""
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -116,6 +117,112 @@ async def test_what_cannot_be_is_said_in_a_condition_that_names_field_and_cure(c
         assert "spec.kueue.queueName is 'nowhere'" in cluster.condition("QueueFound", "queued")["message"]
 
 
+async def test_an_image_without_regrow_is_said_and_the_job_starts_when_another_is_named(cluster: Bed) -> None:
+    cluster.said.without_regrow.add("team/bare:1")
+    body = training_job(**SMALL)
+    container = body["spec"]["template"]["spec"]["containers"][0]
+    container["image"] = "team/bare:1"
+    cluster.store.create("trainingjobs", "team", body)
+    async with cluster.operator():
+        await cluster.until(lambda: cluster.status().get("phase") == "Failed", "it is said")
+        assert "pod 0 (job-1-0-1) could not start its command: is regrow in the image?" in str(
+            cluster.condition("Failed")
+        )
+        mended = {"spec": {"containers": [{**container, "image": "team/train:1"}]}}
+        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"template": mended}})
+        await cluster.until(lambda: len(cluster.pods("Running")) == 4, "it runs after all")
+        await cluster.until(lambda: cluster.status()["replicas"] == 4, "it says so")
+        assert cluster.status()["phase"] == "Training" and cluster.status()["attempt"] == 2
+        assert cluster.condition("Failed")["status"] == "False"
+
+
+async def test_a_job_that_has_trained_and_failed_stays_failed_whatever_is_edited(cluster: Bed) -> None:
+    cluster.store.create("trainingjobs", "team", training_job(**SMALL))
+    async with cluster.operator():
+        await cluster.until(lambda: cluster.status().get("replicas") == 4, "all replicas run")
+        cluster.said.end(cluster.store.get("pods", "team", "job-1-0-1"), 1)
+        await cluster.until(lambda: cluster.status().get("phase") == "Failed", "its script has failed")
+        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 3}})
+        await cluster.until(lambda: cluster.status().get("observedGeneration") == 2, "it was looked at")
+        assert cluster.status()["phase"] == "Failed" and not cluster.pods("Running")
+
+
+async def test_a_spec_that_is_spoiled_while_the_job_trains_changes_nothing_until_it_is_mended(cluster: Bed) -> None:
+    cluster.store.create("trainingjobs", "team", training_job(**SMALL))
+    async with cluster.operator():
+        await cluster.until(lambda: cluster.status().get("replicas") == 4, "all replicas run")
+        before = {each["metadata"]["uid"] for each in cluster.pods("Running")}
+        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicaDiscreteValues": [3]}})
+        await cluster.until(lambda: cluster.condition("SpecValid").get("status") == "False", "it is said")
+        text = "spec.replicaDiscreteValues does not have replicaCount (2), with which the job starts: add it"
+        assert text in cluster.condition("SpecValid")["message"]
+        assert {each["metadata"]["uid"] for each in cluster.pods("Running")} == before
+        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicaDiscreteValues": [2, 3]}})
+        await cluster.until(lambda: cluster.status().get("replicas") == 3, "it has the size that may be")
+        assert cluster.condition("SpecValid")["status"] == "True"
+
+
+async def test_who_may_not_make_secrets_or_jobs_is_told_what_to_ask_for(cluster: Bed, tmp_path: Path) -> None:
+    cluster.store.refuse = lambda verb, plural, body: (
+        Refused(403, "Forbidden", f"{plural} is forbidden") if plural == "secrets" else None
+    )
+    cluster.store.create("trainingjobs", "team", training_job())
+    async with cluster.operator():
+        await cluster.until(lambda: cluster.condition("PodsCreated").get("status") == "False", "it is said")
+        told = "a secret was refused: secrets is forbidden; ask for quota, or for the operator's permission to make"
+        assert told in cluster.condition("PodsCreated")["message"]
+        cluster.store.refuse = lambda verb, plural, body: None
+        await cluster.until(lambda: cluster.condition("PodsCreated").get("status") == "True", "it has the right now")
+    cluster.store.refuse = lambda verb, plural, body: Refused(403, "Forbidden", f"{plural} is forbidden")
+    told = await regrow(cluster, tmp_path, "submit", str(written(tmp_path, training_job("other"))))
+    assert "trainingjobs is forbidden" in told and "ask for the right to do this in the namespace" in told
+
+
+def written(folder: Path, body: dict[str, Any]) -> Path:
+    file = folder / "job.yaml"
+    file.write_text(str(body))
+    return file
+
+
+async def regrow(cluster: Bed, folder: Path, *words: str) -> str:
+    """What `regrow k8s` says, as a user of this cluster."""
+    config = folder / "kubeconfig"
+    config.write_text(kubeconfig(cluster.address))
+    runner = CliRunner(env={"KUBECONFIG": str(config)})
+    result = await asyncio.to_thread(runner.invoke, commands, ["k8s", *words])
+    return result.output or str(result.exception)
+
+
+async def test_names_and_fields_that_cannot_be_are_refused_before_they_reach_the_cluster(
+    cluster: Bed, tmp_path: Path
+) -> None:
+    queue = {"queueName": "team", "priorityClas": "high"}
+    for body, says in (
+        (training_job("7b"), "metadata.name is '7b': use small letters, digits and '-', and begin with a letter"),
+        (training_job("gpt.1"), "metadata.name is 'gpt.1': use small letters"),
+        (training_job(domainLabel="a rack"), "spec.domainLabel is 'a rack', which is no key of a label: give one"),
+        (
+            training_job(template={"spec": {"containers": [{"image": "a", "resurces": {"limits": {}}}]}}),
+            "spec.template.spec.containers[0].resurces is no field of a pod (did you mean resources?)",
+        ),
+        (
+            training_job(template={"spec": {"containers": [{"image": "a", "env": [{"name": "A", "valu": "b"}]}]}}),
+            "spec.template.spec.containers[0].env[0].valu is no field of a pod (did you mean value?)",
+        ),
+        (
+            training_job(template={"spec": {"nodeSelectr": {}, "containers": [{"image": "a"}]}}),
+            "spec.template.spec.nodeSelectr is no field of a pod (did you mean nodeSelector?)",
+        ),
+        (training_job("Gpt"), "metadata.name is 'Gpt': use small letters"),
+        (
+            training_job(backend="kueue", kueue=queue),
+            "spec.kueue.priorityClas is no field of a TrainingJob (did you mean",
+        ),
+    ):
+        assert says in await regrow(cluster, tmp_path, "submit", str(written(tmp_path, body)))
+    assert cluster.store.all_of("trainingjobs") == []
+
+
 async def test_nothing_is_said_of_a_queue_where_the_server_does_not_know_what_queues_are(cluster: Bed) -> None:
     cluster.fake.unserved.add("localqueues")
     queue: dict[str, Any] = {"backend": "kueue", "kueue": {"queueName": "team"}}
@@ -128,44 +235,37 @@ async def test_nothing_is_said_of_a_queue_where_the_server_does_not_know_what_qu
 
 
 async def test_jobs_are_submitted_shown_and_scaled_from_a_terminal(cluster: Bed, tmp_path: Path) -> None:
-    config, file = tmp_path / "kubeconfig", tmp_path / "job.yaml"
-    config.write_text(kubeconfig(cluster.address))
-
-    async def regrow(*words: str) -> str:
-        runner = CliRunner(env={"KUBECONFIG": str(config)})
-        result = await asyncio.to_thread(runner.invoke, commands, ["k8s", *words])
-        return result.output or str(result.exception)
-
+    file, say = tmp_path / "job.yaml", functools.partial(regrow, cluster, tmp_path)
     body = training_job(**SMALL, colour="red")
     file.write_text(str(body))
-    assert "spec.colour is no field of a TrainingJob" in await regrow("submit", str(file))
+    assert "spec.colour is no field of a TrainingJob" in await say("submit", str(file))
     body = training_job(**SMALL, replicasCount=3)
     file.write_text(str(body))
-    assert "did you mean replicaCount?" in await regrow("submit", str(file))
+    assert "did you mean replicaCount?" in await say("submit", str(file))
     file.write_text(str(training_job(**SMALL)))
-    assert "job team/job is there" in await regrow("submit", str(file))
-    assert "AlreadyExists" in await regrow("submit", str(file)) or "already exists" in await regrow("submit", str(file))
+    assert "job team/job is there" in await say("submit", str(file))
+    assert "AlreadyExists" in await say("submit", str(file)) or "already exists" in await say("submit", str(file))
 
     def creating(name: str) -> str:
         raise Refused(400, "BadRequest", f'container "train" in pod "{name}" is waiting to start: ContainerCreating')
 
     cluster.fake.logs = lambda name: f"first of {name}\nlast of {name}\n"
-    assert "job job has no pod for replica 0 now" in await regrow("logs", "job")
+    assert "job job has no pod for replica 0 now" in await say("logs", "job")
     async with cluster.operator():
         await cluster.until(lambda: cluster.status().get("replicas") == 4, "all replicas run")
-        assert await regrow("logs", "job") == "first of job-1-0-1\nlast of job-1-0-1\n"
-        assert await regrow("logs", "job", "--replica", "1", "--tail", "1") == "last of job-1-1-2\n"
-        assert "job job has no node 4 (it can have nodes 0 to 3)" in await regrow("logs", "job", "--node", "4")
-        assert "give one of them" in await regrow("logs", "job", "--node", "1", "--replica", "1")
+        assert await say("logs", "job") == "first of job-1-0-1\nlast of job-1-0-1\n"
+        assert await say("logs", "job", "--replica", "1", "--tail", "1") == "last of job-1-1-2\n"
+        assert "job job has no node 4 (it can have nodes 0 to 3)" in await say("logs", "job", "--node", "4")
+        assert "give one of them" in await say("logs", "job", "--node", "1", "--replica", "1")
         cluster.fake.logs = creating
-        assert "is waiting to start" in await regrow("logs", "job", "--node", "1")
-        assert "is waiting to start" in await regrow("logs", "job", "--node", "1", "-f")
+        assert "is waiting to start" in await say("logs", "job", "--node", "1")
+        assert "is waiting to start" in await say("logs", "job", "--node", "1", "-f")
         job = cluster.job()
         said = {**job["status"], "step": 12, "incidents": 1, "goodput": 0.875}
         cluster.store.replace("trainingjobs", "team", "job", {**job, "status": said}, part="status")
-        assert "step 12, incidents 1, goodput 88%, when it was last asked" in await regrow("status", "job")
-        assert "replicas: 4, wanted 4, waiting 0" in await regrow("status", "job")
-        assert "job job can have 2 to 4" in await regrow("scale", "job", "--replicas", "5")
-        assert "is to have 3 replicas" in await regrow("scale", "job", "--replicas", "3")
+        assert "step 12, incidents 1, goodput 88%, when it was last asked" in await say("status", "job")
+        assert "replicas: 4, wanted 4, waiting 0" in await say("status", "job")
+        assert "job job can have 2 to 4" in await say("scale", "job", "--replicas", "5")
+        assert "is to have 3 replicas" in await say("scale", "job", "--replicas", "3")
         await cluster.until(lambda: len(cluster.pods("Running")) == 3, "it is made smaller")
-    assert "there is no" in await regrow("status", "other") or "not found" in await regrow("status", "other")
+    assert "there is no" in await say("status", "other") or "not found" in await say("status", "other")

@@ -1,4 +1,4 @@
-"""Any order of events: never two pods for one place, no orphan, and it comes to rest."""
+"""Any order of events: never two for one place, never fewer than the gang by choice, no orphan; it comes to rest."""
 
 import asyncio
 import contextlib
@@ -76,6 +76,7 @@ class Schedule:
                 self._other,
                 self._compact,
                 self._restart,
+                self._sicken,
             ]
         )
         happening()
@@ -179,6 +180,16 @@ class Schedule:
         self.others += 1
         spec = {"containers": [{"name": "x", "image": "x"}], "priorityClassName": "other"}
         self.store.create("pods", "team", {"metadata": {"name": f"other{self.others}", "labels": {}}, "spec": spec})
+
+    def _sicken(self) -> None:
+        """A node fails the job's examinations for the second time."""
+        if (pod := self._some("Running")) is None:
+            return
+        for each in self.store.all_of("trainingjobs"):
+            bad = {"name": pod["spec"]["nodeName"], "until": self.now + 300.0, "reason": "xid 79", "quarantined": True}
+            kept = [*(each.get("status") or {}).get("avoidedNodes", []), bad]
+            where = ("trainingjobs", "team", each["metadata"]["name"])
+            self.store.patch(*where, {"status": {"avoidedNodes": kept}}, part="status")
 
     def _compact(self) -> None:
         self.store.compact()

@@ -1,11 +1,19 @@
 """A real training under the operator: real processes, pods deleted, sizes changed, the operator away."""
 
+import os
+import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 from tests.cluster.bed import Bed, bed
 from tests.cluster.jobs import training_job
 from tests.process.test_elastic_launch import PACED
+
+from regrow.membership.view import JobView
+from regrow.observe.ledger import Ledger, read_records
 
 
 def _free_port() -> int:
@@ -56,3 +64,88 @@ async def test_a_training_grows_loses_a_pod_shrinks_and_ends_without_losing_a_st
         assert "trained by 1" in told
         steps = [int(line.split()[-3]) for line in told.splitlines() if line.split()[-2:-1] == ["of"]]
         assert steps == sorted(set(steps)) and steps[-1] >= 690, told
+
+
+def _domains(home: Path) -> list[str]:
+    """What each node of the job fails together with, as `regrow status` says it there."""
+    words = [sys.executable, "-m", "regrow", "status", "job", "--json"]
+    said = subprocess.run(words, env={**os.environ, "REGROW_HOME": str(home)}, capture_output=True, check=True).stdout
+    return [each.domain for each in msgspec.json.decode(said, type=JobView).nodes]
+
+
+async def test_the_loss_of_pod_0_starts_the_gang_anew_from_a_checkpoint_and_nothing_of_the_old_one_stays(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PACED)
+    keep = tmp_path / "checkpoints"
+    job = training_job(
+        replicaCount=2,
+        gracefulShutdownTimeoutInSeconds=20,
+        port=_free_port(),
+        domainLabel="topology.kubernetes.io/zone",
+        checkpointDir=str(keep),
+        runFlags=["--checkpoint-every=1s"],
+    )
+    async with bed(tmp_path, {"n1": 1, "n2": 1, "n3": 2}, real=True) as cluster:
+        for name, zone in (("n1", "north"), ("n2", "south")):
+            labels = {"topology.kubernetes.io/zone": zone}
+            cluster.store.create("nodes", "", {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {}})
+        cluster.store.create("trainingjobs", "team", job)
+        async with cluster.operator():
+            await cluster.until(lambda: _world(cluster) == 2, "two replicas train")
+            assert _domains(tmp_path / "job-1-0-1.home") == ["north", "south"]
+            await cluster.until(lambda: "state@" in cluster.kubelet.output("job-1-0-1"), "there is a checkpoint")
+            first = {each["metadata"]["name"] for each in cluster.pods()}
+            cluster.kubelet.processes["job-1-0-1"].kill()
+            await cluster.until(lambda: cluster.status().get("attempt") == 2, "it starts anew")
+            await cluster.until(lambda: len(cluster.pods("Running")) == 2, "the gang runs again")
+            again = {each["metadata"]["name"] for each in cluster.pods()}
+            assert not first & again, "nobody of the old gang is left"
+            (leader,) = (name for name in again if name.startswith("job-2-0-"))
+            await cluster.until(lambda: " of 2\n" in cluster.kubelet.output(leader), "it trains again")
+            (tmp_path / "hurry").touch()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+        steps = [int(each) for each in re.findall(r"^.*at (\d+) of 2$", cluster.kubelet.output(leader), re.MULTILINE)]
+        assert steps[0] > 0, cluster.kubelet.output(leader)
+
+
+async def test_work_of_higher_priority_takes_a_replicas_place_and_gives_it_back_and_no_step_is_lost(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(PACED)
+    job = training_job(
+        replicaCount=1,
+        maxReplicaCount=2,
+        scaleUpSnoozeTimeInSeconds=0,
+        gracefulShutdownTimeoutInSeconds=60,
+        port=_free_port(),
+        priorityClassName="gang",
+        elasticPriorityClassName="elastic",
+    )
+    async with bed(tmp_path, {"n1": 2}, real=True) as cluster:
+        for name, value in (("gang", 1000), ("elastic", -100), ("inference", 100)):
+            cluster.store.objects[("priorityclasses", "", name)] = {
+                "metadata": {"name": name, "uid": name},
+                "value": value,
+            }
+        cluster.store.create("trainingjobs", "team", job)
+        async with cluster.operator():
+            await cluster.until(lambda: _world(cluster) == 2, "two replicas train")
+            serve = {"name": "chat", "image": "chat", "command": ["http.server", "0", "--bind=127.0.0.1"]}
+            spec = {"priorityClassName": "inference", "containers": [serve]}
+            cluster.store.create("pods", "team", {"metadata": {"name": "chat", "labels": {}}, "spec": spec})
+            await cluster.until(lambda: _phase(cluster, "chat") == "Running", "it has the place")
+            await cluster.until(lambda: _world(cluster) == 1, "the gang trains on")
+            await cluster.until(lambda: cluster.status().get("pendingReplicas") == 1, "a replica waits")
+            cluster.store.delete("pods", "team", "chat")
+            await cluster.until(lambda: _world(cluster) == 2, "two replicas train again")
+            (tmp_path / "hurry").touch()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+    told = Ledger(read_records(tmp_path / "job-1-0-1.home" / "jobs" / "job"))
+    assert [each.kind for each in told.incidents] == ["grow", "preempt", "grow"]
+    assert [each.steps_lost for each in told.incidents] == [0, 0, 0]
+    assert sorted(told.commits) == list(range(700))
+
+
+def _phase(cluster: Bed, name: str) -> str:
+    return str(cluster.store.get("pods", "team", name)["status"]["phase"])

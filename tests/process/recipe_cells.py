@@ -3,13 +3,15 @@
 import json
 import pydoc_data.topics
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 from safetensors.torch import load_file
+from tests.process.elastic import HURRY, Elastic
 from tests.process.launching import Site
-from tests.process.training import Fault, Outcome, train
+from tests.process.training import SCRIPTS, Fault, Outcome, train
 from tests.scripts.tiny_families import save_tiny
 
 from regrow.core.records import WorkerBuilt, WorkerSpawned
@@ -26,7 +28,9 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
 )
 """What the zygotes of these jobs have imported."""
-KINDS = {"pretrain": "text", "full": "chat", "lora": "chat", "dpo": "preference"}
+ALL_BY_PREFERENCE = "dpo-all"
+"""Method dpo on all weights."""
+KINDS = {"pretrain": "text", "full": "chat", "lora": "chat", "dpo": "preference", ALL_BY_PREFERENCE: "preference"}
 
 
 def write_data(folder: Path) -> None:
@@ -102,6 +106,7 @@ class Cells:
             f'output.dir="{out}"',
             "data.length=96",
             "batch.samples=8",
+            "batch.micro=1",  # so that gradients are added up on each rank
             "train.log_every=1",
             "lora.rank=4",
             "optim.lr=1e-3",
@@ -114,27 +119,66 @@ class Cells:
         method: str,
         *settings: str,
         world: int = WORLD,
+        steps: int = STEPS,
         faults: list[Fault] | None = None,
+        more: tuple[str, ...] = (),
     ) -> Outcome:
-        """One run to its end."""
-        folder, name = self._site.folder, _name(kind, family, method)
-        words = [*self.settings(folder / name, family, method), *settings]
-        resolved = resolve(read_recipe(method, words), PlanWorld(world))
-        path = folder / f"{name}.run.json"
-        path.write_bytes(msgspec.json.encode(resolved.run))
-        extra = ("--run", str(path))
+        """One run to its end. `more`: what its script is told besides."""
+        name = _name(kind, family, method)
+        extra = ("--run", str(self._run(name, family, method, settings, world)), *more)
         outcome = train(
-            self._site, name, world=world, steps=STEPS, faults=faults, extra=extra, script="train_recipe.py"
+            self._site, name, world=world, steps=steps, faults=faults, extra=extra, script="train_recipe.py"
         )
         assert outcome.code == 0, outcome.output
         assert len(outcome.finals) == world
-        assert len(outcome.losses) == world * STEPS
+        assert len(outcome.losses) == world * steps
         return outcome
+
+    def _run(self, name: str, family: str, method: str, settings: Sequence[str], world: int) -> Path:
+        """The file that its workers are told."""
+        folder = self._site.folder
+        words = [*self.settings(folder / name, family, method), *settings]
+        if method == ALL_BY_PREFERENCE:
+            evaluated = [f'data.eval=["{self._site.folder / KINDS[method]}.jsonl"]', "train.eval_every=2"]
+            method, words = "dpo", [*words, *evaluated, "dpo.weights=all"]
+        resolved = resolve(read_recipe(method, words), PlanWorld(world))
+        path = folder / f"{name}.run.json"
+        path.write_bytes(msgspec.json.encode(resolved.run))
+        return path
+
+    def grow_lose_a_rank_and_shrink(
+        self, family: str, method: str, *settings: str, steps: int
+    ) -> tuple[Ledger, dict[int, str]]:
+        """A replica of two ranks becomes two, of which the newer one loses a rank, and one again; ranks' digests."""
+        folder, name = self._site.folder, _name("elastic", family, method)
+        run = self._run(name, family, method, settings, 2)
+        words = ["run", "--job", name, "--nproc-per-node", "2", "--replicas", "1:2", "--replica-ranks", "2"]
+        words += [str(SCRIPTS / "train_recipe.py"), "--run", str(run), "--steps", str(steps), "--pace", "0.2"]
+        (folder / HURRY).unlink(missing_ok=True)
+        with self._site.start(*words, "--out", str(folder / f"{name}.out")) as started:
+            job = Elastic(self._site, name, started)
+            job.settled(1)
+            job.reach(2)
+            job.kill(job.worker("member", 3))
+            job.settled(2)
+            job.reach(1)
+            ledger = job.finish()
+        digests = {rank: json.loads((folder / f"{name}.{rank}.json").read_text())["digest"] for rank in range(2)}
+        return ledger, digests
 
     def weights_opened(self, kind: str, family: str, method: str) -> dict[int, list[str]]:
         """Rank to the files of weights that were opened while its last process lived, by whomever."""
         out = self._site.folder / _name(kind, family, method)
         return {rank: out.with_suffix(f".opened.{rank}").read_text().split() for rank in range(WORLD)}
+
+    @staticmethod
+    def evaluations(outcome: Outcome) -> list[str]:
+        """What the run told of its evaluations."""
+        return re.findall(r"after step .*: eval loss .*", outcome.output)
+
+    def was_struck(self, kind: str, family: str, method: str) -> bool:
+        """Whether a rank has been killed before its first step."""
+        return (self._site.folder / f"{_name(kind, family, method)}.struck").exists()
 
     def state_of_a_shard(self, family: str, method: str) -> int:
         """Bytes of what half of the ranks share: weights, and two moments of each weight that trains."""
@@ -173,6 +217,8 @@ class Cells:
         done = site.regrow("train", "lora", *words, *flags)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "step 8/8  loss" in done.stdout and "after step 8: eval loss" in done.stdout, done.stdout
+        assert " tokens/s  " in done.stdout and " TFLOP/s a rank  " in done.stdout, done.stdout
+        assert "MFU" not in done.stdout, "processors have no peak that is known"
         ledger = Ledger(read_records(site.home / "jobs" / f"command-{name}"))
         assert len(ledger.injected) == len(faults)
         return out

@@ -43,12 +43,14 @@ def test_both_ranks_killed_before_and_after_an_evaluation(here: Site, kind: tupl
     assert_equal(run(here, f"killed{name}", kind, faults), undisturbed, faults=len(faults))
 
 
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
 @pytest.mark.parametrize("warmth", ["imports", "built"])
-def test_standbys_take_the_places_of_rank_0_and_of_the_other(here: Site, warmth: str) -> None:
+def test_standbys_take_the_places_of_rank_0_and_of_the_other(here: Site, warmth: str, kind: str) -> None:
     """These trainers ask for their rank early: a built standby takes the rank it was built for, others wait."""
-    undisturbed = run(here, f"alone-{warmth}", ("--kind", "sft"), [])
+    trainer = ("--kind", kind)
+    undisturbed = run(here, f"alone-{kind}-{warmth}", trainer, [])
     faults = [Fault(0, 2, "backward"), Fault(1, 5, "reduce")]
     flags = ("--standby", "1", "--warmth", warmth)
-    killed = run(here, f"standby-{warmth}", ("--kind", "sft"), faults, *flags)
+    killed = run(here, f"standby-{kind}-{warmth}", trainer, faults, *flags)
     assert_equal(killed, undisturbed, faults=len(faults))
     assert "standby" in {incident.rung for incident in killed.ledger.incidents}

@@ -1,27 +1,22 @@
 """Recipes, killed: losses and the whole final state are those of the run that nobody disturbed."""
 
 from collections.abc import Callable, Iterator
+from math import log
 from statistics import mean
 
 import pytest
+from tests.process.elastic import losses
 from tests.process.launching import site
-from tests.process.recipe_cells import MODULES, Cells
-from tests.process.training import Fault, assert_equal
+from tests.process.recipe_cells import ALL_BY_PREFERENCE, MODULES, Cells
+from tests.process.training import Fault, assert_equal, redone
 
-CELLS = [
-    ("qwen3", "full"),
-    ("llama", "lora"),
-    ("llama", "dpo"),
-    ("qwen2", "pretrain"),
-    ("qwen3_moe", "pretrain"),
-    ("qwen3_moe", "lora"),
-    ("deepseek_v3", "full"),
-    ("deepseek_v3", "lora"),
-    ("deepseek_v3", "dpo"),
-    ("gpt_oss", "pretrain"),
-    ("gpt_oss", "dpo"),
-]
+METHODS = ("full", "pretrain", "lora", "dpo")
+CELLS = [(family, method) for family in ("qwen3", "llama", "qwen3_moe", "deepseek_v3", "gpt_oss") for method in METHODS]
+CELLS += [("qwen2", "pretrain"), ("qwen3", ALL_BY_PREFERENCE), ("deepseek_v3", ALL_BY_PREFERENCE)]
+ONE_OF_ALL = ("qwen3", "full")
+"""What `make test` has: the other cells go through the same code of regrow with other models."""
 SHARDED = "parallel.shard=2"
+ELASTIC_STEPS = 40
 BUILT = 3.0
 """Within so many seconds a replacement is built, on a busy machine too; it would have to import more for longer."""
 COUNTED = {("qwen3", "full"), ("llama", "lora")}
@@ -38,14 +33,21 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
     patch.undo()
 
 
-@pytest.mark.parametrize(("family", "method"), CELLS, ids=["-".join(cell) for cell in CELLS])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [pytest.param(*cell, marks=[] if cell == ONE_OF_ALL else pytest.mark.full, id="-".join(cell)) for cell in CELLS],
+)
 def test_two_shards_in_two_replicas_lose_a_rank_in_its_backward(
     cells: Cells, record_property: Callable[[str, object], None], family: str, method: str
 ) -> None:
     calm = cells.play("calm", family, method, SHARDED)
     assert len({str(final["digest"]) for final in calm.finals.values()}) == 2, "two ranks hold each shard"
+    if method.startswith("dpo"):
+        assert calm.losses[0, 0] == pytest.approx(log(2), abs=1e-4), "at first the model is its own reference"
     killed = cells.play("killed", family, method, SHARDED, faults=[Fault(1, 2, "backward")])
     assert_equal(killed, calm, faults=1)
+    assert cells.evaluations(killed) == cells.evaluations(calm)
+    assert len(cells.evaluations(calm)) == (3 if method == ALL_BY_PREFERENCE else 0)
     read = cells.weights_opened("killed", family, method)
     assert [rank for rank, files in read.items() if files == []] == [1], "the replacement alone reads no weights"
     (incident,), (built,) = killed.ledger.incidents, cells.built_again("killed", family, method)
@@ -64,17 +66,38 @@ def test_a_lora_training_of_a_line_loses_rank_0_and_ends_with_the_same_adapter(c
         assert (killed / name).read_bytes() == (calm / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_in_invariant_mode_one_replica_of_two_shards_trains_as_two_do(cells: Cells, method: str) -> None:
-    words = (SHARDED, "elastic.invariant=true")
-    one = cells.play("one", "llama", method, *words, world=2)
-    two = cells.play("two", "llama", method, *words, faults=[Fault(2, 2, "reduce")])
-    assert {step: loss for (step, rank), loss in one.losses.items() if rank == 0} == {
-        step: loss for (step, rank), loss in two.losses.items() if rank == 0
-    }
-    assert {str(final["digest"]) for final in one.finals.values()} == {
-        str(final["digest"]) for final in two.finals.values()
-    }
+@pytest.mark.full
+def test_preferences_of_all_weights_lose_a_rank_before_the_first_step(cells: Cells) -> None:
+    calm = cells.play("unhurt", "llama", ALL_BY_PREFERENCE, SHARDED)
+    killed = cells.play("struck", "llama", ALL_BY_PREFERENCE, SHARDED, more=("--strike", "1"))
+    assert_equal(killed, calm, faults=0)
+    assert cells.was_struck("struck", "llama", ALL_BY_PREFERENCE)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("llama", "lora"),
+        ("llama", ALL_BY_PREFERENCE),
+        ("qwen3", "pretrain"),
+        ("qwen3_moe", "lora"),
+        ("deepseek_v3", "full"),
+        ("gpt_oss", "dpo"),
+    ],
+)
+def test_in_invariant_mode_one_two_and_again_one_replica_of_two_shards_train_as_one_does(
+    cells: Cells, family: str, method: str
+) -> None:
+    words = (SHARDED, "elastic.invariant=true", 'elastic.replicas="1:2"')
+    fixed = cells.play("fixed", family, method, *words, world=2, steps=ELASTIC_STEPS)
+    ledger, digests = cells.grow_lose_a_rank_and_shrink(family, method, *words, steps=ELASTIC_STEPS)
+    changes = [(each.kind, each.before, each.after) for each in ledger.incidents if each.kind in ("grow", "shrink")]
+    assert changes == [("grow", 1, 2), ("shrink", 2, 1)]
+    assert len(ledger.incidents) == 3, "and a rank was lost meanwhile"
+    assert losses(ledger) == losses(fixed.ledger)
+    assert digests == {rank: str(final["digest"]) for rank, final in fixed.finals.items()}
+    assert redone(ledger) == []
 
 
 def test_fifty_steps_of_lora_teach_a_base_that_knows_prose_to_answer_in_lists(

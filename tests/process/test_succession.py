@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from tests.process.test_nodes import assert_equal, end
 from tests.process.test_spares import nodes_of
 from tests.process.training import SCRIPTS, Outcome
 from tests.process.warm import NETWORK
+from tests.unit.tls_files import Authority, encrypt
 
 from regrow.observe.ledger import Ledger, read_records
 
@@ -123,15 +125,25 @@ def test_the_node_of_a_coordinator_is_given_back(here: Site, undisturbed: Outcom
     assert outcomes[0].ledger.steps_lost == 0
 
 
+@pytest.mark.parametrize("encrypted", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_coordinator_that_is_only_paused_keeps_its_office_while_nobody_needs_it(
-    here: Site, hosts: Network, undisturbed: Outcome
+    here: Site,
+    hosts: Network,
+    undisturbed: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encrypted: bool,
 ) -> None:
-    with job_of(here, hosts, "paused", LONG) as launchers:
+    """Its machine takes calls; with TLS none of them comes about, and yet it is not away."""
+    if encrypted:
+        encrypt(monkeypatch, *Authority(tmp_path).issue("one.example"))
+    name = "paused-tls" if encrypted else "paused"
+    with job_of(here, hosts, name, LONG) as launchers:
         launchers[0].wait_for("step 20\n")
         launchers[0].signal(signal.SIGSTOP)
         time.sleep(1.3 * LEASE_S)
         launchers[0].signal(signal.SIGCONT)
-        outcome = end(here, "paused", launchers[0])
+        outcome = end(here, name, launchers[0])
         assert [launcher.wait() for launcher in launchers[1:]] == [0, 0]
         assert not any("elected" in launcher.output for launcher in launchers)
     assert_equal(outcome, undisturbed, lost=set())

@@ -67,11 +67,17 @@ def save_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-def save_tiny(family: str, folder: Path) -> Path:
-    """Write model and tokenizer; the folder."""
+def save_tiny(family: str, folder: Path, *, a_file: str = "1GB") -> Path:
+    """Write model and tokenizer; the folder.
+
+    Args:
+        family: whose.
+        folder: where to.
+        a_file: how much a file of weights has at most.
+    """
     save_tokenizer(folder)
     torch.manual_seed(7)
-    AutoModelForCausalLM.from_config(tiny_config(family)).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(tiny_config(family)).save_pretrained(folder, max_shard_size=a_file)
     return folder
 
 

@@ -8,18 +8,24 @@ import argparse
 import ctypes
 import json
 import os
+import signal
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import torch
+from pacing import pause  # type: ignore[import-not-found]  # beside this script
 
+from regrow.recipes import training
 from regrow.recipes.schema import Run
-from regrow.recipes.training import train
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--run", type=Path, required=True)
 parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--pace", type=float, default=0.0, help="seconds a step lasts more, until there is a file `hurry`")
+parser.add_argument("--strike", type=int, default=-1, metavar="RANK", help="killed once before its first step")
 options = parser.parse_args()
 
 IN_OPEN, EVENT = 0x20, struct.Struct("iIII")
@@ -48,9 +54,30 @@ def opened(told: int) -> set[str]:
     return names
 
 
+def slowly(line: str) -> None:
+    """Print the line of a step, and let the others wait."""
+    print(line, flush=True)
+    if line.startswith("step "):
+        step = int(line.removeprefix("step ").partition("/")[0])
+        pause(options.pace, step - 1, options.steps)
+
+
+fill = vars(training)["fill"]
+
+
+def struck(found: torch.Tensor, *rest: Any) -> None:
+    """Work out what the model said before, where this process is not killed now."""
+    mark = options.out.with_suffix(".struck")
+    if int(os.environ["RANK"]) == options.strike and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    fill(found, *rest)
+
+
+vars(training).update(say=slowly, fill=struck)
 run = msgspec.json.decode(options.run.read_bytes(), type=Run)
 told = watch_opens(run.recipe.model.path)
-session = train(msgspec.structs.replace(run, steps=options.steps))
+session = training.train(msgspec.structs.replace(run, steps=options.steps))
 report = {"digest": session.digest(), "rank": session.rank}
 options.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(report))
 

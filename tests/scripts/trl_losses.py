@@ -51,20 +51,20 @@ def gradients(model: Any, loss: torch.Tensor) -> torch.Tensor:
     return torch.cat([each.flatten() for each in torch.autograd.grad(loss, trained)])
 
 
-def compare(method: str, out: Path) -> dict[str, float]:
+def compare(method: str, out: Path, *, adapts: bool = True) -> dict[str, float]:
     """One batch, by both."""
     kinds = {"lora": (SFTTrainer, SFTConfig), "dpo": (DPOTrainer, DPOConfig)}
     trainer_kind, config_kind = kinds[method]
     prompt_completion = {"prompt": ["t5 t6 "], "completion": ["t7 t8"]}
     preference = {"prompt": ["t5 t6"], "chosen": ["t7"], "rejected": ["t8"]}
-    model = get_peft_model(base(), adapter())
+    model = get_peft_model(base(), adapter()) if adapts else base()
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name or (not adapts and "proj" in name):
             torch.nn.init.normal_(parameter, std=0.2)
     options = {"output_dir": str(out / method), "gradient_checkpointing": False, "report_to": [], "disable_tqdm": True}
     trainer = trainer_kind(
         model=base(),
-        peft_config=adapter(),
+        **({"peft_config": adapter()} if adapts else {"ref_model": base()}),
         args=config_kind(use_cpu=True, bf16=False, **options),
         train_dataset=Dataset.from_dict(preference if method == "dpo" else prompt_completion),
         processing_class=tokenizer,
@@ -84,7 +84,10 @@ def compare(method: str, out: Path) -> dict[str, float]:
         model.config,
         torch.device("cpu"),
     )
-    mine, _ = losses(model, {"input_ids": tokens, "labels": labels, "position_ids": positions.contiguous()})
+    batch = {"input_ids": tokens, "labels": labels, "position_ids": positions.contiguous()}
+    batch["row"] = torch.arange(ROWS).flip(0)
+    reference = None if adapts else losses.likelihoods(base(), batch).flip(0)
+    mine, _ = losses(model, batch, reference)
     if method == "dpo":
         rows = tokens.transpose(0, 1).flatten(0, 1)  # chosen ones first
         counts = (labels != -100).transpose(0, 1).flatten(0, 1).long()
@@ -102,4 +105,6 @@ def compare(method: str, out: Path) -> dict[str, float]:
     }
 
 
-print(json.dumps({method: compare(method, Path(sys.argv[1])) for method in ("lora", "dpo")}))
+told = {method: compare(method, Path(sys.argv[1])) for method in ("lora", "dpo")}
+told["dpo of all weights"] = compare("dpo", Path(sys.argv[1]), adapts=False)
+print(json.dumps(told))

@@ -82,11 +82,12 @@ class SlurmCluster:
         proctrack: the plugin that knows a task's processes. `pgid` signals tasks alone, as cgroups do, which are not
             to be had everywhere.
         partitions: lines of slurm.conf.
+        woven: the two switches have every second node, not each a half.
     """
 
-    def __init__(self, net: Network, home: Path, proctrack: str, partitions: str) -> None:
+    def __init__(self, net: Network, home: Path, proctrack: str, partitions: str, *, woven: bool) -> None:
         self._net, self.home = net, home
-        self._proctrack, self._partitions = proctrack, partitions
+        self._proctrack, self._partitions, self._woven = proctrack, partitions, woven
         self._inits: dict[str, subprocess.Popen[bytes]] = {}
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.nodes = [f"node{index}" for index in range(len(net.hosts) - 1)]
@@ -213,7 +214,8 @@ class SlurmCluster:
             )
         (self.home / "slurm.conf").write_text(text + self._partitions)
         half = (len(self.nodes) + 1) // 2
-        leaves = [each for each in (self.nodes[:half], self.nodes[half:]) if each]
+        halves = (self.nodes[::2], self.nodes[1::2]) if self._woven else (self.nodes[:half], self.nodes[half:])
+        leaves = [each for each in halves if each]
         lines = [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(leaves)]
         lines.append(f"SwitchName=spine Switches={','.join(f'leaf{number}' for number in range(len(leaves)))}")
         (self.home / "topology.conf").write_text("\n".join(lines) + "\n")
@@ -256,7 +258,9 @@ def _missing() -> list[str]:
 
 
 @contextmanager
-def slurm_cluster(nodes: int, *, proctrack: str = "pgid", partitions: str = "") -> Iterator[SlurmCluster]:
+def slurm_cluster(
+    nodes: int, *, proctrack: str = "pgid", partitions: str = "", woven: bool = False
+) -> Iterator[SlurmCluster]:
     """A Slurm with so many idle nodes. `partitions`: lines of slurm.conf, in place of the tests' own."""
     partitions = partitions or _PARTITIONS.format(grace=GRACE_S)
     need_slurm()
@@ -264,7 +268,7 @@ def slurm_cluster(nodes: int, *, proctrack: str = "pgid", partitions: str = "") 
     home.chmod(0o755)
     try:
         with network(nodes + 1) as net:
-            made = SlurmCluster(net, home, proctrack, partitions)
+            made = SlurmCluster(net, home, proctrack, partitions, woven=woven)
             try:
                 made.open()
                 yield made

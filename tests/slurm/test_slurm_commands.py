@@ -116,6 +116,15 @@ def test_a_plain_scancel_ends_the_job_and_takes_waiting_replicas_along(job: Subm
     job.here.assert_nothing_left()
 
 
+def test_a_node_on_which_regrow_cannot_be_started_is_named_and_that_is_the_end(job: SubmittedJob) -> None:
+    gang = job.submit(steps=1, command=["/no/such/python", "-m", "regrow"], maxReplicaCount=3)
+    job.ended(gang)
+    assert job.exit_code(gang) == 93
+    assert "regrow: /no/such/python -m regrow cannot be started on node0: install regrow there, or set" in job.output()
+    job.nothing_queued()
+    assert job.numbers("job") == [gang]
+
+
 def test_a_script_error_is_the_end(job: SubmittedJob) -> None:
     (job.here.folder / "fails.py").write_text("import regrow\nregrow.init()\nraise SystemExit('my own fault')\n")
     gang = job.submit(steps=1, script=["fails.py"], maxReplicaCount=4)

@@ -72,7 +72,7 @@ def observations(draw: st.DrawFn, spec: ElasticSpec) -> JobSeen:
         granted=draw(st.integers(0, spec.max_replica_count)),
         changed_at=draw(st.none() | st.floats(0.0, 100.0)),
         retry_at=draw(st.sampled_from([0.0, 150.0])),
-        bad_nodes=tuple(BadNode(f"node{n}", 120.0) for n in draw(st.sets(st.integers(0, 3)))),
+        bad_nodes=tuple(BadNode(f"node{n}", 120.0, leave=n % 2 == 0) for n in draw(st.sets(st.integers(0, 5)))),
     )
 
 
@@ -93,6 +93,9 @@ def check_laws(spec: ElasticSpec, observed: JobSeen, actions: list[PlannedAction
         here = [each for each in observed.replicas if each.stage is R.RUNNING]
         places = {each.place for each in here}
         left = {each.place for each in here if each.name not in drained}
+        moved = [each for each in actions if isinstance(each, DrainReplica) and " is bad: " in each.reason]
+        assert len(moved) <= 1 and all(by_name[each.name].place > 0 for each in moved)
+        assert not moved or (len(here) > spec.replica_count and not any(each.waits for each in observed.replicas))
         assert len(left) >= min(len(places), spec.replica_count), "below the minimum by its own choice"
     if observed.stage in (JobStage.OVER, JobStage.STOPPED, JobStage.BROKEN):
         assert not started
@@ -185,6 +188,27 @@ def test_bad_nodes_are_avoided_until_their_time_is_over() -> None:
     observed = msgspec.structs.replace(seen(R.RUNNING, R.RUNNING), bad_nodes=(BadNode("node7", 10.0),))
     assert plan(PAIR, observed, 9.0) == [StartReplica(2, replacement=False, avoid=("node7",))]
     assert plan(PAIR, observed, 10.0) == [StartReplica(2, replacement=False)]
+
+
+def test_who_runs_on_a_bad_node_moves_one_at_a_time_where_the_gang_is_whole_without_it() -> None:
+    bad = tuple(BadNode(f"node{n}", 100.0, "xid 79", leave=True) for n in range(5))
+    whole = msgspec.structs.replace(seen(R.RUNNING, R.RUNNING, R.RUNNING, R.RUNNING, R.RUNNING), bad_nodes=bad)
+    assert plan(PAIR, whole, 0.0) == [DrainReplica("r4", 60.0, "node4 is bad: xid 79")]
+    assert plan(PAIR, whole, 100.0) == [], "its time is over"
+    only_avoided = tuple(msgspec.structs.replace(each, leave=False) for each in bad)
+    assert plan(PAIR, msgspec.structs.replace(whole, bad_nodes=only_avoided), 0.0) == []
+    for stage in (R.QUEUED, R.STARTING, R.LEAVING):  # another one is on its way, and may find no room
+        assert not drains(seen(R.RUNNING, R.RUNNING, R.RUNNING, R.RUNNING, stage), bad)
+    assert not drains(msgspec.structs.replace(whole, changed_at=0.0), bad), "it has just changed"
+    coordinators = bad[:1]
+    assert not drains(whole, coordinators), "the coordinator stays where it is"
+    assert not drains(seen(R.RUNNING, R.RUNNING), bad), "the gang is whole and no more"
+    assert drains(seen(R.RUNNING, R.RUNNING, R.RUNNING), bad[1:2]) == ["r1"], "one beyond the gang stands in"
+
+
+def drains(observed: JobSeen, bad: tuple[BadNode, ...]) -> list[str]:
+    actions = plan(PAIR, msgspec.structs.replace(observed, bad_nodes=bad), 1.0)
+    return [each.name for each in actions if isinstance(each, DrainReplica)]
 
 
 def test_fewer_are_wanted_the_waiting_and_the_last_leave_first_and_the_gang_stays() -> None:

@@ -119,6 +119,7 @@ def test_rows_are_full_of_whole_documents_whose_first_tokens_are_not_predicted(f
     assert (row["labels"] == -100).nonzero().flatten().tolist() == [0, 6, *range(10, 16)]
     assert int(row["used"]) == 10
     batch = batch_of([rows[0], rows[1]])
+    assert batch.pop("row").tolist() == [0, 1]
     assert {name: tuple(tensor.shape) for name, tensor in batch.items()} == dict.fromkeys(
         ["input_ids", "labels", "position_ids"], (2, 10)
     )

@@ -121,8 +121,8 @@ def test_the_methods_are_told_apart(tmp_path: Path) -> None:
     preferences = changed(changed(TUNING, kind, "dpo"), "training_config.training_args.beta", 0.2)
     recipe = ours(convert(preferences), tmp_path)
     assert (recipe.method, recipe.dpo.beta, recipe.data.pack) == ("dpo", 0.2, False)
-    of_all = convert(changed(whole, kind, "dpo"))
-    assert "it trains all weights by preferences; regrow's dpo trains an adapter beside them" in of_all.notes
+    of_all = ours(convert(changed(whole, kind, "dpo")), tmp_path)
+    assert (of_all.method, of_all.dpo.weights, of_all.adapts) == ("dpo", "all", False)
     with pytest.raises(UsageError, match="trainer_type 'grpo' is no method"):
         convert(changed(TUNING, kind, "grpo"))
 

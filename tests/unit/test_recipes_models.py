@@ -148,6 +148,15 @@ def test_an_adapter_loads_in_peft_and_merged_says_the_same(
     )
 
 
+def test_an_adapter_names_its_base_whoever_writes_it(folders: dict[str, Path], tmp_path: Path) -> None:
+    for load in (True, False):
+        run = run_of(folders["llama"], tmp_path, "lora")
+        model = build(run, CPU, world=1, load=load)
+        export(run, model, changed(model), tmp_path)
+        config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == str(folders["llama"])
+
+
 def test_what_was_written_is_replaced_whole(folders: dict[str, Path], tmp_path: Path) -> None:
     run = run_of(folders["llama"], tmp_path, "full")
     model = build(run, CPU, world=1, load=True)

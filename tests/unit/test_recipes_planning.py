@@ -62,6 +62,40 @@ def test_a_step_has_the_rows_that_were_asked_for_in_any_world() -> None:
     assert odd.notes == ["a step has 8 rows instead of 7: whole micro-batches of 2"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "ranks", "elastic", "micro", "microbatches"),
+    [
+        (64, 1, "", 8, 8),
+        (8, 2, "", 4, 2),
+        (24, 4, "", 6, 4),  # 8 would give three of four replicas work
+        (12, 1, "", 6, 2),  # 8 would make 16 rows of 12
+        (7, 1, "", 7, 1),
+        (64, 2, "1:16", 4, 16),  # the largest world has one for each replica
+    ],
+)
+@pytest.mark.parametrize("memory", [None, H100])
+def test_the_largest_micro_batch_that_leaves_rows_and_balance_as_they_are(
+    memory: int | None, rows: int, ranks: int, elastic: str, micro: int, microbatches: int
+) -> None:
+    """Where the memory is not known too: a tiny model's forward takes little of any."""
+    tiny = REAL["llama-3.2-1b"]["config"] | {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 260}
+    words = [f"batch.samples={rows}", f'elastic.replicas="{elastic}"', "data.length=128"]
+    made = plan(model_facts(tiny), recipe("full", *words), PlanWorld(ranks, memory))
+    assert (made.micro, made.microbatches, made.rows, made.notes) == (micro, microbatches, rows, [])
+
+
+def test_without_a_known_memory_a_micro_batch_takes_a_gigabyte_at_most() -> None:
+    short, long = (planned("llama-3.2-1b", "lora", 1, f"data.length={length}", memory=None) for length in (256, 4096))
+    assert long.micro == 1, "a row alone takes more"
+    assert 1 < short.micro <= 8
+    assert short.memory.activations + short.memory.logits <= 1e9
+
+
+def test_a_micro_batch_that_was_said_is_not_judged_where_no_memory_is_known() -> None:
+    made = planned("llama-3.2-1b", "lora", 2, "batch.micro=8", memory=None)
+    assert (made.shard, made.micro) == (1, 8)
+
+
 def test_there_must_be_a_row_for_each_rank_of_the_largest_world() -> None:
     with pytest.raises(UsageError, match="a step has 4 rows for 8 replicas of 1 ranks .give batch.samples=8 or more"):
         planned("llama-3.2-1b", "full", 8, "batch.samples=4")
@@ -78,6 +112,16 @@ def test_an_adapters_memory_is_its_frozen_weights_and_little_more() -> None:
     made = planned("llama-3.1-8b", "lora", 1)
     assert made.memory.weights == 2 * facts.parameters
     assert made.memory.training < 0.05 * made.memory.weights
+
+
+def test_preferences_take_an_adapters_memory_or_that_of_all_weights() -> None:
+    adapter, whole = (
+        planned("llama-3.2-1b", "dpo", 1, f"dpo.weights={weights}", "batch.micro=1") for weights in ("adapter", "all")
+    )
+    full = planned("llama-3.2-1b", "full", 1, "data.length=2048", "batch.micro=1")
+    assert adapter.memory.training < 0.05 * whole.memory.training
+    assert (whole.memory.weights, whole.memory.training) == (0, full.memory.training)
+    assert whole.memory.logits == 2 * full.memory.logits, "two answers a row"
 
 
 def test_what_recovery_costs_is_told_by_flag() -> None:

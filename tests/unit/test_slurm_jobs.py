@@ -73,11 +73,24 @@ def test_scripts_are_sound_bash_whatever_the_job_is_called() -> None:
 
 
 def test_the_first_nodes_word_is_the_scripts_exit_code_and_lost_nodes_are_not_waited_for() -> None:
-    text = script_of(JobPart(read(MINIMAL)), REGROW)
+    text = script_of(JobPart(read(MINIMAL)), ["true"])
     for body, code in (("echo 0 >$REGROW_SLURM_RESULT/code; return 9", 0), ("return 1", 75)):
         fake = f"srun() {{ {body}; }}\n"
         done = subprocess.run(["bash"], input=fake + text, text=True, capture_output=True, check=False, timeout=20)
         assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize("part", [JobPart(read(MINIMAL)), JobPart(read(MINIMAL), 3)])
+def test_a_node_without_regrow_is_named_and_the_same_is_not_tried_again(part: JobPart) -> None:
+    text = script_of(part, ["./no `id` $HOME/regrow", "-m", 'a"b'])
+    fake = "srun() { return 1; }\nhostname() { echo node7; }\n"
+    done = subprocess.run(["bash"], input=fake + text, text=True, capture_output=True, check=False, timeout=20)
+    assert done.returncode == 93
+    told = "regrow: './no `id` $HOME/regrow' -m 'a\"b' cannot be started on node7: install regrow there, or set command"
+    assert told in done.stderr
+    there = script_of(part, ["true"])
+    done = subprocess.run(["bash"], input=fake + there, text=True, capture_output=True, check=False, timeout=20)
+    assert (done.returncode, done.stderr) == (75 if part.place is None else 1, "")
 
 
 def test_a_replicas_script_is_a_job_of_its_own() -> None:
@@ -108,6 +121,18 @@ def test_the_gang_runs_a_job_that_may_grow() -> None:
         *shlex.split("--replica-ranks=16 --rdzv-endpoint=10.0.0.1:29400 --drain-grace=30s --no-elect"),
         *shlex.split("--bind=10.0.0.2 --local-addr=10.0.0.2 --domain=leaf0 --spares=1 train.py --lr 1e-3"),
     ]
+
+
+def test_all_nodes_of_a_gang_take_the_one_order_that_its_script_has_found() -> None:
+    text = script_of(JobPart(read(MINIMAL + "replicaCount = 3")), REGROW)
+    assert 'export REGROW_SLURM_HOSTS="$(python -m regrow slurm order 2>/dev/null)"\n' in text
+    assert "slurm order" not in script_of(JobPart(read(MINIMAL + "replicaCount = 2")), REGROW), "there is no choice"
+    assert "slurm order" not in script_of(JobPart(read(MINIMAL + "nodesPerReplica = 4"), 3), REGROW)
+    order = "node0,node2,node4,node1,node3"
+    moved = SEAT.in_order(order)
+    assert (moved.index, moved.hosts, moved.first_host) == (3, order, "node0")
+    for wrong in ("", "node0,node1", "node0,node1,node2,node3,node9", "[Errno 2]"):
+        assert SEAT.in_order(wrong) == SEAT
 
 
 def test_a_gang_that_starts_anew_resumes_where_it_can() -> None:

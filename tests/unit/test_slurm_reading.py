@@ -16,6 +16,7 @@ from regrow.slurm.reading import (
     read_nodes,
     read_note,
     read_queue,
+    read_topology,
     submitted,
 )
 from regrow.slurm.wishes import read_wishes, wishes_file, write_wishes
@@ -101,6 +102,28 @@ def test_what_users_ask_is_kept_in_a_file_of_the_runs_own(tmp_path: Path) -> Non
     assert read_wishes(wishes_file(tmp_path, "gpt-8")) == JobWishes()
     file.write_text("{")
     assert read_wishes(file) == JobWishes()
+
+
+TREE = """\
+SwitchName=leaf0 Level=0 LinkSpeed=1 Nodes=node[0,2]
+SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1,3]
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=node[0-3] Switches=leaf[0-1]
+"""
+BLOCKS = """\
+BlockName=b1 BlockIndex=0 Nodes=node[1-2] BlockSize=2
+BlockName=b2 BlockIndex=1 Nodes=node[0,3] BlockSize=2
+"""
+
+
+def test_the_switches_above_a_host_are_read_from_the_root_down() -> None:
+    assert read_topology(TREE) == {
+        "node0": ["spine", "leaf0"],
+        "node1": ["spine", "leaf1"],
+        "node2": ["spine", "leaf0"],
+        "node3": ["spine", "leaf1"],
+    }
+    assert read_topology(BLOCKS) == {"node1": ["b1"], "node2": ["b1"], "node0": ["b2"], "node3": ["b2"]}
+    assert read_topology("No topology information available\n") == {}
 
 
 def test_a_node_fails_together_with_its_switch() -> None:

@@ -4,7 +4,10 @@ import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import click
+import msgspec
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -12,8 +15,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from tests.unit.tls_files import Authority, encrypt
 
-from regrow.core import tls
+from regrow.core import config, tls
+from regrow.core.config import inherited_environment
 from regrow.core.errors import UsageError
+from regrow.core.ids import JobId
+from regrow.launch import folder, options
+from regrow.launch.job import HostEnvironment
 
 NOW = datetime.now(UTC)
 
@@ -225,7 +232,7 @@ def test_a_key_under_a_password(tmp_path: Path, authority: Authority, use: Calla
 
 def test_a_file_that_is_not_there(authority: Authority, use: Callable[..., None]) -> None:
     use((authority.issue("one.example")[0], "/nowhere/key.pem"))
-    with pytest.raises(UsageError, match=r"with /nowhere/key\.pem: .*No such file"):
+    with pytest.raises(UsageError, match=r"by /nowhere/key\.pem: No such file"):
         tls.check(NOW.timestamp())
 
 
@@ -233,3 +240,53 @@ def test_half_of_the_files(authority: Authority, use: Callable[..., None]) -> No
     use(("", authority.issue("one.example")[1]))
     with pytest.raises(UsageError, match="needs --tls-cert too, where --tls-key is given"):
         tls.check(NOW.timestamp())
+
+
+# --- where they are given --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", [options.of_run, options.of_agent])
+def test_flags_are_for_all_processes_that_this_one_starts(
+    of: Callable[[Any], Any], authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = authority.issue("one.example")
+    encrypt(monkeypatch, "", "")  # so that what is set is put back
+    seen: list[object] = []
+
+    @click.command()
+    @of
+    def command(**words: object) -> None:
+        seen.extend([config.tls_files(), sorted(word for word in words if "tls" in word)])
+
+    monkeypatch.chdir(Path(cert).parent)
+    command(["--tls-cert", Path(cert).name, "--tls-key", key], standalone_mode=False)
+    assert seen == [config.TlsFiles(cert, key), []]
+    assert inherited_environment()["REGROW_TLS_CERT"] == cert
+
+
+def test_who_asks_a_job_on_its_machine_encrypts_as_it_does(
+    authority: Authority, use: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = authority.issue("one.example")
+    use((cert, key), authority.file)
+    entry = folder.describe(JobId("j"), "10.0.0.1:1", "token", world=1, command=[], log_dir="")
+    encrypt(monkeypatch, "", "")
+    assert config.tls_files() is None
+    msgspec.json.decode(msgspec.json.encode(entry), type=folder.JobEntry).encrypt()
+    assert config.tls_files() == config.TlsFiles(cert, key, str(authority.file))
+
+
+@pytest.mark.parametrize(
+    ("around", "bind", "said"),
+    [
+        ({}, "127.0.0.1", []),
+        ({}, "10.0.0.1", ["the job's token and its state cross the network in clear: give --tls-cert and --tls-key"]),
+        ({"encrypted": True}, "10.0.0.1", []),
+        ({"encrypted": True, "certificate": "it ends soon"}, "10.0.0.1", ["it ends soon"]),
+    ],
+)
+def test_a_job_that_others_can_reach_says_what_they_can_read(
+    around: dict[str, Any], bind: str, said: list[str], tmp_path: Path
+) -> None:
+    here = HostEnvironment(cpus=1, gpus=0, stamp="s", jobs_home=tmp_path, socket_home=tmp_path, **around)
+    assert here.notes(bind) == said

@@ -16,6 +16,7 @@ from regrow.core.config import AgentConfig
 from regrow.core.hosts import address_of, answers_to
 from regrow.core.ids import Seconds
 from regrow.core.metrics_text import CONTENT_TYPE, text_of
+from regrow.core.strangers import refused
 
 _PATIENCE: Seconds = 5.0
 """With the sizes of files, which may be on a disk."""
@@ -79,6 +80,7 @@ class NodeMetricsSite:
             node=self._config.node,
             memory=memory,
             offset=time.time() - time.monotonic(),
+            refused=refused.counts,
         )
         headers = {"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"}
         return web.Response(body=text_of(found).encode(), headers=headers)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
 from regrow.agent.held_tables import Feasible
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Seconds, WorkerId
@@ -25,7 +26,7 @@ from regrow.core.messages import (
     WorkerResumed,
     WorkerStarted,
 )
-from regrow.core.metrics_text import Series, series_of
+from regrow.core.metrics_text import Series, refusals_of, series_of
 
 STATES = ("starting", "standby", "training", "mending", "done")
 """Of workers. One that has not stood in a generation yet starts, or is a standby when it is ready."""
@@ -114,7 +115,13 @@ class NodeSight:
 
 
 def node_series(
-    sight: NodeSight, *, job: JobId, node: NodeId, memory: Mapping[str, int], offset: Seconds
+    sight: NodeSight,
+    *,
+    job: JobId,
+    node: NodeId,
+    memory: Mapping[str, int],
+    offset: Seconds,
+    refused: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Series]:
     """What the agent of a node serves; all of it has the label `node`.
 
@@ -123,6 +130,7 @@ def node_series(
         job, node: whose.
         memory: bytes by what they are used for.
         offset: of the wall clock from the clock of the agent.
+        refused: connections, by the door at which they came.
     """
     here = {"node": str(node)}
     steps, last = sight.step_seconds(), sight.last_commit()
@@ -141,6 +149,7 @@ def node_series(
         series_of(
             "regrow_hydrated_bytes_total", "State received from peers.", [(here, float(sight.hydrated))], "counter"
         ),
+        refusals_of(refused, here),
     ]
 
 

@@ -10,6 +10,7 @@ from regrow.core.config import AgentConfig
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages import AgentFact, WorkerExited, WorkerFailed, WorkerFaulted, WorkerHalted
 from regrow.core.messages.elections import Office
+from regrow.core.wire import UNREADABLE
 
 _LONGEST_S: Seconds = 120.0
 _NEED_AFTER_S: Seconds = 3.0
@@ -59,7 +60,7 @@ class NextCoordinator:
             async with session.get(url, params=since, headers=self._headers, timeout=timeout) as response:
                 if response.status == 200:
                     return msgspec.json.decode(await response.read(), type=Office)
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError):
+        except (aiohttp.ClientError, TimeoutError, *UNREADABLE):
             pass
         return None
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
 
+_LONGEST_VARIABLE = 100_000
+"""Of one variable, Linux takes 131,072 characters."""
+
+
 def _slurm() -> "SlurmClient":
     from regrow.slurm.client import SlurmClient
 
@@ -98,7 +102,7 @@ def run_node() -> int:
 
     from regrow.slurm.node import run_task
     from regrow.slurm.node_words import NodeSeat
-    from regrow.slurm.scripts import PART_VARIABLE, RESULT_VARIABLE, read_part
+    from regrow.slurm.scripts import HOSTS_VARIABLE, PART_VARIABLE, RESULT_VARIABLE, read_part
 
     text = os.environ.get(PART_VARIABLE)
     if text is None or "SLURM_PROCID" not in os.environ:
@@ -116,7 +120,19 @@ def run_node() -> int:
         topology_pattern=os.environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", ""),
         result=os.environ.get(RESULT_VARIABLE, ""),
     )
+    if part.place is None:
+        seat = seat.in_order(os.environ.get(HOSTS_VARIABLE, ""))
     return run_task(part, seat, os.environ, state_home(), _command())
+
+
+@slurm.command("order", hidden=True)
+def print_order() -> None:
+    """Print a Slurm job's hosts in the order of their ranks, those under one switch together; batch scripts ask."""
+    from regrow.cluster.topology import rank_order
+    from regrow.slurm.reading import host_list
+
+    order = ",".join(rank_order(host_list(os.environ.get("SLURM_JOB_NODELIST", "")), _slurm().topology()))
+    click.echo(order if len(order) < _LONGEST_VARIABLE else "")
 
 
 @slurm.command("wish", hidden=True)

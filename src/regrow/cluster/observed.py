@@ -77,6 +77,8 @@ class BadNode(msgspec.Struct, frozen=True):
     node: str
     until: Instant
     reason: str = ""
+    leave: bool = False
+    """Who runs there should be elsewhere, where there is room."""
 
 
 class JobSeen(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ def plan(spec: ElasticSpec, observed: JobSeen, now: Instant) -> list[PlannedActi
         return work.actions
     work.drain_surplus()
     work.give_up_stuck()
+    work.move_from_bad()
     work.start()
     return work.actions
 
@@ -119,6 +120,22 @@ class _Work:
         for each in self._present():
             if each.stage is ReplicaStage.STARTING and self._now >= each.since + limit:  # as `next_look` reckons
                 self._drain(each, f"it did not run within {limit:g} s", blame=each.nodes)
+
+    def move_from_bad(self) -> None:
+        """Who runs on a bad machine goes elsewhere: one at a time, beyond the gang's size, and never the coordinator's.
+
+        Where another is on its way nobody moves: a wrong word about all machines costs one replica, and no more.
+        """
+        bad = {each.node: each for each in self._seen.bad_nodes if each.leave and each.until > self._now}
+        here = [each for each in self._seen.replicas if each.stage is ReplicaStage.RUNNING]
+        settled = len(here) == len(self._seen.replicas) and not self.actions and not self._snoozes()
+        if not bad or not settled or self._seen.retry_at > self._now or len(here) <= self._spec.replica_count:
+            return
+        for each in sorted(here, key=lambda replica: -replica.place):
+            words = [bad[node] for node in each.nodes if node in bad]
+            if words and each.place > 0:
+                self._drain(each, f"{words[0].node} is bad: {words[0].reason}")
+                return
 
     def give_up_gang(self) -> None:
         """A gang of which only a part has machines gives them back in time: another job may be waiting for these."""

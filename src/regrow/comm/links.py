@@ -21,6 +21,7 @@ from regrow.core.errors import DeadlineExceeded, GenerationHalted
 from regrow.core.ids import Seconds
 from regrow.core.messages.store import placed
 from regrow.core.net import Listener, connect, hang_up, listen, same_secret
+from regrow.core.strangers import refused
 
 COLLECTIVES, SENDING, RECEIVING = 0, 1, 2
 """What a connection is for; the last two are the two ends of one."""
@@ -192,6 +193,7 @@ class Links:
             return
         secret, peer, lane = _HELLO.unpack(hello)
         if not same_secret(secret, self._secret()) or not 0 <= peer < self.size:
+            refused.add("mesh", f"{self.name}: a caller does not know this group")
             return
         if lane == SENDING:
             lane = RECEIVING

@@ -1,16 +1,35 @@
 """HTTP between processes of a job: callers and servers, encrypted where `core/tls.py` says."""
 
+import asyncio
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
 
 from regrow.core import tls
+from regrow.core.ids import Seconds
 
 
 def session(**options: Any) -> aiohttp.ClientSession:
     """`aiohttp.ClientSession` for calls to `tls.url(...)`. Raises `UsageError`."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls.calling() or True), **options)
+
+
+async def is_only_silent(url: str, within: Seconds) -> bool:
+    """Whether calls that fail there fail for want of a TLS handshake: the machine takes them, its process is paused.
+
+    Without TLS a call is made as soon as the machine has taken it, so there is nothing more to find out.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "https":
+        return False
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, parts.port), within)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 async def listen(

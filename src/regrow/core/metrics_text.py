@@ -27,6 +27,12 @@ def series_of(name: str, text: str, samples: Iterable[tuple[Mapping[str, str], f
     return Series(name, kind, text, [Sample(labels, value) for labels, value in samples])
 
 
+def refusals_of(counts: Mapping[str, int], labels: Mapping[str, str]) -> Series:
+    """Connections that were refused, by the door at which they came."""
+    found = [({**labels, "door": door}, count) for door, count in sorted(counts.items())]
+    return series_of("regrow_refused_connections_total", "Connections without the job's token.", found, "counter")
+
+
 def text_of(found: Iterable[Series]) -> str:
     """What a scrape answers."""
     return "".join(line + "\n" for each in found for line in _lines(each))

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from regrow.core import tls, tunnel
-from regrow.core.errors import RegrowError, UsageError
+from regrow.core.errors import ProtocolError, RegrowError, UsageError
 from regrow.core.ids import Seconds
+from regrow.core.strangers import refused
 
 CONNECT_S: Seconds = 10.0
 WINDOW = 1 << 20
@@ -232,6 +233,8 @@ class ThreadServer:
         try:
             widen(sock)
             self._attend(sock)
+        except ProtocolError as error:
+            refused.add(self._name.removeprefix("regrow-"), error)
         except (OSError, EOFError, RegrowError) as error:
             if not self._closed.is_set():
                 _log.info("%s: a connection ended: %s", self._name, error)

@@ -118,6 +118,8 @@ class _Pair:
         """Take the files as they are now."""
         files, reading = self.files, self.files.cert
         try:
+            for reading in filter(None, (files.cert, files.key, files.ca)):
+                Path(reading).read_bytes()  # the libraries do not say which one they cannot read
             # A context that fails to load has lost what it had: another is tried first.
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._all):
                 reading = f"{files.cert} with {files.key}"
@@ -130,7 +132,8 @@ class _Pair:
                     context.load_verify_locations(cadata=own + _PEM_END)
         except (OSError, ValueError) as error:  # of which `ssl.SSLError` is one
             raise UsageError(
-                f"TLS cannot be set up by {reading}: {getattr(error, 'reason', '') or error}",
+                f"TLS cannot be set up by {reading}: "
+                f"{getattr(error, 'reason', '') or getattr(error, 'strerror', '') or error}",
                 hint="give --tls-cert and --tls-key as PEM files, the key without a password",
             ) from error
         self.seen = seen

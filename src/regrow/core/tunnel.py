@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from regrow.core.ids import Instant, Seconds
+from regrow.core.strangers import refused
 
 HANDSHAKE_S: Seconds = 10.0
 LAST_WORDS_S: Seconds = 30.0
@@ -124,7 +125,7 @@ class _Tunnel:
             self._watch(poller, self.far, select.EPOLLOUT)
         except OSError as error:
             if not isinstance(error, ssl.SSLEOFError | ConnectionError):
-                _log.warning("a connection is refused: %s", why(error))
+                refused.add("tls", why(error))
             raise
         else:
             self.until, self._greeted = None, True
@@ -229,6 +230,9 @@ class _Carrier:
                         busy.add(each)
                 except OSError as error:
                     _log.debug("a connection ended: %s", error)
+                    over.add(each)
+                except Exception:  # noqa: BLE001 - a defect of ours costs one connection, not all that this thread carries
+                    _log.exception("a connection was given up")
                     over.add(each)
             greeting = {each for each in greeting | turn if each.until is not None} - over
             with self._changed:

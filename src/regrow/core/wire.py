@@ -15,6 +15,9 @@ from regrow.core.errors import ProtocolError
 
 _LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 << 20
+_PART_BYTES = 1 << 20
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises where the bytes are no message of the kind."""
 
 Incoming = TypeVar("Incoming")
 
@@ -41,7 +44,7 @@ class FrameCodec(Generic[Incoming]):
         """The message in a frame's body. Raises `ProtocolError` on anything else."""
         try:
             return self._decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ProtocolError(f"not a message of this protocol: {error}") from error
 
     def take(self, received: bytearray) -> Iterator[Incoming]:
@@ -59,12 +62,12 @@ class FrameCodec(Generic[Incoming]):
         finally:
             del received[:at]
 
-    async def read(self, reader: asyncio.StreamReader) -> Incoming | None:
-        """The next message, or None when the peer has closed."""
+    async def read(self, reader: asyncio.StreamReader, most: int = MAX_FRAME_BYTES) -> Incoming | None:
+        """The next message, of `most` bytes, or None when the peer has closed. Raises `ProtocolError`."""
         try:
             head = await reader.readexactly(_LENGTH.size)
             (length,) = _LENGTH.unpack(head)
-            _check_length(length)
+            _check_length(length, most)
             return self.decode(await reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
@@ -94,8 +97,11 @@ def read_frame(sock: socket.socket, most: int = MAX_FRAME_BYTES) -> bytearray | 
     receive_into(sock, memoryview(head)[first:])
     (length,) = _LENGTH.unpack(head)
     _check_length(length, most)
-    body = bytearray(length)
-    receive_into(sock, memoryview(body))
+    body = bytearray()
+    while len(body) < length:  # room is made for what has come, not for what was announced
+        part = bytearray(min(_PART_BYTES, length - len(body)))
+        receive_into(sock, memoryview(part))
+        body += part
     return body
 
 

@@ -146,8 +146,7 @@ class HydrationServer:
             return None
         ask = holder_side.decode(body)
         if not isinstance(ask, AskState) or not same_secret(ask.token, self._token):
-            _log.warning("a reader of state did not know the job's token")
-            return None
+            raise ProtocolError("a reader of state did not know the job's token")
         refusal = self._admit(sock, ask)
         if not refusal:
             try:

@@ -19,6 +19,7 @@ from regrow.core.hosts import address_of, route_to
 from regrow.core.ids import NO_STATE, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages.elections import Office
+from regrow.core.wire import UNREADABLE
 from regrow.launch import folder
 from regrow.launch.agent_supervisor import AgentSupervisor, Departure, NodeAgents, Outlook
 from regrow.launch.cache import CacheHome
@@ -178,7 +179,7 @@ class _Joining:
             raise refusal_of(self._base, response.status, answer)
         try:
             return msgspec.json.decode(answer, type=kind)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise UsageError(
                 f"{self._base} is no regrow coordinator of this version: {error}",
                 hint="check --rdzv-endpoint, and that all nodes run the same regrow",
@@ -312,5 +313,5 @@ async def _end_of(session: aiohttp.ClientSession, base: str) -> EndJob | None:
     try:
         async with session.get(f"{base}/end", timeout=aiohttp.ClientTimeout(total=None)) as response:
             return msgspec.json.decode(await response.read(), type=EndJob)
-    except (aiohttp.ClientError, msgspec.MsgspecError):
+    except (aiohttp.ClientError, *UNREADABLE):
         return None

@@ -1,23 +1,27 @@
 """`regrow agent --join`: one more node for a job that runs. All but the node's own matters comes from the job."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from regrow.core.errors import UsageError
 from regrow.core.hosts import LOOPBACK, address_of, place_to_listen
-from regrow.core.ids import NodeId
+from regrow.core.ids import NodeId, Seconds
 from regrow.launch.addresses import check_reachable, endpoint_of
 from regrow.launch.cache import cache_plan
 from regrow.launch.checks import check_label, in_range, some_time
 from regrow.launch.elastic import default_slots
 from regrow.launch.folder import find_job
 from regrow.launch.job import HostEnvironment, JobPlan
-from regrow.launch.remote import CoordinatorClient
+from regrow.launch.remote import CoordinatorClient, CoordinatorGone
 from regrow.launch.script import check_script
 from regrow.membership.admission import JoinOffer, JoinRequest
+
+_ASK_AGAIN_S: Final[Seconds] = 0.5
 
 
 class AgentFlags(msgspec.Struct, frozen=True):
@@ -36,6 +40,7 @@ class AgentFlags(msgspec.Struct, frozen=True):
     data_cache: str = ""
     data_cache_bytes: str = ""
     grace: str = "30s"
+    wait: str = ""
     node_metrics: str = ""
     quiet: bool = False
 
@@ -58,7 +63,9 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
     domains = [check_label(flags.domain)] if flags.domain else []
     node_metrics = place_to_listen("--node-metrics", flags.node_metrics)
     cache = cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home)
-    offer = CoordinatorClient(address_of(*endpoint), token).join(JoinRequest(NodeId(flags.name)))
+    wait = some_time("--wait", flags.wait) if flags.wait else 0.0
+    client = CoordinatorClient(address_of(*endpoint), token)
+    offer = asked_for_a_place(lambda: client.join(JoinRequest(NodeId(flags.name))), wait)
     if Path(offer.folder).is_dir():
         chdir(offer.folder)
     _check_script(offer)
@@ -87,6 +94,24 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
         quiet=flags.quiet,
         notes=around.notes(bind),
     )
+
+
+def asked_for_a_place(
+    ask: Callable[[], JoinOffer],
+    wait: Seconds,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[Seconds], None] = time.sleep,
+) -> JoinOffer:
+    """What the job offers; where nobody answers yet it is asked again for so long. Raises `UsageError`."""
+    until = clock() + wait
+    while True:
+        try:
+            return ask()
+        except CoordinatorGone:
+            if clock() >= until:
+                raise
+        sleep(_ASK_AGAIN_S)
 
 
 def _find(join: str, around: HostEnvironment) -> tuple[tuple[str, int], str]:

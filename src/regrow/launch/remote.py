@@ -12,6 +12,7 @@ from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import FaultSpec
+from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.http_api import DrainWish, ScaleWish
@@ -75,7 +76,7 @@ class CoordinatorClient:
     def _decoded(self, answer: bytes, kind: type[Answer]) -> Answer:
         try:
             return msgspec.json.decode(answer, type=kind)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise UsageError(
                 f"{self._address} did not answer as a coordinator of this version: {error}",
                 hint="use the regrow that started the job",

@@ -9,6 +9,7 @@ import msgspec
 
 from regrow.core import http, tls
 from regrow.core.ids import Seconds
+from regrow.core.wire import UNREADABLE
 from regrow.observe.watch.present import JobFigures
 from regrow.operator.objects import token_of
 from regrow.operator.resource import TrainingJob
@@ -58,5 +59,5 @@ class JobAsker:
                 if answer.status != 200:
                     return None  # a regrow from before it had figures
                 return msgspec.json.decode(await answer.content.read(_LONGEST_ANSWER), type=JobFigures)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
+        except (aiohttp.ClientError, TimeoutError, OSError, *UNREADABLE):
             return None

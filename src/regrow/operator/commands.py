@@ -12,7 +12,7 @@ import yaml
 from regrow.core.errors import UsageError
 from regrow.operator.api import ApiFailure, ApiKind, Manifest
 from regrow.operator.crd import crd
-from regrow.operator.lightkube_api import LightkubeApi
+from regrow.operator.lightkube_api import LightkubeApi, misspelt_field
 from regrow.operator.objects import JOB_LABEL
 from regrow.operator.observing import read_pod
 from regrow.operator.resource import GROUP, KIND, VERSION, SpecRefused, TrainingJob, read_job, read_status
@@ -45,16 +45,27 @@ def check_manifest(body: Manifest, where: str, *, namespace: str) -> None:
     """Raises `UsageError` for what the cluster would refuse, or worse, drop without a word."""
     if (body.get("apiVersion"), body.get("kind")) != (f"{GROUP}/{VERSION}", KIND):
         raise UsageError(f"{where} is no {KIND}", hint=f"write apiVersion: {GROUP}/{VERSION} and kind: {KIND}")
-    schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    for name in body.get("spec") or {}:
-        if name not in schema["properties"]:
-            near = difflib.get_close_matches(name, schema["properties"], 1)
-            hint = f"did you mean {near[0]}?" if near else "kubectl explain tj.spec lists the fields"
-            raise UsageError(f"{where}: spec.{name} is no field of a {KIND}", hint=hint)
+    _check_fields(
+        body.get("spec"), crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"], where
+    )
+    if found := misspelt_field((body.get("spec") or {}).get("template")):
+        raise UsageError(f"{where}: {found[0]} is no field of a pod", hint=f"did you mean {found[1]}?")
     try:
         read_job({**body, "metadata": {"uid": "", "namespace": namespace, **body["metadata"]}})
     except SpecRefused as refusal:
         raise UsageError(f"{where}: {refusal}") from refusal
+
+
+def _check_fields(given: Any, schema: Manifest, where: str, path: str = "spec") -> None:
+    known = schema.get("properties")
+    if not isinstance(given, dict) or known is None:
+        return
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"kubectl explain tj.{path} lists the fields"
+            raise UsageError(f"{where}: {path}.{name} is no field of a {KIND}", hint=hint)
+        _check_fields(value, known[name], where, f"{path}.{name}")
 
 
 def status_lines(name: str, namespace: str) -> list[str]:

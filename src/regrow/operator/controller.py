@@ -277,6 +277,8 @@ class Controller:
             try:
                 await self._api.create(kind, body)
             except ApiFailure as failure:
+                if failure.refused:
+                    await self._say_refused(job, str(kind).removesuffix("s"), failure)
                 if not failure.conflict:
                     raise
         self._prepared.add(job.uid)
@@ -294,7 +296,7 @@ class Controller:
                 await self._create(job, pod)
         except ApiFailure as failure:
             if failure.refused:
-                await self._say_refused(job, failure)
+                await self._say_refused(job, "pod", failure)
             if not failure.conflict:
                 raise
 
@@ -322,13 +324,13 @@ class Controller:
         if not self._unsure.get(key, True):
             del self._unsure[key]
 
-    async def _say_refused(self, job: TrainingJob, failure: ApiFailure) -> None:
+    async def _say_refused(self, job: TrainingJob, what: str, failure: ApiFailure) -> None:
         """Why no pod can be made, in the job's condition: a quota, a name of a class, no permission."""
         found = self.cache.job((job.namespace, job.name))
         if found is None:
             return
-        cure = {403: "ask for quota, or for permission to make pods here", 422: "mend spec.template"}
-        text = f"a pod was refused: {failure}; {cure.get(failure.code, 'see the message')}"
+        cure = {403: f"ask for quota, or for the operator's permission to make {what}s here", 422: "mend spec.template"}
+        text = f"a {what} was refused: {failure}; {cure.get(failure.code, 'see the message')}"
         finding = JobFinding("PodsCreated", False, failure.reason or "Refused", text)
         old = read_status(found)
         await self._write(found, old, with_conditions(old, [finding], job.generation, self._wall()))

@@ -9,6 +9,7 @@ from regrow.operator.resource import (
     GROUP,
     KIND,
     MOST_NAME,
+    NAME_PATTERN,
     PLURAL,
     VERSION,
     TrainingJobSpec,
@@ -59,7 +60,11 @@ def crd() -> dict[str, Any]:
             {
                 "rule": f"self.metadata.name.size() <= {MOST_NAME}",
                 "message": f"pods are named after the job: give it a name of at most {MOST_NAME} characters",
-            }
+            },
+            {
+                "rule": f"self.metadata.name.matches('^{NAME_PATTERN}$')",
+                "message": "a service is named after the job: use small letters, digits and '-', a letter first",
+            },
         ],
     }
     version = {

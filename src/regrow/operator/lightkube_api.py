@@ -1,14 +1,17 @@
 """An API server asked through lightkube; objects stay the dictionaries that they are in JSON."""
 
+import difflib
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import httpx2
+import msgspec
 from lightkube import ALL_NS, AsyncClient, KubeConfig, SingleConfig
 from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.core.resource import ApiInfo, ResourceDef
 from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
+from lightkube.models.core_v1 import PodTemplateSpec
 
 from regrow.core.errors import UsageError
 from regrow.operator.api import ApiFailure, ApiKind, Manifest
@@ -18,6 +21,8 @@ from regrow.operator.resource import KIND as JOB_KIND
 
 _FIELD_MANAGER: Final = "regrow"
 _PAGE: Final = 500
+_NEARLY: Final = 0.85
+"""A slip of a letter, and not another word."""
 
 
 def _of(group: str, version: str, kind: str, plural: str, *, inside: bool = True) -> tuple[Any, Any]:
@@ -143,6 +148,33 @@ class LightkubeApi:
             return dict(await asked)
         except httpx2.HTTPError as error:
             raise _failure(error) from error
+
+
+def misspelt_field(template: Any) -> tuple[str, str] | None:
+    """The first field of a pod's template that no Kubernetes knows but nearly does: its path, and what may be meant.
+
+    The API server drops such a field without a word. One that is like no other may be newer than lightkube is.
+    """
+    return _misspelt(template, PodTemplateSpec, "spec.template")
+
+
+def _misspelt(value: Any, kind: Any, path: str) -> tuple[str, str] | None:
+    model = get_args(kind)[0] if type(None) in get_args(kind) else kind
+    if isinstance(value, list):
+        each_in = ((each, f"{path}[{number}]") for number, each in enumerate(value))
+        element = get_args(model)[0] if get_origin(model) is list else Any
+        return next((found for each, where in each_in if (found := _misspelt(each, element, where))), None)
+    if not isinstance(value, dict) or not isinstance(model, type) or not issubclass(model, msgspec.Struct):
+        return None
+    known = dict(zip(model.__struct_encode_fields__, model.__struct_fields__, strict=True))
+    hints = get_type_hints(model)
+    for name, each in value.items():
+        if name not in known:
+            if near := difflib.get_close_matches(str(name), known, 1, _NEARLY):
+                return f"{path}.{name}", near[0]
+        elif found := _misspelt(each, hints[known[name]], f"{path}.{name}"):
+            return found
+    return None
 
 
 def _labels(kind: ApiKind) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ class NodeWatch:
     def bad_nodes(self) -> tuple[BadNode, ...]:
         """Where no replica is to be started, as long as the cluster says so."""
         bad = [(name, found[0]) for name, found in sorted(self.verdicts.items()) if found[0].severity.failed]
-        return tuple(BadNode(name, float("inf"), first.text) for name, first in bad[:_MOST_AVOIDED])
+        return tuple(BadNode(name, float("inf"), first.text, leave=True) for name, first in bad[:_MOST_AVOIDED])
 
     async def _write_marks(self, nodes: list[Manifest], wanted: Mapping[str, BadMark], now: Instant) -> None:
         changed, left_out = marking(nodes, wanted, now)

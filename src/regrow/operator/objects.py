@@ -22,6 +22,9 @@ LEADER_LABEL: Final = f"{GROUP}/leader"
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
 _UNREACHABLE_SECONDS: Final = 30
+_DOMAIN: Final = "REGROW_DOMAIN"
+_WAIT_FOR_JOB: Final = "--wait=60s"
+"""A replica may have its machine before pod 0's coordinator listens."""
 _GRACE_MARGIN: Final = 15
 """What a pod gets beyond the grace of its replica, for the process itself to end."""
 
@@ -168,8 +171,11 @@ def _set_command(job: TrainingJob, container: dict[str, Any], words: list[str]) 
     container["command"] = words
     container.pop("args", None)
     given = container.get("env") or []
+    field = f"metadata.labels['{job.spec.domain_label}']"
+    domain = [{"name": _DOMAIN, "valueFrom": {"fieldRef": {"fieldPath": field}}}] if job.spec.domain_label else []
     container["env"] = [
         *given,
+        *domain,
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "REGROW_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}},
     ]
@@ -180,10 +186,13 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
     spec = job.spec
     grace = f"{spec.graceful_shutdown_timeout_in_seconds:g}s"
     here = ["--bind=$(POD_IP)", "--local-addr=$(POD_IP)"]
+    if spec.domain_label:
+        here.append(f"--domain=$({_DOMAIN})")
     if not replica.begins:
         back = spec.elastic().max_replica_count == spec.replica_count
         node = f"node{replica.place * spec.pods_per_replica + index}" if back else name
-        return ["regrow", "agent", f"--join={address(job)}", *here, f"--name={node}", f"--grace={grace}"]
+        there = [f"--join={address(job)}", _WAIT_FOR_JOB]
+        return ["regrow", "agent", *there, *here, f"--name={node}", f"--grace={grace}"]
     sizes = allowed_sizes(spec.elastic())
     least, most, each = sizes[0], sizes[-1], spec.pods_per_replica
     words = [

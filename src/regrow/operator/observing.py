@@ -14,6 +14,7 @@ from regrow.observe.watch.present import JobFigures
 from regrow.operator.objects import ATTEMPT_LABEL, JOB_LABEL, PLACE_LABEL, REPLICA_LABEL, UID_LABEL, is_leader
 from regrow.operator.resource import KeptNode, TrainingJob
 
+MENDED: Final = "Mended"
 _QUIET_END: Final = 5.0
 """Who has ended in peace is not replaced sooner: it may be the job that has ended, and pod 0 says so later."""
 _FORGIVEN_AFTER: Final = 600.0
@@ -124,8 +125,11 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
     here = {each.place for each in replicas if each.stage is ReplicaStage.RUNNING}
     whole = here >= set(range(job.spec.replica_count))
     started = job.status.started_attempt >= job.status.attempt or whole
+    mended = _mended(job)
     over, failed = (job.status.over, "") if job.status.over else _outcome(job, leader)
-    broken = started and (leader is None or _ended(leader) or leader.deleted_at is not None)
+    if mended:
+        over = ""
+    broken = mended or (started and (leader is None or _ended(leader) or leader.deleted_at is not None))
     if leader is not None and _ended(leader) and not over:
         broken = True  # also before the gang was whole: the others would wait for it in vain
     if over or job.deleting:
@@ -143,9 +147,13 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
         granted=job.status.granted,
         changed_at=job.status.changed_at,
         retry_at=_retry_at(job, now),
-        bad_nodes=(*(BadNode(each.name, each.until, each.reason) for each in job.status.avoided_nodes), *bad),
+        bad_nodes=(*(_bad(each) for each in job.status.avoided_nodes), *bad),
     )
-    return JobReading(seen, started, over, failed, anew, running, waiting)
+    return JobReading(seen, started, MENDED if mended and not anew else over, failed, anew, running, waiting)
+
+
+def _bad(node: KeptNode) -> BadNode:
+    return BadNode(node.name, node.until, node.reason, leave=node.quarantined)
 
 
 def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
@@ -157,6 +165,13 @@ def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
         if called and pod.attempt == job.status.attempt and not _ended(pod):
             return pod.node
     return ""
+
+
+def _mended(job: TrainingJob) -> bool:
+    """Whether a job that failed before its gang had run has another specification since: it is tried again."""
+    edited = job.generation > job.status.observed_generation
+    early = job.status.started_attempt == 0
+    return job.status.over == MENDED or (job.status.over == "Failed" and early and edited)
 
 
 def _outcome(job: TrainingJob, leader: PodSeen | None) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """The resource `TrainingJob`: one typed specification, from which the schema of the CRD is made. Pure."""
 
+import re
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -14,6 +15,9 @@ PLURAL: Final = "trainingjobs"
 LEASE_NAME: Final = "regrow-operator"
 MOST_NAME: Final = 40
 """Pods are named after their job, and a name of a pod that is a host name has 63 characters at most."""
+NAME_PATTERN: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
+"""Of names of services (RFC 1035), which are stricter than those of other objects."""
+_LABEL: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 DEFAULT_PORT: Final = 29400
 BACKENDS: Final = ("none", "kueue")
 
@@ -86,6 +90,13 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     ranks_per_pod: Annotated[
         Annotated[int, Meta(ge=1, le=1024)], Meta(description="Workers in each pod, as --nproc-per-node.")
     ] = 1
+    domain_label: Annotated[
+        str,
+        Meta(
+            description="Label of the pods whose value says what fails together, for --buddy-every; where Kubernetes "
+            "does so, pods have topology.kubernetes.io/zone of their node. Default: each node alone."
+        ),
+    ] = ""
     run_flags: Annotated[list[str], Meta(description="Further flags of regrow run, for example --buddy-every=20.")] = []
     checkpoint_dir: Annotated[
         str, Meta(description="As --checkpoint-dir; a gang that must start anew resumes from there.")
@@ -168,7 +179,7 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     serial: int = 0
     """How many replicas were started; each has a number of its own, and no name comes twice."""
     over: str = ""
-    """`Succeeded` or `Failed`, for good."""
+    """`Succeeded` or `Failed`, for good; `Mended`: it failed before it had begun, and then its spec was changed."""
     avoided_nodes: list[KeptNode] = []
     conditions: list[JobCondition] = []
     observed_generation: int = 0
@@ -190,8 +201,12 @@ class SpecRefused(Exception):
     """The specification cannot be carried out; the object stays as it is, and its condition says what to change."""
 
     def __init__(self, found: list[SizeProblem]) -> None:
-        super().__init__("; ".join(f"spec.{each.field} {each.message}" for each in found))
+        super().__init__("; ".join(f"{_path(each.field)} {each.message}" for each in found))
         self.found = found
+
+
+def _path(field: str) -> str:
+    return field if field.startswith("metadata.") else f"spec.{field}".removesuffix(".")
 
 
 def read_job(found: dict[str, Any]) -> TrainingJob:
@@ -228,10 +243,20 @@ def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
     if len(name) > MOST_NAME:
         text = f"has {len(name)} characters: give the job a name of at most {MOST_NAME}, for pods are named after it"
         found.append(SizeProblem("metadata.name", text))
+    if not re.fullmatch(NAME_PATTERN, name):
+        text = (
+            f"is {name!r}: use small letters, digits and '-', and begin with a letter, for a service is named after it"
+        )
+        found.append(SizeProblem("metadata.name", text))
     if spec.backend not in BACKENDS:
         found.append(SizeProblem("backend", f"is {spec.backend!r}: give one of {', '.join(BACKENDS)}"))
     if spec.backend == "kueue" and spec.kueue is None:
         found.append(SizeProblem("kueue", "is missing: give kueue.queueName, for the backend is kueue"))
+    if spec.domain_label and not re.fullmatch(_LABEL, spec.domain_label, re.ASCII):
+        text = (
+            f"is {spec.domain_label!r}, which is no key of a label: give one as kubectl get pods --show-labels says it"
+        )
+        found.append(SizeProblem("domainLabel", text))
     containers = (spec.template.get("spec") or {}).get("containers")
     if not isinstance(containers, list) or not containers or not isinstance(containers[0], dict):
         found.append(

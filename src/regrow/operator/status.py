@@ -13,7 +13,7 @@ from regrow.cluster.sizes import wanted_size
 from regrow.core.ids import Instant
 from regrow.observe.watch.present import JobFigures
 from regrow.operator.objects import JOB_LABEL
-from regrow.operator.observing import JobReading
+from regrow.operator.observing import MENDED, JobReading
 from regrow.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus
 
 _SHOWN_NODES: Final = 5
@@ -44,10 +44,12 @@ def next_status(
     failures = old.failures + (1 if failed or (anew and old.phase != "Suspended") else 0)
     if failures == old.failures and old.failures and now - old.failed_at > 600.0:
         failures = 0
+    if reading.over == MENDED:
+        failures = 0  # they were those of another specification
     changed = reading.running != old.replicas
     return msgspec.structs.replace(
         old,
-        phase=reading.over or _PHASES[reading.seen.stage],
+        phase=_PHASES.get(reading.seen.stage, reading.over),
         replicas=reading.running,
         pending_replicas=reading.waiting,
         desired_replicas=0 if job.spec.suspend else wanted_size(spec),
@@ -115,10 +117,9 @@ def findings(job: TrainingJob, reading: JobReading) -> list[JobFinding]:
     found.append(
         JobFinding("AtWantedSize", not short, "Smaller" if short else "AsWanted", f"{text}; {waits}" if short else text)
     )
-    found.append(JobFinding("Complete", reading.over == "Succeeded", reading.over or "NotYet"))
-    found.append(
-        JobFinding("Failed", reading.over == "Failed", "Failed" if reading.over == "Failed" else "No", reading.failed)
-    )
+    over = reading.over if stage is JobStage.OVER else ""
+    found.append(JobFinding("Complete", over == "Succeeded", over or "NotYet"))
+    found.append(JobFinding("Failed", over == "Failed", over if over == "Failed" else "No", reading.failed))
     return found
 
 

@@ -80,12 +80,13 @@ def with_adapter(run: Run, model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
     lora = run.recipe.lora
+    # peft asks the model where it comes from, and one that was not loaded does not know.
+    model.name_or_path = run.recipe.model.path
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=model_facts(run.model_config).targets(lora.targets),
-        base_model_name_or_path=run.recipe.model.path,
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, config, autocast_adapter_dtype=True)

@@ -266,7 +266,7 @@ def _together(made: Converted, leaves: Mapping[str, Any]) -> None:
     if made.method == "dpo":
         settings.setdefault("data", {})["pack"] = False
         if not adapted:
-            made.notes.append("it trains all weights by preferences; regrow's dpo trains an adapter beside them")
+            settings.setdefault("dpo", {})["weights"] = "all"
     if not adapted:
         settings.get("output", {}).pop("merge", None)
     if not settings.get("data", {}).get("eval"):

@@ -27,10 +27,20 @@ class BatchLosses:
     def __init__(self, recipe: TrainingRecipe, config: Any, device: torch.device) -> None:
         self._recipe, self._config, self._device = recipe, config, device
 
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
-        """The mean loss of a batch, and over how much: tokens that count, or pairs."""
+    def __call__(
+        self, model: nn.Module, batch: Batch, reference: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, int]:
+        """The mean loss of a batch, and over how much: tokens that count, or pairs.
+
+        Args:
+            model: what is trained.
+            batch: of rows, as `batch_of` makes it.
+            reference: for preferences that train all weights: of each row, what `likelihoods` said before.
+        """
         batch = {name: tensor.to(self._device) for name, tensor in batch.items()}
-        return self._preference(model, batch) if self._recipe.method == "dpo" else self._tokens(model, batch)
+        if self._recipe.method == "dpo":
+            return self._preference(model, batch, reference)
+        return self._tokens(model, batch)
 
     def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """What the model says after each token: [rows, length, vocabulary]. No document sees another."""
@@ -47,20 +57,27 @@ class BatchLosses:
         total = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=LEFT_OUT, reduction="sum")
         return total / max(count, 1), count
 
-    def _preference(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
-        """Direct preference optimization (Rafailov et al. 2023); the reference is the model without its adapter."""
-        pairs = len(batch["input_ids"])
-        rows = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
-        with torch.no_grad(), inner(model).disable_adapter():
-            reference = self._log_likelihood(_without_reduction(model), rows)
-        margin = self._log_likelihood(model, rows) - reference
-        chosen, rejected = margin.reshape(pairs, 2).unbind(1)
-        return -logsigmoid(self._recipe.dpo.beta * (chosen - rejected)).mean(), pairs
+    def likelihoods(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The log-likelihood of both answers of each pair: [pairs, 2]. No gradient is prepared for."""
+        batch = {name: tensor.to(self._device) for name, tensor in batch.items()}
+        with torch.no_grad():
+            return self._log_likelihoods(_without_reduction(model), batch)
 
-    def _log_likelihood(self, model: nn.Module, rows: Batch) -> torch.Tensor:
+    def _preference(self, model: nn.Module, batch: Batch, reference: torch.Tensor | None) -> tuple[torch.Tensor, int]:
+        """Direct preference optimization (Rafailov et al. 2023); an adapter's reference is the model without it."""
+        if reference is None:
+            with inner(model).disable_adapter():
+                before = self.likelihoods(model, batch)
+        else:
+            before = reference[batch["row"]]
+        chosen, rejected = (self._log_likelihoods(model, batch) - before).unbind(1)
+        return -logsigmoid(self._recipe.dpo.beta * (chosen - rejected)).mean(), len(before)
+
+    def _log_likelihoods(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        rows = {name: batch[name].flatten(0, 1) for name in ("input_ids", "labels", "position_ids")}
         logits, labels = self.logits(model, rows)[:, :-1], rows["labels"][:, 1:]
         cost = cross_entropy(logits.transpose(1, 2), labels, ignore_index=LEFT_OUT, reduction="none")
-        return -cost.sum(1)
+        return -cost.sum(1).reshape(-1, 2)
 
 
 def _without_reduction(model: nn.Module) -> nn.Module:

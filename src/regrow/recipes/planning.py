@@ -20,6 +20,8 @@ _ROOM: Final = 0.9
 """Share of the memory to plan with: the rest is fragments and what libraries keep."""
 _LARGE: Final = 1_000_000_000
 _MOST_MICRO: Final = 8
+_UNKNOWN: Final = 1_000_000_000
+"""Bytes that a micro-batch may take beside the state where the memory is not known."""
 _COPIES: Final = 10
 """Steps from one copy of the state to the next, where there is no replica."""
 
@@ -85,14 +87,14 @@ def plan(facts: ModelFacts, recipe: TrainingRecipe, world: PlanWorld) -> RecipeP
     replicas = world.ranks // shard
     most = max(replicas, int(recipe.elastic.replicas.split(":")[1])) if recipe.elastic.replicas else replicas
     notes: list[str] = []
-    wanted = recipe.batch.samples or recipe.batch.tokens // recipe.data.length
+    wanted = wanted_rows(recipe)
     if wanted < most * shard:
         raise UsageError(
             f"a step has {wanted} rows for {most} replicas of {shard} ranks",
             hint=f"give batch.samples={most * shard} or more, or fewer ranks",
         )
     micro = _micro(facts, recipe, world, shard, wanted // (most * shard), recomputes=recomputes)
-    microbatches = round(wanted / (shard * micro))
+    microbatches = _microbatches(wanted, shard, micro)
     rows = microbatches * shard * micro
     if rows != wanted:
         notes.append(f"a step has {rows} rows instead of {wanted}: whole micro-batches of {shard * micro}")
@@ -162,11 +164,29 @@ def _micro(
                 hint="give a smaller one, or a larger batch",
             )
         return pinned
-    if world.memory is None:
-        return 1
-    sizes = [size for size in (1, 2, 4, _MOST_MICRO) if size <= most]
-    fitting = [size for size in sizes if _fits(facts, recipe, world, shard, size, recomputes=recomputes)]
-    return max(fitting, default=1)
+    rows, replicas = wanted_rows(recipe), world.ranks // shard
+
+    def price(size: int) -> tuple[int, int, int]:
+        """Rows beside those that were asked for, then rows of the busiest replica: a larger one must not add any."""
+        number = _microbatches(rows, shard, size)
+        return abs(number * shard * size - rows), -(-number // replicas) * size, -size
+
+    def fits(size: int) -> bool:
+        if world.memory is not None:
+            return _fits(facts, recipe, world, shard, size, recomputes=recomputes)
+        parts = memory_parts(facts, recipe, shard, size, half=world.half, recomputes=recomputes)
+        return parts.activations + parts.logits <= _UNKNOWN
+
+    return min(filter(fits, range(1, min(most, _MOST_MICRO) + 1)), key=price, default=1)
+
+
+def wanted_rows(recipe: TrainingRecipe) -> int:
+    """Rows of a step, as they were asked for."""
+    return recipe.batch.samples or recipe.batch.tokens // recipe.data.length
+
+
+def _microbatches(rows: int, shard: int, micro: int) -> int:
+    return round(rows / (shard * micro))
 
 
 def recovery_costs(planned: RecipePlan) -> list[tuple[str, str]]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from regrow.recipes.planning import in_bytes
+
 PEAKS: Final[dict[str, float]] = {
     "A100": 312e12,
     "H100 PCIe": 756e12,
@@ -32,6 +34,7 @@ class Progress:
         device: the device's name; empty on processors.
         half: whether the forward is in bf16, which is what peaks are given for.
         clock: seconds.
+        memory: the most bytes of the device that this rank has had at once; None: there is no device.
     """
 
     def __init__(
@@ -44,10 +47,11 @@ class Progress:
         device: str,
         half: bool,
         clock: Callable[[], float],
+        memory: Callable[[], int] | None = None,
     ) -> None:
         self._steps, self._tokens, self._flops, self._every = steps, tokens, flops, every
         self._peak = peak_of(device) if half else None
-        self._clock = clock
+        self._clock, self._memory = clock, memory
         self._since: tuple[int, float] | None = None
 
     def line(self, number: int, numbers: Mapping[str, float], *, lr: float, world: int) -> str:
@@ -77,6 +81,8 @@ class Progress:
         said = [f"{tokens:,.0f} tokens/s", f"{each / 1e12:.3g} TFLOP/s a rank"]
         if self._peak is not None:
             said.append(f"MFU {100 * each / self._peak:.1f}%")
+        if self._memory is not None:
+            said.append(f"{in_bytes(self._memory())} at most")
         return said
 
 

@@ -11,7 +11,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
     """The rows of a folder that `preparing` made.
 
     A row is a dict of int64 tensors of shape [length], or [2, length] for pairs: `input_ids`, `labels`,
-    `position_ids`; and `used`, how much of it is not padding.
+    `position_ids`; and numbers: `used`, how much of it is not padding, and `row`, which it is.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -26,11 +26,12 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         row = {name: torch.from_numpy(array[index].astype(np.int64)) for name, array in self._arrays.items()}
-        return row | {"used": torch.tensor(int(self._used[index].max()))}
+        return row | {"used": torch.tensor(int(self._used[index].max())), "row": torch.tensor(index)}
 
 
 def batch_of(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Rows as one batch, as long as its longest: [rows, length], or [rows, 2, length] for pairs."""
+    """Rows as one batch, as long as its longest: [rows, length], or [rows, 2, length] for pairs; `row` is [rows]."""
     longest = max(int(row["used"]) for row in rows)
-    names = [name for name in rows[0] if name != "used"]
-    return {name: torch.stack([row[name][..., :longest] for row in rows]) for name in names}
+    names = [name for name in rows[0] if name not in ("used", "row")]
+    batch = {name: torch.stack([row[name][..., :longest] for row in rows]) for name in names}
+    return batch | {"row": torch.stack([row["row"] for row in rows])}

@@ -40,7 +40,8 @@ class BatchSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Annotated[Natural, Meta(description="tokens of a step, padding included; 0: samples counts")] = 0
     samples: Annotated[Natural, Meta(description="rows of a step; 0: tokens counts")] = 0
     micro: Annotated[
-        Count | Literal["auto"], Meta(description="rows of one forward; auto: what fits in --memory, at most 8")
+        Count | Literal["auto"],
+        Meta(description="rows of one forward; auto: what fits in --memory (not known: in 1 GB), at most 8"),
     ] = "auto"
 
 
@@ -68,7 +69,7 @@ class TrainSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoraSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The adapter. Methods lora and dpo."""
+    """The adapter. Method lora, and dpo unless it trains all weights."""
 
     rank: Annotated[Count, Meta(description="of each pair of matrices")] = 16
     alpha: Annotated[Positive, Meta(description="the adapter's output is scaled by alpha / rank")] = 32.0
@@ -83,6 +84,10 @@ class DpoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Direct preference optimization."""
 
     beta: Annotated[Positive, Meta(description="how strongly the reference holds")] = 0.1
+    weights: Annotated[
+        Literal["adapter", "all"],
+        Meta(description="what trains; all: what the model said before is worked out once, before the first step"),
+    ] = "adapter"
 
 
 class ParallelSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +142,7 @@ class TrainingRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def adapts(self) -> bool:
         """Whether an adapter is trained beside frozen weights."""
-        return self.method in ("lora", "dpo")
+        return self.method == "lora" or (self.method == "dpo" and self.dpo.weights == "adapter")
 
     @property
     def tokenizer(self) -> str:

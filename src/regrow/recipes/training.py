@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 import regrow
 from regrow.recipes.building import build, half, model_config
 from regrow.recipes.exporting import export, gathered
-from regrow.recipes.losses import BatchLosses
+from regrow.recipes.losses import Batch, BatchLosses
 from regrow.recipes.progress import Progress
+from regrow.recipes.reference import Reference, fill
 from regrow.recipes.rows import Rows, batch_of
 from regrow.recipes.schema import OptimSection, Run
 from regrow.train.session import Session
@@ -37,13 +38,13 @@ def train(run: Run) -> Session:
         _groups(model, recipe.optim.weight_decay), lr=recipe.optim.lr, betas=recipe.optim.betas
     )
     schedule = LambdaLR(optimizer, partial(rate, optim=recipe.optim, steps=run.steps))
-    session.protect(model, optimizer, schedule)
-    session.policy(regrow.Policy(learning_rate=recipe.elastic.learning_rate))
     work = _Work(run, session, model, device)
+    session.protect(model, optimizer, schedule, *work.besides)
+    session.policy(regrow.Policy(learning_rate=recipe.elastic.learning_rate))
     for step in session.steps(_loader(run.data, run.micro), until=run.steps, microbatches=run.microbatches):
         with step as micros:
             for micro in micros:
-                loss, weight = work.losses(model, micro.batch)
+                loss, weight = work.loss(micro.batch)
                 micro.log(loss=loss)
                 micro.backward(loss, weight=weight)
             norm = nn.utils.clip_grad_norm_(_trained(model), recipe.optim.clip or math.inf)
@@ -80,19 +81,42 @@ class _Work:
 
     def __init__(self, run: Run, session: Session, model: nn.Module, device: torch.device) -> None:
         self.run, self.session, self.model = run, session, model
-        self.losses = BatchLosses(run.recipe, model_config(run), device)
+        self._losses = BatchLosses(run.recipe, model_config(run), device)
         self.device = device
         self.eval_rows = Rows(run.eval_data) if run.eval_data else None
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        self._reference = self._said_before() if run.recipe.method == "dpo" and not run.recipe.adapts else None
+        cuda = device.type == "cuda"
         self._progress = Progress(
             steps=run.steps,
             tokens=run.tokens_per_step,
             flops=run.flops_per_token,
             every=run.recipe.train.log_every,
-            device=name,
+            device=torch.cuda.get_device_name(device) if cuda else "",
             half=half(run.recipe, device),
             clock=time.monotonic,
+            memory=partial(torch.cuda.max_memory_allocated, device) if cuda else None,
         )
+
+    def _said_before(self) -> Reference:
+        """What the model says of all pairs before it is trained; a newcomer gets that from its peers."""
+        rows = Rows(self.run.data)
+        made = Reference(len(rows), len(self.eval_rows or ()), self.device)
+        if not self.session.newcomer:
+            fill(made.trained, self._losses, self.model, rows)
+            if self.eval_rows is not None:
+                fill(made.evaluated, self._losses, self.model, self.eval_rows)
+        return made
+
+    @property
+    def besides(self) -> list[nn.Module]:
+        """What else is to be protected."""
+        return [] if self._reference is None else [self._reference]
+
+    def loss(self, batch: Batch, *, evaluated: bool = False) -> tuple[torch.Tensor, int]:
+        """Of a batch of the rows that are trained on, or of those that are evaluated; and over how much."""
+        known = self._reference
+        before = None if known is None else known.evaluated if evaluated else known.trained
+        return self._losses(self.model, batch, before)
 
     def tell(self, number: int, numbers: dict[str, float], optimizer: torch.optim.Optimizer) -> None:
         """The line of a step, on rank 0 alone."""
@@ -115,7 +139,7 @@ def evaluate(work: _Work, number: int) -> float:
         with torch.no_grad():
             for turn in range(math.ceil(len(rows) / world)):
                 at = turn * world + place
-                loss, weight = work.losses(work.model, batch_of([rows[at % len(rows)]]))
+                loss, weight = work.loss(batch_of([rows[at % len(rows)]]), evaluated=True)
                 if at < len(rows):
                     total += loss.double().cpu() * weight
                     weights += weight

@@ -20,15 +20,23 @@ from regrow.slurm.reading import (
     read_nodes,
     read_note,
     read_queue,
+    read_topology,
     submitted,
 )
 
 _DEADLINE_S: Final[Seconds] = 60.0
+_TOPOLOGY_S: Final[Seconds] = 10.0
 _KEPT: Final = ("SLURM_CONF", "SLURM_CONF_SERVER")
 _CURES: Final = {
     "Invalid partition": "sinfo lists the partitions; name one in [gang] or [elastic]",
     "Invalid account": "name your account in options, --account=NAME",
     "Invalid qos": "sacctmgr show qos lists them; leave --qos out, or name another",
+    "not permitted to use this partition": "ask for the right to use it, or name another one; scontrol show partition",
+    "Invalid generic resource": "sinfo -o '%P %G' lists what the partitions' nodes have",
+    "Invalid feature specification": "sinfo -o '%P %f' lists the features that --constraint can name",
+    "Invalid node name": "sinfo -N lists the nodes",
+    "reservation is invalid": "scontrol show reservation lists those that you may use",
+    "unrecognized option": "sbatch --help lists its options; each is one word, --name=value",
     "Requested node configuration is not available": (
         "no node of the partition has what options ask for, or it has fewer nodes than the gang with its spares"
     ),
@@ -97,6 +105,10 @@ class SlurmClient:
     def address(self, host: str) -> str:
         """How Slurm reaches a node. Raises `SlurmFailure`."""
         return node_address(self._run(["scontrol", "-o", "show", "node", host])) or host
+
+    def topology(self) -> dict[str, list[str]]:
+        """The switches above each host; none where the cluster does not say. Raises `SlurmFailure`."""
+        return read_topology(self._run(["scontrol", "show", "topology"], within=_TOPOLOGY_S))
 
     def cancel(self, job_id: int, *, pending: bool = False) -> None:
         """End a Slurm job: SIGTERM, and after KillWait SIGKILL. `pending`: only while it waits."""

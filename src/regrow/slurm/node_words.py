@@ -33,6 +33,13 @@ class NodeSeat(msgspec.Struct, frozen=True):
         """Where the batch script runs."""
         return host_list(self.hosts)[0]
 
+    def in_order(self, hosts: str) -> "NodeSeat":
+        """The seat by another order of the same hosts; without one, as Slurm has it."""
+        order = hosts.split(",")
+        if sorted(order) != sorted(host_list(self.hosts)):
+            return self
+        return msgspec.structs.replace(self, index=order.index(self.host), hosts=hosts)
+
 
 def port_of(part: JobPart, job_id: int) -> int:
     """Where a gang's coordinator listens: another port for each Slurm job that may share the host."""

@@ -159,6 +159,22 @@ def note_text(note: JobNote) -> str:
     return f"regrow at={note.at} home={quote(note.home)}"
 
 
+def read_topology(text: str) -> dict[str, list[str]]:
+    """What is above each host, from the root down, of what `scontrol show topology` says: switches, or blocks."""
+    found: list[tuple[int, str, tuple[str, ...]]] = []
+    for line in text.splitlines():
+        said = dict(word.partition("=")[::2] for word in line.split())
+        name = said.get("SwitchName") or said.get("BlockName")
+        level = said.get("Level", "0")
+        if name and level.isdigit():
+            found.append((int(level), name, host_list(said.get("Nodes", ""))))
+    paths: dict[str, list[str]] = {}
+    for _, name, hosts in sorted(found, key=lambda each: -each[0]):
+        for host in hosts:
+            paths.setdefault(host, []).append(name)
+    return paths
+
+
 def failure_domain(address: str, pattern: str) -> str:
     """What a node fails together with, of `SLURM_TOPOLOGY_ADDR` and its pattern: the switch that it is on."""
     path, kinds = address.split("."), pattern.split(".")

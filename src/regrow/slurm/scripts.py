@@ -14,6 +14,8 @@ from regrow.slurm.job_file import PartSpec, SlurmJobSpec
 
 PART_VARIABLE: Final = "REGROW_SLURM_PART"
 RESULT_VARIABLE: Final = "REGROW_SLURM_RESULT"
+HOSTS_VARIABLE: Final = "REGROW_SLURM_HOSTS"
+"""The gang's hosts in the order of their ranks; empty: in Slurm's."""
 _STRAGGLERS_S: Final = 30
 """How long the other nodes get to end after the first."""
 
@@ -53,8 +55,12 @@ def script_of(part: JobPart, command: list[str]) -> str:
         lines.append(part.spec.setup.rstrip("\n"))
     step = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --export=ALL "
     step += f"--nodes={part.nodes} --ntasks={part.nodes} "
-    step += shlex.join([*(part.spec.command or command), "slurm", "node"])
-    return "\n".join([*lines, *(_gang_body(step) if part.place is None else [step])]) + "\n"
+    ours = shlex.join(part.spec.command or command)
+    if part.place is None and part.nodes > 2:
+        # Once, for all nodes: they must agree.
+        lines.append(f'export {HOSTS_VARIABLE}="$({ours} slurm order 2>/dev/null)"')
+    body = _gang_body if part.place is None else _replica_body
+    return "\n".join([*lines, *body(f"{step}{ours} slurm node", _trial(ours))]) + "\n"
 
 
 def script_again(script: str, part: JobPart) -> str:
@@ -114,15 +120,27 @@ def _options(part: JobPart, given: PartSpec) -> list[str]:
     return [*options, *given.options]
 
 
-def _gang_body(step: str) -> list[str]:
+def _trial(ours: str) -> str:
+    """Whether regrow can be started here: where no node of it has said how it ended, that may be why."""
+    text = "regrow: %s cannot be started on %s: install regrow there, or set command or setup in job.toml\\n"
+    told = f'printf {shlex.quote(text)} {shlex.quote(ours)} "$(hostname)" >&2'
+    return f"{ours} --version >/dev/null || {{ {told}; code=93; }}"
+
+
+def _replica_body(step: str, trial: str) -> list[str]:
+    return [step, "code=$?", f'case "$code" in 0|75|93) ;; *) {trial};; esac', 'exit "$code"']
+
+
+def _gang_body(step: str, trial: str) -> list[str]:
     """The first node says how the job has ended; a node that was lost does not keep the allocation."""
     folder = f"${RESULT_VARIABLE}"
     return [
         f'{RESULT_VARIABLE}="$(mktemp -d)" && mkfifo "{folder}/code" && export {RESULT_VARIABLE} || exit 75',
         f"trap 'rm -rf \"{folder}\"' EXIT",
         f'exec 9<>"{folder}/code"  # both ways: who writes never waits for a reader',
-        f"{{ {step}; echo 75 >&9; }} &",
+        f"{{ {step}; echo none >&9; }} &",
         "read -r code <&9",
+        f'if [ "$code" = none ]; then code=75; {trial}; fi',
         f"timeout {_STRAGGLERS_S} tail --pid=$! -f /dev/null  # a node that was lost never says that it has ended",
         'exit "$code"',
     ]

@@ -140,9 +140,12 @@ class Session:
         standing, loop = self._standing, self._loop
         if standing.state is not None or loop.started:
             raise UsageError("protect() was called a second time, or after steps()", hint="name everything in one call")
+        every = [*objects, *named.values()]
+        modules = Modules(every, recovers=self._member.rehearses)
+        # After a forward FSDP's root has whole parameters in the places of the shards that are to be protected.
+        modules.overwritten()
         standing.state = ProtectedState(objects, named, part=part)
-        standing.objects = [*objects, *named.values()]
-        loop.modules = Modules(standing.objects, recovers=self._member.rehearses)
+        standing.objects, loop.modules = every, modules
         for optimizer in standing.state.optimizers():
             optimizer.register_step_pre_hook(_announces(loop))
             optimizer.register_step_post_hook(lambda optimizer, *_: loop.after_update(optimizer))

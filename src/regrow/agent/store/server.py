@@ -19,9 +19,11 @@ from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Seconds
 from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest, StoreTable
 from regrow.core.net import same_secret, serve_streams
+from regrow.core.strangers import refused
 from regrow.core.wire import FrameCodec
 
 _HELLO_S: Seconds = 10.0
+_HELLO_BYTES = 64 << 10
 _log = logging.getLogger("regrow.agent")
 
 
@@ -78,7 +80,7 @@ class StoreServer:
         try:
             await _Conversation(self._answer, self._token, reader, writer).run()
         except (ProtocolError, TimeoutError) as error:
-            _log.warning("a connection to the store was closed: %s", str(error) or "no greeting came")
+            refused.add("store", str(error) or "no greeting came")
         except ConnectionError:
             pass  # the client died; its agent sees that
         except asyncio.CancelledError:
@@ -112,7 +114,7 @@ class _Conversation:
 
     async def run(self) -> None:
         """Answer until the client leaves. Raises `ProtocolError` where it has no business here."""
-        hello = await asyncio.wait_for(self._codec.read(self._reader), _HELLO_S)
+        hello = await asyncio.wait_for(self._codec.read(self._reader, _HELLO_BYTES), _HELLO_S)
         if hello is None:
             return
         if not isinstance(hello, StoreHello) or not same_secret(hello.token, self._token):

@@ -22,7 +22,7 @@ from regrow.core.messages.copy_transfer import (
     caller_side,
 )
 from regrow.core.net import connect, hang_up, widen
-from regrow.core.wire import read_frame, receive_into
+from regrow.core.wire import UNREADABLE, read_frame, receive_into
 from regrow.hydration.client import HydrationReport
 from regrow.hydration.copies.segment import chunks_of, layout
 from regrow.hydration.inventory import Inventory, StateSink
@@ -131,7 +131,7 @@ class Restoration:
     def _read_inventory(self, offer: CopyOffered) -> Inventory:
         try:
             inventory = msgspec.msgpack.decode(offer.inventory, type=Inventory)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise HydrationError(self._cannot(f"its inventory cannot be read: {error}")) from error
         if (
             inventory.step != self._source.step

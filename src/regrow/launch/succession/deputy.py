@@ -23,8 +23,8 @@ from regrow.core.messages.elections import (
     VoteAsked,
     Voter,
 )
-from regrow.core.net import same_secret
-from regrow.membership.server.http_replies import refusal, reply
+from regrow.core.wire import UNREADABLE
+from regrow.membership.server.http_replies import refusal, reply, unknown
 from regrow.membership.server.witness_folder import WitnessFolder
 from regrow.membership.succession.election import Election
 from regrow.membership.succession.voters import VOTE_LEASE
@@ -167,10 +167,10 @@ class Deputy:
                     election.released(now := self._clock.now())
                     self._lost_at = failed_at or now
                     return True
-                unreachable = True
+                unreachable = not await http.is_only_silent(office.address, _ASK_S)
             except aiohttp.ConnectionTimeoutError:
-                unreachable = True
-            except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError):
+                unreachable = not await http.is_only_silent(office.address, _ASK_S)
+            except (aiohttp.ClientError, TimeoutError, *UNREADABLE):
                 failed_at = failed_at or self._clock.now()
             else:
                 if answer.ended:
@@ -265,7 +265,7 @@ class Deputy:
     async def _serve_vote(self, request: web.Request) -> web.Response:
         try:
             asked = msgspec.msgpack.decode(await request.read(), type=VoteAsked)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             return refusal(400, f"POST /vote is not understood: {error}", "do all nodes run the same regrow?")
         granted = not self._over and self._election.vote(asked, self._clock.now())
         return web.Response(body=msgspec.msgpack.encode(VoteAnswered(granted, self._election.term)))
@@ -303,10 +303,8 @@ class Deputy:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not same_secret(given, self._secret):
-            return refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
-        return await handler(request)
+        stranger = unknown(request, self._secret, door="launcher")
+        return await handler(request) if stranger is None else stranger
 
 
 class Elected(msgspec.Struct, frozen=True):

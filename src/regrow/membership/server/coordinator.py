@@ -29,14 +29,13 @@ from regrow.core.messages import (
     StopNode,
     TimeAdvanced,
 )
-from regrow.core.net import same_secret
 from regrow.core.records import JobEnded, Record
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 from regrow.membership.admission import Admission, JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale, Command, EndJob
 from regrow.membership.server.agent_link import AgentLink
 from regrow.membership.server.http_api import HttpApi
-from regrow.membership.server.http_replies import refusal, words_of
+from regrow.membership.server.http_replies import refusal, unknown, words_of
 
 HELLO_DEADLINE = 10.0
 LEASE: Seconds = 10.0
@@ -388,9 +387,8 @@ class Coordinator:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not same_secret(given, self._secret):
-            return refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
+        if (stranger := unknown(request, self._secret, door="coordinator")) is not None:
+            return stranger
         try:
             return await handler(request)
         except web.HTTPException as error:

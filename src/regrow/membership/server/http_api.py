@@ -11,6 +11,7 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import DrainRequested, Fact, FaultRequested, FaultSpec, ScaleRequested, StopRequested
+from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale, Deposed, EndJob
 from regrow.membership.server.http_replies import refusal, reply
@@ -179,7 +180,7 @@ async def _read(request: web.Request, kind: type[Asked]) -> Asked | web.Response
     """What is asked; else the refusal."""
     try:
         return msgspec.json.decode(await request.read(), type=kind)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         return refusal(400, f"{request.method} {request.path} is not understood: {error}", "")
 
 

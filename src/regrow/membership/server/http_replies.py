@@ -5,6 +5,9 @@ import os
 import msgspec
 from aiohttp import web
 
+from regrow.core.net import same_secret
+from regrow.core.strangers import refused
+
 
 def reply(message: msgspec.Struct) -> web.Response:
     """What was asked for."""
@@ -14,6 +17,21 @@ def reply(message: msgspec.Struct) -> web.Response:
 def refusal(status: int, error: str, hint: str) -> web.Response:
     """Why not, and what to do instead."""
     return web.json_response({"error": error, "hint": hint}, status=status)
+
+
+def unknown(request: web.Request, secret: bytes, *, door: str) -> web.Response | None:
+    """What who does not show the job's token is answered; None: he does.
+
+    Args:
+        request: whose.
+        secret: the header that is expected.
+        door: where he is counted.
+    """
+    given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+    if same_secret(given, secret):
+        return None
+    refused.add(door, f"a request for {request.path} from {request.remote} without the job's token")
+    return refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
 
 
 def words_of(error: OSError) -> str:

@@ -14,6 +14,7 @@ from regrow.core import http, tls
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.ids import Seconds
 from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Office, Voter
+from regrow.core.wire import UNREADABLE
 from regrow.membership.server.http_replies import refusal
 from regrow.membership.server.witness_folder import WitnessFolder
 from regrow.membership.succession.voters import Voters
@@ -113,7 +114,7 @@ class LauncherDesk:
     async def _serve(self, request: web.Request) -> web.Response:
         try:
             present = msgspec.msgpack.decode(await request.read(), type=LauncherPresent)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             return refusal(400, f"POST /launcher is not understood: {error}", "do all nodes run the same regrow?")
         name, voters = present.voter.name, self.voters
         voters.heard(present, self._clock.now())
@@ -187,5 +188,5 @@ class LauncherDesk:
         except ClientConnectorError as error:
             if isinstance(error.os_error, ConnectionRefusedError):
                 self.voters.ended(voter.name, self._clock.now())
-        except (ClientError, TimeoutError, msgspec.MsgspecError):
+        except (ClientError, TimeoutError, *UNREADABLE):
             pass

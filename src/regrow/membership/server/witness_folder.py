@@ -16,6 +16,7 @@ from regrow.core.background import Background
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.core.messages.elections import LauncherPresent, VoteAsked, Voter, WitnessWord
+from regrow.core.wire import UNREADABLE
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.witness import SCHEME, Witness, is_witness
 
@@ -38,7 +39,7 @@ def newest_place(folder: Path) -> int:
 
 
 def read_place(folder: Path, place: int) -> WitnessWord:
-    """What stands there. Raises `OSError`, `msgspec.MsgspecError`."""
+    """What stands there. Raises `OSError` and `UNREADABLE`."""
     return msgspec.json.decode(place_file(folder, place).read_bytes(), type=WitnessWord)
 
 
@@ -167,7 +168,7 @@ class WitnessFolder:
 
         def run() -> None:
             got = None
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
+            with contextlib.suppress(OSError, *UNREADABLE):
                 got = act()
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(done, got)

@@ -1,21 +1,23 @@
 """The metrics of a job, as the coordinator serves them. Pure. docs/monitoring.md has a line for each."""
 
 from collections import Counter
+from collections.abc import Mapping
 from statistics import median
 
 from regrow.core.ids import Seconds
-from regrow.core.metrics_text import Series, series_of, text_of
+from regrow.core.metrics_text import Series, refusals_of, series_of, text_of
 from regrow.observe.watch.present import STATES, Present
 
 
-def exposition(job: Present, *, offset: Seconds) -> str:
+def exposition(job: Present, *, offset: Seconds, refused: Mapping[str, int]) -> str:
     """What a scrape answers.
 
     Args:
         job: folded.
         offset: of the wall clock from the clock of the job's records.
+        refused: connections, by the door at which they came.
     """
-    return text_of(series(job, offset=offset))
+    return text_of([*series(job, offset=offset), refusals_of(refused, {})])
 
 
 def series(job: Present, *, offset: Seconds) -> list[Series]:

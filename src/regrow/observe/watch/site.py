@@ -21,6 +21,7 @@ from regrow.core.ids import Seconds
 from regrow.core.messages import NodeProgress
 from regrow.core.metrics_text import CONTENT_TYPE
 from regrow.core.records import IncidentClosed, IncidentOpened, Record
+from regrow.core.strangers import refused
 from regrow.membership.server.http_replies import words_of
 from regrow.observe.watch.acting import PageActions
 from regrow.observe.watch.exposition import exposition
@@ -183,7 +184,7 @@ class WatchSite:
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         now = self._clock.now()
         self.present.fold(now)
-        text = exposition(self.present, offset=time.time() - now)
+        text = exposition(self.present, offset=time.time() - now, refused=refused.counts)
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
     async def _serve_snapshot(self, request: web.Request) -> web.Response:

@@ -1,0 +1,34 @@
+"""Connections and requests of who has no business here: closed, counted, and told of ever less often."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+_log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """How many were refused, by the door at which they came. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, door: str, why: object) -> None:
+        """Somebody was refused there."""
+        with self._lock:
+            self._counts[door] += 1
+            times = self._counts[door]
+        if times & (times - 1) == 0:  # the first, the second, the fourth: a flood of them is not one in the log
+            _log.warning("%s: %s was refused: %s", door, "a connection" if times == 1 else f"connection {times}", why)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Up to now."""
+        with self._lock:
+            return dict(self._counts)
+
+
+refused = Refusals()
+"""Of this process."""

@@ -1,0 +1,273 @@
+"""What nobody of the job would say, by who knows the token and by who does not: closed, counted, and no harm done."""
+
+import asyncio
+import gc
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import psutil
+import pytest
+import torch
+from tests.unit.test_agent_environment import config
+from tests.unit.test_coordinator import FACTS, ScriptedMachine
+
+from regrow.agent.state_copies.server import CopyServer
+from regrow.agent.state_copies.versions import CopyVersions
+from regrow.agent.store.server import StoreServer
+from regrow.comm.links import Links, Site
+from regrow.core import strangers
+from regrow.core.ids import Generation, Rank, StepNo
+from regrow.core.messages.copy_transfer import AskCopy, CopyHello
+from regrow.core.messages.store import StoreAdd, StoreDelete, StoreGet, StoreHello, StoreMultiGet, StoreSet, StoreWait
+from regrow.core.net import connect
+from regrow.core.wire import FrameCodec
+from regrow.hydration.inventory import Inventory, StateSource
+from regrow.hydration.messages import AskState, SendSpans
+from regrow.hydration.plan import ByteSpan
+from regrow.hydration.server import HydrationServer
+from regrow.membership.server.coordinator import Coordinator
+
+TOKEN = "the job's token"
+PATIENCE = 60.0
+LARGEST_GROWTH = 48 << 20
+_LENGTH = struct.Struct(">I")
+
+Frame = Callable[[random.Random], msgspec.Struct]
+_codec: FrameCodec[Any] = FrameCodec(StoreGet)
+
+
+def framed(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
+def flipped(frame: bytes, rng: random.Random) -> bytes:
+    """With some bits the other way round, its length left as it is: else it is one more random length."""
+    changed = bytearray(frame)
+    for _ in range(rng.randint(1, 8)):
+        changed[rng.randrange(4, len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def hostile(rng: random.Random, hello: bytes, requests: list[Frame]) -> bytes:
+    """What one caller says."""
+    known = hello if rng.random() < 0.5 else b""
+    request = _codec.frame(rng.choice(requests)(rng))
+    match rng.randrange(7):
+        case 0:
+            return known + rng.randbytes(rng.randint(1, 4096))
+        case 1:
+            return known + framed(rng.randbytes(rng.randint(0, 512)))
+        case 2:
+            return known + flipped(request, rng)
+        case 3:
+            return known + _LENGTH.pack(rng.randint((64 << 20) + 1, (1 << 32) - 1)) + rng.randbytes(512)
+        case 4:  # announced, and never said whole
+            return known + _LENGTH.pack(rng.randint(1 << 10, 64 << 20)) + rng.randbytes(rng.randint(0, 1000))
+        case 5:
+            return known + framed(b"\x91" * rng.randint(1, 30_000))  # lists in lists in lists
+        case _:
+            return known + request[: rng.randrange(1, len(request))]
+
+
+def number(rng: random.Random) -> int:
+    return rng.choice([0, -1, 1, 2**31, 2**63 - 1, -(2**63), rng.getrandbits(40)])
+
+
+def text(rng: random.Random) -> str:
+    return rng.choice(["", "k", "../../etc/passwd", "\x00", "é" * 300, "k" * 5000])
+
+
+STORE: list[Frame] = [
+    lambda rng: StoreSet(text(rng), rng.randbytes(rng.randint(0, 2000)), ask=number(rng)),
+    lambda rng: StoreAdd(text(rng), number(rng), ask=number(rng)),
+    lambda rng: StoreGet(text(rng), rng.choice([-1.0, 0.0, float("nan"), float("inf")]), ask=number(rng)),
+    lambda rng: StoreMultiGet([text(rng)] * 50, 0.0, ask=number(rng)),
+    lambda rng: StoreWait([text(rng)], -5.0, ask=number(rng)),
+    lambda rng: StoreDelete(text(rng), ask=number(rng)),
+]
+HYDRATION: list[Frame] = [
+    lambda rng: AskState(TOKEN, Generation(number(rng)), StepNo(number(rng)), rng.choice([0.0, -1.0, 0.01])),
+    lambda rng: SendSpans([ByteSpan("weight", number(rng), number(rng))], number(rng)),
+    lambda rng: SendSpans([ByteSpan(text(rng), 0, 4)], 1 << 20),
+]
+COPIES: list[Frame] = [lambda rng: AskCopy(Rank(number(rng)), StepNo(number(rng)))]
+
+
+class Weights:
+    """A state of one tensor, at step 3."""
+
+    def inventory(self, step: StepNo) -> Inventory:
+        raise AssertionError("nobody asks for generation 1 and step 3")
+
+    def tensor(self, name: str) -> torch.Tensor:
+        raise AssertionError(name)
+
+
+@contextmanager
+def harmless() -> Iterator[None]:
+    """What is inside leaves as many threads and descriptors as there were, and hardly more memory."""
+    me = psutil.Process()
+    gc.collect()
+    before = me.memory_info().rss, threading.active_count(), me.num_fds()
+    yield
+    deadline = time.monotonic() + PATIENCE
+    while (threading.active_count(), me.num_fds()) > before[1:] and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.02)
+    assert threading.active_count() <= before[1]
+    assert me.num_fds() <= before[2]
+    assert me.memory_info().rss - before[0] < LARGEST_GROWTH
+
+
+def call(endpoint: str, said: bytes) -> None:
+    """One caller, who says that and leaves, having heard what is answered at once."""
+    with connect(endpoint, PATIENCE) as sock, suppress(ConnectionError):
+        sock.sendall(said)
+        sock.settimeout(0.002)
+        with suppress(TimeoutError):
+            while sock.recv(1 << 16):
+                pass
+
+
+def storm(endpoint: str, hello: msgspec.Struct, requests: list[Frame], count: int) -> None:
+    rng = random.Random(f"{endpoint[:4]}{count}")
+    greeting = _codec.frame(hello)
+    for _ in range(count):
+        call(endpoint, hostile(rng, greeting, requests))
+
+
+async def one_thread(endpoint: str) -> None:
+    """Have one thread for all that is called from a loop, and let it make its first call."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    await asyncio.to_thread(call, endpoint, b"")
+
+
+COUNTS = [200, pytest.param(2000, marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+async def test_the_store(tmp_path: Path, count: int) -> None:
+    before = strangers.refused.counts.get("store", 0)
+    async with StoreServer(config(job={"nodes": 2}, token=TOKEN, socket_dir=str(tmp_path))) as server:
+        await one_thread(server.address)
+        with harmless():
+            await asyncio.to_thread(storm, server.address, StoreHello(TOKEN), STORE, count)
+            await asyncio.sleep(0.05)
+        reader, writer = await asyncio.open_connection(*server.address.removeprefix("tcp:").split(":"))
+        writer.write(_codec.frame(StoreHello(TOKEN)) + _codec.frame(StoreSet("mine", b"1", ask=7)))
+        assert len(await asyncio.wait_for(reader.read(100), PATIENCE)) > 8
+        writer.close()
+    assert strangers.refused.counts["store"] - before > count / 4
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_state_for_newcomers(tmp_path: Path, count: int) -> None:
+    before = strangers.refused.counts.get("hydrate", 0)
+    source: StateSource = Weights()
+    with HydrationServer(source, token=TOKEN, socket_dir=tmp_path, nodes=2) as server:
+        server.offer(Generation(1), StepNo(3))
+        with harmless():
+            hello = AskState(TOKEN, Generation(0), StepNo(0), 0.0)
+            storm(server.endpoint, hello, HYDRATION, count)
+        assert server.readers == 0
+        with connect(server.endpoint, PATIENCE) as sock:
+            sock.sendall(_codec.frame(hello))
+            assert b"StateRefused" in sock.recv(1 << 12), "it still answers"
+    assert strangers.refused.counts["hydrate"] - before > count / 4
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_copies_of_state(tmp_path: Path, count: int) -> None:
+    before = strangers.refused.counts.get("vault", 0)
+    server = CopyServer(CopyVersions(), token=TOKEN, folder=None, bind="127.0.0.1", advertise="127.0.0.1")
+    endpoint = server.open()
+    try:
+        with harmless():
+            storm(endpoint, CopyHello(TOKEN), COPIES, count)
+        with connect(endpoint, PATIENCE) as sock:
+            sock.sendall(_codec.frame(CopyHello(TOKEN)) + _codec.frame(AskCopy(Rank(0), StepNo(0))))
+            assert b"CopyRefused" in sock.recv(1 << 12)
+    finally:
+        server.close()
+    assert strangers.refused.counts["vault"] - before > count / 4
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_mesh(count: int) -> None:
+    keys: dict[str, str] = {}
+
+    class Keys:
+        def set(self, name: str, value: str) -> None:
+            keys[name] = value
+
+    before = strangers.refused.counts.get("mesh", 0)
+    links = Links(Keys(), "all", 0, 2, Site(None, "127.0.0.1", TOKEN))  # type: ignore[arg-type]
+    links.open()
+    (endpoint,) = keys.values()
+    rng = random.Random(count)
+    with harmless():
+        for _ in range(count):
+            with connect(endpoint, PATIENCE) as sock, suppress(ConnectionError):
+                sock.sendall(rng.randbytes(rng.choice([0, 3, 39, 40, 41, 4000])))
+                sock.shutdown(socket.SHUT_WR)
+                assert links.answer(time.monotonic() + PATIENCE)
+    assert links.made == {}
+    links.close()
+    assert strangers.refused.counts["mesh"] - before > count / 4
+
+
+@pytest.mark.parametrize("count", COUNTS)
+async def test_the_coordinator(count: int) -> None:
+    machine = ScriptedMachine()
+    rng = random.Random(count)
+    before = strangers.refused.counts.get("coordinator", 0)
+    secret = {"Authorization": f"Bearer {TOKEN}"}
+    async with Coordinator(machine, token=TOKEN, record=lambda _: None, lease=PATIENCE) as coordinator:
+        base, endpoint = f"http://127.0.0.1:{coordinator.port}", f"tcp:127.0.0.1:{coordinator.port}"
+        async with aiohttp.ClientSession() as session:
+            await session.get(f"{base}/job", headers=secret)  # its own first descriptors
+            await one_thread(endpoint)
+
+            async def ask(_: int) -> None:
+                known = secret if rng.random() < 0.5 else {"Authorization": rng.choice(["", "Bearer x", "Bearer é"])}
+                path = rng.choice(["/scale", "/drain", "/kill", "/join", "/status", "/job", "/agent", "/..%2f", "/x"])
+                method, body = rng.choice(["GET", "POST", "PUT"]), rng.randbytes(rng.randint(0, 2000))
+                with suppress(aiohttp.ClientError):
+                    async with session.request(method, base + path, headers=known, data=body) as answer:
+                        assert answer.status >= 400 or (known is secret and method == "GET"), (path, answer.status)
+
+            async def speak(_: int) -> None:
+                with suppress(aiohttp.ClientError):
+                    async with session.ws_connect(f"{base}/agent?node=n", headers=secret) as talk:
+                        await talk.send_bytes(rng.choice([rng.randbytes(300), b"\x91" * 20_000, b"", b"\x80"]))
+                        await talk.receive(timeout=PATIENCE)
+
+            with harmless():
+                for at in range(count // 4):
+                    await ask(at)
+                    await ask(at)
+                    await speak(at)
+                    await asyncio.to_thread(call, endpoint, rng.randbytes(rng.randint(1, 3000)))
+                await asyncio.sleep(0.05)
+            async with session.get(f"{base}/job", headers=secret) as answer:
+                assert msgspec.json.decode(await answer.read())["job"] == FACTS.job
+        assert coordinator.crash == ""
+    assert strangers.refused.counts["coordinator"] - before > count / 8
+
+
+def test_a_flood_of_them_is_not_one_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = strangers.Refusals()
+    for _ in range(10_000):
+        refusals.add("door", "no token")
+    assert refusals.counts == {"door": 10_000}
+    assert len(caplog.records) == 14
