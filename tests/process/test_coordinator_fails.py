@@ -45,7 +45,9 @@ def test_training_goes_on_and_ends_the_same(here: Site, undisturbed: Outcome, ca
     name = case.replace(",", "").replace(" ", "-")
     here.module = "tests.process.defective"
     try:
-        outcome = train(here, name, world=WORLD, steps=STEPS, faults=faults, env={VARIABLE: defects})
+        # An agent tells of commits a few times a second: else all are made before it has told of one.
+        slow = ("--pause", "0.05") if "NodeProgress" in defects else ()
+        outcome = train(here, name, world=WORLD, steps=STEPS, faults=faults, env={VARIABLE: defects}, extra=slow)
     finally:
         here.module = "regrow"
     assert_equal(outcome, undisturbed, faults=len(faults))

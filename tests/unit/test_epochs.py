@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import regrow
 from regrow.core.errors import UsageError
 from regrow.data.epochs import pass_length
-from regrow.train.epochs import Epoch
+from regrow.train.epochs import Epoch, Epochs
 from regrow.train.session import Session
 from regrow.train.state.naming import roster
 from regrow.train.worker.standalone import StandaloneWorker
@@ -65,6 +66,12 @@ def test_plain_values_in_a_namespace_are_protected_like_an_object_with_a_state()
     kept.best, kept.more = 1.0, "new"
     thing.load_state_dict(saved)
     assert vars(kept) == {"best": 2.5, "bad": 1}
+
+
+@pytest.mark.parametrize(("stands_at", "number"), [(-1, 0), (0, 0), (3, 0), (4, 1), (7, 1), (8, 1)])
+def test_before_a_rank_knows_where_it_comes_in_its_epoch_is_the_first_one(stands_at: int, number: int) -> None:
+    loop: Any = SimpleNamespace(member=SimpleNamespace(step=stands_at))
+    assert Epochs(loop, iter([]), length=4, until=8).number == number
 
 
 class World:

@@ -85,6 +85,17 @@ def test_another_state_is_told_before_the_losses_that_follow_from_it() -> None:
     assert first_difference(*ledgers) == (4, "step 4, rank 0 begins with another protected state")
 
 
+@pytest.mark.parametrize(("theirs", "differs"), [(None, False), (1.0, False), (2.0, True)])
+def test_who_has_taken_a_step_over_has_not_looked_at_the_state_before_it(theirs: float | None, differs: bool) -> None:
+    ledgers = [Ledger(), Ledger()]
+    for ledger, looked in zip(ledgers, (1.0, theirs), strict=True):
+        ledger.add(commit(4, 0, 1.0, loss=0.5))
+        if looked is not None:
+            ledger.commits[StepNo(4)][Rank(0)].metrics[STATE_METRIC] = looked
+    said = (4, "step 4, rank 0 begins with another protected state")
+    assert first_difference(*ledgers) == (said if differs else None)
+
+
 def test_a_step_that_one_run_has_not_committed_is_a_difference_unless_it_had_ended_before() -> None:
     short = struck(last=5)
     assert first_difference(short, Ledger(CALM)) == (6, "step 6, rank 0 was committed in one of the runs only")

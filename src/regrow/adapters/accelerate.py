@@ -82,6 +82,8 @@ class _Recoverable(_Behind):
     def _prepared(self, given: Any, options: dict[str, Any]) -> Any:
         if isinstance(given, LRScheduler):
             self._protected.append(given)
+            if self.step_scheduler_with_optimizer and not self.split_batches:
+                _as_often_as_accelerate(given, self.num_processes)
             return given
         if isinstance(given, DataLoader):
             return given
@@ -188,3 +190,23 @@ def __getattr__(name: str) -> Any:
     theirs = private_names.framework("accelerate", extra="trainer").Accelerator
     made = globals()[name] = type("Accelerator", (_Recoverable, theirs), {"__doc__": theirs.__doc__})
     return made
+
+
+class _ForEachProcess(LRScheduler):
+    """A scheduler that goes a step for each process at an update, as accelerate's: scripts count undivided batches."""
+
+    processes: int
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """As many as there were processes at the start, and none behind the last."""
+        last = getattr(self, "total_steps", None)
+        for _ in range(self.processes):
+            if last is None or self._step_count <= last:
+                super().step(*args, **kwargs)
+
+
+def _as_often_as_accelerate(scheduler: LRScheduler, processes: int) -> None:
+    kind = type(scheduler)
+    if processes > 1 and not isinstance(scheduler, _ForEachProcess):
+        made = type(kind.__name__, (_ForEachProcess, kind), {"__module__": kind.__module__, "processes": processes})
+        scheduler.__class__ = made

@@ -94,7 +94,10 @@ def _difference(mine: Numbers, theirs: Numbers, at: tuple[StepNo, Rank]) -> str:
     if at not in mine or at not in theirs:
         return f"{place} was committed in one of the runs only"
     a, b = mine[at], theirs[at]
-    names = [name for name in sorted(a.keys() | b.keys()) if not _same(a.get(name), b.get(name))]
+    # Who has taken a step over from its peers did not look at the state before it.
+    looked = {STATE_METRIC} if STATE_METRIC in a and STATE_METRIC in b else set()
+    told = ((a.keys() | b.keys()) - {STATE_METRIC}) | looked
+    names = [name for name in sorted(told) if not _same(a.get(name), b.get(name))]
     if STATE_METRIC in names:
         return f"{place} begins with another protected state"
     return f"{place}: {names[0]} is {a.get(names[0])} and {b.get(names[0])}" if names else ""

@@ -62,10 +62,13 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """The epoch of the step that was given last, or that comes next where the epoch has had none yet."""
+        """The epoch of the step that was given last, or that comes next where the epoch has had none yet.
+
+        The first one, until this rank knows where it comes in: that is found out as it asks for its first step.
+        """
         if self._step is not None and not self._step.rehearsal:
             return self._step.number // self.length
-        return min(self._loop.member.step, self._until - 1) // self.length
+        return max(0, min(self._loop.member.step, self._until - 1)) // self.length
 
     def run(self) -> Iterator[Epoch]:
         """The epochs: as many as are still to be run, and again those that the training goes back to."""
