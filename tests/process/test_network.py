@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -54,9 +54,18 @@ def alone(here: Site, steps: int) -> Outcome:
 
 @contextmanager
 def job_of(
-    here: Site, hosts: Network, name: str, steps: int = STEPS, *, elastic: bool = False
+    here: Site,
+    hosts: Network,
+    name: str,
+    steps: int = STEPS,
+    *,
+    elastic: bool = False,
+    around: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Iterator[list[Running]]:
-    """A launcher on each host; two ranks on each of the first two, and the others are spares."""
+    """A launcher on each host; two ranks on each of the first two, and the others are spares.
+
+    `around`: what the environment has besides, by host.
+    """
     nodes = len(hosts.hosts)
     words = ["run", "--job", name, "--nnodes", str(nodes), "--nproc-per-node", "2"]
     words += ["--spares", str(nodes - 2)] if nodes > 2 else []
@@ -67,8 +76,8 @@ def job_of(
         launchers = []
         for host in hosts.hosts:
             mine = [*words, "--node-rank", str(host), "--bind", hosts.address(host)]
-            around = {"REGROW_TOKEN": "all of them know", NETWORK: hosts.name(host)}
-            launchers.append(stack.enter_context(here.start(*mine, *script, **around)))
+            more = {"REGROW_TOKEN": "all of them know", NETWORK: hosts.name(host), **(around or {}).get(host, {})}
+            launchers.append(stack.enter_context(here.start(*mine, *script, **more)))
         yield launchers
 
 

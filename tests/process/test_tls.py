@@ -5,21 +5,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.process.launching import Running, Site, site
+from tests.process.launching import Site, site
 from tests.process.network import Network, network
+from tests.process.test_network import HOSTS, STEPS, job_of
 from tests.process.test_nodes import WORLD, assert_equal, end
 from tests.process.test_spares import nodes_of
-from tests.process.training import SCRIPTS, Outcome, train
-from tests.process.warm import NETWORK
+from tests.process.training import Outcome, train
 from tests.unit.tls_files import Authority
 
-HOSTS, STEPS = 3, 90
-TOKEN = "all of them know, and nobody else"
+TOKEN = "all of them know"
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -56,24 +55,6 @@ def tapped(hosts: Network, into: list[Heard]) -> Iterator[None]:
         into.append(msgspec.convert(json.loads(told), Heard))
 
 
-@contextmanager
-def job_of(
-    here: Site, hosts: Network, name: str, tls: dict[int, dict[str, str]], *, steps: int = STEPS
-) -> Iterator[list[Running]]:
-    """A launcher on each host; two ranks on each of the first two, and a spare."""
-    words = ["run", "--job", name, "--nnodes", str(HOSTS), "--nproc-per-node", "2", "--spares", "1"]
-    words += ["--rdzv-endpoint", f"{hosts.address(0)}:29400"]
-    script = [str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--pause", "0.02", "--say-steps"]
-    script += ["--out", str(here.folder / f"{name}.out")]
-    with ExitStack() as stack:
-        launchers = []
-        for host in hosts.hosts:
-            mine = [*words, "--node-rank", str(host), "--bind", hosts.address(host)]
-            around = {"REGROW_TOKEN": TOKEN, NETWORK: hosts.name(host), **tls.get(host, {})}
-            launchers.append(stack.enter_context(here.start(*mine, *script, **around)))
-        yield launchers
-
-
 def own_certificates(authority: Authority, hosts: Network) -> dict[int, dict[str, str]]:
     """Each host has its own, for its own address."""
     made = {}
@@ -90,7 +71,7 @@ def test_a_host_dies_a_spare_takes_over_and_nothing_is_said_in_clear(
     assert calm.code == 0, calm.output
     heard: list[Heard] = []
     tls = own_certificates(Authority(tmp_path), hosts)
-    with tapped(hosts, heard), job_of(here, hosts, "secret", tls) as launchers:
+    with tapped(hosts, heard), job_of(here, hosts, "secret", around=tls) as launchers:
         launchers[0].wait_for("step 20\n")
         hosts.kill(1)
         outcome: Outcome = end(here, "secret", launchers[0])
@@ -107,7 +88,7 @@ def test_a_host_dies_a_spare_takes_over_and_nothing_is_said_in_clear(
 @pytest.mark.full
 def test_the_same_tap_hears_all_of_a_job_without_tls_which_says_so(here: Site, hosts: Network) -> None:
     heard: list[Heard] = []
-    with tapped(hosts, heard), job_of(here, hosts, "open", {}, steps=5) as launchers:
+    with tapped(hosts, heard), job_of(here, hosts, "open", 5) as launchers:
         assert [launcher.wait() for launcher in launchers] == [0, 0, 0], launchers[0].output
     assert "token and its state cross the network in clear: give --tls-cert and --tls-key" in launchers[0].output
     (said,) = heard
@@ -121,10 +102,11 @@ def test_a_host_with_another_certificate_is_told_why_it_may_not_join(
     tls = own_certificates(Authority(tmp_path), hosts)
     tls[1] = own_certificates(Authority(tmp_path, "strange"), hosts)[1]
     del tls[2]
-    with job_of(here, hosts, "mixed", tls, steps=5) as launchers:
-        assert [launcher.wait() for launcher in launchers[1:]] == [2, 2]
-        launchers[0].signal(signal.SIGTERM)
-        launchers[0].wait()
+    with job_of(here, hosts, "mixed", 5, around=tls) as launchers:
+        assert launchers[1].wait() == 2
+        launchers[2].wait_for("hangs up without an answer: perhaps a job with TLS")
+        for launcher in (launchers[2], launchers[0]):
+            launcher.signal(signal.SIGTERM)
+            launcher.wait()
     assert "there is no TLS connection to https://10.78.0.10:29400" in launchers[1].output
-    assert "hangs up without an answer: perhaps a job with TLS" in launchers[2].output
     assert "--tls-cert" in launchers[1].output and "--tls-cert" in launchers[2].output

@@ -103,7 +103,7 @@ def test_a_caller_without_a_certificate_is_let_in_by_the_page_alone(
 ) -> None:
     use(authority.issue("one.example"))
     stranger = ssl.create_default_context(cafile=str(authority.file))
-    page = tls.serving(strangers=True)
+    page = tls.serving(anybody=True)
     assert page is not None
     assert shake(stranger, page, "one.example") == ""
     assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in shake(stranger, contexts()[1], "one.example")

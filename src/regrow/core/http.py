@@ -39,7 +39,7 @@ async def listen(
     *,
     reuse: bool | None = None,
     backlog: int = 128,
-    strangers: bool = False,
+    anybody: bool = False,
 ) -> int:
     """Serve there; the port. Raises `OSError` or `UsageError`.
 
@@ -49,9 +49,9 @@ async def listen(
         port: 0: any.
         reuse: also while connections of a former server are being closed.
         backlog: how many may wait to be let in.
-        strangers: whether who has no certificate may call too.
+        anybody: whether who has no certificate may call too.
     """
-    context = tls.serving(strangers=strangers)
+    context = tls.serving(anybody=anybody)
     site = web.TCPSite(runner, host, port, reuse_address=reuse, backlog=backlog, ssl_context=context)
     await site.start()
-    return int(runner.addresses[-1][1])
+    return int(runner.addresses[0][1])

@@ -28,16 +28,16 @@ ALIKE = "give --tls-cert and --tls-key on all nodes of a job or on none, without
 """What is to be done where two nodes do not come together."""
 
 
-def serving(*, strangers: bool = False) -> ssl.SSLContext | None:
+def serving(*, anybody: bool = False) -> ssl.SSLContext | None:
     """What a server of this process shows and asks for; None where nothing is encrypted. Raises `UsageError`.
 
     Args:
-        strangers: whether who has no certificate may call too: a browser, a scraper of metrics.
+        anybody: whether who has no certificate may call too: a browser, a scraper of metrics.
     """
     pair = _pair()
     if pair is None:
         return None
-    return pair.open_to_all if strangers else pair.server
+    return pair.open_to_all if anybody else pair.server
 
 
 def calling() -> ssl.SSLContext | None:

@@ -36,7 +36,8 @@ from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _RETRY_EVERY: Seconds = 0.5
-_MOST_SILENT = 10
+_SAID_AFTER = 10
+"""So often a call may be hung up on before it is said."""
 _ANSWER_DEADLINE: Seconds = 10.0
 _END_NEWS_S: Seconds = 1.0
 """When an agent was ordered to end, the job's end is known within this time, if that is why."""
@@ -153,10 +154,10 @@ class _Joining:
             except aiohttp.ClientSSLError as error:
                 raise UsageError(f"there is no TLS connection to {self._base}: {error}", hint=tls.ALIKE) from error
             except (aiohttp.ClientError, TimeoutError) as error:
-                silent = silent + 1 if isinstance(error, aiohttp.ServerDisconnectedError) else 0
-                if silent >= _MOST_SILENT:
-                    cause = f"whoever listens at {self._base} hangs up without an answer: perhaps a job with TLS"
-                    raise UsageError(cause, hint=tls.ALIKE) from error
+                silent += isinstance(error, aiohttp.ServerDisconnectedError)
+                if silent == _SAID_AFTER:  # a proxy before a node 0 that is not up yet hangs up too
+                    cause = f"who listens at {self._base} hangs up without an answer: perhaps a job with TLS"
+                    self._speaker.say(f"{cause} ({tls.ALIKE}); waiting on")
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
                         f"no coordinator answered at {self._base} within {within:g} s: {error}",
