@@ -151,12 +151,16 @@ class _Joining:
         while True:
             try:
                 return await self._ask(session, "GET", "/job", JobSpec)
-            except aiohttp.ClientSSLError as error:
+            except aiohttp.ClientConnectorCertificateError as error:
                 raise UsageError(f"there is no TLS connection to {self._base}: {error}", hint=tls.ALIKE) from error
             except (aiohttp.ClientError, TimeoutError) as error:
-                silent += isinstance(error, aiohttp.ServerDisconnectedError)
-                if silent == _SAID_AFTER:  # a proxy before a node 0 that is not up yet hangs up too
+                # A proxy before a node 0 that is not up yet takes calls too.
+                unlike = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientSSLError)
+                silent += unlike
+                if unlike and silent == _SAID_AFTER:
                     cause = f"who listens at {self._base} hangs up without an answer: perhaps a job with TLS"
+                    if isinstance(error, aiohttp.ClientSSLError):
+                        cause = f"there is no TLS connection to {self._base}: {error}"
                     self._speaker.say(f"{cause} ({tls.ALIKE}); waiting on")
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
