@@ -55,7 +55,7 @@ def train(run: Run) -> Session:
         if step.committed:
             work.tell(step.number, step.numbers(), optimizer)
         if step.committed and run.eval_data and _due(step.number, recipe.train.eval_every, run.steps):
-            evaluate(work, step.number)
+            work.tell_evaluated(step.number, evaluate(work))
         if step.committed and _due(step.number, recipe.output.every, run.steps):
             save(work)
     return session
@@ -125,9 +125,14 @@ class _Work:
         if line and self.session.is_main:
             say(line)
 
+    def tell_evaluated(self, number: int, loss: float) -> None:
+        """The line of an evaluation, once, however often it had to be run."""
+        if self.session.is_main:
+            say(f"after step {number + 1}: eval loss {loss:.4g}")
+
 
 @regrow.restartable
-def evaluate(work: _Work, number: int) -> float:
+def evaluate(work: _Work) -> float:
     """The mean loss over the rows that are evaluated; every rank takes its part of them, as many as each other."""
     rows, session = work.eval_rows, work.session
     if rows is None:
@@ -148,10 +153,7 @@ def evaluate(work: _Work, number: int) -> float:
     sums = torch.stack([total, weights]).to(work.device)
     if world > 1:
         dist.all_reduce(sums)
-    mean = float(sums[0] / sums[1])
-    if session.is_main:
-        say(f"after step {number + 1}: eval loss {mean:.4g}")
-    return mean
+    return float(sums[0] / sums[1])
 
 
 @regrow.restartable
