@@ -10,10 +10,10 @@ of what the disturbed one took for them; of one that is not at its end by then, 
 has the same plan, a checkpoint every 50 steps on a local disk, a spare host, collectives that end after 20 s, and
 whatever ends there is started again as it is for regrow.
 
-Faults: a rank is killed (SIGKILL), a rank hangs (SIGSTOP for ever; regrow has `--hang-timeout 8`, 90 s otherwise),
+Faults: a rank is killed (SIGKILL), a rank hangs (SIGSTOP for ever; regrow has `--hang-timeout 2`, 90 s otherwise),
 an agent or the coordinator's launcher is paused for 5 s, all processes of a host are killed and its launcher started
-again, a host's link is cut until the job goes on without it. The host of the first launcher is not lost here:
-`tests/process/test_succession.py` measures that.
+again, a host's link is cut until the job goes on without it (regrow has `--node-lease 3`, 10 s otherwise). The host of
+the first launcher is not lost here: `tests/process/test_succession.py` measures that.
 """
 
 import argparse
@@ -54,7 +54,7 @@ PACE, STEP_GUESS = 0.15, 0.19
 """Seconds: what a step sleeps, and what it takes in all, to know how many steps fill the minutes."""
 CALM_STEPS = 20
 """At the beginning and at the end, without faults."""
-PAUSE_S, HANG_S = 5.0, 8.0
+PAUSE_S, HANG_S, LEASE_S = 5.0, 2.0, 3.0
 START_S, RECOVERY_S = 120.0, 90.0
 DECK = {"rank killed": 13, "rank hangs": 1, "agent paused": 2, "coordinator paused": 1, "host killed": 2, "link cut": 1}
 """How many of 20 faults are of which kind."""
@@ -134,6 +134,7 @@ class Job:
             words = ["regrow", "run", f"--job={self.name}", f"--nnodes={HOSTS}", "--spares=1", f"--node-rank={host}"]
             words += [f"--rdzv-endpoint={endpoint}", f"--bind={self.network.address(host)}"]
             words += ["--standby=1", "--warmth=built", "--max-faults=100000", f"--hang-timeout={HANG_S:g}"]
+            words += [f"--node-lease={LEASE_S:g}"]
         else:
             words = ["torch.distributed.run", f"--nnodes={HOSTS - 1}", f"--rdzv-id={self.name}", "--rdzv-backend=c10d"]
             words += [

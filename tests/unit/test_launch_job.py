@@ -104,9 +104,18 @@ def test_standalone_ignores_the_rendezvous_flags() -> None:
 
 
 def test_several_nodes_on_this_machine_need_no_secret_and_no_address() -> None:
-    made = plan(local_nodes=3, nproc_per_node="2", domain="a,a,b", node_timeout="90s", buddy_every=4, digest_every=5)
+    made = plan(
+        local_nodes=3,
+        nproc_per_node="2",
+        domain="a,a,b",
+        node_timeout="90s",
+        buddy_every=4,
+        digest_every=5,
+        node_lease="3s",
+    )
     facts = made.facts
     assert (facts.nodes, facts.world, made.node_ranks, made.bind) == (3, 6, [0, 1, 2], "127.0.0.1")
+    assert facts.node_lease == 3.0
     assert (facts.node_deadline, facts.buddy_every, facts.digest_every, made.notes) == (90.0, 4, 5, [])
     configs = [
         made.agent_config(facts, node_rank=rank, coordinator="", token="", job_dir=Path("/d"), advertise="")
@@ -174,6 +183,7 @@ def test_output_goes_to_files_only_when_redirected() -> None:
         ({"local_nodes": 2, "domain": "a,"}, "--domain ''"),
         ({"buddy_every": -1}, "--buddy-every -1"),
         ({"digest_every": -1}, "--digest-every -1"),
+        ({"node_lease": "0.5s"}, "--node-lease '0.5s' is too short"),
         ({"node_timeout": "later"}, "--node-timeout: 'later' is not a duration"),
         ({"replicas": "0:2"}, "--replicas '0:2' is no number of replicas"),
         ({"replicas": "2:4"}, "the job starts with 1 rank, but 1 replicas are fewer than the minimum of 2"),

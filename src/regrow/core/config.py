@@ -192,7 +192,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     """Whether workers' output is also written, prefixed by rank, to this process's standard output and error."""
     checkpoint_dir: str | None = None
     lease: Seconds = 10.0
-    """How long the coordinator bears the silence of an agent on another machine."""
+    """How long this agent tries to reach the coordinator."""
     near: bool = False
     """The coordinator is this agent's parent, so that its end is known without asking."""
     patience: Seconds = 300.0

@@ -46,6 +46,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Executables of the user's that do so too."""
     trial_steps: int = 0
     """`regrow try`: so many steps at most, each of which logs what state it began with; 0: the script's own number."""
+    node_lease: Seconds = 10.0
+    """A node on another machine than the coordinator that answers nothing for so long is lost."""
     node_deadline: Seconds = 600.0
     """How long a lost node's return is waited for."""
     checkpoint_every: Seconds = 0.0

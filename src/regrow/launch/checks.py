@@ -18,7 +18,7 @@ def in_range(flag: str, value: int, least: int, most: int | None = None) -> int:
     return value
 
 
-def some_time(flag: str, text: str, *, zero: bool = False) -> Seconds:
+def some_time(flag: str, text: str, *, zero: bool = False, least: Seconds = 0.0) -> Seconds:
     """Seconds in a text such as `10min`. `zero`: none at all is one too. Raises `UsageError`, which names the flag."""
     try:
         seconds = duration(text)
@@ -26,6 +26,8 @@ def some_time(flag: str, text: str, *, zero: bool = False) -> Seconds:
         raise UsageError(f"{flag}: {error.cause}", hint=error.hint) from None
     if seconds <= 0 and not zero:
         raise UsageError(f"{flag} {text!r} is no time at all", hint="give more than 0 seconds")
+    if seconds < least:
+        raise UsageError(f"{flag} {text!r} is too short", hint=f"give at least {least:g} s")
     return seconds
 
 

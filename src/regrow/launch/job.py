@@ -88,6 +88,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     data_cache: str = ""
     data_cache_bytes: str = ""
     node_timeout: str = "10min"
+    node_lease: str = "10s"
     spares: int = 0
     replicas: str = ""
     replica_ranks: int = 1
@@ -310,6 +311,7 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
         health_checks=[str(Path(check).absolute()) for check in flags.health_check],
         trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),
+        node_lease=some_time("--node-lease", flags.node_lease, least=1.0),
         checkpoint_every=_checkpoint_every(flags),
         checkpoint_keep=in_range("--checkpoint-keep", flags.checkpoint_keep, 1),
         change_pause=some_time("--change-pause", flags.change_pause, zero=True),

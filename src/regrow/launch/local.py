@@ -38,7 +38,7 @@ from regrow.membership.machine import Membership
 from regrow.membership.orders import Deposed, EndJob
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.server.collecting import QuietCollections
-from regrow.membership.server.coordinator import LEASE, Coordinator, Watcher
+from regrow.membership.server.coordinator import Coordinator, Watcher
 from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.launchers import LauncherDesk
 from regrow.membership.server.leased import LeasedMachine
@@ -156,7 +156,7 @@ class _Launch:
                 host=_listen_host(plan),
                 port=plan.port,
                 near=[node_name(rank) for rank in plan.node_ranks],
-                lease=LEASE,
+                lease=facts.node_lease,
                 routes=[*desk.routes(), *figures.routes()],
             )
             coordinator.offer = plan.offer(facts)

@@ -51,6 +51,9 @@ _RUN: Final[tuple[Decorator, ...]] = (
         "--node-timeout", default="10min", metavar="TIME", help="How long a lost node is waited for.  [10min]"
     ),
     click.option(
+        "--node-lease", default="10s", metavar="TIME", help="A node that answers nothing for so long is lost.  [10s]"
+    ),
+    click.option(
         "--replicas", default="", metavar="MIN:MAX", help="The world may have so many replicas.  [as --nnodes]"
     ),
     click.option("--replica-ranks", type=int, default=1, metavar="N", help="Ranks of one replica.  [1]"),

@@ -47,7 +47,6 @@ from regrow.sim.script import Doing, SimScript
 from regrow.sim.sights import Lookout, watched
 from regrow.sim.workers import SimWorker
 
-LEASE = 10.0
 _FOR_THE_AGENT = (
     StacksTaken | WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
 )
@@ -247,8 +246,8 @@ class World:
         self._lives[node] += 1
         self._agents.end(node)
         lost = [worker for worker in self.workers.values() if worker.spawn.node == node and worker.alive]
-        known = self.jitter(0.01) if strike.how == "node" else LEASE
-        ends = 0.0 if strike.how == "node" else LEASE + self._rng.uniform(0.0, 20.0)
+        known = self.jitter(0.01) if strike.how == "node" else self._facts.node_lease
+        ends = 0.0 if strike.how == "node" else self._facts.node_lease + self._rng.uniform(0.0, 20.0)
         for worker in lost:
             self.after(ends, lambda worker=worker: worker.end(-9))  # type: ignore[misc]
         self.after(known, lambda: self._lost(node, strike, lost))

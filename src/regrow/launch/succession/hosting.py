@@ -25,7 +25,7 @@ from regrow.membership.machine import Membership
 from regrow.membership.orders import Deposed, EndJob
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.server.collecting import QuietCollections
-from regrow.membership.server.coordinator import LEASE, Coordinator
+from regrow.membership.server.coordinator import Coordinator
 from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.launchers import LauncherDesk
 from regrow.membership.server.leased import LeasedMachine
@@ -86,7 +86,7 @@ class NextHost:
             token=plan.token,
             record=lambda item: disk.do(partial(events.write, item, time.time())),
             host=plan.bind,
-            lease=LEASE,
+            lease=facts.node_lease,
             routes=desk.routes(),
         )
         coordinator.offer = plan.offer(facts)
@@ -144,7 +144,7 @@ class NextHost:
 
     async def _hold_checkpoints(self) -> None:
         """As soon as the former coordinator lets go of them; where it does not, it is cut off and writes nothing."""
-        until = time.monotonic() + LEASE
+        until = time.monotonic() + VOTE_LEASE
         while True:
             try:
                 self._stack.enter_context(folder.hold_checkpoints(self._plan.checkpoint_dir or ""))

@@ -38,7 +38,6 @@ from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.http_replies import refusal, unknown, words_of
 
 HELLO_DEADLINE = 10.0
-LEASE: Seconds = 10.0
 """After so long a silence an agent, or a launcher, counts as lost."""
 _CLOSE_DEADLINE = 1.0
 _BACKLOG = 4096
@@ -104,7 +103,7 @@ class Coordinator:
         host: str = "127.0.0.1",
         port: int = 0,
         nodes: Sequence[NodeId] | None = None,
-        lease: Seconds = LEASE,
+        lease: Seconds = 10.0,
         near: Collection[NodeId] = (),
         clock: Clock | None = None,
         routes: Sequence[web.RouteDef] = (),
