@@ -103,6 +103,10 @@ class SubmittedJob:
         """Wait until a Slurm job is over."""
         self.cluster.until(lambda: self.state(job) in ENDS or None, f"{job} ends")
 
+    def time_left(self, job: int, seconds: int) -> None:
+        """Let Slurm end a job that runs in so many seconds from now, as its time limit would later."""
+        self.cluster.ask("scontrol", "update", f"JobId={job}", f"EndTime=now+{seconds}")
+
     def nothing_queued(self) -> None:
         """No Slurm job of it waits or runs."""
         self.cluster.until(lambda: self.cluster.queue() == {} or None, "the queue is empty")

@@ -94,11 +94,13 @@ def test_a_gang_whose_time_is_up_is_submitted_anew_and_goes_on_from_a_checkpoint
     flags = ["--data-cache=off", "--checkpoint-every=1s"]
     gang = job.submit(steps=STEPS, signalBeforeEndInSeconds=30, checkpointDir=str(keep), maxRestarts=1, runFlags=flags)
     job.until_world(gang, 2)
+    job.time_left(gang, 45)
     again = job.cluster.until(lambda: [each for each in job.numbers("job") if each > gang] or None, "it is anew")
     job.ended(gang)
     assert job.exit_code(gang) == 75
     job.until_world(again[0], 2)
     assert 0 < min(job.ledger(again[0]).commits) <= max(job.ledger(gang).commits) + 1
+    job.time_left(again[0], 45)
     job.ended(again[0])
     assert job.exit_code(again[0]) == 75
     job.nothing_queued()
