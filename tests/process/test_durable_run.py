@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.process.batch import until
 from tests.process.disk_watch import watched
 from tests.process.launching import PATIENCE, Site, site
 from tests.process.training import SCRIPTS, Fault, Outcome, outcome_of, train
@@ -40,6 +41,11 @@ def saves(here: Site, job: str) -> list[int]:
     return [event["step"] for event in map(json.loads, lines) if event["type"] == "CheckpointSaved"]
 
 
+def losses_of(here: Site, job: str) -> dict[int, float]:
+    """By step, of what a job has committed so far."""
+    return dict(Ledger(read_records(here.home / "jobs" / job)).curve())
+
+
 def begun(outcome: Outcome) -> int:
     return min(step for step, _ in outcome.losses)
 
@@ -59,6 +65,28 @@ def test_a_resumed_job_ends_like_one_that_was_never_stopped(here: Site) -> None:
     assert second.finals == whole.finals
     assert begun(second) == saves(here, "first")[-1]
     assert second.losses == {place: loss for place, loss in whole.losses.items() if place[0] >= begun(second)}
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "regrow stop"])
+def test_who_ends_a_job_loses_no_step_of_it_however_seldom_checkpoints_are_written(here: Site, how: str) -> None:
+    rare = flags(here, every="10min")
+    script = (str(SCRIPTS / "train_small.py"), "--steps", "1000", *PAUSE)
+    with here.start("run", "--job", "first", "--nproc-per-node", "2", *rare, *script) as first:
+        until(lambda: len(losses_of(here, "first")) > 3)
+        asked = max(losses_of(here, "first"))
+        if how == "SIGTERM":
+            first.signal(signal.SIGTERM)
+        else:
+            assert "is stopping" in here.regrow("stop", "first").stdout
+        assert first.wait() == 75, first.output
+        assert "the state goes to disk first, for which there are 30 s" in first.output
+    (saved,) = saves(here, "first")
+    assert saved >= asked
+    second = train(here, "second", "--resume", *rare, world=2, steps=saved + 3)
+    assert second.code == 0, second.output
+    assert begun(second) == saved
+    once, again = losses_of(here, "first"), losses_of(here, "second")
+    assert all(once[step] == again[step] for step in once.keys() & again.keys()), "committed meanwhile, and once more"
 
 
 def test_the_last_state_is_on_disk_before_the_job_ends_and_the_newest_k_stay(here: Site) -> None:

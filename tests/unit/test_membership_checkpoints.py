@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.unit.membership_job import Job
 
-from regrow.core.ids import StepNo
-from regrow.core.messages import ReleaseWorker, TimeAdvanced, WorkerReady
+from regrow.core.ids import NodeId, StepNo
+from regrow.core.messages import NodeLost, ReleaseWorker, StopRequested, TimeAdvanced, WorkerReady
 from regrow.core.messages.checkpoints import (
     AbandonCheckpoint,
     CheckpointFailed,
@@ -18,6 +18,8 @@ from regrow.core.messages.checkpoints import (
 )
 from regrow.core.messages.copies import TakeSnapshot
 from regrow.core.records import CheckpointSaved, Noted
+from regrow.membership.orders import EndJob
+from regrow.membership.states import Waiting
 
 EVERY = 60.0
 
@@ -237,3 +239,85 @@ def test_the_time_is_looked_at_no_more_often_than_needed() -> None:
         made.wait()
         wakes += 1
     assert wakes <= 3
+
+
+def written(made: Job, step: int) -> None:
+    """The snapshot that was asked for last is taken at this step, and comes to the disk."""
+    held(made, 0, asked=made.last(TakeSnapshot).step, step=step)
+    parts(made, made.last(WriteCheckpoint))
+    whole(made, made.last(FinishCheckpoint))
+
+
+def test_who_asks_for_the_end_gets_it_when_the_state_is_saved() -> None:
+    made = job()
+    made.tell(StopRequested("SIGTERM", patience=30.0))
+    assert made.all(TakeSnapshot) == [TakeSnapshot(made.of(0), StepNo(1))] and made.all(EndJob) == []
+    assert "the state goes to disk first, for which there are 30 s" in notes(made)
+    written(made, step=2)
+    assert [end.code for end in made.all(EndJob)] == [75] and made.last(CheckpointSaved).step == 2
+    assert "SIGTERM" in made.last(EndJob).diagnosis
+
+
+def test_what_is_written_already_is_older_than_what_is_wanted_at_the_end() -> None:
+    made = later(job())
+    held(made, 0, asked=1, step=1)
+    made.stepped(1).stepped(2)
+    made.tell(StopRequested("SIGTERM", patience=30.0))
+    parts(made, made.last(WriteCheckpoint))
+    whole(made, made.last(FinishCheckpoint))
+    assert made.last(CheckpointSaved).step == 1 and made.all(EndJob) == []
+    assert len(made.all(TakeSnapshot)) == 2
+    written(made, step=3)
+    assert made.last(CheckpointSaved).step == 3 and [end.code for end in made.all(EndJob)] == [75]
+
+
+def test_the_end_does_not_wait_for_a_disk_that_is_too_slow_or_full() -> None:
+    late, full = job(), job()
+    for made in (late, full):
+        made.tell(StopRequested("SIGTERM", patience=30.0))
+        held(made, 0, asked=1, step=1)
+    late.tell(TimeAdvanced(), after=29.0)
+    assert late.all(EndJob) == []
+    late.tell(TimeAdvanced(), after=1.0)
+    failed(full, full.last(WriteCheckpoint), "no space left on device")
+    for made in (late, full):
+        assert [end.code for end in made.all(EndJob)] == [75] and made.all(CheckpointSaved) == []
+    assert any("no space left on device" in note for note in notes(full))
+
+
+def test_the_end_is_at_once_where_there_is_nothing_to_save_and_for_who_asks_again() -> None:
+    never = Job(2).joined().stepped(0)
+    begins = Job(2, durable=True, checkpoint_every=EVERY).joined()
+    again = job()
+    for made in (never, begins, again):
+        made.tell(StopRequested("SIGTERM", patience=30.0))
+    assert again.all(EndJob) == []
+    again.tell(StopRequested("SIGTERM", patience=30.0))
+    assert again.all(EndJob) == [], "a second node was told the same"
+    again.tell(StopRequested("at once"))
+    for made in (never, begins, again):
+        assert [end.code for end in made.all(EndJob)] == [75]
+
+
+def test_a_fault_meanwhile_is_mended_before_the_state_is_saved() -> None:
+    made = job()
+    made.tell(StopRequested("SIGTERM", patience=30.0))
+    made.exited(made.of(0))
+    made.halted(1, 1)
+    assert made.all(EndJob) == [] and len(made.all(TakeSnapshot)) == 1
+    made.tell(WorkerReady(made.of(0), StepNo(-1), "there", "layout all", 0.0, "all"))
+    made.joined().stepped(1)
+    assert len(made.all(TakeSnapshot)) == 2
+    written(made, step=2)
+    assert [end.code for end in made.all(EndJob)] == [75]
+
+
+def test_ranks_that_are_halted_for_want_of_a_node_are_saved_too() -> None:
+    made = job(nodes=2)
+    made.tell(NodeLost(NodeId("n1"), "gone"))
+    made.halted(0, 1)
+    assert isinstance(made.machine.state, Waiting)
+    made.tell(StopRequested("SIGTERM", patience=30.0))
+    assert made.all(EndJob) == []
+    written(made, step=1)
+    assert [end.code for end in made.all(EndJob)] == [75] and made.last(CheckpointSaved).step == 1

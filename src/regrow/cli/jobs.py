@@ -143,10 +143,14 @@ def token(job: str | None) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-def stop(job: str | None) -> None:
-    """Ask JOB to end; it then exits with 75."""
+@click.option("--grace", default="30s", metavar="TIME", help="To save the state, with --checkpoint-every.  [30s]")
+def stop(job: str | None, grace: str) -> None:
+    """Ask JOB to save its state, where it writes checkpoints, and to end; it then exits with 75."""
+    from regrow.launch.checks import some_time
+
+    patience = some_time("--grace", grace, zero=True)
     entry, client = _client(job)
-    client.stop("asked to by regrow stop")
+    client.stop("asked to by regrow stop", patience=patience)
     click.echo(f"job {entry.job} is stopping")
 
 

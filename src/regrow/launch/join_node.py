@@ -282,7 +282,10 @@ class _Joining:
         timeout = aiohttp.ClientTimeout(total=VERDICT_DEADLINE)
         try:
             async with session.post(
-                f"{self._base}/stop", data=f"{self._plan.node}: {why}", timeout=timeout
+                f"{self._base}/stop",
+                params={"patience": f"{self._plan.drain_grace:g}"},
+                data=f"{self._plan.node}: {why}",
+                timeout=timeout,
             ) as response:
                 await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -252,8 +252,9 @@ class _Launch:
 
     def _stop(self, coordinator: Coordinator, why: str) -> None:
         self._speaker.note(f"{why}; stopping (Ctrl-C again: at once)")
-        coordinator.submit(StopRequested(why))
-        asyncio.get_running_loop().call_later(VERDICT_DEADLINE, coordinator.end, EndJob(RUN_AGAIN, why))
+        patience = self._plan.drain_grace
+        coordinator.submit(StopRequested(why, patience))
+        asyncio.get_running_loop().call_later(patience + VERDICT_DEADLINE, coordinator.end, EndJob(RUN_AGAIN, why))
 
     def _check_gathered(self, coordinator: Coordinator, machine: RestartableMachine) -> None:
         if isinstance(machine.machine.state, Gathering):

@@ -68,7 +68,10 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option("--witness", default="", metavar="DIR", help="On a disk of all nodes: votes when node 0 is lost."),
     click.option("--slots", type=int, metavar="N", help="Ranks for which a node has room.  [its part of --replicas]"),
     click.option(
-        "--drain-grace", default="30s", metavar="TIME", help="To leave a node that a signal gives back.  [30s]"
+        "--drain-grace",
+        default="30s",
+        metavar="TIME",
+        help="To leave a node that a signal gives back, or to save first.  [30s]",
     ),
     click.option("--domain", default="", metavar="LABEL", help="What fails with this node, a rack; for --buddy-every."),
     click.option("--buddy-every", type=int, default=0, metavar="K", help="Copy state to another node each K steps."),

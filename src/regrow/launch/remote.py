@@ -63,9 +63,9 @@ class CoordinatorClient:
         """Be one more node of the job; what it needs to know. Raises `UsageError` where it may not be."""
         return self._post("/join", request, JoinOffer)
 
-    def stop(self, reason: str) -> None:
-        """Ask the job to end."""
-        self._ask("POST", "/stop", reason.encode())
+    def stop(self, reason: str, *, patience: Seconds) -> None:
+        """Ask the job to end; `patience`: how long saving its state may take before, where it writes checkpoints."""
+        self._ask("POST", f"/stop?patience={patience:g}", reason.encode())
 
     def _get(self, path: str, kind: type[Answer]) -> Answer:
         return self._decoded(self._ask("GET", path, None), kind)

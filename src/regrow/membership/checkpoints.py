@@ -98,6 +98,8 @@ class Checkpoints:
         self._given_up: StepNo | None = None
         """The last step of the training, if it could not be written."""
         self._at_end = False
+        self._wanted: StepNo | None = None
+        """The job is to end: a state of this step or a later one is to be saved before."""
         self._said: set[str] = set()
 
     # --- what the membership machine calls ---------------------------------------------------------------------
@@ -117,7 +119,10 @@ class Checkpoints:
         """The job trains, and has come to `step`: begin a checkpoint if it is time for one."""
         if not self._facts.checkpoint_every:
             return
-        if self._next_at is None:
+        if self._wanted is not None:
+            if isinstance(self._state, NoCheckpoint) and not self.saved_before_end:
+                self._take(step, now)
+        elif self._next_at is None:
             self._next_at = now + self._facts.checkpoint_every
         elif isinstance(self._state, NoCheckpoint) and now >= self._next_at:
             new = step not in (0, self._written)
@@ -147,6 +152,20 @@ class Checkpoints:
             if {w.holding for w in workers if w.stage is Stage.HALTED and w.state_at == step} >= holdings:
                 return step
         return None
+
+    def save_before_end(self, step: StepNo, patience: Seconds, now: Instant) -> None:
+        """The job is at this step, and ends when `saved_before_end`, or after so long."""
+        self._wanted = step
+        if self._facts.checkpoint_every and patience and not self.saved_before_end:
+            self._orders.note(f"the state goes to disk first, for which there are {patience:g} s", now)
+
+    @property
+    def saved_before_end(self) -> bool:
+        """Whether what was wanted is on disk, or will not be, or there is nothing to save."""
+        step = self._wanted
+        if not self._facts.checkpoint_every or not step:
+            return True
+        return any(done is not None and done >= step for done in (self._written, self._given_up))
 
     def finished(self, step: StepNo, now: Instant, *, halted: bool = False) -> bool:
         """Every rank stands at the last step: whether it is on disk, or will not be.

@@ -55,6 +55,7 @@ from regrow.membership.recovery.quarantine import Quarantine
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.recovery.standstill import Standstills
+from regrow.membership.recovery.stopping import Stopping
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 from regrow.membership.states import (
     Building,
@@ -117,6 +118,7 @@ class Membership:
             job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._switch, pace
         )
         self._standstills = Standstills(job, ladder, self._mender)
+        self._stopping = Stopping(job, self._checkpoints, self._mender)
         self._succession = Succession(
             job, self._size, ladder, self._generations, self._standbys, self._nodes, self._workers, self._checkpoints
         )
@@ -142,7 +144,7 @@ class Membership:
                 self._nodes.lost(event, now)
                 self._checkpoints.node_lost(event.node, now)
             case StopRequested():
-                self._job.end(RUN_AGAIN, say.stopped(event.reason, self.step), now)
+                self._stopping.requested(event, now)
             case FaultRequested():
                 self._fault_requested(event.fault, now)
             case ScaleRequested():
@@ -213,6 +215,7 @@ class Membership:
             deadlines.earliest(self.state, self.roster, self.facts),
             self._checkpoints.next_deadline(),
             self._resizing.next_deadline(),
+            self._stopping.deadline,
             None if short is None else short + self.facts.node_deadline,
         ]
         return min((at for at in waits if at is not None), default=None)
@@ -388,6 +391,7 @@ class Membership:
             self._resizing.advance(now)
             self._standbys.top_up(now)
         self._resizing.let_go(now)
+        self._stopping.advance(now)
         if isinstance(self.state, Training):
             self._checkpoints.training(self.step, now)
         elif not isinstance(self.state, Waiting) or not self.state.saving:

@@ -262,9 +262,13 @@ class NodeProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
-    """A signal or an operator asks the job to end."""
+    """A signal or an operator asks the job to end.
+
+    `patience`: how long that may take, where the state can be saved before; 0: at once.
+    """
 
     reason: str
+    patience: Seconds = 0.0
 
 
 class FaultRequested(msgspec.Struct, frozen=True, tag=True):

@@ -17,6 +17,7 @@ from regrow.membership.orders import AnswerScale, Deposed, EndJob
 from regrow.membership.server.http_replies import refusal, reply
 
 _LONGEST_REASON = 200
+_LONGEST_STOP: Seconds = 3600.0
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
@@ -150,9 +151,13 @@ class HttpApi:
 
     async def _serve_stop(self, request: web.Request) -> web.Response:
         reason = (await request.text())[:_LONGEST_REASON].strip()
+        try:
+            patience = min(max(0.0, float(request.query.get("patience", "0"))), _LONGEST_STOP)
+        except ValueError:
+            return refusal(400, "patience is no number of seconds", "give it as ?patience=30")
         if self._host.over:
             return _ending()
-        self._host.submit(StopRequested(reason or "an operator asked for it"))
+        self._host.submit(StopRequested(reason or "an operator asked for it", patience))
         return web.json_response({}, status=202)
 
     async def _serve_scale(self, request: web.Request) -> web.Response:
