@@ -11,7 +11,7 @@ from typing import Any
 from lightkube import KubeConfig
 from tests.cluster.fake_api import FakeApi, serve
 from tests.cluster.fake_kubelet import FakeKubelet, kubeconfig
-from tests.cluster.fake_nodes import FakeScheduler, SaidToRun
+from tests.cluster.fake_nodes import FakeKueue, FakeScheduler, SaidToRun
 from tests.cluster.fake_store import FakeStore, Manifest
 
 from regrow.cluster.node_health import read_table
@@ -25,13 +25,28 @@ KEY = b"0123456789abcdef0123456789abcdef"
 _TICK = 0.02
 
 
+class BedClock:
+    """The cluster's time, for the API server and the operators of this process. It can be put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        """Seconds since the epoch."""
+        return time.time() + self.ahead
+
+
 class Bed:
     """What a test holds of it. `kubelet`: with processes, or one where pods are only said to run."""
 
-    def __init__(self, fake: FakeApi, address: str, nodes: dict[str, int], folder: Path, *, real: bool) -> None:
+    def __init__(
+        self, fake: FakeApi, address: str, nodes: dict[str, int], folder: Path, clock: "BedClock", *, real: bool
+    ) -> None:
         self.fake = fake
         self.store = fake.store
         self.address = address
+        self.clock = clock
+        self.kueue: FakeKueue | None = None
         self.scheduler = FakeScheduler(self.store, nodes)
         self.kubelet = FakeKubelet(self.store, folder)
         self.said = SaidToRun(self.store, lease=15.0)
@@ -41,10 +56,23 @@ class Bed:
     async def live(self) -> None:
         """Until it is cancelled."""
         while True:
+            if self.kueue is not None:
+                self.kueue.turn()
             self.scheduler.turn()
             (self.kubelet if self._real else self.said).turn()
             self.store.collect()
             await asyncio.sleep(_TICK)
+
+    def use_kueue(self, quota: dict[str, int], classes: dict[str, int]) -> FakeKueue:
+        """From now on pods of a queue wait for it. `quota`: pods of each LocalQueue."""
+        made = self.kueue = FakeKueue(self.store, quota, classes)
+
+        def admit(verb: str, plural: str, body: Manifest) -> None:
+            if (verb, plural) == ("create", "pods"):
+                made.admit_pod(body)
+
+        self.store.refuse = admit
+        return made
 
     def client(self) -> LightkubeApi:
         """A client of its API server."""
@@ -55,7 +83,7 @@ class Bed:
         """A controller that runs. `marks`: with the right to taint nodes."""
         async with self.client() as api:
             nodes = NodeWatch(api, read_table(), mark=marks)
-            controller = Controller(api, KEY, resync_every=1.0, ask_every=0.2, nodes=nodes)
+            controller = Controller(api, KEY, resync_every=1.0, ask_every=0.2, nodes=nodes, wall=self.clock)
             running = asyncio.create_task(controller.run())
             try:
                 yield controller
@@ -99,11 +127,12 @@ class Bed:
 @contextlib.asynccontextmanager
 async def bed(folder: Path, nodes: dict[str, int], *, real: bool = False) -> AsyncIterator[Bed]:
     """A cluster with nodes that have room for so many pods each."""
-    store = FakeStore(time.time)
+    clock = BedClock()
+    store = FakeStore(clock)
     store.install(crd())
     fake = FakeApi(store)
     async with serve(fake) as address:
-        made = Bed(fake, address, nodes, folder, real=real)
+        made = Bed(fake, address, nodes, folder, clock, real=real)
         living = asyncio.create_task(made.live())
         try:
             yield made

@@ -1,5 +1,10 @@
-"""A kubelet that runs pods' commands as processes of this machine, all of them at one address."""
+"""A kubelet that runs pods' commands as processes of this machine, all of them at one address.
 
+A node can be lost, by its power or by its network. Its kubelet says nothing any more then: pods stay as the API server
+knew them, are deleted when their tolerations are over, and are there until somebody deletes them by force.
+"""
+
+import contextlib
 import json
 import os
 import re
@@ -8,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 from tests.cluster.fake_store import FakeStore, Manifest
 
 _HERE = "127.0.0.1"
@@ -22,7 +28,33 @@ class FakeKubelet:
         self._folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         """By the pod's name."""
+        self._node: dict[str, str] = {}
         self._told: set[str] = set()
+        self._lost: dict[str, float] = {}
+        """Since when, by the node."""
+        self._stopped: dict[str, list[int]] = {}
+        """Processes of nodes that are cut off, by the node."""
+
+    def power_off(self, node: str) -> None:
+        """All that runs there ends at once, and nobody is told."""
+        for pid in self._stop(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def cut(self, node: str) -> None:
+        """Nothing there says or hears anything until `join`; as its processes are stopped, their time stands still."""
+        self._stopped[node] = self._stop(node)
+
+    def join(self, node: str) -> None:
+        """What ran there goes on; its kubelet stays silent, so it is not the kubelet that ends it."""
+        for pid in self._stopped.pop(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def running(self) -> list[int]:
+        """All processes of pods there are, of whatever node."""
+        marks = os.fsencode(f"REGROW_HOME={self._folder}/")
+        return [pid for pid in psutil.pids() if any(each.startswith(marks) for each in _environ(pid))]
 
     def turn(self) -> None:
         """Start what is bound, ask to end what is deleted, say what has ended."""
@@ -30,6 +62,11 @@ class FakeKubelet:
             meta, phase = pod["metadata"], pod["status"]["phase"]
             name, deleted = meta["name"], meta.get("deletionTimestamp")
             process = self.processes.get(name)
+            since = self._lost.get(pod["spec"].get("nodeName", ""))
+            if since is not None:
+                if not deleted and self._store.wall() - since >= _tolerated(pod):
+                    self._store.delete("pods", meta["namespace"], name)
+                continue
             if process is None:
                 if deleted:
                     self._store.delete("pods", meta["namespace"], name, grace=0)
@@ -44,7 +81,7 @@ class FakeKubelet:
             if process.poll() is not None and (deleted or phase not in _ENDED):
                 self._ended(pod, process.returncode, deleted=bool(deleted))
         known = {each["metadata"]["name"] for each in self._store.all_of("pods")}
-        for name in [each for each in self.processes if each not in known]:
+        for name in [each for each in self.processes if each not in known and self._node.get(each) not in self._lost]:
             self.processes.pop(name).kill()
 
     def output(self, name: str) -> str:
@@ -54,6 +91,8 @@ class FakeKubelet:
 
     def close(self) -> None:
         """Nothing of the pods stays."""
+        for node in list(self._stopped):
+            self.join(node)
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()
@@ -63,6 +102,20 @@ class FakeKubelet:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def _stop(self, node: str) -> list[int]:
+        """None of them sees another one's end; a process that is just being made is found in the next round."""
+        self._lost[node] = self._store.wall()
+        marks = {
+            os.fsencode(f"REGROW_HOME={self._folder / name}.home") for name, at in self._node.items() if at == node
+        }
+        stopped: list[int] = []
+        while more := [pid for pid in psutil.pids() if pid not in stopped and marks.intersection(_environ(pid))]:
+            for pid in more:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped += more
+        return stopped
 
     def _start(self, pod: Manifest) -> None:
         meta, container = pod["metadata"], pod["spec"]["containers"][0]
@@ -81,6 +134,7 @@ class FakeKubelet:
                 [sys.executable, "-m", *words], cwd=self._folder, env=env, stdout=log, stderr=subprocess.STDOUT
             )
         self.processes[meta["name"]] = process
+        self._node[meta["name"]] = pod["spec"]["nodeName"]
         state = {"state": {"running": {"startedAt": self._store.stamp()}}}
         status = {"phase": "Running", "podIP": _HERE, "containerStatuses": [state]}
         self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
@@ -103,6 +157,23 @@ class FakeKubelet:
             "containerStatuses": [{"state": {"terminated": ended}}],
         }
         self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
+
+
+def _tolerated(pod: Manifest) -> float:
+    """How long it stays bound to a node that nobody reaches: 300 s where it does not say (DefaultTolerationSeconds)."""
+    given = [
+        each["tolerationSeconds"]
+        for each in pod["spec"].get("tolerations", [])
+        if each.get("key") == "node.kubernetes.io/unreachable" and "tolerationSeconds" in each
+    ]
+    return float(min(given, default=300))
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _field_path(variable: Manifest) -> str:

@@ -45,6 +45,12 @@ async def test_a_job_gets_its_gang_grows_and_a_lost_pod_is_replaced_at_once(clus
         cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 2}})
         await cluster.until(lambda: len(cluster.pods("Running")) == 2, "it is made smaller")
         assert {each["metadata"]["labels"]["regrow.dev/place"] for each in cluster.pods("Running")} == {"0", "1"}
+        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 1}})
+        told = (
+            "spec.replicas is 1, and the job never has fewer than replicaCount (2): it has 2; lower spec.replicaCount"
+        )
+        await cluster.until(lambda: told in cluster.condition("SpecValid")["message"], "it says so")
+        assert len(cluster.pods("Running")) == 2
         cluster.store.delete("trainingjobs", "team", "job")
         await cluster.until(lambda: not cluster.pods(), "everything it owned is gone")
         assert cluster.store.all_of("secrets") == cluster.store.all_of("services") == []

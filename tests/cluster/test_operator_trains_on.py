@@ -1,0 +1,111 @@
+"""Nodes, leaders and quota are lost under real trainings: no bit changes, and each loss is made good once."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cluster.bed import Bed, bed
+from tests.cluster.operators import operators
+from tests.cluster.trained import TrainedJob, micro_job
+
+from regrow.core.exit_codes import RUN_AGAIN
+
+pytestmark = pytest.mark.full
+
+
+async def test_a_node_without_power_and_one_that_is_cut_off_are_fenced_and_made_good_once(tmp_path: Path) -> None:
+    async with bed(tmp_path, {f"n{number}": 1 for number in range(1, 6)}, real=True) as cluster:
+        job = TrainedJob(cluster, tmp_path)
+        cluster.store.create("trainingjobs", "team", micro_job(replicaCount=2, maxReplicaCount=3))
+        async with cluster.operator():
+            await job.until_world(3)
+            await lose(cluster, job, 1, cluster.kubelet.power_off)
+            cut = await lose(cluster, job, 2, cluster.kubelet.cut)
+            with_the_lost = len(cluster.kubelet.running())
+            cluster.kubelet.join(cut)
+            await cluster.until(lambda: len(cluster.kubelet.running()) < with_the_lost, "it ends what it ran")
+            assert [place for place, _ in job.made] == [0, 1, 2, 1, 2], "exactly one for each that was lost"
+            await job.until_world(3)
+            job.let_go()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+            kinds = job.assert_undisturbed(3)
+            await job.assert_no_orphan()
+    assert kinds.count("grow") == 3, kinds
+
+
+async def lose(cluster: Bed, job: TrainedJob, place: int, how: Callable[[str], None]) -> str:
+    """The node of the pod at a place; the others train on, and it is replaced when it is fenced, and not before."""
+    pod, made = job.at(place), len(job.made)
+    node = str(pod["spec"]["nodeName"])
+    cluster.scheduler.unfit.add(node)
+    how(node)
+    await job.until_world(2)
+    cluster.clock.ahead += 30  # as long as its tolerations say
+    await cluster.until(lambda: "deletionTimestamp" in job.at(place)["metadata"], "its pod is to end")
+    steps = job.step(2)
+    await cluster.until(lambda: job.step(2) > steps + 2, "they train on")
+    assert len(job.made) == made, "its place is held"
+    cluster.clock.ahead += 20 + 15 + 60  # the pod's grace, and the lease that fences it
+    await cluster.until(lambda: len(job.made) > made, "another is made")
+    await job.until_world(3)
+    assert job.at(place)["metadata"]["name"] != pod["metadata"]["name"]
+    assert job.at(place)["spec"]["nodeName"] != node
+    return node
+
+
+async def test_the_leading_operator_is_paused_and_another_killed_while_a_replacement_is_due(tmp_path: Path) -> None:
+    async with bed(tmp_path, {"n1": 2}, real=True) as cluster, operators(cluster, tmp_path, 2) as candidates:
+        job = TrainedJob(cluster, tmp_path)
+        cluster.store.create("trainingjobs", "team", micro_job(replicaCount=1, maxReplicaCount=2))
+        await job.until_world(2)
+        for stop in (signal.SIGSTOP, signal.SIGKILL):
+            leader, made = await candidates.leader(), len(job.made)
+            leader.send_signal(stop)
+            cluster.kubelet.processes[job.at(1)["metadata"]["name"]].kill()
+            await job.until_world(1)
+            assert len(job.made) == made, "nobody leads"
+            await cluster.until(lambda made=made: len(job.made) > made, "the other one makes it good")  # type: ignore[misc]
+            assert await candidates.leader() is not leader
+            if stop is signal.SIGSTOP:  # it wakes up, still believing that it leads
+                leader.send_signal(signal.SIGCONT)
+                await cluster.until(lambda leader=leader: leader.poll() is not None, "it ends")  # type: ignore[misc]
+                assert leader.returncode == RUN_AGAIN
+                candidates.start()  # as its Deployment does
+            await job.until_world(2)
+        assert [place for place, _ in job.made] == [0, 1, 1, 1], "exactly one for each that was lost"
+        job.let_go()
+        await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+        kinds = job.assert_undisturbed(2)
+        await job.assert_no_orphan()
+    assert kinds.count("grow") == 3, kinds
+
+
+async def test_kueue_takes_a_replicas_quota_for_others_and_gives_it_back(tmp_path: Path) -> None:
+    queue = {"queueName": "queue", "priorityClass": "train", "elasticPriorityClass": "rest"}
+    async with bed(tmp_path, {"n1": 3}, real=True) as cluster:
+        cluster.use_kueue({"queue": 2}, {"train": 10, "rest": 1, "serve": 100})
+        job = TrainedJob(cluster, tmp_path)
+        cluster.store.create(
+            "trainingjobs", "team", micro_job(replicaCount=1, maxReplicaCount=2, backend="kueue", kueue=queue)
+        )
+        async with cluster.operator():
+            await job.until_world(2)
+            serve = {"name": "chat", "image": "chat", "command": ["http.server", "0", "--bind=127.0.0.1"]}
+            labels = {"kueue.x-k8s.io/queue-name": "queue", "kueue.x-k8s.io/priority-class": "serve"}
+            body = {"metadata": {"name": "chat", "labels": labels}, "spec": {"containers": [serve]}}
+            cluster.store.create("pods", "team", body)
+            await cluster.until(
+                lambda: cluster.store.get("pods", "team", "chat")["status"]["phase"] == "Running", "it has the quota"
+            )
+            await job.until_world(1)
+            await cluster.until(lambda: cluster.status().get("pendingReplicas") == 1, "a replica waits")
+            assert job.at(1)["spec"]["schedulingGates"], "at Kueue's gate"
+            cluster.store.delete("pods", "team", "chat")
+            await job.until_world(2)
+            assert [place for place, _ in job.made] == [0, 1, 1], "exactly one for the one that was preempted"
+            job.let_go()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+            kinds = job.assert_undisturbed(2)
+            await job.assert_no_orphan()
+    assert kinds == ["grow", "preempt", "grow"]
