@@ -14,6 +14,7 @@ from regrow.observe.ledger import Ledger, read_records
 from regrow.operator.objects import JOB_LABEL, PLACE_LABEL
 
 STEPS = 200
+MICRO = (str(SCRIPTS / "train_micro.py"),)
 
 
 def micro_job(**spec: Any) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def micro_job(**spec: Any) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    script = [str(SCRIPTS / "train_micro.py"), "--steps", str(STEPS), "--pace", "0.3", "--invariant"]
+    script = [*MICRO, "--steps", str(STEPS), "--pace", "0.3", "--invariant"]
     flags = ["--data-cache=off"]
     quick: dict[str, Any] = {"scaleUpSnoozeTimeInSeconds": 0, "gracefulShutdownTimeoutInSeconds": 20}
     return training_job(script=[*script, "--out", "job.out"], port=port, runFlags=flags, **quick, **spec)

@@ -61,6 +61,12 @@ def test_a_job_is_scaled_drained_looked_at_and_cancelled(job: SubmittedJob) -> N
     said(job, "drain", "job", "node1")
     job.until_world(gang, 2)
     assert "avoided: node1, node2" in said(job, "status", "job")
+    assert "without node3 the job would have room for 1 replica, and replicaCount is 2" in refused(
+        job, "drain", "job", "node3"
+    )
+    job.until_world(gang, 2)
+    assert "node3 is given back, within 10 s" in said(job, "drain", "job", "node3", "--force")
+    job.cluster.until(lambda: "waiting" in said(job, "status", "job") or None, "it waits for another node")
     assert "job job is ending" in said(job, "cancel", "job")
     job.ended(gang)
     job.nothing_queued()

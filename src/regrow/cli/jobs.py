@@ -110,8 +110,9 @@ def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="[JOB] NODE")
 @click.option("--grace", default="30s", metavar="TIME", help="How long its ranks may take to leave it.  [30s]")
+@click.option("--force", is_flag=True, help="Also where the job then has to stand still until another node joins it.")
 @click.option("--reason", default="", metavar="TEXT", help="For the record.")
-def drain(names: tuple[str, ...], grace: str, reason: str) -> int:
+def drain(names: tuple[str, ...], grace: str, force: bool, reason: str) -> int:
     """Give NODE of JOB back: its ranks leave it at the next boundary, then its agent ends, and the job goes on."""
     from regrow.core.ids import NodeId
     from regrow.launch.checks import some_time
@@ -121,7 +122,7 @@ def drain(names: tuple[str, ...], grace: str, reason: str) -> int:
         raise UsageError(f"drain takes one job and one node, not {' '.join(names)}")
     seconds = some_time("--grace", grace, zero=True)
     entry, client = _client(names[0] if len(names) == 2 else None)
-    return _answered(entry, client.drain(DrainWish(NodeId(names[-1]), seconds, reason or "regrow drain")))
+    return _answered(entry, client.drain(DrainWish(NodeId(names[-1]), seconds, reason or "regrow drain", force)))
 
 
 def _answered(entry: "JobEntry", answer: "AnswerScale") -> int:

@@ -78,11 +78,12 @@ def scale_job(job: str, replicas: int) -> None:
 @slurm.command("drain")
 @click.argument("job")
 @click.argument("node")
-def drain_node(job: str, node: str) -> None:
+@click.option("--force", is_flag=True, help="Also where the job then has to stand still until another node joins it.")
+def drain_node(job: str, node: str, force: bool) -> None:
     """Give NODE of JOB back, by its name in Slurm: its ranks leave it, and the job keeps away from it."""
     from regrow.slurm.commands import drain
 
-    click.echo(drain(job, node, _slurm(), _command()))
+    click.echo(drain(job, node, _slurm(), _command(), force=force))
 
 
 @slurm.command("cancel")

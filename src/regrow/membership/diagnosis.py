@@ -283,7 +283,7 @@ def drain_leaves_too_few(node: NodeId, room: int, least: int, fixed: str) -> str
     """Without a node the job could only stand still."""
     replicas = f"{room} replica{'' if room == 1 else 's'}"
     needs = f"this job cannot have fewer than its {least}: {fixed}" if fixed else f"this job needs at least {least}"
-    cure = "add a node first; or send its agent SIGUSR1, and the job waits for room"
+    cure = "add a node first; or give --force, and the job waits for room"
     return f"without {node} there is room for {replicas}, and {needs} ({cure})"
 
 

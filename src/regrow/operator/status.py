@@ -109,7 +109,7 @@ def findings(job: TrainingJob, reading: JobReading) -> list[JobFinding]:
     training = stage is JobStage.TRAINING and reading.running >= spec.replica_count
     text = f"{reading.running} of {wanted} replicas run"
     found = [
-        JobFinding("SpecValid", True, "Valid"),
+        JobFinding("SpecValid", True, "Valid", _below_gang(job)),
         JobFinding("Training", training, "Running" if training else "NotYet", text),
     ]
     short = stage is JobStage.TRAINING and reading.running < wanted
@@ -121,6 +121,15 @@ def findings(job: TrainingJob, reading: JobReading) -> list[JobFinding]:
     found.append(JobFinding("Complete", over == "Succeeded", over or "NotYet"))
     found.append(JobFinding("Failed", over == "Failed", over if over == "Failed" else "No", reading.failed))
     return found
+
+
+def _below_gang(job: TrainingJob) -> str:
+    """What is said to who scales a job below its gang, by kubectl for example; empty: nobody has."""
+    asked, least = job.spec.replicas, job.spec.replica_count
+    if asked >= least:
+        return ""
+    text = f"spec.replicas is {asked}, and the job never has fewer than replicaCount ({least}): it has {least}"
+    return f"{text}; lower spec.replicaCount, or set spec.suspend to give all pods back"
 
 
 def nodes_finding(bad: Mapping[str, str]) -> JobFinding:

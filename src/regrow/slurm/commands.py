@@ -7,12 +7,15 @@ from pathlib import Path
 import msgspec
 
 from regrow.core.errors import UsageError
+from regrow.core.ids import NodeId
 from regrow.membership.view import JobView
 from regrow.slurm.client import SlurmClient, SlurmFailure
 from regrow.slurm.job_file import SlurmJobSpec, read_job_file
 from regrow.slurm.keeper import replica_script
 from regrow.slurm.node_words import run_name
+from regrow.slurm.observing import nodes_of_replica
 from regrow.slurm.reading import JobNote, JobWishes, SlurmJob
+from regrow.slurm.room import too_few_without
 from regrow.slurm.scripts import JobPart, part_in, script_of
 
 _NO_FILE = {"-m", "--module", "--no-python", "--no_python"}
@@ -112,8 +115,11 @@ def scale(name: str, replicas: int, slurm: SlurmClient, command: list[str]) -> s
     return f"job {name} is to have {replicas} replicas"
 
 
-def drain(name: str, host: str, slurm: SlurmClient, command: list[str]) -> str:
-    """Give a node back, and keep the job away from it; what to tell the user."""
+def drain(name: str, host: str, slurm: SlurmClient, command: list[str], *, force: bool = False) -> str:
+    """Give a node back, and keep the job away from it; what to tell the user.
+
+    Raises `UsageError` where it cannot be, and where the job could not train without it, unless `force`.
+    """
     gang, part = _running(name, slurm)
     jobs = [job for job in slurm.queue(name) if not job.done and host in job.nodes]
     if not jobs:
@@ -122,16 +128,29 @@ def drain(name: str, host: str, slurm: SlurmClient, command: list[str]) -> str:
     if host == gang.nodes[0]:
         hint = f"regrow slurm cancel {name} ends the job; without it the whole gang would have to start anew"
         raise UsageError(f"{host} has the coordinator of job {name}: it cannot be given back", hint=hint)
+    view = _view(gang, part, slurm, command)
+    leaving = {job.job_id: _nodes_on(job, part, view, slurm, host) for job in jobs}
+    if (few := too_few_without(view, [node for nodes in leaving.values() for node in nodes])) and not force:
+        hint = (
+            f"drain it when regrow slurm status {name} shows a replica more; or give --force: the others wait with "
+            "their state in memory, and after --node-timeout the gang is submitted anew, to go on from checkpointDir"
+        )
+        raise UsageError(f"without {host} {few}", hint=hint)
     known = _wishes(gang, part, slurm, command)
     _wish(gang, part, slurm, command, avoid=tuple(sorted({*known.avoid, host})))
     for job in jobs:
         if job.place is not None:
             slurm.leave(job.job_id)
             continue
-        node = _gang_node(gang, part, slurm, command, host)
-        words = ["drain", run_name(part, gang.job_id), node, f"--grace={part.spec.grace:g}s"]
-        _on_first(gang, part, slurm, command, words)
-    return f"{host} is given back, within {part.spec.grace:g} s; job {name} keeps away from it"
+        words = ["drain", run_name(part, gang.job_id), *leaving[job.job_id], f"--grace={part.spec.grace:g}s"]
+        try:
+            _on_first(gang, part, slurm, command, [*words, *(["--force"] if force else [])])
+        except (SlurmFailure, UsageError):
+            _wish(gang, part, slurm, command, avoid=known.avoid)
+            raise
+    return f"{host} is given back, within {part.spec.grace:g} s; job {name} keeps away from it" + (
+        f"; {few}" if few else ""
+    )
 
 
 def cancel(name: str, slurm: SlurmClient, command: list[str], *, now: bool) -> str:
@@ -189,13 +208,22 @@ def _on_first(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[s
     return slurm.on_host(gang.job_id, gang.nodes[0], [*around, *(part.spec.command or command), *words])
 
 
-def _gang_node(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str], host: str) -> str:
-    """What regrow calls a node of the gang; by its address, for Slurm's list is shorter when nodes were lost."""
+def _view(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> JobView:
     told = _on_first(gang, part, slurm, command, ["status", run_name(part, gang.job_id), "--json"])
+    return msgspec.json.decode(told, type=JobView)
+
+
+def _nodes_on(job: SlurmJob, part: JobPart, view: JobView, slurm: SlurmClient, host: str) -> list[NodeId]:
+    """What regrow calls the nodes that leave with a host: of a replica all; of the gang it alone, by its address.
+
+    Slurm's list of the gang's hosts is shorter when nodes were lost.
+    """
+    if job.place is not None:
+        return nodes_of_replica(part.spec, job.place, job.job_id)
     address = slurm.address(host)
-    for node in msgspec.json.decode(told, type=JobView).nodes:
+    for node in view.nodes:
         if node.host == address and not node.away:
-            return node.node
+            return [node.node]
     raise UsageError(f"job {part.spec.name} has no node at {address}", hint=f"regrow slurm status {part.spec.name}")
 
 

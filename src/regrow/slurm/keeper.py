@@ -17,8 +17,9 @@ from regrow.membership.server.http_api import DrainWish
 from regrow.membership.view import JobView
 from regrow.slurm.client import SlurmClient
 from regrow.slurm.node_words import NodeSeat, run_name
-from regrow.slurm.observing import GANG, Overview, node_of_gang, replacement_text
+from regrow.slurm.observing import GANG, Overview, node_of_gang, nodes_of_replica, replacement_text
 from regrow.slurm.reading import JobNote, JobWishes, SlurmJob, host_list
+from regrow.slurm.room import too_few_without
 from regrow.slurm.scripts import JobPart, script_again, script_of
 from regrow.slurm.wishes import read_wishes, wishes_file
 
@@ -64,6 +65,7 @@ class Keeper:
         self._left: set[str] = set()
         """Hosts that were left since Slurm drains them."""
         self._drained: set[str] = set()
+        self._said: set[str] = set()
         self._trouble = ""
         self._wishes_file, self._noted = wishes_file(home, run_name(part, seat.job_id)), JobNote(at, str(home))
         self._is_noted = False
@@ -150,19 +152,32 @@ class Keeper:
         self._nodes_at = now
         running = [job for job in self._queue if job.place is not None and job.state == "RUNNING"]
         hosts = {*self._hosts, *(node for job in running for node in job.nodes)}
+        leaving: list[NodeId] = []
         for found in self._slurm.nodes(sorted(hosts)):
             if found.state not in spec.leave_states or found.node in self._left:
                 continue
-            self._left.add(found.node)
             verdicts = self._table.verdicts(found.node, slurm_facts(found.state, found.reason))
             why = f"Slurm: {verdicts[0].text if verdicts else found.state}"
-            for job in running:
-                if found.node in job.nodes:
-                    self._overview.asked(job.job_id, spec.grace, now)
-                    self._slurm.leave(job.job_id)
-                    self._say(f"Slurm job {job.job_id} leaves {found.node}; {why}")
+            own = [job for job in running if found.node in job.nodes]
+            here = [node for job in own for node in nodes_of_replica(spec, job.place or 0, job.job_id)]
+            if found.node in self._hosts:
+                here.append(node_of_gang(self._hosts.index(found.node)))
+            if few := too_few_without(view, leaving + here):
+                self._say_once(f"{found.node} is not left yet ({why}): without it {few}")
+                continue  # looked at again in time
+            self._left.add(found.node)
+            leaving += here
+            for job in own:
+                self._overview.asked(job.job_id, spec.grace, now)
+                self._slurm.leave(job.job_id)
+                self._say(f"Slurm job {job.job_id} leaves {found.node}; {why}")
             if found.node in self._hosts:
                 self._drain(view, self._hosts.index(found.node), why)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
     def _drain(self, view: JobView, index: int, why: str) -> None:
         node = node_of_gang(index)

@@ -1,0 +1,28 @@
+"""Whether a job has room without some of its nodes, as its coordinator sees it. Pure."""
+
+from collections.abc import Collection
+
+import msgspec
+
+from regrow.core.ids import NodeId
+from regrow.membership.view import JobView
+
+
+class TooFew(msgspec.Struct, frozen=True):
+    """What is left of a job that may not have so few replicas."""
+
+    room: int
+    least: int
+
+    def __str__(self) -> str:
+        has = f"room for {self.room} replica{'' if self.room == 1 else 's'}"
+        return f"the job would have {has}, and replicaCount is {self.least}: it would stand still until another comes"
+
+
+def too_few_without(view: JobView, leaving: Collection[NodeId]) -> TooFew | None:
+    """What would be left where that is too little; None: the job trains on, or trains on none of these nodes."""
+    if not any(worker.node in leaving for worker in view.ranks):
+        return None
+    stay = [each for each in view.nodes if not (each.away or each.draining or each.node in leaving)]
+    room = sum(each.slots for each in stay) // view.unit
+    return TooFew(room, view.min_replicas) if room < view.min_replicas else None
