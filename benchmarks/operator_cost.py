@@ -2,9 +2,15 @@
 
     python benchmarks/operator_cost.py --json out.json        # 200 jobs of 50 pods
     python benchmarks/operator_cost.py --quick
+    python benchmarks/operator_cost.py --capacity --json out.json
 
 The API server is the test bed's, in another process; the operator's time is its own processor time. `nodes_s` is a look
 at all nodes, which happens every 30 s. `rss_mib` is the most that the process had, the bed's modules included.
+
+`--capacity` measures on a bed with real processes, one job of small steps: other work has the place of its second
+replica and is taken away. `capacity_whole_s` is from then to the first step of two replicas, `own_start_s` what the
+same script takes by plain Python to the end of its first step, while the other replica trains, `capacity_s` the
+difference. Each is the median of the rounds.
 """
 
 import argparse
@@ -13,6 +19,7 @@ import json
 import multiprocessing
 import resource
 import sys
+import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,10 +28,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lightkube import KubeConfig
+from own_start import beyond, own_start
+from targets import tell, warn_if_busy
+from tests.cluster.bed import bed
 from tests.cluster.fake_api import FakeApi, serve
 from tests.cluster.fake_kubelet import kubeconfig
 from tests.cluster.fake_store import FakeStore
 from tests.cluster.jobs import training_job
+from tests.cluster.trained import TrainedJob, micro_job
 
 from regrow.cluster.node_health import read_table
 from regrow.operator.api import ApiKind
@@ -119,6 +130,32 @@ async def _measure(pipe: Connection, address: str, jobs: int, pods: int) -> dict
     }
 
 
+async def _measure_capacity(folder: Path, rounds: int) -> dict[str, float]:
+    """How long it takes until a replica that waits has a place, runs, and trains with the others."""
+    chat = {"name": "chat", "image": "chat", "command": ["http.server", "0", "--bind=127.0.0.1"]}
+    spec = {"priorityClassName": "chat", "containers": [chat]}
+    whole, own = [], []
+    async with bed(folder, {"n1": 2}, real=True) as cluster:
+        for name, value in (("train", 1000), ("chat", 100), ("rest", -100)):
+            body = {"metadata": {"name": name, "uid": name}, "value": value}
+            cluster.store.objects[("priorityclasses", "", name)] = body
+        job = TrainedJob(cluster, folder)
+        classes = {"priorityClassName": "train", "elasticPriorityClassName": "rest"}
+        wanted = micro_job(steps=10_000, pace=0.05, replicaCount=1, maxReplicaCount=2, **classes)
+        cluster.store.create("trainingjobs", "team", wanted)
+        async with cluster.operator():
+            await job.until_world(2)
+            for number in range(rounds):
+                name = f"chat{number}"
+                cluster.store.create("pods", "team", {"metadata": {"name": name, "labels": {}}, "spec": spec})
+                await job.until_world(1)
+                await cluster.until(lambda: len(cluster.pods("Pending")) == 1, "a replica waits")
+                own.append(await asyncio.to_thread(own_start, folder))
+                cluster.store.delete("pods", "team", name, grace=0)
+                whole.append(await job.until_world(2))
+    return beyond("capacity", whole, own)
+
+
 def _node(name: str) -> dict[str, Any]:
     """As large as one of a cloud: 40 images, 30 labels, 8 conditions; every hundredth has an Xid."""
     kinds = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "KernelDeadlock", "ReadonlyFilesystem")
@@ -145,20 +182,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--pods", type=int, default=50)
-    parser.add_argument("--quick", action="store_true", help="20 jobs of 10 pods")
+    parser.add_argument("--quick", action="store_true", help="20 jobs of 10 pods; of --capacity, one round")
+    parser.add_argument(
+        "--capacity", action="store_true", help="instead: how soon capacity that falls free is trained on"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    jobs, pods = (20, 10) if args.quick else (args.jobs, args.pods)
+    warn_if_busy()
+    if args.capacity:
+        with tempfile.TemporaryDirectory() as folder:
+            figures = asyncio.run(_measure_capacity(Path(folder), 1 if args.quick else 5))
+    else:
+        figures = _cost(*((20, 10) if args.quick else (args.jobs, args.pods)))
+    print(", ".join(f"{name}: {value:.3g}" for name, value in figures.items()))
+    tell("operator", figures, args.json)
+
+
+def _cost(jobs: int, pods: int) -> dict[str, float]:
     here, there = multiprocessing.Pipe()
     cluster = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, jobs, pods), daemon=True)
     cluster.start()
     figures = asyncio.run(_measure(here, here.recv(), jobs, pods))
     here.send("end")
     cluster.join(10)
-    figures |= {"jobs": jobs, "pods": pods}
-    print(", ".join(f"{name}: {value:.3g}" for name, value in figures.items()))
-    if args.json is not None:
-        args.json.write_text(json.dumps(figures) + "\n")
+    return figures | {"jobs": jobs, "pods": pods}
 
 
 if __name__ == "__main__":

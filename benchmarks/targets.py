@@ -80,6 +80,12 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("cost_over_hf_b8", most=1.0),
         Target("cost_over_hf_b64", most=1.0),
     ),
+    "operator": (
+        Target("resync_s", most=2.0),
+        Target("reaction_s", most=0.2),
+        Target("rss_mib", most=200),
+        Target("capacity_s", most=5.0),
+    ),
     "recipes": tuple(Target(f"recipe_over_plain_{method}", most=1.02) for method in ("pretrain", "lora")),
     "rendezvous": (Target("form_bytes_a_rank_4096", least=0.8, most=1.2, of="form_bytes_a_rank_1024"),),
     "recovery": (
@@ -87,6 +93,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("not_recovered", most=0),
         Target("audit_percent", most=0.5),
     ),
+    "slurm_submit": (Target("submit_to_first_step_s", most=15.0),),
     "simulator": (
         Target("large_s", most=600),
         Target("large_mib", most=4_096),

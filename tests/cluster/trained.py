@@ -17,12 +17,12 @@ STEPS = 200
 MICRO = (str(SCRIPTS / "train_micro.py"),)
 
 
-def micro_job(**spec: Any) -> dict[str, Any]:
+def micro_job(*, steps: int = STEPS, pace: float = 0.3, **spec: Any) -> dict[str, Any]:
     """A job of the small training in micro-batches, in world-invariant mode; it takes its time until it is let go."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    script = [*MICRO, "--steps", str(STEPS), "--pace", "0.3", "--invariant"]
+    script = [*MICRO, "--steps", str(steps), "--pace", str(pace), "--invariant"]
     flags = ["--data-cache=off"]
     quick: dict[str, Any] = {"scaleUpSnoozeTimeInSeconds": 0, "gracefulShutdownTimeoutInSeconds": 20}
     return training_job(script=[*script, "--out", "job.out"], port=port, runFlags=flags, **quick, **spec)

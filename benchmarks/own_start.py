@@ -1,0 +1,44 @@
+"""What a training script takes by itself to the end of its first step: what no launcher can do anything about."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "scripts" / "train_micro.py"
+
+
+def own_start(folder: Path) -> float:
+    """The tests' small training in micro-batches, started by plain Python; seconds.
+
+    Args:
+        folder: where it writes what it has made.
+    """
+    words = [sys.executable, str(SCRIPT), "--steps", "1", "--invariant", "--out", str(folder / "alone.out")]
+    began = time.monotonic()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        took = time.monotonic() - began
+    if said != b"trained\n":
+        raise SystemExit(f"{SCRIPT} does not run by itself: exit code {process.returncode}")
+    return took
+
+
+def beyond(name: str, whole: Sequence[float], own: Sequence[float]) -> dict[str, float]:
+    """What rounds took beyond the script's own start, `<name>_s`; the middle of all, for machines do other things too.
+
+    Args:
+        name: of the figure.
+        whole: what each round took.
+        own: what the script took by itself beside it.
+    """
+    return {
+        f"{name}_s": statistics.median(took - alone for took, alone in zip(whole, own, strict=True)),
+        f"{name}_whole_s": statistics.median(whole),
+        "own_start_s": statistics.median(own),
+        "rounds": len(whole),
+    }
