@@ -1,5 +1,6 @@
 """Real trainings on a real Slurm: nodes are taken, killed and cut off, and no bit of the result changes."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.elastic import assert_same, fixed_run
+from tests.process.elastic import HURRY, assert_same, fixed_run
 from tests.slurm.jobs import SubmittedJob, slurm_job
 from tests.slurm.rig import GRACE_S, SlurmCluster, slurm_cluster
 
@@ -158,3 +159,51 @@ def test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew(job:
     job.clear()
     assert min(told.commits) > 0, "it went on from the checkpoint"
     job.cluster.boot("node0")
+
+
+@pytest.mark.full
+def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_no_step_and_leaves_nothing(
+    job: SubmittedJob, long_alone: dict[str, Any]
+) -> None:
+    gang = job.submit(steps=LONG, maxReplicaCount=3, spares=1, elect=True, leaseInSeconds=30)
+    job.until_world(gang, 3)
+    before = job.numbers("job+3")
+    job.cluster.kill("node0")
+    killed = time.monotonic()
+    # What the gang itself says is lost with srun, which was on that host.
+    job.cluster.until(lambda: "follows the job's coordinator to" in job.output() or None, "another is elected")
+    job.until_world(gang, 3)
+    took = time.monotonic() - killed
+    wanted = job.cluster.until(
+        lambda: [each for place in range(4) for each in job.numbers(f"job+{place}") if each not in before] or None,
+        f"a replacement is asked for; {job.output()}",
+    )
+    assert "ExcNodeList=node0" in job.cluster.ask("scontrol", "show", "job", str(wanted[0]))
+    code, text = job.regrow("slurm", "status", "job")
+    assert code == 0 and "wanted: 3 replicas (from 2 to 3), start 1" in text and "replicas: 3" in text, text
+    (job.here.folder / HURRY).touch()
+    job.ended(gang)
+    job.nothing_queued()
+    told = job.ledger(gang)
+    job.clear()
+    assert job.numbers("job") == [gang], "it was not submitted anew"
+    assert_same(job.here, told, long_alone, 3)
+    assert took < 60.0, took
+    job.cluster.boot("node0")
+
+
+@pytest.mark.full
+def test_where_only_the_first_launcher_is_killed_the_batch_script_hears_how_the_job_ended(
+    job: SubmittedJob, long_alone: dict[str, Any]
+) -> None:
+    gang = job.submit(steps=LONG, maxReplicaCount=3, replicas=2, spares=1, elect=True, leaseInSeconds=30)
+    job.until_world(gang, 2)
+    launcher = json.loads((job.here.home / "jobs" / f"job-{gang}" / "job.json").read_text())["pid"]
+    on_first = ["srun", f"--jobid={gang}", "--overlap", "-N1", "-n1", "-w", "node0"]
+    job.cluster.ask(*on_first, "kill", "-9", str(launcher))
+    job.cluster.until(lambda: "was elected in its place" in job.output() or None, f"an election; {job.output()}")
+    job.until_world(gang, 2)
+    told = job.finish(gang)
+    job.clear()
+    assert job.numbers("job") == [gang], "it was not submitted anew"
+    assert_same(job.here, told, long_alone, 2)

@@ -10,12 +10,12 @@ import pytest
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.launch.remote import CoordinatorClient
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.http_api import DrainWish
 from regrow.membership.view import JobView, NodeView, WorkerView
 from regrow.slurm.client import SlurmClient
 from regrow.slurm.commands import drain
+from regrow.slurm.following import FollowedCoordinator
 from regrow.slurm.job_file import SlurmJobSpec
 from regrow.slurm.keeper import Keeper
 from regrow.slurm.node_words import NodeSeat
@@ -143,7 +143,7 @@ def test_a_node_that_the_job_refuses_to_give_back_is_not_kept_away_from() -> Non
     assert cluster.wishes == JobWishes()
 
 
-class Coordinator(CoordinatorClient):
+class Coordinator(FollowedCoordinator):
     """Of the job that is seen."""
 
     def __init__(self, seen: JobView) -> None:
@@ -167,7 +167,7 @@ def test_nodes_that_slurm_drains_are_left_when_the_job_can_do_without_them_and_n
     slurm, job = Cluster(view()), Coordinator(view("node0", "node1", "r2-6"))
     slurm.drained = ("host1", "host2")
     seat = NodeSeat(5, 0, "host0", "host[0-1]")
-    keeper = Keeper(JobPart(SPEC), seat, "host0:1", slurm, job, tmp_path, ["regrow"], said.append)
+    keeper = Keeper(JobPart(SPEC), seat, slurm, job, tmp_path, ["regrow"], said.append)
 
     def look() -> tuple[list[str], list[tuple[str, ...]]]:
         now[0] += 40.0

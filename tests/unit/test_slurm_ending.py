@@ -8,9 +8,10 @@ import pytest
 
 from regrow.core.ids import Seconds
 from regrow.slurm.client import SlurmClient, SlurmFailure
-from regrow.slurm.ending import GangEnd, heirs
+from regrow.slurm.ending import GangEnd
 from regrow.slurm.job_file import SlurmJobSpec
 from regrow.slurm.node_words import NodeSeat
+from regrow.slurm.observing import heirs
 from regrow.slurm.reading import JobWishes, SlurmJob
 from regrow.slurm.scripts import JobPart, part_in, script_of
 
@@ -32,6 +33,8 @@ class RememberedSlurm(SlurmClient):
         self.dead, self.away = dead, False
         self.asked: list[str] = []
         self.next: JobPart | None = None
+        self.listens = False
+        self.knocked: list[tuple[str, str]] = []
 
     def queue(self, name: str) -> list[SlurmJob]:
         if self.away:
@@ -49,7 +52,17 @@ class RememberedSlurm(SlurmClient):
     def cancel(self, job_id: int, *, pending: bool = False) -> None:
         self.asked.append(f"cancel {job_id}")
 
+    def address(self, host: str) -> str:
+        return host.replace("n", "10.0.0.")
+
     def on_host(self, job_id: int, host: str, words: Sequence[str], *, within: Seconds = 30.0) -> str:
+        if words[0] == "bash":
+            self.knocked.append((host, words[-1]))
+            if not self.listens:
+                raise SlurmFailure(f"srun: nobody listens on {host}")
+            return ""
+        if words[0] == "sh":
+            self.asked.append(f"tell {host} {words[-1].split('echo ')[1]}")
         if self.dead:
             raise SlurmFailure(f"srun: {host} does not answer")
         return ""
@@ -119,6 +132,42 @@ def test_who_is_cut_off_itself_ends_nothing() -> None:
     slurm.away = True
     ending(slurm, 1).by_survivor()
     assert slurm.asked == []
+
+
+@pytest.mark.parametrize(
+    ("code", "dead", "done"),
+    [
+        (0, True, ["cancel 9", "tell n0 0 > /r/code", "cancel 7"]),
+        (0, False, ["cancel 9", "tell n0 0 > /r/code"]),
+        (93, True, ["cancel 9", "tell n0 93 > /r/code", "cancel 7"]),
+        (75, True, ["submit", "tell n0 75 > /r/code", "cancel 7"]),
+        (75, False, ["submit", "tell n0 75 > /r/code"]),
+    ],
+)
+def test_where_another_has_taken_over_its_end_is_the_allocations(code: int, dead: bool, done: list[str]) -> None:
+    slurm = RememberedSlurm(dead=dead)
+    successor(slurm).by_successor(code, "10.0.0.2:29400")
+    assert slurm.asked == done
+    assert slurm.knocked == ([("n2", "exec 3<>/dev/tcp/10.0.0.2/29400")] if code == 75 else [])
+
+
+def test_who_alone_does_not_reach_a_coordinator_that_was_elected_ends_nothing() -> None:
+    slurm = RememberedSlurm(dead=True)
+    slurm.listens = True
+    successor(slurm).by_successor(75, "10.0.0.2:29400")
+    assert slurm.asked == []
+
+
+def test_an_end_that_another_node_sees_to_is_left_to_it() -> None:
+    slurm = RememberedSlurm(dead=True, state="COMPLETING")
+    successor(slurm).by_successor(0, "10.0.0.2:29400")
+    assert slurm.asked == []
+
+
+def successor(slurm: RememberedSlurm) -> GangEnd:
+    """On the second node, whose turn is the first where the first node is gone."""
+    seat = NodeSeat(7, 1, "n1", "n[0-2]", result="/r")
+    return GangEnd(PART, seat, slurm, lambda: slurm.wishes, lambda text: None, sleep=lambda seconds: None)
 
 
 def test_of_many_nodes_some_look_after_the_end_far_from_each_other() -> None:

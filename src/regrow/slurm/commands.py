@@ -1,5 +1,6 @@
 """`regrow slurm`: a job's Slurm jobs from a terminal; all of it over sbatch, squeue, scontrol, scancel and srun."""
 
+import contextlib
 import difflib
 import shlex
 from pathlib import Path
@@ -204,8 +205,19 @@ def _on_first(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[s
     if not note.home:
         hint = "it is just starting; or the site does not keep comments: set rendezvousDir"
         raise UsageError(f"Slurm job {gang.job_id} has not said yet where its coordinator is", hint=hint)
-    around = ["env", f"REGROW_HOME={note.home}"]
-    return slurm.on_host(gang.job_id, gang.nodes[0], [*around, *(part.spec.command or command), *words])
+    ours = ["env", f"REGROW_HOME={note.home}", *(part.spec.command or command)]
+    return slurm.on_host(gang.job_id, _host(gang, part, slurm, ours), [*ours, *words])
+
+
+def _host(gang: SlurmJob, part: JobPart, slurm: SlurmClient, ours: list[str]) -> str:
+    """Where the coordinator is: on the gang's first node, or on the one that was elected."""
+    if not part.spec.elect:
+        return gang.nodes[0]
+    for host in gang.nodes:
+        with contextlib.suppress(SlurmFailure):
+            slurm.on_host(gang.job_id, host, [*ours, "status", run_name(part, gang.job_id)])
+            return host
+    return gang.nodes[0]
 
 
 def _view(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> JobView:

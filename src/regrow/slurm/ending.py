@@ -1,5 +1,7 @@
 """How a gang's Slurm job ends: by its first node, or by who is left when that is lost. Nothing stays allocated."""
 
+import contextlib
+import shlex
 import time
 from collections.abc import Callable
 from typing import Final
@@ -8,14 +10,15 @@ import msgspec
 
 from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Seconds
+from regrow.launch.addresses import endpoint_of
 from regrow.slurm.client import SlurmClient, SlurmFailure
 from regrow.slurm.node_words import NodeSeat
+from regrow.slurm.observing import heirs
 from regrow.slurm.reading import JobWishes, SlurmJob
 from regrow.slurm.scripts import JobPart, script_again
 
 TURN_S: Final[Seconds] = 5.0
 """Between two survivors' looks at whether another has submitted the next gang."""
-_MOST_HEIRS: Final = 16
 _ANSWER_S: Final[Seconds] = 15.0
 Say = Callable[[str], None]
 
@@ -75,6 +78,46 @@ class GangEnd:
             self._submit_next(queue, (self._seat.first_host,))
         self._slurm.cancel(self._seat.job_id)
 
+    def by_successor(self, code: int, at: str) -> None:
+        """On a node of a gang whose first coordinator was lost while others went on; the batch script is told.
+
+        Args:
+            code: the job's exit code; 75 also where it is not known.
+            at: where the last coordinator was.
+        """
+        in_line = heirs(self._part.nodes)
+        if self._seat.index and self._seat.index not in in_line:
+            return
+        self._sleep(TURN_S * (in_line.index(self._seat.index) if self._seat.index else 0))
+        queue = self._slurm.queue(self._part.spec.name)
+        if not any(job.job_id == self._seat.job_id and job.state == "RUNNING" for job in queue):
+            return  # it is ending
+        if code == RUN_AGAIN and self._listens(at, queue):
+            return  # it is this node that is cut off
+        if code == RUN_AGAIN and not self._is_over(queue):
+            self._submit_next(queue, (self._seat.first_host,))
+        else:
+            self.end_replicas(queue)
+        try:
+            word = shlex.quote(f"{self._seat.result}/code")
+            say = ["sh", "-c", f"test -p {word} && echo {code} > {word}"]
+            self._slurm.on_host(self._seat.job_id, self._seat.first_host, say, within=_ANSWER_S)
+        except SlurmFailure as failure:
+            self._say(f"{self._seat.first_host} does not answer ({failure.cause}); the allocation ends")
+            self._slurm.cancel(self._seat.job_id)
+
+    def _listens(self, at: str, queue: list[SlurmJob]) -> bool:
+        """Whether somebody does at an address of one of the job's nodes, as is found there."""
+        host, port = endpoint_of("the coordinator's address", at)
+        for job in queue:
+            for node in job.nodes if job.state == "RUNNING" else ():
+                if self._slurm.address(node) == host:
+                    knock = ["bash", "-c", f"exec 3<>/dev/tcp/{host}/{port}"]
+                    with contextlib.suppress(SlurmFailure):
+                        self._slurm.on_host(job.job_id, node, knock, within=_ANSWER_S)
+                        return True
+        return False
+
     def end_replicas(self, queue: list[SlurmJob]) -> None:
         """Replicas that wait are taken out of the queue; those that run end with the job."""
         for job in queue:
@@ -102,10 +145,3 @@ class GangEnd:
         job_id = self._slurm.submit(script_again(mine, JobPart(spec, None, attempt, gone)))
         without = f", without {', '.join(gone)}" if gone else ""
         self._say(f"the gang is submitted anew{without}: Slurm job {job_id}")
-
-
-def heirs(nodes: int) -> list[int]:
-    """Which of a gang's nodes look after its end when the first is lost: some of many, spread, lest all ask Slurm."""
-    if nodes - 1 <= _MOST_HEIRS:
-        return list(range(1, nodes))
-    return sorted({1 + turn * (nodes - 2) // (_MOST_HEIRS - 1) for turn in range(_MOST_HEIRS)})

@@ -14,6 +14,8 @@ from regrow.core.ids import Seconds
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 MOST_NAME: Final = 40
+_FEWEST_VOTERS: Final = 3
+_SHORTEST_LEASE_S: Final[Seconds] = 30.0
 _OURS: Final = (
     "job-name",
     "nodes",
@@ -97,6 +99,8 @@ class SlurmJobSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     """Where the coordinator listens; 0: a port from the Slurm job's number."""
     rendezvous_dir: str = ""
     """A folder that all nodes share, for the coordinator's address; empty: it is in the Slurm job's comment."""
+    elect: bool = False
+    """Whether another node takes over when the first is lost; all nodes must share the folder of records."""
     leave_states: tuple[str, ...] = ("draining", "drained", "failing", "fail")
     """States of a node, as `sinfo` says them, at which the job leaves it. Empty: Slurm is not asked."""
     drain_bad_nodes: bool = False
@@ -161,6 +165,16 @@ def spec_problems(spec: SlurmJobSpec) -> list[SizeProblem]:
     if spec.replicas is not None and not spec.replica_count <= spec.replicas <= spec.most:
         text = f"is {spec.replicas}: give a number from replicaCount ({spec.replica_count}) to {spec.most}"
         found.append(SizeProblem("replicas", text))
+    if spec.elect and (spec.gang_nodes < _FEWEST_VOTERS or spec.most == spec.replica_count):
+        text = (
+            f"needs a gang of {_FEWEST_VOTERS} nodes or more, spares included, and maxReplicaCount above replicaCount"
+        )
+        found.append(SizeProblem("elect", f"{text}: add spares = 1, for example, or leave it out"))
+    if spec.elect and spec.lease_in_seconds < _SHORTEST_LEASE_S:
+        text = (
+            f"is {spec.lease_in_seconds:g}: with elect give {_SHORTEST_LEASE_S:g} or more, for an election takes time"
+        )
+        found.append(SizeProblem("leaseInSeconds", text))
     if _NAME.fullmatch(spec.name) is None:
         text = f"{spec.name!r} cannot name a job: use at most {MOST_NAME} letters, digits, '.', '_' and '-'"
         found.append(SizeProblem("name", text))

@@ -1,6 +1,7 @@
-"""Looks after a job from its gang's first node: replicas that come, go and are replaced. Beside the coordinator.
+"""Looks after a job from its gang's first node: replicas that come, go and are replaced.
 
-It is a part of the job: if its host is lost the coordinator is too, and the gang is submitted anew (`ending.py`).
+It is a part of the job: if its host is lost the coordinator is too, and the gang is submitted anew (`ending.py`). Where
+another coordinator is elected, each node of the gang has one of these, and that of the first node there is does it.
 """
 
 import time
@@ -12,12 +13,13 @@ from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, 
 from regrow.cluster.node_health import may_mark, read_table, slurm_facts
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.ids import Instant, NodeId, Seconds
-from regrow.launch.remote import CoordinatorClient, CoordinatorGone
+from regrow.launch.remote import CoordinatorGone
 from regrow.membership.server.http_api import DrainWish
 from regrow.membership.view import JobView
 from regrow.slurm.client import SlurmClient
+from regrow.slurm.following import FollowedCoordinator
 from regrow.slurm.node_words import NodeSeat, run_name
-from regrow.slurm.observing import GANG, Overview, node_of_gang, nodes_of_replica, replacement_text
+from regrow.slurm.observing import GANG, Overview, looks_after, node_of_gang, nodes_of_replica, replacement_text
 from regrow.slurm.reading import JobNote, JobWishes, SlurmJob, host_list
 from regrow.slurm.room import too_few_without
 from regrow.slurm.scripts import JobPart, script_again, script_of
@@ -25,6 +27,7 @@ from regrow.slurm.wishes import read_wishes, wishes_file
 
 _NODES_EVERY_S: Final[Seconds] = 30.0
 """sinfo is the dearest of Slurm's questions."""
+_STAND_BY_S: Final[Seconds] = 2.0
 Say = Callable[[str], None]
 
 
@@ -33,8 +36,7 @@ class Keeper:
 
     Args:
         part: the gang.
-        seat: of the gang's first node.
-        at: the coordinator's address.
+        seat: of this node of the gang.
         slurm: the cluster.
         coordinator: the job.
         home: of its records on this node.
@@ -46,14 +48,13 @@ class Keeper:
         self,
         part: JobPart,
         seat: NodeSeat,
-        at: str,
         slurm: SlurmClient,
-        coordinator: CoordinatorClient,
+        coordinator: FollowedCoordinator,
         home: Path,
         command: list[str],
         say: Say,
     ) -> None:
-        self._part, self._seat, self._at = part, seat, at
+        self._part, self._seat, self._home = part, seat, home
         self._slurm, self._coordinator = slurm, coordinator
         self._command, self._say, self._clock = command, say, time.monotonic
         self._hosts = host_list(seat.hosts)
@@ -67,8 +68,9 @@ class Keeper:
         self._drained: set[str] = set()
         self._said: set[str] = set()
         self._trouble = ""
-        self._wishes_file, self._noted = wishes_file(home, run_name(part, seat.job_id)), JobNote(at, str(home))
-        self._is_noted = False
+        self._wishes_file = wishes_file(home, run_name(part, seat.job_id))
+        self._noted_at = ""
+        self._stands_by, self._viewed_at = seat.index > 0, -1e9
         self._wishes = JobWishes()
         self._table = read_table()
 
@@ -88,13 +90,17 @@ class Keeper:
             self._trouble = ""
 
     def _turn(self) -> None:
+        if self._stands_by and self._clock() - self._viewed_at < _STAND_BY_S:
+            return
+        self._viewed_at = self._clock()
         try:
             view = self._coordinator.status()
         except CoordinatorGone:
             return  # it is not there yet, or just about to end
-        if not self._is_noted:
-            self._slurm.write_note(self._part.spec, self._seat.job_id, self._noted)
-            self._is_noted = True
+        self._stands_by = not looks_after(view, self._seat.index, len(self._hosts))
+        if self._stands_by:
+            return
+        self._note()
         if view.phase in ("gathering", "ended"):
             return
         if view.phase == "building" and not any(each.away for each in view.nodes):
@@ -113,6 +119,22 @@ class Keeper:
             self._asked_at = -1e9  # what was done is looked at in the next turn
         self._leave_drained(view, now)
         self._drain_bad(now)
+
+    def _note(self) -> None:
+        """Write down where the coordinator is; of an elected one that may fail, for replicas have it in their scripts.
+
+        Without accounting, Slurm 22.05 changes no comment of a job that has lost a node.
+        """
+        at = self._coordinator.at
+        if self._noted_at == at:
+            return
+        try:
+            self._slurm.write_note(self._part.spec, self._seat.job_id, JobNote(at, str(self._home)))
+        except RegrowError as error:
+            if not self._coordinator.moved:
+                raise
+            self._say_once(f"that {at} has the coordinator could not be written down: {error}")
+        self._noted_at = at
 
     def _carry_out(self, action: PlannedAction, now: Instant) -> None:
         match action:
@@ -135,7 +157,12 @@ class Keeper:
 
     def _submit(self, action: StartReplica, now: Instant) -> None:
         part = JobPart(
-            self._part.spec, action.place, self._part.attempt, action.avoid, gang=self._seat.job_id, at=self._at
+            self._part.spec,
+            action.place,
+            self._part.attempt,
+            action.avoid,
+            gang=self._seat.job_id,
+            at=self._coordinator.at,
         )
         try:
             job_id = self._slurm.submit(replica_script(part, self._command))

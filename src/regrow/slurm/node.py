@@ -20,9 +20,9 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.hosts import address_of, route_to
 from regrow.core.ids import Seconds
 from regrow.launch.addresses import endpoint_of
-from regrow.launch.remote import CoordinatorClient
 from regrow.slurm.client import SlurmClient, SlurmFailure
 from regrow.slurm.ending import GangEnd
+from regrow.slurm.following import FollowedCoordinator
 from regrow.slurm.keeper import Keeper
 from regrow.slurm.node_words import DO_NOT_RESTART, NodeSeat, exit_code, gang_words, port_of, replica_words, run_name
 from regrow.slurm.reading import JobWishes
@@ -31,6 +31,10 @@ from regrow.slurm.wishes import read_wishes, wishes_file
 
 _LOOK_S: Final[Seconds] = 0.25
 _LOOK_FOR_JOB_S: Final[Seconds] = 2.0
+_ELECTED_S: Final[Seconds] = 60.0
+"""So long another coordinator is waited for where this node's has ended without a word: twice an election's time."""
+_GONE_S: Final[Seconds] = 10.0
+"""A coordinator that has answered nothing for so long is gone, if nobody else is in its place by then."""
 _END_S: Final[Seconds] = 15.0
 """What regrow gets to end after SIGTERM when its lease is over."""
 
@@ -75,17 +79,43 @@ class NodeTask:
         host = _resolved(self._slurm.address(self._seat.first_host))
         at = address_of(host, port_of(self._part, self._seat.job_id))
         own = host if self._seat.index == 0 else route_to(*endpoint_of("NodeAddr", at), flag="NodeAddr in slurm.conf")
-        client = CoordinatorClient(at, self._token, timeout=5.0)
+        client = self._followed(at, self._seat.job_id)
         first = self._seat.index == 0
-        if first:
-            self._keeper = Keeper(self._part, self._seat, at, self._slurm, client, self._home, self._command, self._say)
+        if first or self._part.spec.elect:
+            self._keeper = Keeper(self._part, self._seat, self._slurm, client, self._home, self._command, self._say)
         self._start(gang_words(self._part, self._seat, at, own))
-        code = exit_code(self._attend(client, leased=not first), told_to_leave=self._told)
-        if first:
+        ended = self._attend(client, leased=not first)
+        code = exit_code(ended, told_to_leave=self._told)
+        if self._part.spec.elect and (client.moved or (first and ended < 0 and self._is_followed(client))):
+            self._try_ending(lambda: end.by_successor(self._end_of_job(client), client.at))
+        elif first:
             self._end_first(end, code)
         elif code == RUN_AGAIN:
             self._try_ending(end.by_survivor)
         return code
+
+    def _followed(self, at: str, gang: int) -> FollowedCoordinator:
+        """The job's coordinator; where another may be elected, whoever that is by then."""
+        records = self._home / "jobs" / run_name(self._part, gang)
+        return FollowedCoordinator(at, self._token, records if self._part.spec.elect else None)
+
+    def _is_followed(self, client: FollowedCoordinator) -> bool:
+        """On the first node, whose launcher has ended without a word: whether another was elected in its place."""
+        until = time.monotonic() + _ELECTED_S
+        while time.monotonic() < until and not self._told:
+            if client.moved and client.answers():
+                return True
+            time.sleep(_LOOK_S)
+        return False
+
+    def _end_of_job(self, client: FollowedCoordinator) -> int:
+        """The exit code of a job that others have gone on with; this node may have left it long before."""
+        reached = time.monotonic()
+        while client.over is None and time.monotonic() - reached < _GONE_S and not self._told:
+            if client.answers():
+                reached = time.monotonic()
+            time.sleep(_LOOK_FOR_JOB_S)
+        return RUN_AGAIN if client.over is None else exit_code(client.over, told_to_leave=self._told)
 
     def _wishes(self) -> JobWishes:
         """What users have asked of the job, where this node can know it."""
@@ -107,6 +137,8 @@ class NodeTask:
 
     def _run_replica(self) -> int:
         at = self._find_job()
+        if at and self._part.gang:
+            at = self._elected(at)
         if at is None:
             return OK
         if not at:
@@ -114,8 +146,13 @@ class NodeTask:
         host, port = endpoint_of("the job's note", at)
         own = route_to(host, port, flag="the job's note")
         self._start(replica_words(self._part, self._seat, at, own))
-        code = self._attend(CoordinatorClient(at, self._token, timeout=5.0), leased=True)
+        code = self._attend(self._followed(at, self._part.gang), leased=True)
         return exit_code(code, told_to_leave=self._told)
+
+    def _elected(self, at: str) -> str:
+        """The coordinator's address by now."""
+        followed = self._followed(at, self._part.gang)
+        return followed.at if followed.moved else at
 
     def _find_job(self) -> str | None:
         """The coordinator's address; empty: this node is not wanted now; None: there is no gang any more."""
@@ -151,7 +188,7 @@ class NodeTask:
         if self._told:
             self._child.send_signal(signal.SIGTERM)
 
-    def _attend(self, coordinator: CoordinatorClient, *, leased: bool) -> int:
+    def _attend(self, coordinator: FollowedCoordinator, *, leased: bool) -> int:
         """Until what was started has ended: its exit code; 75 where the lease has run out."""
         if self._child is None:
             return RUN_AGAIN
@@ -194,7 +231,7 @@ class NodeTask:
 class Lease:
     """Whether the coordinator was reached lately. It begins when it was reached for the first time."""
 
-    def __init__(self, coordinator: CoordinatorClient, seconds: Seconds) -> None:
+    def __init__(self, coordinator: FollowedCoordinator, seconds: Seconds) -> None:
         self._coordinator = coordinator
         self.seconds = seconds
         self._reached: Seconds | None = None

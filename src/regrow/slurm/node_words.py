@@ -65,7 +65,7 @@ def gang_words(part: JobPart, seat: NodeSeat, at: str, own: str) -> list[str]:
         f"--replica-ranks={each * spec.ranks_per_node}",
         f"--rdzv-endpoint={at}",
         f"--drain-grace={spec.grace:g}s",
-        "--no-elect",  # whoever is left submits the gang anew
+        *([] if spec.elect else ["--no-elect"]),  # whoever is left submits the gang anew
         *_here(seat, own),
     ]
     if spec.spares:

@@ -23,6 +23,7 @@ _KILL_S: Final[Seconds] = 30.0
 """After its grace, what Slurm gets to end a job: its default KillWait."""
 _FIRST_PAUSE_S: Final[Seconds] = 5.0
 _LONGEST_PAUSE_S: Final[Seconds] = 300.0
+_MOST_HEIRS: Final = 16
 _LOST_STATES: Final = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 
 
@@ -43,6 +44,20 @@ def planned_sizes(spec: SlurmJobSpec, wishes: JobWishes) -> ElasticSpec:
 def node_of_gang(index: int) -> NodeId:
     """What regrow calls a node of the gang."""
     return NodeId(f"node{index}")
+
+
+def heirs(nodes: int) -> list[int]:
+    """Which of a gang's nodes look after it when the first is lost: some of many, spread, lest all ask Slurm."""
+    if nodes - 1 <= _MOST_HEIRS:
+        return list(range(1, nodes))
+    return sorted({1 + turn * (nodes - 2) // (_MOST_HEIRS - 1) for turn in range(_MOST_HEIRS)})
+
+
+def looks_after(view: JobView, index: int, nodes: int) -> bool:
+    """Whether this one of a gang's nodes looks after the job: the first, or of its heirs the first that is there."""
+    line = [0, *heirs(nodes)]
+    before = {node_of_gang(other) for other in line if other < index}
+    return index in line and not any(each.node in before and not each.away for each in view.nodes)
 
 
 def nodes_of_replica(spec: SlurmJobSpec, place: int, job_id: int) -> list[NodeId]:

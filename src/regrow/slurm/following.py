@@ -1,0 +1,88 @@
+"""A job's coordinator, wherever it is now: the folder of records, which all nodes share, says who was elected."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from regrow.core.errors import RegrowError
+from regrow.core.ids import Seconds
+from regrow.core.job import JobSpec
+from regrow.launch.addresses import endpoint_of
+from regrow.launch.folder import JobEntry, read_entry
+from regrow.launch.remote import CoordinatorClient
+from regrow.membership.orders import AnswerScale
+from regrow.membership.server.http_api import DrainWish
+from regrow.membership.view import JobView
+
+_READ_EVERY_S: Final[Seconds] = 1.0
+_ANSWER_S: Final[Seconds] = 5.0
+
+
+class FollowedCoordinator:
+    """As `CoordinatorClient`, of whoever is coordinator.
+
+    Args:
+        at: the first one's address.
+        token: the job's secret.
+        records: the run's folder; None: nobody else is elected.
+    """
+
+    def __init__(self, at: str, token: str, records: Path | None = None) -> None:
+        self._first, self._token, self._records = at, token, records
+        self._client = CoordinatorClient(at, token, timeout=_ANSWER_S)
+        self._entry: JobEntry | None = None
+        self._read_at: Seconds = -1e9
+        self.at = at
+        """Its address."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether another was elected in the place of the first."""
+        self._look()
+        return not _same(self.at, self._first)
+
+    @property
+    def over(self) -> int | None:
+        """The job's exit code, as who was elected has written it down; None: it has not ended, as far as is known."""
+        self._look()
+        entry = self._entry
+        return entry.code if entry is not None and entry.ended is not None and self.moved else None
+
+    def answers(self) -> bool:
+        """Whether it does now."""
+        try:
+            self.facts()
+        except RegrowError:
+            return False
+        return True
+
+    def facts(self) -> JobSpec:
+        """What the job was started with."""
+        self._look()
+        return self._client.facts()
+
+    def status(self) -> JobView:
+        """What the job looks like now."""
+        self._look()
+        return self._client.status()
+
+    def drain(self, wish: DrainWish) -> AnswerScale:
+        """Give a node back; what becomes of it."""
+        return self._client.drain(wish)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._records is None or now - self._read_at < _READ_EVERY_S:
+            return
+        self._read_at = now
+        entry = read_entry(self._records)
+        if entry is None or not entry.address:
+            return
+        self._entry = entry
+        if not _same(entry.address, self.at):
+            self.at = entry.address
+            self._client = CoordinatorClient(entry.address, self._token, timeout=_ANSWER_S)
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or endpoint_of("an address", one) == endpoint_of("an address", other)
