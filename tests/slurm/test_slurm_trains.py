@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,17 +163,15 @@ def test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew(job:
 
 @pytest.mark.full
 def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_no_step_and_leaves_nothing(
-    job: SubmittedJob, long_alone: dict[str, Any]
+    job: SubmittedJob, long_alone: dict[str, Any], record_property: Callable[[str, float], None]
 ) -> None:
     gang = job.submit(steps=LONG, maxReplicaCount=3, spares=1, elect=True, leaseInSeconds=30)
     job.until_world(gang, 3)
     before = job.numbers("job+3")
     job.cluster.kill("node0")
-    killed = time.monotonic()
     # What the gang itself says is lost with srun, which was on that host.
     job.cluster.until(lambda: "follows the job's coordinator to" in job.output() or None, "another is elected")
     job.until_world(gang, 3)
-    took = time.monotonic() - killed
     wanted = job.cluster.until(
         lambda: [each for place in range(4) for each in job.numbers(f"job+{place}") if each not in before] or None,
         f"a replacement is asked for; {job.output()}",
@@ -188,7 +186,9 @@ def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_n
     job.clear()
     assert job.numbers("job") == [gang], "it was not submitted anew"
     assert_same(job.here, told, long_alone, 3)
-    assert took < 60.0, took
+    (lost,) = [each for each in told.incidents if each.cause == "node0, which hosted the coordinator, was lost"]
+    record_property("seconds until every rank had committed again", round(lost.total, 2))
+    assert lost.total < FIRST_STEP_S
     job.cluster.boot("node0")
 
 
