@@ -18,11 +18,13 @@ from regrow.core.hosts import place_to_listen
 from regrow.core.ids import Generation, Instant, JobId, Rank, StepNo, WorkerId
 from regrow.core.messages import NodeProgress, Role, WorkerCommitted
 from regrow.core.records import (
+    IN_TRAINING,
     GenerationFormed,
     IncidentClosed,
     IncidentOpened,
     JobEnded,
     JobStarted,
+    NodeJudged,
     Record,
     StepCommitted,
     WorkerSpawned,
@@ -73,11 +75,11 @@ ALL_SERIES = [*OF_JOB, *OF_NODE]
 # --- metrics -------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_sixteen_series_at_most_each_in_the_documentation_with_a_base_unit() -> None:
+def test_there_are_seventeen_series_at_most_each_in_the_documentation_with_a_base_unit() -> None:
     found = ALL_SERIES
     documented = set(re.findall(r"^\| `(regrow_\w+)", DOCS.read_text(), re.MULTILINE))
     assert {each.name for each in found} == documented
-    assert len({each.name for each in found}) <= 16
+    assert len({each.name for each in found}) <= 17
     for each in found:
         assert each.name.endswith("_total") == (each.kind == "counter"), each.name
         assert not re.search(r"_(ms|minutes|hours|percent|mb)(_|$)", each.name)
@@ -323,3 +325,11 @@ def test_where_to_listen(text: str, place: tuple[str, int] | None) -> None:
 def test_no_place_to_listen(text: str) -> None:
     with pytest.raises(UsageError, match="--watch"):
         place_to_listen("--watch", text)
+
+
+def test_what_is_held_of_devices_counts_until_it_is_over() -> None:
+    job = Present()
+    for slot, severity in ((0, "suspect"), (1, "suspect"), (1, "suspect"), (0, "ok")):
+        job.feed(NodeJudged(1.0, NODE, f"slot{slot}", severity, "none", "straggler", "", IN_TRAINING))
+    job.feed(NodeJudged(1.0, NODE, "gpu0", "suspect", "none", "nvml", "", "joined"))
+    assert values(job, "regrow_suspects") == {("straggler",): 1}

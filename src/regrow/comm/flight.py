@@ -2,7 +2,10 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
+
+from regrow.core.ids import Instant, Seconds
 
 UNKNOWN = -1
 
@@ -20,6 +23,20 @@ class Flights:
         self._open: dict[int, str] = {}
         self._name = threading.local()
         self._blind = False
+        self._idle: Seconds = 0.0
+        self._idle_since: Instant | None = time.monotonic()
+        """None while one is under way."""
+
+    @property
+    def blind(self) -> bool:
+        """Whether some collectives run where their end is not seen."""
+        return self._blind
+
+    def idle(self) -> Seconds:
+        """For how long no collective was under way, since the process began; of two calls the difference counts."""
+        with self._lock:
+            since = self._idle_since
+            return self._idle + (0.0 if since is None else time.monotonic() - since)
 
     def name(self, name: str) -> None:
         """What the calling thread begins next is called so."""
@@ -32,6 +49,9 @@ class Flights:
             number = next(self._numbers)
             self._open[number] = name
             if len(self._open) == 1:
+                if self._idle_since is not None:
+                    self._idle += time.monotonic() - self._idle_since
+                    self._idle_since = None
                 self._tell()
         return number
 
@@ -40,6 +60,8 @@ class Flights:
         with self._lock:
             oldest = next(iter(self._open), None) == number
             self._open.pop(number, None)
+            if not self._open and self._idle_since is None:
+                self._idle_since = time.monotonic()
             if oldest:
                 self._tell()
 

@@ -44,6 +44,10 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Whether a folder on a shared disk votes for the coordinator too."""
     health_checks: list[str] = []
     """Executables of the user's that do so too."""
+    straggler_steps: int = 20
+    """So many steps in a row beyond the others make a rank a straggler; 0: nobody looks."""
+    replace_stragglers: bool = False
+    """Whether their nodes are replaced where others have room."""
     trial_steps: int = 0
     """`regrow try`: so many steps at most, each of which logs what state it began with; 0: the script's own number."""
     node_lease: Seconds = 10.0

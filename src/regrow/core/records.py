@@ -15,6 +15,9 @@ SCHEMA = 1
 NODE_LOST = "its node was lost"
 """`WorkerGone.reason` of workers that went with their node: their agent may not have written its newest lines."""
 
+IN_TRAINING = "in training"
+"""`NodeJudged.occasion` of what is seen of the work on a node, not by an examination."""
+
 
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
     """Base of all lines."""
@@ -156,7 +159,11 @@ class ReplicaCorrupted(Record, frozen=True):
 
 
 class NodeJudged(Record, frozen=True):
-    """What an examination found on a node, unless it is `ok`: a `core.verdicts.HealthVerdict`, and why it was made."""
+    """What is held of a node: a `core.verdicts.HealthVerdict`, and why it was made.
+
+    Of an examination, unless it is `ok`; or, with the occasion `IN_TRAINING`, of how work goes there: a straggler,
+    numbers that are not finite, lines in a log. Then `ok` says that what its source has said of the device is over.
+    """
 
     node: NodeId
     device: str

@@ -51,3 +51,21 @@ def domains_of(domain: str, nodes: int) -> list[str]:
             hint="give one, or with --local-nodes one for each of them, with commas between",
         )
     return labels * nodes if len(labels) == 1 else labels
+
+
+def nproc_of(text: str, *, cpus: int, gpus: int) -> int:
+    """Processes of a node, by `--nproc-per-node`. Raises `UsageError`."""
+    match text:
+        case "cpu":
+            return cpus
+        case "auto":
+            return gpus or cpus
+        case "gpu" if gpus == 0:
+            raise UsageError("--nproc-per-node gpu: this machine shows no GPU", hint="give a number, or cpu")
+        case "gpu":
+            return gpus
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise UsageError(
+            f"--nproc-per-node {text!r} is no number of processes", hint="give 1 or more, cpu, gpu or auto"
+        )
+    return in_range("--nproc-per-node", int(text), 1, 4096)

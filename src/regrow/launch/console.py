@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from regrow.core import records
 from regrow.core.ids import Seconds
 from regrow.core.messages import NodeProgress
 from regrow.core.records import (
@@ -88,6 +89,8 @@ class Console:
                 self.note(f"{item.reason}; the job goes on as it is")
             case NodeJudged(severity=Severity.LEAVE | Severity.FATAL) if (text := tell(item)) is not None:
                 self.say(text)
+            case NodeJudged(occasion=records.IN_TRAINING) if (text := tell(item)) is not None:
+                self.note(text)
             case ReplicaCorrupted() | ReplicasDiverged() | NodeQuarantined() if (text := tell(item)) is not None:
                 self.say(text)
             case Noted():

@@ -14,7 +14,7 @@ from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages import FaultSpec, Warmth
 from regrow.launch.addresses import AddressFlags, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
-from regrow.launch.checks import NAME, domains_of, in_range, some_time
+from regrow.launch.checks import NAME, domains_of, in_range, nproc_of, some_time
 from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
 from regrow.membership.admission import JoinOffer
 
@@ -84,6 +84,8 @@ class RunFlags(msgspec.Struct, frozen=True):
     no_elect: bool = False
     witness: str = ""
     health_check: list[str] = []
+    straggler_steps: int = 20
+    replace_stragglers: bool = False
     trial_steps: int = 0
     data_cache: str = ""
     data_cache_bytes: str = ""
@@ -286,7 +288,7 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
     buddy_every = in_range("--buddy-every", flags.buddy_every, 0)
     if buddy_every and nodes.most == 1:
         notes.append("--buddy-every with one node: copies are kept on this node alone, and are lost with it")
-    nproc = _nproc(flags.nproc_per_node, around)
+    nproc = nproc_of(flags.nproc_per_node, cpus=around.cpus, gpus=around.gpus)
     elastic = elasticity(
         nodes, nproc, spares=flags.spares, replicas=flags.replicas, unit=flags.replica_ranks, sizes=flags.replica_sizes
     )
@@ -309,6 +311,8 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
         elects=not flags.no_elect,
         witness=bool(flags.witness),
         health_checks=[str(Path(check).absolute()) for check in flags.health_check],
+        straggler_steps=in_range("--straggler-steps", flags.straggler_steps, 0),
+        replace_stragglers=flags.replace_stragglers,
         trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),
         node_lease=some_time("--node-lease", flags.node_lease, least=1.0),
@@ -336,23 +340,6 @@ def _job_name(flags: RunFlags) -> str:
 def _default_name(flags: RunFlags) -> str:
     stem = flags.script.rsplit(".", 1)[-1] if flags.module else Path(flags.script).stem
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:40] or "job"
-
-
-def _nproc(text: str, around: HostEnvironment) -> int:
-    match text:
-        case "cpu":
-            return around.cpus
-        case "auto":
-            return around.gpus or around.cpus
-        case "gpu" if around.gpus == 0:
-            raise UsageError("--nproc-per-node gpu: this machine shows no GPU", hint="give a number, or cpu")
-        case "gpu":
-            return around.gpus
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise UsageError(
-            f"--nproc-per-node {text!r} is no number of processes", hint="give 1 or more, cpu, gpu or auto"
-        )
-    return in_range("--nproc-per-node", int(text), 1, 4096)
 
 
 def _local_nodes(flags: RunFlags) -> AllowedRange:

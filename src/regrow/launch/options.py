@@ -96,6 +96,14 @@ _RUN: Final[tuple[Decorator, ...]] = (
         metavar="EXE",
         help="A check of yours beside these; repeatable.",
     ),
+    click.option(
+        "--straggler-steps",
+        type=int,
+        default=20,
+        metavar="K",
+        help="Tell of a rank that is slower than the others so often in a row.  [20; 0: never]",
+    ),
+    click.option("--replace-stragglers", is_flag=True, help="Replace their nodes where others have room."),
     click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
     click.option("--data-cache-bytes", default="", metavar="SIZE", help="A node's.  [4GiB, a quarter of what is free]"),
     click.option(

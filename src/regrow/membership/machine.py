@@ -55,7 +55,7 @@ from regrow.membership.recovery.quarantine import Quarantine
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.recovery.standstill import Standstills
-from regrow.membership.recovery.stopping import Stopping
+from regrow.membership.recovery.stragglers import Stragglers
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 from regrow.membership.states import (
     Building,
@@ -118,7 +118,7 @@ class Membership:
             job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._switch, pace
         )
         self._standstills = Standstills(job, ladder, self._mender)
-        self._stopping = Stopping(job, self._checkpoints, self._mender)
+        self._stragglers = Stragglers(job, self._quarantine, self._resizing.drain_requested)
         self._succession = Succession(
             job, self._size, ladder, self._generations, self._standbys, self._nodes, self._workers, self._checkpoints
         )
@@ -160,6 +160,7 @@ class Membership:
             case NodeProgress():
                 for commit in event.commits:
                     self._workers.tell(commit, now)
+                    self._stragglers.committed(commit, now)
             case CopiesHeld():
                 self._copies.tell(event)
             case SnapshotHeld() | PartsWritten() | CheckpointWritten() | CheckpointFailed():

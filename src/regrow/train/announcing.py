@@ -33,6 +33,7 @@ class _Unsent(NamedTuple):
     """The numbers that its body has logged."""
     data_wait: Seconds
     stall: Seconds
+    own: Seconds
 
 
 class Announcing:
@@ -85,7 +86,8 @@ class Announcing:
         now, generation = time.monotonic(), Generation(self._member.generation)
         read, parts = (batches.record(step.number), batches.parts(step.number)) if batches else (None, [])
         inside = frozenset(step.staged)
-        waits = (self._data_wait, self._stall)
+        computed = self._member.body.own_time
+        waits = (self._data_wait, self._stall, self._data_wait + computed if computed else 0.0)
         self._unsent = _Unsent(step, now, now - begun_at, generation, adopted, read, parts, inside, *waits)
 
     def send(self) -> None:
@@ -109,6 +111,7 @@ class Announcing:
                 rank=Rank(unsent.step.rank),
                 data_wait=unsent.data_wait,
                 stall=unsent.stall,
+                own=unsent.own,
             )
         )
         _log.info("step %d: %s", number, numbers)

@@ -180,6 +180,8 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
 
     `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
     `rank`: its own in that step; it may have another by now. `data_wait`, `stall`: as in `StepCommitted`.
+    `own`: what it has waited for its batch, and what its body took up to the update while it waited for nobody; 0: not
+    known.
     """
 
     worker: WorkerId
@@ -195,6 +197,7 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
     rank: Rank | None = None
     data_wait: Seconds = 0.0
     stall: Seconds = 0.0
+    own: Seconds = 0.0
 
 
 class WorkerStaged(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,7 @@ makes it smaller, so it is not begun where no other node is, and lost ranks are 
 from regrow.core import records as record
 from regrow.core.ids import Instant, NodeId
 from regrow.core.messages.health import NodeExamined
-from regrow.core.verdicts import HealthVerdict
+from regrow.core.verdicts import HealthVerdict, Severity
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 
@@ -28,18 +28,37 @@ class Quarantine:
         self._job, self._roster, self._orders = job, job.roster, job.orders
         self._failures: dict[NodeId, list[Instant]] = {}
         self._reported: set[NodeId] = set()
+        self._examined: dict[NodeId, list[str]] = {}
+        self._observed: dict[NodeId, dict[tuple[str, str], str]] = {}
+        """What is held of nodes by how work goes there, by source and device."""
 
     def examined(self, event: NodeExamined, now: Instant) -> None:
         """An agent has looked at its node."""
         node = self._roster.nodes.get(event.node)
         if node is None:
             return
-        node.verdicts = [verdict.text for verdict in event.verdicts[:_KEPT]]
+        self._examined[event.node] = [verdict.text for verdict in event.verdicts]
+        self._show(event.node)
         for verdict in event.verdicts:
             self._orders.write(_record(event.node, verdict, event.occasion, now))
         failed = [verdict.text for verdict in event.verdicts if verdict.severity.failed]
         if failed:
             self.failed(event.node, failed[0], now)
+
+    def observed(self, verdict: HealthVerdict, now: Instant) -> None:
+        """How work goes on a node says something of it; `ok`: what its source has said of the device holds no more."""
+        known = self._observed.setdefault(verdict.node, {})
+        known.pop((verdict.source, verdict.device), None)
+        if verdict.severity is not Severity.OK:
+            known[verdict.source, verdict.device] = verdict.text
+        self._show(verdict.node)
+        self._orders.write(_record(verdict.node, verdict, record.IN_TRAINING, now))
+        if verdict.severity.failed:
+            self.failed(verdict.node, verdict.text, now)
+
+    def _show(self, name: NodeId) -> None:
+        told = [*reversed(self._observed.get(name, {}).values()), *self._examined.get(name, [])]
+        self._roster.nodes[name].verdicts = told[:_KEPT]
 
     def failed(self, name: NodeId, reason: str, now: Instant) -> None:
         """A node has failed once more."""

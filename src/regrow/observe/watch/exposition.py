@@ -70,6 +70,14 @@ def series(job: Present, *, offset: Seconds) -> list[Series]:
             [({"stage": stage}, value) for stage, value in job.stage_seconds.items()],
             "counter",
         ),
+        series_of(
+            "regrow_suspects",
+            "Devices of which something is held by how work goes there, by what says so.",
+            [
+                ({"source": source}, number)
+                for source, number in sorted(Counter(key[0] for key in job.suspects).items())
+            ],
+        ),
         series_of("regrow_lost_steps_total", "Committed steps that were given up.", [({}, job.steps_lost)], "counter"),
         series_of(
             "regrow_rank_seconds_total",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from regrow.core import records
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import NodeProgress, Role, WorkerCommitted
 from regrow.core.records import (
@@ -18,17 +19,20 @@ from regrow.core.records import (
     IncidentOpened,
     JobEnded,
     JobStarted,
+    NodeJudged,
     Record,
     WorkerBuilt,
     WorkerGone,
     WorkerSpawned,
     WorldChanged,
 )
+from regrow.core.verdicts import Severity
 
 MOST_METRICS = 20
 """Names of numbers that steps have logged; more are left out."""
 MOST_INCIDENTS = 200
 MOST_POINTS = 600
+MOST_SUSPECTS = 1024
 STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 STATES = ("starting", "training", "mending", "lost", "done")
 """Of ranks."""
@@ -96,6 +100,8 @@ class Present:
     kinds: Counter[str] = field(default_factory=Counter)
     """All incidents that were opened."""
     stage_seconds: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    suspects: dict[tuple[str, NodeId, str], Instant] = field(default_factory=dict)
+    """What is held of devices by how work goes there, by source, node and device."""
     steps_lost: int = 0
     checkpoint_at: Instant | None = None
     spent: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys((*TIMED, "other"), 0.0))
@@ -139,6 +145,8 @@ class Present:
                 self._closed(item)
             case WorldChanged():
                 self._changes = {item.generation: item.kind}
+            case NodeJudged(occasion=records.IN_TRAINING):
+                self._judged(item)
             case CheckpointSaved():
                 self.checkpoint_at = item.at
             case JobStarted():
@@ -185,6 +193,13 @@ class Present:
         self.kinds[record.kind] += 1
         for rank, seen in self.ranks.items():
             seen.state = "lost" if rank in record.ranks else "mending"
+
+    def _judged(self, record: NodeJudged) -> None:
+        key = (record.source, record.node, record.device)
+        if record.severity == Severity.OK:
+            self.suspects.pop(key, None)
+        elif len(self.suspects) < MOST_SUSPECTS:
+            self.suspects[key] = record.at
 
     def _closed(self, record: IncidentClosed) -> None:
         self.opened = None

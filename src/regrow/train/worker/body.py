@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, UsageError
-from regrow.core.ids import StepNo
+from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import FaultKind, FaultStage, WorkerNoted
 from regrow.core.phase import Phase
 from regrow.step.machine import Committed
@@ -15,6 +15,7 @@ from regrow.train.worker.control import Control
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.fetching import Fetching
 from regrow.train.worker.interrupt import ForwardInterrupt
+from regrow.train.worker.own_time import OwnTime
 from regrow.train.worker.recovery import Recovery
 from regrow.train.worker.rejoin import tell_fault
 from regrow.train.worker.update_gate import UpdateGate
@@ -48,6 +49,7 @@ class Body:
         self.recovery: Recovery | None = None
         """Knows who reads this worker's state; None before it has arrived."""
         self.fetching = Fetching()
+        self.own = OwnTime(link.env.spec.unit)
         groups.on_call = self._called
 
     def begin(self, state: ProtectedState | None) -> bool:
@@ -67,6 +69,7 @@ class Body:
     def _called(self, name: str, size: int) -> None:
         self.fetching.called(name, size)
         self.updates.called(name, size)
+        self.own.called(name)
 
     def _say_what_it_costs(self, size: int) -> None:
         if self._costs_said or self._link.env.rank != 0:
@@ -130,6 +133,7 @@ class Body:
             return
         if not self.begun or self.recovery is None or self._control.updating:
             return
+        self.own.end()
         if not self._whole:
             self._gate.enter(last_collective, self.recovery, interrupted=self.interrupt.struck)
         self.updates.began(closure=closure)
@@ -140,6 +144,7 @@ class Body:
         A body that has not come through the gate does so now. Raises what `before_update` does.
         """
         self.updates.rest()
+        self.own.end()
         if self.begun and self.recovery is not None and not self._control.updating:
             whole, cut_off = self._control.all_whole, self.interrupt.struck
             self._gate.enter(last_collective, self.recovery, interrupted=cut_off, whole_body=whole)
@@ -156,6 +161,11 @@ class Body:
             self.begun = self._whole = False
             self.updates.ended()
         return done
+
+    @property
+    def own_time(self) -> Seconds:
+        """What the newest body took up to its update while it waited for nobody; 0: not known."""
+        return self.own.seconds
 
     @property
     def complete(self) -> bool:
@@ -209,6 +219,7 @@ class Body:
         self._faults.strike(FaultStage.BEGIN, number)
         self._faults.enter(number)
         self._link.board.enter(Phase.COMPUTING)
+        self.own.begin()
         return True
 
     def enter_region(self, number: int, training: ProtectedState | None) -> bool:

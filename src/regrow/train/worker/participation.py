@@ -8,7 +8,7 @@ import torch
 
 from regrow.comm.process_group import Between
 from regrow.core.early_reads import EarlyReads
-from regrow.core.ids import StepNo, WorkerId
+from regrow.core.ids import Seconds, StepNo, WorkerId
 from regrow.core.messages import WorkerFact, WorldChange
 from regrow.core.messages.data import BatchRecord
 from regrow.data.loader import Caching
@@ -20,6 +20,10 @@ class AttemptBody(Protocol):
 
     entered: bool
     """Whether the script is in it."""
+
+    @property
+    def own_time(self) -> Seconds:
+        """What the newest body took up to its update while it waited for nobody; 0: not known."""
 
     @property
     def complete(self) -> bool:

@@ -39,6 +39,7 @@ class StandaloneBody:
     watch = enter = before_update = stepped = left = abandon = leave_region = _nothing
     begin_step = enter_region = _yes
     conclude = abort = _no
+    own_time: Seconds = 0.0
 
     def __init__(self) -> None:
         self.step = StepNo(0)

@@ -1,0 +1,212 @@
+"""Who is slower than the others, step by step. Pure: what is slow is not dead, so it is told and nothing is ended.
+
+In a synchronous job all steps take the same time, so a rank is judged by the part of a step that is its own: what it
+waits for its batch, and what its body takes before the update while no collective is under way. A rank is an outlier of
+a step where its own time is beyond the others' median by a quarter, by five times their spread (median of absolute
+deviations, scaled to a standard deviation), and by 5 ms. It is a straggler when it was one so many times in a row, and
+is not any more after as many without. Where more than a quarter of the ranks are beyond, nobody is an outlier: the
+work is unequal, or it is the machine that all of them share.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median, median_low
+
+from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, WorkerId
+from regrow.core.messages import DrainRequested, WorkerCommitted
+from regrow.core.verdicts import Action, HealthVerdict, Severity
+from regrow.membership.job import Job
+from regrow.membership.recovery.quarantine import Quarantine
+from regrow.membership.roster import Stage, WorkerRecord
+from regrow.membership.states import Training
+
+SLOWER = 0.25
+"""By so much of the others' median at least."""
+SPREADS = 5.0
+_SIGMA = 1.4826
+"""From the median of absolute deviations to a standard deviation, of a normal distribution."""
+LEAST_S: Seconds = 0.005
+MOST_SHARE = 4
+"""One rank in so many at most is an outlier."""
+FIRST_STEPS = 3
+"""So many after a membership was formed are not looked at."""
+GRACE: Seconds = 30.0
+"""What the ranks get to leave the node of a straggler."""
+SOURCE = "straggler"
+
+
+def outliers(times: Mapping[Rank, Seconds]) -> tuple[set[Rank], Seconds]:
+    """Whose own time of a step is beyond the others', and the median of these; nobody where there is but one rank."""
+    if len(times) < 2:
+        return set(), 0.0
+    limit = median_low(times.values()) * (1 + SLOWER)
+    rest = [seconds for seconds in times.values() if seconds < limit]
+    beyond = {rank: seconds for rank, seconds in times.items() if seconds >= limit}
+    if not rest or len(beyond) > max(1, len(times) // MOST_SHARE):
+        return set(), 0.0
+    usual = median(rest)
+    spread = _SIGMA * median(abs(seconds - usual) for seconds in rest)
+    least = usual + max(SLOWER * usual, SPREADS * spread, LEAST_S)
+    return {rank for rank, seconds in beyond.items() if seconds >= least}, usual
+
+
+@dataclass(frozen=True)
+class StragglerFound:
+    """A rank that is a straggler from now on. Times are means over the steps in which it was an outlier."""
+
+    rank: Rank
+    own: Seconds
+    usual: Seconds
+    """Of the others."""
+    steps: int
+
+
+@dataclass(frozen=True)
+class StragglerOver:
+    """A rank that is none any more."""
+
+    rank: Rank
+
+
+@dataclass
+class _Streak:
+    steps: int = 0
+    own: Seconds = 0.0
+    usual: Seconds = 0.0
+
+
+@dataclass
+class SlowRanks:
+    """Remembers ranks that do the same work: who was slow for how long.
+
+    `steps`: in a row, to be a straggler, and not to be one any more.
+    """
+
+    steps: int
+    _times: dict[Rank, Seconds] = field(default_factory=dict)
+    _seen: int = 0
+    _slow: dict[Rank, _Streak] = field(default_factory=dict)
+    _named: dict[Rank, int] = field(default_factory=dict)
+    """The stragglers, and for how many steps in a row each was no outlier."""
+
+    def begin(self) -> None:
+        """A membership was formed: what was is no measure any more, but who is a straggler stays one."""
+        self._times.clear()
+        self._slow.clear()
+        self._seen = 0
+
+    def forget(self, rank: Rank) -> None:
+        """Somebody else has the rank."""
+        self._named.pop(rank, None)
+        self._slow.pop(rank, None)
+
+    def tell(self, rank: Rank, own: Seconds, ranks: int) -> "list[StragglerFound | StragglerOver]":
+        """A rank has committed a step. All `ranks` are compared as soon as each has told of one since the last time."""
+        self._times[rank] = own
+        if len(self._times) < ranks:
+            return []
+        times, self._times = self._times, {}
+        self._seen += 1
+        return list(self._compared(times)) if self._seen > FIRST_STEPS else []
+
+    def _compared(self, times: Mapping[Rank, Seconds]) -> "Iterator[StragglerFound | StragglerOver]":
+        slow, usual = outliers(times)
+        for rank in sorted(times):
+            if rank not in slow:
+                self._slow.pop(rank, None)
+                if rank in self._named:
+                    self._named[rank] += 1
+                    if self._named[rank] >= self.steps:
+                        del self._named[rank]
+                        yield StragglerOver(rank)
+                continue
+            if rank in self._named:
+                self._named[rank] = 0
+                continue
+            streak = self._slow.setdefault(rank, _Streak())
+            streak.steps, streak.own, streak.usual = streak.steps + 1, streak.own + times[rank], streak.usual + usual
+            if streak.steps >= self.steps:
+                del self._slow[rank]
+                self._named[rank] = 0
+                yield StragglerFound(rank, streak.own / streak.steps, streak.usual / streak.steps, streak.steps)
+
+
+class Stragglers:
+    """Tells of them, and has their nodes replaced where that was asked for.
+
+    Args:
+        job: whose ranks they are.
+        quarantine: takes the verdicts.
+        give_back: has the ranks of a node leave it at a boundary, if that can be.
+    """
+
+    def __init__(self, job: Job, quarantine: Quarantine, give_back: Callable[[DrainRequested, Instant], None]) -> None:
+        self._job, self._quarantine, self._give_back = job, quarantine, give_back
+        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._places: dict[int, SlowRanks] = {}
+        """Ranks at the same place in their replicas do the same work."""
+        self._generation = Generation(0)
+        self._told: dict[Rank, tuple[WorkerId, NodeId, str]] = {}
+        """Who the stragglers are, and what their verdicts call them."""
+
+    def committed(self, event: WorkerCommitted, now: Instant) -> None:
+        """A worker has committed a step."""
+        worker = self._roster.workers.get(event.worker)
+        if not self._counts(worker, event) or worker is None or worker.rank is None:
+            return
+        if event.generation != self._generation:
+            self._begin(event.generation, now)
+        unit = self._facts.unit
+        place = self._places.setdefault(worker.rank % unit, SlowRanks(self._facts.straggler_steps))
+        for found in place.tell(worker.rank, event.own, self._job.world // unit):
+            if isinstance(found, StragglerFound):
+                self._found(found, now)
+            else:
+                self._over(found.rank, "it is as fast as the others again", now)
+
+    def _counts(self, worker: WorkerRecord | None, event: WorkerCommitted) -> bool:
+        if not self._facts.straggler_steps or event.own <= 0 or event.adopted or worker is None:
+            return False
+        trains = isinstance(self._job.state, Training) and event.generation == self._job.generation
+        return trains and worker.seated and worker.stage is Stage.MEMBER and event.rank in (None, worker.rank)
+
+    def _begin(self, generation: Generation, now: Instant) -> None:
+        self._generation = generation
+        for place in self._places.values():
+            place.begin()
+        for rank, (name, _, _) in list(self._told.items()):
+            if self._roster.places.get(rank) != name:
+                self._places[rank % self._facts.unit].forget(rank)
+                self._over(rank, "another worker has its rank", now)
+
+    def _found(self, found: StragglerFound, now: Instant) -> None:
+        worker = self._roster.workers[self._roster.places[found.rank]]
+        device = f"slot{worker.local_rank}"
+        evidence = (
+            f"rank {found.rank} has taken {found.own * 1e3:.0f} ms of its own a step, the others "
+            f"{found.usual * 1e3:.0f} ms, {found.steps} times in a row"
+        )
+        self._told[found.rank] = (worker.worker, worker.node, device)
+        self._quarantine.observed(
+            HealthVerdict(worker.node, device, Severity.SUSPECT, Action.NONE, SOURCE, evidence), now
+        )
+        if self._facts.replace_stragglers:
+            self._replace(worker, now)
+
+    def _over(self, rank: Rank, why: str, now: Instant) -> None:
+        known = self._told.pop(rank, None)
+        if known is not None:
+            text = f"rank {rank}: {why}"
+            self._quarantine.observed(HealthVerdict(known[1], known[2], Severity.OK, Action.NONE, SOURCE, text), now)
+
+    def _replace(self, worker: WorkerRecord, now: Instant) -> None:
+        """Its node is given back at a boundary, so that no step is lost; never so that the world gets smaller."""
+        node = self._roster.nodes[worker.node]
+        others = [each for each in self._roster.usable_nodes() if each is not node and not each.quarantined]
+        room = sum(len(each.free()) for each in others)
+        if room < len(node.seats):
+            text = f"rank {worker.rank} is a straggler and stays on {worker.node}: no other node has room for its ranks"
+            self._orders.note(f"{text} (--spares keeps a node for that)", now)
+            return
+        reason = f"rank {worker.rank} is a straggler (--replace-stragglers)"
+        self._give_back(DrainRequested(worker.node, GRACE, reason), now)

@@ -1,0 +1,43 @@
+"""How long a body works without waiting for another rank: by it, ranks that are slow can be told from those that wait.
+
+It is the time up to the update in which no collective is under way. Where the end of collectives is not seen (on a GPU)
+it is the time up to the first of them: of the host alone, which may be ahead of its device.
+"""
+
+from regrow.comm.flight import FLIGHT
+from regrow.core.ids import Seconds
+
+_POINT_TO_POINT = ("send", "recv", "recv_anysource")
+
+
+class OwnTime:
+    """Of one worker, body by body.
+
+    Args:
+        unit: ranks of one replica.
+    """
+
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+        self._begun: Seconds | None = None
+        self.seconds: Seconds = 0.0
+        """Of the newest body; 0: not known."""
+
+    def begin(self) -> None:
+        """A body begins."""
+        self._begun, self.seconds = FLIGHT.idle(), 0.0
+
+    def called(self, name: str) -> None:
+        """It calls a collective."""
+        if self._begun is None:
+            return
+        if name in _POINT_TO_POINT and self._unit == 1:
+            self._begun = None  # stages of a pipeline: their work is not the same, and nothing says which is which
+        elif FLIGHT.blind:
+            self.end()
+
+    def end(self) -> None:
+        """It comes to its update, or has come there already."""
+        if self._begun is not None:
+            self.seconds = FLIGHT.idle() - self._begun
+            self._begun = None
