@@ -26,6 +26,9 @@ parser.add_argument("--say-steps", action="store_true")
 parser.add_argument("--spoil", default="", metavar="RANK:STEP", help="a bit of that rank's optimizer state flips, once")
 parser.add_argument("--drift", action="store_true", help="every rank changes its parameters in a way of its own")
 parser.add_argument("--own-buffers", action="store_true", help="every rank has running statistics of its own")
+parser.add_argument(
+    "--nan", default="::", metavar="RANK:STEP:HOW", help="that rank's loss is NaN, or part of a gradient"
+)
 args = parser.parse_args()
 
 session = regrow.init(seed=3)
@@ -44,11 +47,27 @@ targets = inputs.sum(1, keepdim=True).sin()
 loader = DataLoader(TensorDataset(inputs, targets), batch_size=6, shuffle=True)
 
 unspoiled = True
+nan_rank, nan_step, nan_how = args.nan.split(":")
+
+
+def strikes(number: int, *how: str) -> bool:
+    """Whether a number of this rank is to be spoilt now; `always`, or once in the job."""
+    if args.nan == "::" or (session.rank, number) != (int(nan_rank), int(nan_step)) or nan_how not in how:
+        return False
+    struck = nan_how != "always" and Path("struck").exists()
+    Path("struck").touch()
+    return not struck
+
+
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
         time.sleep(0 if step.rehearsal else args.pause)
         pause(0.0 if step.rehearsal else args.pace, step.number, args.steps)
         loss = nn.functional.mse_loss(model(x.to(DEVICE)), y.to(DEVICE))
+        if not step.rehearsal and strikes(step.number, "once", "always"):
+            loss = loss * torch.nan
+        if not step.rehearsal and strikes(step.number, "backward"):
+            loss.register_hook(lambda gradient: gradient * torch.nan)  # type: ignore[no-untyped-call]
         if not args.log_after:
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]

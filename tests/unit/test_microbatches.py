@@ -44,6 +44,9 @@ class Told:
     def log(self, **metrics: float) -> None:
         self.numbers |= metrics
 
+    def hear(self, numbers: dict[str, float]) -> None:
+        self.heard = {**getattr(self, "heard", {}), **numbers}
+
 
 class World:
     """A model with one replica, and its dealer."""

@@ -83,6 +83,7 @@ class Owner(Protocol):
     draining: bool
     on_call: Callable[[str, int], None] | None
     on_collective: Callable[[str], None] | None
+    on_given: Callable[[str, tuple[Any, ...], dict[str, Any]], None] | None
     after_collective: Callable[[str], None] | None
     on_asked: Callable[[PlaceInWorld, str], None] | None
     between: "Between | None"
@@ -254,6 +255,8 @@ class RegrowGroup(ProcessGroup):
             raise GenerationHalted(f"{name}: generation {groups.generation} is over")
         if groups.on_collective is not None:
             groups.on_collective(name)
+        if groups.on_given is not None:
+            groups.on_given(name, args, options)
         FLIGHT.name(f"{name} on {self.key}")
         result = transport.call(name, args, options)
         if groups.after_collective is not None:

@@ -53,6 +53,8 @@ class Groups:
         self.on_call: Callable[[str, int], None] | None = None
         """Told of every call of a collective, and of how many ranks, wherever it is answered."""
         self.on_collective: Callable[[str], None] | None = None
+        self.on_given: Callable[[str, tuple[Any, ...], dict[str, Any]], None] | None = None
+        """Told what this rank gives to each collective, before it is called."""
         self.after_collective: Callable[[str], None] | None = None
         self.on_asked: Callable[[PlaceInWorld, str], None] | None = None
         """Told when a group is asked for its rank or size, and by what, while that may not be the last."""
@@ -218,6 +220,13 @@ class Groups:
     def vote(self) -> None:
         """Return when every rank of the world has called this in the present generation. Raises what collectives do."""
         self._groups[0].forward("barrier", (), {}).wait()
+
+    def least(self, mine: torch.Tensor) -> torch.Tensor:
+        """The least of all ranks' tensors, of the same size, element by element. Raises what collectives do."""
+        heard, options = mine.clone(), internals.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        self._groups[0].forward("allreduce", ([heard], options), {}).wait()
+        return heard
 
     def gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor, of the same size on all, in the order of ranks. Raises what collectives do."""

@@ -31,11 +31,23 @@ class GenerationHalted(RegrowError):
     """The membership under this call was given up; the step will run again. Absorbed by `with step`."""
 
 
+class StepGivenUp(GenerationHalted):
+    """Another rank has a reason to run the step again, and tells it itself."""
+
+
 class CollectiveMisuse(RegrowError):
     """The script's own call of a collective is wrong: its dtype, operation or shape, or another rank calls another.
 
     It is the script's error, as one in its body is, and not a symptom of a peer's.
     """
+
+
+class NotFinite(RegrowError):
+    """A loss or a gradient of this rank is NaN or infinite, in a job that was asked to check for that."""
+
+
+class SumNotFinite(NotFinite):
+    """The same of a sum over ranks, and from which of them it came is not known."""
 
 
 class StateError(RegrowError):

@@ -48,6 +48,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """So many steps in a row beyond the others make a rank a straggler; 0: nobody looks."""
     replace_stragglers: bool = False
     """Whether their nodes are replaced where others have room."""
+    check_for_nan: bool = False
+    """Whether a step with a loss or a gradient that is not finite is run again, and ends the job the second time."""
     trial_steps: int = 0
     """`regrow try`: so many steps at most, each of which logs what state it began with; 0: the script's own number."""
     node_lease: Seconds = 10.0

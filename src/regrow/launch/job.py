@@ -86,6 +86,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     health_check: list[str] = []
     straggler_steps: int = 20
     replace_stragglers: bool = False
+    check_for_nan: bool = False
     trial_steps: int = 0
     data_cache: str = ""
     data_cache_bytes: str = ""
@@ -313,6 +314,7 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
         health_checks=[str(Path(check).absolute()) for check in flags.health_check],
         straggler_steps=in_range("--straggler-steps", flags.straggler_steps, 0),
         replace_stragglers=flags.replace_stragglers,
+        check_for_nan=flags.check_for_nan,
         trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),
         node_lease=some_time("--node-lease", flags.node_lease, least=1.0),

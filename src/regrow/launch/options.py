@@ -104,6 +104,11 @@ _RUN: Final[tuple[Decorator, ...]] = (
         help="Tell of a rank that is slower than the others so often in a row.  [20; 0: never]",
     ),
     click.option("--replace-stragglers", is_flag=True, help="Replace their nodes where others have room."),
+    click.option(
+        "--check-for-nan",
+        is_flag=True,
+        help="A NaN or inf in loss or gradients: run the step again, end if it repeats.",
+    ),
     click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
     click.option("--data-cache-bytes", default="", metavar="SIZE", help="A node's.  [4GiB, a quarter of what is free]"),
     click.option(

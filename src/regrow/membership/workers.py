@@ -214,6 +214,7 @@ class Workers:
             worker.faulted_in = event.generation
             told = self._errors.shared(event.step, event.generation, error)
             self._ladder.losses.error(rank, event.step, error)
+            self._corruption.not_finite(worker, error)
             if self._errors.again(event.step, event.generation, error):
                 self._job.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
                 return
@@ -288,7 +289,10 @@ class Workers:
     def _served(self, worker: WorkerRecord, now: Instant) -> None:
         """A rank has gone on; the last one closes the incident."""
         self._orders.write(*self._job.incidents.served(_rank(worker), self._job.generation, now))
-        if self._job.incidents.open is None and (told := self._ladder.losses.passed()):
+        if self._job.incidents.open is not None:
+            return
+        self._corruption.gone_on(now)
+        if told := self._ladder.losses.passed():
             self._orders.note(told, now, worker)
 
 

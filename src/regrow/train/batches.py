@@ -4,12 +4,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
 from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.loader import StepLoader
+from regrow.data.order import keys_of
 from regrow.data.seeding import seed_everything
 from regrow.train.microbatches import Dealer
 from regrow.train.sharing import Share
+
+_MOST_NAMED = 16
 
 
 class Batches:
@@ -63,6 +67,18 @@ class Batches:
     def parts(self, step: StepNo) -> list[BatchRecord]:
         """What was read for the micro-batches of `step`, as far as the body has come; empty where it has none."""
         return self._loader.records(step) if self._last == step and isinstance(self._loader, Dealer) else []
+
+    def told(self, step: StepNo) -> str:
+        """What this rank reads at `step`, for people."""
+        share, shares = self._place()
+        read = f"it read share {share} of {shares} of step {step}"
+        try:
+            addresses = keys_of(self.order, step, share, shares)
+        except UsageError:
+            return read  # an order of the loader's own
+        named = ", ".join(str(address) for address in addresses[:_MOST_NAMED])
+        more = f" and {len(addresses) - _MOST_NAMED} more" if len(addresses) > _MOST_NAMED else ""
+        return f"{read}: samples (epoch, index) {named}{more}"
 
     def seed_body(self, step: StepNo) -> None:
         """Seed all random generators for the body of `step`."""

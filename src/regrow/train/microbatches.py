@@ -34,6 +34,9 @@ class StepInProgress(Protocol):
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Log numbers of the whole step."""
 
+    def hear(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+        """Numbers of a part of this rank's work."""
+
 
 class MicroBatch:
     """One micro-batch: its data, and its part in the step's gradient.
@@ -163,6 +166,8 @@ class MicroBatches:
                 raise UsageError(f"log({name}=...) was given a tensor of shape {tuple(value.shape)}", hint="one number")
             kept = value.detach() if isinstance(value, torch.Tensor) else float(value)
             self._logged.setdefault(micro.index, {})[name] = kept
+            if self._step is not None:
+                self._step.hear({f"{name} of micro-batch {micro.index}": kept})
 
     def _backward(self, micro: MicroBatch, loss: torch.Tensor, weight: int | None) -> None:
         if micro.done or micro is not self._open or self._step is None:

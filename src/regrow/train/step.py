@@ -1,6 +1,7 @@
 """One step as the script sees it."""
 
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -32,6 +33,9 @@ class StepOwner(Protocol):
 
     def log(self, step: "Step") -> None:
         """Numbers were added to those of the step."""
+
+    def hear(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+        """The body has these numbers, of this rank alone."""
 
 
 class Step:
@@ -134,6 +138,11 @@ class Step:
             return
         self.staged.update({name: _detached(name, value) for name, value in metrics.items()})
         self._owner.log(self)
+
+    def hear(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+        """Numbers of a part of this rank's work, which are not the step's but may be checked."""
+        if not self.rehearsal:
+            self._owner.hear(numbers)
 
     def numbers(self) -> dict[str, float]:
         """What was logged so far, as floats."""

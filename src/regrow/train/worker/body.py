@@ -1,11 +1,13 @@
 """A worker's part in the body of a step: from its begin through the gate to its commit, or back."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+
+import torch
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
-from regrow.core.errors import CollectiveMisuse, GenerationHalted, UsageError
+from regrow.core.errors import CollectiveMisuse, GenerationHalted, StepGivenUp, UsageError
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import FaultKind, FaultStage, WorkerNoted
 from regrow.core.phase import Phase
@@ -14,6 +16,7 @@ from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.control import Control
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.fetching import Fetching
+from regrow.train.worker.finite import NumberCheck
 from regrow.train.worker.interrupt import ForwardInterrupt
 from regrow.train.worker.own_time import OwnTime
 from regrow.train.worker.recovery import Recovery
@@ -51,6 +54,10 @@ class Body:
         self.fetching = Fetching()
         self.own = OwnTime(link.env.spec.unit)
         groups.on_call = self._called
+        self._finite = NumberCheck(groups.least) if link.env.spec.check_for_nan else None
+        if self._finite is not None:
+            groups.on_given = self._finite.given
+            gate.check = self._finite
 
     def begin(self, state: ProtectedState | None) -> bool:
         """An attempt starts; False when the generation is over. `state`: what it may change."""
@@ -103,7 +110,15 @@ class Body:
 
     def watch(self, objects: Iterable[object]) -> None:
         """These are protected: see what a body does to them, and when."""
-        self.updates.watch(objects)
+        known = list(objects)
+        self.updates.watch(known)
+        if self._finite is not None:
+            self._finite.watch(known)
+
+    def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+        """The script has logged these numbers of this rank."""
+        if self._finite is not None:
+            self._finite.logged(numbers)
 
     def stepped(self, optimizer: object) -> None:
         """A protected optimizer has stepped."""
@@ -134,6 +149,8 @@ class Body:
         if not self.begun or self.recovery is None or self._control.updating:
             return
         self.own.end()
+        if self._finite is not None:
+            self._finite.look()
         if not self._whole:
             self._gate.enter(last_collective, self.recovery, interrupted=self.interrupt.struck)
         self.updates.began(closure=closure)
@@ -185,7 +202,7 @@ class Body:
             self._link.send(WorkerNoted(self._link.env.worker, f"{text}: this fault has struck in its middle"))
         self.begun = self._whole = False
         self._control.fail()
-        if news:
+        if news and not isinstance(error, StepGivenUp):
             kind = FaultKind.COLLECTIVE if self._symptom(error) else FaultKind.BODY
             tell_fault(self._link, self._control.generation, step, kind, error)
         return True
@@ -220,6 +237,8 @@ class Body:
         self._faults.enter(number)
         self._link.board.enter(Phase.COMPUTING)
         self.own.begin()
+        if self._finite is not None:
+            self._finite.begin()
         return True
 
     def enter_region(self, number: int, training: ProtectedState | None) -> bool:

@@ -1,6 +1,6 @@
 """What a session and its loop need of the worker that they run in, whether somebody supervises it or nobody does."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -40,6 +40,9 @@ class AttemptBody(Protocol):
 
     def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
         """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is."""
+
+    def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+        """The script has logged these numbers of this rank."""
 
     def stepped(self, optimizer: object) -> None:
         """A protected optimizer has stepped."""

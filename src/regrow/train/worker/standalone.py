@@ -36,7 +36,7 @@ class StandaloneBody:
     """A body that is never given up: an error in it is the script's."""
 
     complete = entered = False
-    watch = enter = before_update = stepped = left = abandon = leave_region = _nothing
+    watch = logged = enter = before_update = stepped = left = abandon = leave_region = _nothing
     begin_step = enter_region = _yes
     conclude = abort = _no
     own_time: Seconds = 0.0

@@ -13,6 +13,7 @@ from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.worker.accelerator import Accelerator, Processor
 from regrow.train.worker.control import Control
 from regrow.train.worker.fault_injection import FaultInjector
+from regrow.train.worker.finite import NumberCheck
 from regrow.train.worker.recovery import Recovery
 from regrow.train.worker.rejoin import tell_fault
 
@@ -37,6 +38,8 @@ class UpdateGate:
         self._faults, self._copies = faults, copies
         self.accelerator: Accelerator = Processor()
         """What has the gradients."""
+        self.check: NumberCheck | None = None
+        """Whether the numbers of the step are finite on all ranks; None: that is not asked."""
 
     def enter(
         self,
@@ -65,6 +68,9 @@ class UpdateGate:
         cut_off = interrupted or self._groups.refused or self._groups.broke()
         if cut_off or (self.accelerator.enqueues and self._control.halted):
             raise GenerationHalted(f"step {step} was given up before its gradients were there")
+        if self.check is not None:
+            env = self._link.env
+            self.check.agree(step, rank=env.rank, world=env.world, sharded=recovery.sharded)
         if recovery.sharded or whole_body:
             self._agree(step)
         self._faults.strike(FaultStage.UPDATE, step)

@@ -1,0 +1,175 @@
+"""`--check-for-nan`: before a step's update all ranks agree that its numbers are finite, or whose were not first.
+
+A number that is not finite spreads: a sum over the ranks has it everywhere, and so has the next forward. So each rank
+notes where it had the first of its own, by how many collectives it had called in the body by then: in a loss that it
+logged, or in what it gave to a sum. Gradients are looked at as the optimizer is about to use them; where a gradient
+scaler leaves the update out since they are too large, that is no fault.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from regrow.comm import reductions
+from regrow.core.errors import NotFinite, StepGivenUp, SumNotFinite
+from regrow.core.ids import StepNo
+
+WATCHED = ("loss", "grad_norm", "gradnorm", "gradient_norm")
+"""Numbers whose names have one of these in them are looked at."""
+_NONE = 2**62
+_GIVEN = {"allreduce": 0, "allreduce_coalesced": 0, "reduce": 0, "reduce_scatter": 1, "_reduce_scatter_base": 1}
+_GIVEN |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_single_coalesced"), 1)
+_GIVEN |= {"reduce_scatter_tensor_coalesced": 1}
+"""Which argument has what this rank gives to a sum."""
+_SUMS = {reductions.number(kind) for kind in (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG)}
+
+
+class Seen(NamedTuple):
+    """What one rank, or the least of all ranks, has seen of a step. `2**62`: nothing.
+
+    `loss`, `given`: `collectives * world + rank` at its first number that is not finite; `gradients`: the rank, where
+    those before the update are not; `all_of_them`: 1 where they are so on all ranks.
+    """
+
+    loss: int = _NONE
+    given: int = _NONE
+    gradients: int = _NONE
+    all_of_them: int = 0
+
+
+class Blame(NamedTuple):
+    """Whose number was the first that was not finite."""
+
+    rank: int
+    how: str
+    """`own`: it had the number before others could have; `memory`: its gradients after a sum that is the same on all
+    ranks; `sum`: it speaks for all, and whose it was is not known."""
+
+
+def judge(least: Seen, *, world: int, sharded: bool) -> Blame | None:
+    """Whose the first number was, by what all ranks have seen; None: nothing is wrong. The same on all ranks.
+
+    What was given to a sum counts only where something came of it: a scaler's overflow does not.
+    """
+    if least.loss == _NONE and least.gradients == _NONE:
+        return None
+    first = min(least.loss, least.given)
+    if first != _NONE:
+        return Blame(first % world, "own")
+    # Replicas have the same sums: where one differs it is its own memory.
+    own = world == 1 or not (least.all_of_them or sharded)
+    return Blame(least.gradients, "memory" if own else "sum")
+
+
+class NumberCheck:
+    """Looks at the numbers of one worker's bodies.
+
+    Args:
+        least: the least of all ranks' tensors, element by element. Raises what collectives do.
+    """
+
+    def __init__(self, least: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._least = least
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._within = False
+        self._calls = 0
+        self._given: list[tuple[int, str, torch.Tensor]] = []
+        self._logged: dict[str, tuple[int, torch.Tensor | float]] = {}
+        self._gradients = False
+
+    def watch(self, objects: Iterable[object]) -> None:
+        """These are protected."""
+        self._optimizers += [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+
+    def begin(self) -> None:
+        """A body begins."""
+        self._within, self._calls, self._gradients = True, 0, False
+        self._given, self._logged = [], {}
+
+    def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+        """The script has logged these numbers of the step."""
+        if not self._within:
+            return
+        for name, value in numbers.items():
+            known = self._logged.get(name)
+            if any(word in name.lower() for word in WATCHED) and (known is None or known[1] is not value):
+                self._logged[name] = (self._calls, value)
+
+    def given(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        """The script calls a collective. From any thread."""
+        if not self._within:
+            return
+        at, self._calls = self._calls, self._calls + 1
+        place = _GIVEN.get(name)
+        if place is None or not _sums(args, options):
+            return
+        flags = [~torch.isfinite(part).all() for part in _parts(args[place])]
+        for flag in flags:
+            if flag.is_cuda or bool(flag):  # asking a device would have it wait in mid-step
+                self._given.append((at, name, flag))
+
+    def look(self) -> None:
+        """Protected optimizers are about to use their gradients."""
+        if self._within and not self._gradients:
+            self._gradients = any(not bool(torch.isfinite(part).all()) for part in self._used())
+
+    def _used(self) -> Iterable[torch.Tensor]:
+        for optimizer in self._optimizers:
+            if getattr(optimizer, "grad_scale", None) is not None:
+                continue  # a fused one leaves the update out itself where its scaler has found an overflow
+            for group in optimizer.param_groups:
+                yield from (each for p in group["params"] if p.grad is not None for each in _parts(p.grad))
+
+    def agree(self, step: StepNo, *, rank: int, world: int, sharded: bool) -> None:
+        """All ranks have come to the update of the step; after this, or after an error, the body is not looked at.
+
+        Raises `NotFinite` on the rank whose number was the first, `StepGivenUp` on the others, and what
+        collectives do.
+        """
+        self._within = False
+        losses = [(at, f"{name} is {float(value)}") for name, (at, value) in self._logged.items() if not _finite(value)]
+        loss = min(losses, default=None)
+        given = min(((at, name) for at, name, flag in self._given if bool(flag)), default=None)
+        mine = Seen(
+            _NONE if loss is None else loss[0] * world + rank,
+            _NONE if given is None else given[0] * world + rank,
+            rank if self._gradients else _NONE,
+            int(self._gradients),
+        )
+        least = mine
+        if world > 1:
+            least = Seen(*(int(each) for each in self._least(torch.tensor(mine, dtype=torch.int64)).tolist()))
+        blame = judge(least, world=world, sharded=sharded)
+        if blame is None:
+            return
+        if blame.rank != rank:
+            raise StepGivenUp(f"step {step} was given up: a number of rank {blame.rank} was not finite")
+        what = {
+            "memory": "its gradients are not finite" + (", those of the other ranks are" if world > 1 else ""),
+            "sum": "the sum of the gradients is not finite, though no rank's part of it was seen to be so",
+        }.get(blame.how, "")
+        if blame.how == "own" and loss is not None and (given is None or loss[0] <= given[0]):
+            what = loss[1]
+        elif given is not None and blame.how == "own":
+            what = f"its gradient is not finite as it gives it to {given[1]}"
+        raise (SumNotFinite if blame.how == "sum" else NotFinite)(f"rank {rank}, step {step}: {what}")
+
+
+def _finite(value: torch.Tensor | float) -> bool:
+    return bool(torch.isfinite(torch.as_tensor(value)).all())
+
+
+def _sums(args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    given = next((each for each in (*args, *options.values()) if hasattr(each, "reduceOp")), None)
+    return given is None or reductions.number(given.reduceOp) in _SUMS
+
+
+def _parts(given: Any) -> Iterable[torch.Tensor]:
+    """The tensors of floats in an argument, as this rank has them."""
+    if isinstance(given, list | tuple):
+        for each in given:
+            yield from _parts(each)
+    elif isinstance(given, torch.Tensor) and not given.is_sparse and given.is_floating_point():
+        whole: Any = given.detach()
+        yield whole.to_local() if hasattr(whole, "to_local") else whole
