@@ -16,7 +16,8 @@ class Said:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
-        member: Any = SimpleNamespace(worker="w", generation=1, send=self.sent.append)
+        body = SimpleNamespace(own_time=0.0)
+        member: Any = SimpleNamespace(worker="w", generation=1, send=self.sent.append, body=body)
         self.announcing = Announcing(member)
         self._owner: Any = SimpleNamespace(rank=0, log=lambda step: None)
 

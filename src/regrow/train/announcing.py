@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -62,10 +63,12 @@ class Announcing:
         self._member.fetches(number)
         batch = batches.batch(number)
         self._data_wait = time.monotonic() - since
+        self._member.body.reads = partial(batches.told, number)
         return batch
 
     def logged(self, step: Step, batches: Batches | None) -> None:
         """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
+        self._member.body.logged(step.staged)
         if not step.committed and not any(
             isinstance(value, torch.Tensor) and value.is_cuda for value in step.staged.values()
         ):

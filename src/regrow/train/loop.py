@@ -4,13 +4,11 @@ import atexit
 import contextlib
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 
-import torch
-
 from regrow.comm.torch_private import grad_scalers
-from regrow.core.errors import GenerationHalted, NotFinite, StateError, UsageError
+from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.messages.vocabulary import STATE_METRIC
 from regrow.train.announcing import Announcing
@@ -58,7 +56,7 @@ class StepLoop:
         """Whether the script has done all that it does between two steps."""
         self.settling = Settling(member.local)
         self._rehearsal = Rehearsal(self, self.standing)
-        self.bindings = BodyBindings()
+        self.bindings, self.hear = BodyBindings(), member.body.logged
         self.has_epochs = False
         """Whether something may follow the steps of an epoch, which the text of the loop of steps does not show."""
         self.regions = RestartableCalls(self)
@@ -264,8 +262,6 @@ class StepLoop:
 
         False: outside a job, where there is nobody to tell; the error is the script's.
         """
-        if isinstance(error, NotFinite) and step is not None:
-            error.add_note(self.standing.data().told(step.number))
         if not self.member.body.abort(error, self.standing.protected()):
             return False
         self.settling.cut_off(self.modules, error)
@@ -320,12 +316,7 @@ class StepLoop:
 
     def log(self, step: Step) -> None:
         """Numbers were added to those of the step."""
-        self.member.body.logged(step.staged)
         self._announcing.logged(step, self.standing.batches)
-
-    def hear(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The body has these numbers, of this rank alone."""
-        self.member.body.logged(numbers)
 
     # --- small things ------------------------------------------------------------------------------------------
 

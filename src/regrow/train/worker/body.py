@@ -7,7 +7,7 @@ import torch
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
-from regrow.core.errors import CollectiveMisuse, GenerationHalted, StepGivenUp, UsageError
+from regrow.core.errors import CollectiveMisuse, GenerationHalted, NotFinite, StepGivenUp, UsageError
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import FaultKind, FaultStage, WorkerNoted
 from regrow.core.phase import Phase
@@ -54,6 +54,8 @@ class Body:
         self.fetching = Fetching()
         self.own = OwnTime(link.env.spec.unit)
         groups.on_call = self._called
+        self.reads: Callable[[], str] = str
+        """What was read for the step, for people."""
         self._finite = NumberCheck(groups.least) if link.env.spec.check_for_nan else None
         if self._finite is not None:
             groups.on_given = self._finite.given
@@ -202,6 +204,8 @@ class Body:
             self._link.send(WorkerNoted(self._link.env.worker, f"{text}: this fault has struck in its middle"))
         self.begun = self._whole = False
         self._control.fail()
+        if isinstance(error, NotFinite):
+            error.add_note(self.reads())
         if news and not isinstance(error, StepGivenUp):
             kind = FaultKind.COLLECTIVE if self._symptom(error) else FaultKind.BODY
             tell_fault(self._link, self._control.generation, step, kind, error)

@@ -74,7 +74,7 @@ class NumberCheck:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._within = False
         self._calls = 0
-        self._given: list[tuple[int, str, torch.Tensor]] = []
+        self._given: list[tuple[int, str, torch.Tensor | bool]] = []
         self._logged: dict[str, tuple[int, torch.Tensor | float]] = {}
         self._gradients = False
 
@@ -104,15 +104,14 @@ class NumberCheck:
         place = _GIVEN.get(name)
         if place is None or not _sums(args, options):
             return
-        flags = [~torch.isfinite(part).all() for part in _parts(args[place])]
-        for flag in flags:
-            if flag.is_cuda or bool(flag):  # asking a device would have it wait in mid-step
+        for flag in map(_wrong, _parts(args[place])):
+            if flag is not False:
                 self._given.append((at, name, flag))
 
     def look(self) -> None:
         """Protected optimizers are about to use their gradients."""
         if self._within and not self._gradients:
-            self._gradients = any(not bool(torch.isfinite(part).all()) for part in self._used())
+            self._gradients = any(bool(_wrong(part)) for part in self._used())
 
     def _used(self) -> Iterable[torch.Tensor]:
         for optimizer in self._optimizers:
@@ -154,6 +153,14 @@ class NumberCheck:
         elif given is not None and blame.how == "own":
             what = f"its gradient is not finite as it gives it to {given[1]}"
         raise (SumNotFinite if blame.how == "sum" else NotFinite)(f"rank {rank}, step {step}: {what}")
+
+
+def _wrong(part: torch.Tensor) -> torch.Tensor | bool:
+    """Whether not all of it is finite; of what is on a device a tensor, which would have to be waited for."""
+    if part.device.type != "cpu":
+        return ~torch.isfinite(part).all()
+    # One pass without a copy: a sum with such a number in it is none either; one that overflows says nothing.
+    return not bool(torch.isfinite(part.sum())) and not bool(torch.isfinite(part).all())
 
 
 def _finite(value: torch.Tensor | float) -> bool:

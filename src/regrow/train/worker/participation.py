@@ -20,6 +20,8 @@ class AttemptBody(Protocol):
 
     entered: bool
     """Whether the script is in it."""
+    reads: Callable[[], str]
+    """What was read for it, for people."""
 
     @property
     def own_time(self) -> Seconds:

@@ -40,6 +40,7 @@ class StandaloneBody:
     begin_step = enter_region = _yes
     conclude = abort = _no
     own_time: Seconds = 0.0
+    reads: Callable[[], str] = str
 
     def __init__(self) -> None:
         self.step = StepNo(0)
