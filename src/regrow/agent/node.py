@@ -16,6 +16,7 @@ from regrow.agent.coordinator_link import CoordinatorLink
 from regrow.agent.data_desk import DataDesk
 from regrow.agent.examiner import Examiner
 from regrow.agent.held_tables import Feasible
+from regrow.agent.log_tap import LogTap
 from regrow.agent.memory_kills import MemoryKills
 from regrow.agent.metrics_site import NodeMetricsSite
 from regrow.agent.output import OutputPump
@@ -79,7 +80,8 @@ class Agent:
         self._workers: dict[WorkerId, Worker] = {}
         self._dead_leaders: set[int] = set()
         self._memory = MemoryKills()
-        self._output = OutputPump(Path(config.log_dir), forward=config.forward_output)
+        self._tap = LogTap(config, tell=lambda said: self._uplink.send(said))
+        self._output = OutputPump(Path(config.log_dir), forward=config.forward_output, tap=self._tap)
         self._steps = StepsFile(Path(config.job_dir) / f"steps.{config.node}.jsonl")
         self._disk = Background("regrow-steps")
         self._ledger = CommittedSteps(self._steps)
@@ -134,6 +136,7 @@ class Agent:
         loop.set_exception_handler(self._callback_failed)
         loop.add_signal_handler(signal.SIGCHLD, self._sweep)
         self._output.start()
+        self._tap.start()
         self._disk.start()
         self._zygote.start()
         try:
@@ -319,7 +322,7 @@ class Agent:
     def _sweep(self) -> None:
         if self._zygote.busy:
             return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
-        kept = {*self._pids(), *filter(None, (self._zygote.pid, self._desk.pid, self._examiner.pid))}
+        kept = {*self._pids(), *filter(None, (self._zygote.pid, self._desk.pid, self._examiner.pid, self._tap.pid))}
         sweep_orphans(kept, self._dead_leaders)
 
     # --- what is done at intervals -------------------------------------------------------------------------------
@@ -342,6 +345,7 @@ class Agent:
             await asyncio.sleep(_FLUSH_S)
             self._disk.do(self._steps.flush)
             self._hearing.tell_progress()
+            self._tap.flush()
 
     # --- the end -------------------------------------------------------------------------------------------------
 
@@ -377,6 +381,7 @@ class Agent:
         self._vault.close()
         self._desk.close()
         self._examiner.close()
+        self._tap.close()
         if left := end_children(within=_END_S):
             _log.error("these processes could not be ended: %s", left)
         self._ledger.end()

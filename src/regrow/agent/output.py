@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from regrow.agent.log_tap import LogTap
 from regrow.core.background import Background
 from regrow.core.ids import Rank, Seconds, WorkerId
 from regrow.core.shown import Shown
@@ -90,9 +91,13 @@ class OutputPump:
         folder: where the files go.
         forward: whether to show it too.
         shown: descriptors of standard output and standard error, to show it on.
+        tap: hears it too.
     """
 
-    def __init__(self, folder: Path, *, forward: bool, shown: tuple[int, int] = (1, 2)) -> None:
+    def __init__(
+        self, folder: Path, *, forward: bool, shown: tuple[int, int] = (1, 2), tap: LogTap | None = None
+    ) -> None:
+        self._tap = tap
         self._folder = folder
         self._forward = forward
         self._shown = (Shown(shown[0]), Shown(shown[1]))
@@ -225,6 +230,8 @@ class OutputPump:
             while self._read(stream):
                 pass
             self._end(stream)
+        if self._tap is not None:
+            self._tap.ended(worker)
         self._disk.do(voice.close)
 
     def _close(self) -> None:
@@ -249,6 +256,8 @@ class OutputPump:
         self._make_changes()  # after the reading: a worker may have written this because of what it was told meanwhile
         self._write_file(stream.voice, part)
         self._show(stream, part)
+        if self._tap is not None and not stream.voice.hushed:
+            self._tap.feed(stream.voice.worker, stream.voice.rank, id(stream), part)
         return True
 
     def _end(self, stream: _Stream) -> None:

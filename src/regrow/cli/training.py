@@ -44,6 +44,7 @@ def run(context: click.Context, /, **words: Any) -> int:
 
 def start(words: dict[str, Any], without_meaning: list[str]) -> int:
     """Start a job by the words of `regrow run`'s options, and follow it to its end; the exit code."""
+    from regrow.health.log_rules import load_rules
     from regrow.launch.job import RunFlags, make_plan, world_of
     from regrow.launch.join_node import join
     from regrow.launch.local import run as run_local
@@ -51,6 +52,7 @@ def start(words: dict[str, Any], without_meaning: list[str]) -> int:
     from regrow.launch.script import check_script
 
     fault_plan, token_file = words.pop("fault_plan"), words.pop("token_file")
+    words["log_rules"] = load_rules(Path(words["log_rules"])) if words.get("log_rules") else []
     words |= {name: list(words[name]) for name in ("args", "preload", "health_check")}
     flags = RunFlags(**words, without_meaning=without_meaning)
     around = surroundings(token_file)

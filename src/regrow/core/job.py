@@ -3,6 +3,7 @@
 import msgspec
 
 from regrow.core.ids import JobId, Seconds
+from regrow.core.messages.log_rules import LogRule
 from regrow.core.messages.vocabulary import Warmth
 
 HANG_FLOOR: Seconds = 90.0
@@ -50,6 +51,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Whether their nodes are replaced where others have room."""
     check_for_nan: bool = False
     """Whether a step with a loss or a gradient that is not finite is run again, and ends the job the second time."""
+    log_rules: list[LogRule] = []
+    """What is looked for in the lines that workers print."""
     trial_steps: int = 0
     """`regrow try`: so many steps at most, each of which logs what state it began with; 0: the script's own number."""
     node_lease: Seconds = 10.0

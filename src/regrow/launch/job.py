@@ -12,6 +12,7 @@ from regrow.core.hosts import LOOPBACK, is_loopback, nth_place, place_to_listen
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages import FaultSpec, Warmth
+from regrow.core.messages.log_rules import LogRule
 from regrow.launch.addresses import AddressFlags, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
 from regrow.launch.checks import NAME, domains_of, in_range, nproc_of, some_time
@@ -87,6 +88,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     straggler_steps: int = 20
     replace_stragglers: bool = False
     check_for_nan: bool = False
+    log_rules: list[LogRule] = []
     trial_steps: int = 0
     data_cache: str = ""
     data_cache_bytes: str = ""
@@ -315,6 +317,7 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
         straggler_steps=in_range("--straggler-steps", flags.straggler_steps, 0),
         replace_stragglers=flags.replace_stragglers,
         check_for_nan=flags.check_for_nan,
+        log_rules=flags.log_rules,
         trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),
         node_lease=some_time("--node-lease", flags.node_lease, least=1.0),

@@ -109,6 +109,7 @@ _RUN: Final[tuple[Decorator, ...]] = (
         is_flag=True,
         help="A NaN or inf in loss or gradients: run the step again, end if it repeats.",
     ),
+    click.option("--log-rules", default="", metavar="FILE", help="What to look for in workers' output, in TOML."),
     click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
     click.option("--data-cache-bytes", default="", metavar="SIZE", help="A node's.  [4GiB, a quarter of what is free]"),
     click.option(

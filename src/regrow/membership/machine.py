@@ -19,6 +19,7 @@ from regrow.core.messages import (
     FaultRequested,
     FaultSpec,
     FaultStage,
+    LogRulesNoted,
     NodeDraining,
     NodeExamined,
     NodeJoined,
@@ -173,7 +174,7 @@ class Membership:
                 self._orders.missed(event)
             case NodeExamined():
                 self._quarantine.examined(event, now)
-            case DataNoted():
+            case DataNoted() | LogRulesNoted():
                 self._orders.note(event.text, now)
             case NodeStopped():
                 self._nodes.stopped(event, now)

@@ -7,6 +7,7 @@ from regrow.core.messages import (
     FaultFired,
     FaultKind,
     HaltMissed,
+    LogRuleNews,
     ModulesImported,
     WorkerAlive,
     WorkerCommitted,
@@ -53,6 +54,7 @@ WorkerNews = (
     | WorkerExited
     | WorkerAlive
     | FaultFired
+    | LogRuleNews
     | _GenerationFact
 )
 
@@ -95,6 +97,9 @@ class Workers:
     def tell(self, event: WorkerNews, now: Instant) -> None:
         """Take in one fact about a worker."""
         worker = self._roster.workers.get(event.worker)
+        if isinstance(event, LogRuleNews):
+            self._corruption.suspects.printed(worker, event, now)
+            return
         if worker is None:
             return
         if not isinstance(event, WorkerStarted):
@@ -214,7 +219,7 @@ class Workers:
             worker.faulted_in = event.generation
             told = self._errors.shared(event.step, event.generation, error)
             self._ladder.losses.error(rank, event.step, error)
-            self._corruption.not_finite(worker, error)
+            self._corruption.suspects.not_finite(worker, error)
             if self._errors.again(event.step, event.generation, error):
                 self._job.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
                 return
@@ -291,7 +296,7 @@ class Workers:
         self._orders.write(*self._job.incidents.served(_rank(worker), self._job.generation, now))
         if self._job.incidents.open is not None:
             return
-        self._corruption.gone_on(now)
+        self._corruption.suspects.gone_on(now)
         if told := self._ladder.losses.passed():
             self._orders.note(told, now, worker)
 

@@ -32,7 +32,8 @@ NO_COUNTERPART: Final[dict[str, str]] = {
     "of pod 0 starts the gang anew",
     "runPolicy.restartPolicy.evalPeriodSeconds": "maxRestarts counts over the whole job",
     "runPolicy.logMonitoringConfiguration": "progress is the steps', not lines of a log: a hang is seen by what ranks "
-    "wait for, and --hang-timeout in runFlags bounds a step; a loss that is not a number is the script's to judge",
+    "wait for, and --hang-timeout in runFlags bounds a step; --check-for-nan there runs a step with a loss that is no "
+    "number again, and --log-rules FILE looks for patterns, from a file in the image",
     "runPolicy.ttlSecondsAfterFinished": "a job that is over stays until it is deleted",
     "runPolicy.activeDeadlineSeconds": "a job has no deadline of its own here",
     "elasticPolicy.faultyScaleDownTimeoutInSeconds": "nobody waits for what was lost: the others train on at once",

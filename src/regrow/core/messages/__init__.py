@@ -51,6 +51,7 @@ from regrow.core.messages.facts import (
     WorkerStarted,
 )
 from regrow.core.messages.health import NodeExamined
+from regrow.core.messages.log_rules import LogRuleNews, LogRulesNoted
 from regrow.core.messages.orders import (
     ArmFault,
     FenceWorker,
@@ -112,6 +113,8 @@ __all__ = [
     "ImportModules",
     "JoinGeneration",
     "KeepTable",
+    "LogRuleNews",
+    "LogRulesNoted",
     "Member",
     "ModulesImported",
     "NodeDraining",
@@ -230,6 +233,8 @@ AgentFact = (
     | DataNoted
     | TableMissed
     | NodeExamined
+    | LogRuleNews
+    | LogRulesNoted
     | NodeReport
 )
 """What an agent tells the coordinator."""

@@ -3,21 +3,18 @@
 from collections.abc import Sequence
 
 from regrow.core import records as record
-from regrow.core.errors import NotFinite
 from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR
-from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo
-from regrow.core.messages import ErrorReport
+from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer
-from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.membership import diagnosis as say
 from regrow.membership.incident import CORRUPTION
 from regrow.membership.job import Job
 from regrow.membership.recovery.doubts import Doubt, Doubts
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.quarantine import Quarantine
+from regrow.membership.recovery.suspects import Suspects
 from regrow.membership.roster import WorkerRecord
 
-_NOT_FINITE = f"{NotFinite.__module__}.{NotFinite.__qualname__}"
 MOST_TIMES = 3
 """How often the comparison before one step may fail: what has gone wrong so often will again."""
 
@@ -34,12 +31,12 @@ class Corruption:
 
     def __init__(self, job: Job, ladder: Ladder, doubts: Doubts, quarantine: Quarantine) -> None:
         self._job, self._ladder, self._doubts, self._quarantine = job, ladder, doubts, quarantine
+        self.suspects = Suspects(job, ladder, quarantine)
+        """Who may be at fault, and has not been shown to be."""
         self._heard: Generation | None = None
         self._step: StepNo | None = None
         self._times = 0
         self._undecided: StepNo | None = None
-        self._odd: tuple[NodeId, str, str] | None = None
-        """Where the newest number was that is not finite."""
 
     def tell(self, fact: ReplicaFact, now: Instant) -> None:
         """All ranks say the same; the first is enough."""
@@ -53,19 +50,6 @@ class Corruption:
                     self._blame(worker, fact.step, [], now)
             case _:
                 pass
-
-    def not_finite(self, worker: WorkerRecord, error: ErrorReport) -> None:
-        """A rank has had a number that is not finite, of its own; the step is run again."""
-        if error.type == _NOT_FINITE:
-            self._odd = (worker.node, f"slot{worker.local_rank}", error.message)
-
-    def gone_on(self, now: Instant) -> None:
-        """All ranks have gone on: what was not finite did not come again."""
-        odd, self._odd = self._odd, None
-        if odd is not None:
-            node, device, text = odd
-            evidence = f"{text}; run again it was finite"
-            self._quarantine.observed(HealthVerdict(node, device, Severity.SUSPECT, Action.NONE, "nan", evidence), now)
 
     def _differ(self, fact: ReplicasDiffer, now: Instant) -> None:
         self._times = self._times + 1 if fact.step == self._step else 1

@@ -1,0 +1,165 @@
+"""The process that applies `--log-rules`: `python -m regrow.health.log_watch`, one a node, told by its standard input.
+
+First an order as a line of JSON, then the lines of workers: `WORKER TAB RANK TAB text`, or `WORKER` alone when it has
+ended. It answers on standard output. A regular expression may take for ever on some line, and holds all threads of its
+process meanwhile, so this is not done in the agent: here an alarm ends it, and the rule is applied no more.
+"""
+
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from regrow.core.ids import Instant, Rank, Seconds, WorkerId
+from regrow.core.messages.log_rules import LogRule, LogRuleNews, LogRuleOrder, LogRulesNoted, LogSaid
+from regrow.core.verdicts import Action, Severity
+from regrow.health.log_rules import RuleBook, RuleNews
+
+LONGEST_SEARCH_S: Seconds = 0.1
+_NICE = 10
+_SHOWN = 200
+"""Characters of a line that are told."""
+_BLOCK = 1 << 16
+
+
+class SearchTooLong(Exception):
+    """A pattern has taken too long on a line."""
+
+
+class LogWatch:
+    """Applies the rules to lines.
+
+    Args:
+        order: which, of which node.
+    """
+
+    def __init__(self, order: LogRuleOrder) -> None:
+        self._node = order.node
+        self._book = RuleBook(order.rules)
+        self._patterns = [(rule, re.compile(rule.pattern)) for rule in order.rules]
+        self._ranks: dict[WorkerId, Rank] = {}
+
+    @property
+    def next_deadline(self) -> Instant | None:
+        """When `late` must be called at the latest."""
+        return self._book.next_deadline()
+
+    def line(self, line: bytes, now: Instant) -> Iterator[LogSaid]:
+        """A line of a worker, or its end."""
+        worker, tab, rest = line.decode(errors="replace").partition("\t")
+        if not tab:
+            self._book.ended(WorkerId(worker))
+            self._ranks.pop(WorkerId(worker), None)
+            return
+        rank, _, text = rest.partition("\t")
+        self._ranks[WorkerId(worker)] = Rank(int(rank))
+        for rule, pattern in list(self._patterns):
+            try:
+                found = _search(pattern, text)
+            except SearchTooLong:
+                yield self._switched_off(rule)
+                continue
+            news = self._book.matched(rule, WorkerId(worker), text, now) if found else None
+            if news is not None:
+                yield self._told(news)
+
+    def late(self, now: Instant) -> Iterator[LogSaid]:
+        """Time has passed."""
+        yield from map(self._told, self._book.late(now))
+
+    def _switched_off(self, rule: LogRule) -> LogRulesNoted:
+        self._patterns = [each for each in self._patterns if each[0] is not rule]
+        self._book.rules = [each for each in self._book.rules if each is not rule]
+        text = (
+            f"{self._node} applies the log rule {rule.name} no more: its pattern has taken longer than "
+            f"{LONGEST_SEARCH_S:g} s on a line (a repetition in a repetition, as in (a+)+, does that)"
+        )
+        return LogRulesNoted(self._node, text)
+
+    def _told(self, news: RuleNews) -> LogRuleNews:
+        rule, rank = news.rule, self._ranks.get(news.worker, Rank(-1))
+        span = "" if rule.within is None else f" within {rule.within:g} s"
+        if news.missing is not None:
+            evidence = (
+                f"rank {rank} has printed nothing that fits for {news.missing:.0f} s, {rule.at_least}{span} are due"
+            )
+        elif not news.broken:
+            evidence = f"rank {rank} prints it again: {_shown(news.line)}"
+        elif rule.at_most:
+            evidence = (
+                f"rank {rank} has printed more than {rule.at_most} such lines{span}, the last: {_shown(news.line)}"
+            )
+        else:
+            evidence = f"rank {rank} has printed: {_shown(news.line)}"
+        return LogRuleNews(
+            self._node,
+            news.worker,
+            rank,
+            f"log:{rule.name}",
+            rule.severity if news.broken else Severity.OK,
+            rule.action if news.broken else Action.NONE,
+            evidence,
+        )
+
+
+def _search(pattern: "re.Pattern[str]", text: str) -> bool:
+    signal.setitimer(signal.ITIMER_REAL, LONGEST_SEARCH_S)
+    try:
+        return pattern.search(text) is not None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _shown(line: str) -> str:
+    """For a terminal: nothing in it can move the cursor."""
+    text = "".join(each if each.isprintable() else " " for each in line.strip())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _too_long(*_: object) -> None:
+    raise SearchTooLong
+
+
+def main() -> int:
+    """Apply the rules as ordered until there are no more lines."""
+    os.nice(_NICE)
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the launcher's
+    with os.fdopen(os.dup(1), "wb", buffering=0) as out:
+        os.dup2(2, 1)
+        return _run(out)
+
+
+def _run(out: BinaryIO) -> int:
+    watch: LogWatch | None = None
+    rest = b""
+    while True:
+        deadline = None if watch is None else watch.next_deadline
+        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+        readable, _, _ = select.select([0], [], [], wait)
+        block = os.read(0, _BLOCK) if readable else None
+        if block == b"":
+            return 0
+        *lines, rest = (rest + (block or b"")).split(b"\n")
+        if watch is None and lines:
+            watch = LogWatch(msgspec.json.decode(lines.pop(0), type=LogRuleOrder))
+        if watch is None:
+            continue
+        for line in lines:
+            _say(out, watch.line(line, time.monotonic()))
+        _say(out, watch.late(time.monotonic()))
+
+
+def _say(out: BinaryIO, said: Iterator[LogSaid]) -> None:
+    for each in said:
+        out.write(msgspec.json.encode(each) + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What is seen of the work of single ranks and says something of their nodes: odd numbers, lines of their output."""
+
+from regrow.core.errors import NotFinite
+from regrow.core.ids import Instant, NodeId
+from regrow.core.messages import ErrorReport, LogRuleNews
+from regrow.core.verdicts import Action, HealthVerdict, Severity
+from regrow.membership.job import Job
+from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.recovery.quarantine import Quarantine
+from regrow.membership.roster import IN_GENERATION, WorkerRecord
+from regrow.membership.states import RUNNING
+
+_NOT_FINITE = f"{NotFinite.__module__}.{NotFinite.__qualname__}"
+
+
+class Suspects:
+    """Makes verdicts of it.
+
+    Args:
+        job: whose ranks they are.
+        ladder: for a worker that is to be replaced.
+        quarantine: takes the verdicts.
+    """
+
+    def __init__(self, job: Job, ladder: Ladder, quarantine: Quarantine) -> None:
+        self._job, self._ladder, self._quarantine = job, ladder, quarantine
+        self._odd: tuple[NodeId, str, str] | None = None
+        """Where the newest number was that is not finite."""
+
+    def not_finite(self, worker: WorkerRecord, error: ErrorReport) -> None:
+        """A body has ended with an error; if that is a number of its own that is not finite, the step is run again."""
+        if error.type == _NOT_FINITE:
+            self._odd = (worker.node, f"slot{worker.local_rank}", error.message)
+
+    def gone_on(self, now: Instant) -> None:
+        """All ranks have gone on: what was not finite did not come again."""
+        odd, self._odd = self._odd, None
+        if odd is not None:
+            node, device, text = odd
+            evidence = f"{text}; run again it was finite"
+            self._quarantine.observed(HealthVerdict(node, device, Severity.SUSPECT, Action.NONE, "nan", evidence), now)
+
+    def printed(self, worker: WorkerRecord | None, event: LogRuleNews, now: Instant) -> None:
+        """A worker, which may be gone by now, has broken a rule about its output, or keeps it again."""
+        if event.node not in self._job.roster.nodes:
+            return
+        device = "" if worker is None else f"slot{worker.local_rank}"
+        verdict = HealthVerdict(event.node, device, event.severity, event.action, event.source, event.evidence)
+        self._quarantine.observed(verdict, now)
+        if event.action is Action.REPLACE and worker is not None:
+            self._replace(worker, verdict.text, now)
+
+    def _replace(self, worker: WorkerRecord, cause: str, now: Instant) -> None:
+        if isinstance(self._job.state, RUNNING) and worker.seated and worker.stage in IN_GENERATION:
+            self._job.orders.fence(worker, cause, now, dump=True)
+            self._ladder.mend("log", [worker], cause, now, now)
