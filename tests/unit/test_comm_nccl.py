@@ -274,6 +274,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
         on_call=None,
         on_collective=None,
         after_collective=None,
+        on_given=None,
         between=None,
     )
     made = RegrowGroup(cast(Owner, owner), "pair", [0, 1], 0, run_s=60.0)
