@@ -39,7 +39,7 @@ class Heard:
 def test_lines_in_parts_are_put_together_and_long_ones_cut() -> None:
     async def run() -> None:
         rule, long = LogRule("whole", "^one two$", at_most=0), LogRule("long", "x{1900}", at_most=0)
-        heard = Heard(rule, long, LogRule("end", "end", at_most=0))
+        heard = Heard(rule, long, LogRule("end", "^the end", at_most=0), LogRule("cut", "x end", at_most=0))
         heard.tap.start()
         try:
             heard.tap.feed(W, Rank(2), 1, b"one t")
