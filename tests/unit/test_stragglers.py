@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from tests.unit.membership_job import Job, mend
 
 from regrow.core.ids import NodeId, Rank, StepNo
 from regrow.core.messages import FenceWorker, HaltGeneration, NodeProgress, StopNode, WorkerCommitted
+from regrow.core.messages.data import BatchRecord
 from regrow.core.records import NodeJudged, Noted
 from regrow.membership.recovery.stragglers import (
     FIRST_STEPS,
@@ -106,12 +108,13 @@ def test_the_first_steps_of_a_membership_and_missing_times_say_nothing() -> None
 # --- in a job --------------------------------------------------------------------------------------------------------
 
 
-def step_of(job: Job, step: int, own: dict[int, float]) -> None:
-    """All ranks commit a step, and their agents tell of it."""
+def step_of(job: Job, step: int, own: dict[int, float], micro: dict[int, int] | None = None) -> None:
+    """All ranks commit a step, and their agents tell of it. `micro`: who has how many micro-batches."""
     generation = job.machine.generation
     for rank, seconds in own.items():
         worker = job.of(rank)
         commit = WorkerCommitted(worker, generation, StepNo(step), job.now, 0.1, rank=Rank(rank), own=seconds)
+        commit = msgspec.structs.replace(commit, parts=[BatchRecord(0, 1)] * (micro or {}).get(rank, 0))
         job.tell(NodeProgress(job.machine.roster.workers[worker].node, [commit]))
 
 
@@ -133,7 +136,7 @@ def test_a_straggler_is_a_suspect_and_goes_on() -> None:
     slowed(job, 3, range(5, 40))
     assert verdicts(job) == [("n1", "suspect", "straggler")]
     told = job.last(NodeJudged)
-    assert "rank 3 has taken 200 ms of its own a step, the others 100 ms, 6 times in a row" in told.evidence
+    assert "rank 3 has taken 200 ms of its own for what takes the others 100 ms, 6 times in a row" in told.evidence
     assert (told.device, told.action, told.occasion) == ("slot1", "none", "in training")
     assert not job.all(FenceWorker) and not job.all(HaltGeneration) and not job.all(StopNode)
     assert any("straggler" in text for node in job.machine.snapshot().nodes for text in node.verdicts)
@@ -169,6 +172,13 @@ def test_only_ranks_at_the_same_place_of_their_replicas_are_compared() -> None:
     for step in range(5, 60):
         step_of(job, step, {rank: 0.1 + 0.9 * (rank % 2) + (0.5 if rank == 4 else 0.0) for rank in job.ranks})
     assert ["rank 4 " in each.evidence for each in job.all(NodeJudged)] == [True]
+
+
+def test_who_has_more_micro_batches_is_not_slower() -> None:
+    job, share = running(3), {0: 2, 1: 2, 2: 3}
+    for step in range(5, 60):
+        step_of(job, step, {rank: 0.1 * count for rank, count in share.items()}, share)
+    assert verdicts(job) == []
 
 
 def test_its_node_is_replaced_where_that_is_asked_for_and_a_spare_has_room() -> None:

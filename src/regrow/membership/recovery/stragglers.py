@@ -158,7 +158,8 @@ class Stragglers:
             self._begin(event.generation, now)
         unit = self._facts.unit
         place = self._places.setdefault(worker.rank % unit, SlowRanks(self._facts.straggler_steps))
-        for found in place.tell(worker.rank, event.own, self._job.world // unit):
+        own = event.own / max(1, len(event.parts))  # replicas may have unequal numbers of micro-batches
+        for found in place.tell(worker.rank, own, self._job.world // unit):
             if isinstance(found, StragglerFound):
                 self._found(found, now)
             else:
@@ -183,7 +184,7 @@ class Stragglers:
         worker = self._roster.workers[self._roster.places[found.rank]]
         device = f"slot{worker.local_rank}"
         evidence = (
-            f"rank {found.rank} has taken {found.own * 1e3:.0f} ms of its own a step, the others "
+            f"rank {found.rank} has taken {found.own * 1e3:.0f} ms of its own for what takes the others "
             f"{found.usual * 1e3:.0f} ms, {found.steps} times in a row"
         )
         self._told[found.rank] = (worker.worker, worker.node, device)
