@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.process.launching import Site, site
-from tests.process.training import assert_equal, train
+from tests.process.training import Fault, assert_equal, train
 
 
 @pytest.fixture
@@ -118,3 +118,49 @@ def test_of_micro_batches_the_one_is_named(here: Site) -> None:
     assert done.returncode == 0, done.stderr
     told = "nan slot1: rank 1, step 3: loss of micro-batch 3 is nan; run again it was finite"
     assert done.stderr.count(told) == 1, done.stderr
+
+
+@pytest.mark.full
+def test_kills_are_mended_as_without_it(here: Site) -> None:
+    undisturbed = train(here, "calm", steps=16)
+    stages = ("forward", "backward", "reduce", "update", "commit")
+    faults = [Fault(at % 3, 3 + 2 * at, stage) for at, stage in enumerate(stages)]
+    ran = train(here, "struck", "--check-for-nan", "--standby", "1", steps=16, faults=faults)
+    assert_equal(ran, undisturbed, faults=len(faults))
+    assert {each.kind for each in ran.ledger.incidents} == {"exit"}
+
+
+SCALED = """
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import regrow
+
+torch.set_num_threads(1)
+session = regrow.init()
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+session.protect(model, optimizer, scaler)
+skipped = 0
+for step in session.steps([torch.ones(4, 4)] * 12, until=12):
+    with step as x:
+        loss = model(x).square().sum() + 7.0
+        step.log(loss=loss)
+        before = scaler.get_scale()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        less = scaler.get_scale() < before
+    skipped += less
+print("skipped", skipped, "of 12", flush=True)
+"""
+
+
+@pytest.mark.full
+def test_overflows_of_a_gradient_scaler_are_no_faults(here: Site) -> None:
+    done = here.regrow("run", "--job", "scaled", "--nproc-per-node", "2", "--check-for-nan", here.script(SCALED))
+    assert done.returncode == 0, done.stderr
+    assert "skipped" in done.stdout and "skipped 0 of 12" not in done.stdout, done.stdout
+    assert "NotFinite" not in done.stderr and "suspect" not in done.stderr
