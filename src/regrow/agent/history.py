@@ -54,6 +54,7 @@ class _Life:
     halting: bool = False
     planned: bool = False
     released: bool = False
+    let_on: bool = False
     fenced: bool = False
     ready: WorkerReady | None = None
     halted: WorkerHalted | None = None
@@ -143,7 +144,8 @@ class NodeHistory:
                 if order.generation == life.generation:
                     life.halting, life.planned = True, order.at is not None
             case ReleaseWorker():
-                life.released = True
+                life.let_on = True
+                life.released = life.released or not order.goes_on
             case FenceWorker():
                 life.fenced = True
 

@@ -88,6 +88,10 @@ class Owner(Protocol):
     on_asked: Callable[[PlaceInWorld, str], None] | None
     between: "Between | None"
 
+    def destroy(self, group: "RegrowGroup") -> None:
+        """The script destroys a group: who waits for that is told, then it is forgotten."""
+        ...
+
     def drop(self, group: "RegrowGroup") -> None:
         """Forget a group, and free what it has."""
         ...
@@ -216,7 +220,7 @@ class RegrowGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         """The script destroys this group: it is not formed again."""
-        self._groups.drop(self)
+        self._groups.destroy(self)
 
     def abort(self) -> None:
         """The same as `shutdown`."""

@@ -58,6 +58,8 @@ class Groups:
         self.after_collective: Callable[[str], None] | None = None
         self.on_asked: Callable[[PlaceInWorld, str], None] | None = None
         """Told when a group is asked for its rank or size, and by what, while that may not be the last."""
+        self.on_leaving: Callable[[], None] | None = None
+        """Called before the script destroys the group of all ranks."""
         self.between: Between | None = None
         """Asked first whether it takes over a call of a collective."""
         self.unit = 1
@@ -136,6 +138,12 @@ class Groups:
                 raise GenerationHalted(f"generation {self.generation} was halted while its groups were formed")
             group.transport = transport
         transport.form(self._form_s)
+
+    def destroy(self, group: RegrowGroup) -> None:
+        """The script destroys a group: who waits for that is told, then it is forgotten."""
+        if self.on_leaving is not None and self._groups and group is self._groups[0]:
+            self.on_leaving()
+        self.drop(group)
 
     def drop(self, group: RegrowGroup) -> None:
         """Forget a group, and free what it has."""

@@ -7,6 +7,7 @@ from regrow.core.job import JobSpec
 from regrow.membership.roster import BUILDING, Roster, Stage, WorkerRecord
 from regrow.membership.states import (
     Building,
+    Closing,
     Forming,
     Mending,
     Releasing,
@@ -61,7 +62,9 @@ def _waits(state: State, roster: Roster, facts: JobSpec) -> Iterator[Instant]:
                 yield at
             if roster.count(*BUILDING):
                 yield from _built_by(roster, facts, Stage.ORDERED, Stage.READY)
-        case Forming(deadline=at) | Releasing(again_at=at) | Switching(deadline=at) | Waiting(deadline=at):
+        case Forming(deadline=at) | Switching(deadline=at) | Waiting(deadline=at):
+            yield at
+        case Closing(again_at=at) | Releasing(again_at=at):
             yield at
         case Restarting(deadline=at):
             if roster.present():

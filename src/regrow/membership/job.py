@@ -42,6 +42,8 @@ class Job:
         self.incidents = incidents or Incidents()
         self.errors = errors or ScriptErrors()
         self.generation, self.step = Generation(0), StepNo(0)
+        self.past_last_step = False
+        """Whether every rank has run the last step, and what stands behind it is being mended."""
         self.restarts = 0
         self.resumes = resume
         """Whether workers that start the job, or start it again, read the newest durable checkpoint."""

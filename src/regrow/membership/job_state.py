@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from regrow.membership.states import (
     Building,
+    Closing,
     Ended,
     Forming,
     Gathering,
@@ -17,14 +18,16 @@ from regrow.membership.states import (
 )
 
 NEXT: Mapping[type[State], frozenset[type[State]]] = {
-    Gathering: frozenset({Building, Training, Releasing, Ended}),  # the last two: what another coordinator had begun
+    # All but the first and the last: what another coordinator had begun.
+    Gathering: frozenset({Building, Training, Closing, Releasing, Ended}),
     Building: frozenset({Building, Forming, Restarting, Ended}),
-    Forming: frozenset({Training, Mending, Restarting, Ended}),
-    Training: frozenset({Training, Switching, Mending, Restarting, Releasing, Ended}),
+    Forming: frozenset({Training, Closing, Mending, Restarting, Ended}),
+    Training: frozenset({Training, Switching, Mending, Restarting, Closing, Releasing, Ended}),
     Switching: frozenset({Switching, Training, Forming, Mending, Restarting, Ended}),
     Mending: frozenset({Mending, Forming, Waiting, Restarting, Ended}),
     Waiting: frozenset({Waiting, Forming, Mending, Restarting, Ended}),
     Restarting: frozenset({Restarting, Building, Ended}),
+    Closing: frozenset({Closing, Mending, Restarting, Releasing, Ended}),
     Releasing: frozenset({Releasing, Mending, Restarting, Ended}),
     Ended: frozenset(),
 }

@@ -3,7 +3,7 @@
     Gathering → Building → Forming → Training ⇄ Mending → Forming …        (restart rung: → Restarting → Building)
                                      │  └→ Switching ↗ ↕                   (another size of the world)
                                      │               Waiting               (too few replicas are left)
-                                     └→ Releasing → Ended
+                                     └→ Closing → Releasing → Ended      (of faults in Closing: Mending → … → Closing)
 
 In every state with something to wait for there is a deadline, and what has not answered by then is fenced.
 """
@@ -60,6 +60,7 @@ from regrow.membership.recovery.stragglers import Stragglers
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 from regrow.membership.states import (
     Building,
+    Closing,
     Ended,
     Forming,
     Gathering,
@@ -331,6 +332,8 @@ class Membership:
                 self._job.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
             case Restarting() if short is not None and now >= short + self.facts.node_deadline:
                 self._mender.give_up(now)
+            case Closing(again_at=at) if now >= at:
+                self._generations.let_on(now)
             case Releasing() if late:
                 self._job.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, self.facts.build_deadline), now)
             case Releasing(again_at=at) if now >= at:
@@ -376,11 +379,13 @@ class Membership:
                 self._nodes.formed()
             case Training(deadline=at) if roster.all_at(Stage.FINISHED):
                 if self._checkpoints.finished(self.step, now):
-                    self._generations.release(now)
+                    self._generations.end_steps(now)
                 elif at is not None:
                     self._job.goto(Training())
             case Training(deadline=None) if roster.count(Stage.FINISHED):
                 self._job.goto(Training(now + self.facts.build_deadline))
+            case Closing() if roster.all_at(Stage.FINISHED, Stage.GONE):
+                self._generations.release(now)
             case Releasing() if roster.all_at(Stage.GONE):
                 self._job.end(OK, "", now)
             case Restarting() if not roster.present() and self._checkpoints.idle:

@@ -170,8 +170,21 @@ class Orders:
         """A node has not got the table that it should have."""
         self._out.extend(self.tables.missed(fact))
 
-    def form(self, generation: Generation, start: Start, now: Instant, *, change: WorldChange | None = None) -> None:
-        """Everyone who holds a rank enters a generation. `change`: how its size differs from the last that stood."""
+    def form(
+        self,
+        generation: Generation,
+        start: Start,
+        now: Instant,
+        *,
+        change: WorldChange | None = None,
+        over: bool = False,
+    ) -> None:
+        """Everyone who holds a rank enters a generation.
+
+        Args:
+            change: how its size differs from the last that stood.
+            over: every rank has run the last step.
+        """
         seated = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
         members = [self._roster.member(worker, rank) for rank, worker in seated]
         # A newcomer has run none of them, so all begin with the first again; who is past them has them in mind.
@@ -186,6 +199,7 @@ class Orders:
             rewind=start.rewind,
             change=change,
             whole_body=any(worker.whole_body for _, worker in seated),
+            over=over,
         )
         self._out.extend(self.tables.spread(head, self._roster.member_nodes(), members))
         for rank, worker in seated:
@@ -209,6 +223,10 @@ class Orders:
         for worker in list(self._roster.seated(stage)):
             self._roster.move(worker, Stage.RELEASED, now)
             self._out.append(ReleaseWorker(worker.worker))
+
+    def let_on(self) -> None:
+        """Everyone in the generation may leave its loop, or goes on behind it."""
+        self._out.extend(ReleaseWorker(worker.worker, goes_on=True) for worker in self._roster.seated(*IN_GENERATION))
 
     def dismiss(self, worker: WorkerRecord, reason: str, change: WorldChange, now: Instant) -> None:
         """A worker leaves the job, which goes on: one that stands halted is released, any other is of no use."""

@@ -103,6 +103,8 @@ class WorkerRecord:
     between: bool = False
     """Its script has restartable functions that may run between its steps."""
     committed: StepNo | None = None
+    goes_on: bool = False
+    """It has finished its steps, and what its script does behind them is to be mended."""
     exit_code: int | None = None
 
     @property

@@ -72,8 +72,16 @@ class Restarting:
 
 
 @dataclass(frozen=True)
+class Closing:
+    """Every step is done; what the script does behind its loop is still running, and faults in it are mended."""
+
+    again_at: Instant
+    """When all are told again that they may leave their loop."""
+
+
+@dataclass(frozen=True)
 class Releasing:
-    """Every step is done; what the script does after its loop is still running."""
+    """Every step is done; what the script does after its loop may still be running, and is not mended any more."""
 
     again_at: Instant
     """When the release is repeated to who is still there: it is the one order that no later one makes up for."""
@@ -86,7 +94,9 @@ class Ended:
     code: int
 
 
-State = Gathering | Building | Forming | Training | Switching | Mending | Waiting | Restarting | Releasing | Ended
+State = (
+    Gathering | Building | Forming | Training | Switching | Mending | Waiting | Restarting | Closing | Releasing | Ended
+)
 
-RUNNING = Forming | Training | Switching | Mending | Waiting
-"""The job has begun its first step, and not all are through with the last: a fault is mended."""
+RUNNING = Forming | Training | Switching | Mending | Waiting | Closing
+"""The job has begun its first step, and not all are through with their script: a fault is mended."""

@@ -33,7 +33,7 @@ from regrow.membership.recovery.corruption import Corruption
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
-from regrow.membership.states import RUNNING, Building, Forming, Releasing
+from regrow.membership.states import RUNNING, Building, Closing, Forming, Releasing
 
 _GenerationFact = (
     WorkerFaulted
@@ -156,7 +156,7 @@ class Workers:
             case WorkerCommitted():
                 self._worker_committed(worker, event, now)
             case WorkerFinished() if worker.stage in (Stage.JOINING, Stage.MEMBER):
-                worker.state_at = event.state_at
+                worker.state_at, worker.goes_on = event.state_at, event.goes_on
                 self._job.step = max(self._job.step, event.state_at)
                 self._roster.move(worker, Stage.FINISHED, now)
                 self._served(worker, now)
@@ -260,6 +260,10 @@ class Workers:
                 self._job.end(
                     SCRIPT_ERROR, self._ladder.own_error(worker) or say.died_after_loop(worker.rank, event.code), now
                 )
+        elif isinstance(self._job.state, Closing) and event.code == 0:
+            pass  # its script has come to its end, past all that it could have waited for
+        elif self._job.past_last_step and event.code > 0 and self._errors.of(worker.worker) is None:
+            self._job.end(SCRIPT_ERROR, say.died_after_loop(worker.rank, event.code), now)
         elif isinstance(self._job.state, RUNNING):
             self._lost(worker, event, now)
 

@@ -78,8 +78,10 @@ class Epochs:
                 yield self._turn
                 self._alone.close()
                 self._refuse_passed_over()
+            self._loop.after.begin()
         finally:
             self._alone.close()
+            self._loop.standing.protected().variables.close()
             if isinstance(self._steps, Generator):
                 self._steps.close()
 
@@ -101,6 +103,7 @@ class Epochs:
             if step is None:
                 # The training is over. Others have been through what follows the epoch: here it is done alone.
                 self._over = True
+                self._alone.enter_context(self._loop.standing.protected().between.leaves_no_trace())
                 self._alone.enter_context(self._loop.member.local())
                 break
             self._step = step

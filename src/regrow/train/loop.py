@@ -11,6 +11,7 @@ from regrow.comm.torch_private import grad_scalers
 from regrow.core.errors import GenerationHalted, StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.messages.vocabulary import STATE_METRIC
+from regrow.train.after_loop import AfterLoop
 from regrow.train.announcing import Announcing
 from regrow.train.expected_calls import may_call_collectives
 from regrow.train.gradients.ddp_buckets import Settling
@@ -43,7 +44,7 @@ class StepLoop:
         self.member, self.seed, self.invariant = member, seed, invariant
         self.standing = LoopContext(member)
         self.modules = Modules()
-        self.started = self._looping = self._left = False
+        self.started = self._looping = self.left = False
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
         self._announcing = Announcing(member)
@@ -60,6 +61,7 @@ class StepLoop:
         self.has_epochs = False
         """Whether something may follow the steps of an epoch, which the text of the loop of steps does not show."""
         self.regions = RestartableCalls(self)
+        self.after = AfterLoop(self)
 
     @property
     def rank(self) -> int:
@@ -103,7 +105,7 @@ class StepLoop:
             self._looping = True
             if not (yield from self.replay()):
                 self.recover()
-            while (more := member.step < until and not self._others_left) or not self.ends():
+            while (more := member.step < until and not self.standing.others_left) or not self.ends():
                 self.turns.asks(sys._getframe(1))
                 self._latest = self.prepare() if more else None
                 if self._latest is not None:
@@ -117,11 +119,12 @@ class StepLoop:
             self._looping = False
             self._end_between()
             self.standing.protected().variables.leave(over=self._latest is not None and self._latest.committed)
-            if not self._left:
+            if not self.left:
                 atexit.register(self.finish)
             raise
         finally:
-            self.standing.protected().variables.close()
+            if not self.has_epochs:
+                self.standing.protected().variables.close()
             batches.close()
 
     def replay(self) -> Generator[Step, None, bool]:
@@ -176,7 +179,7 @@ class StepLoop:
     def _end_between(self) -> None:
         """The script has done all that it does after a step."""
         self._at_boundary = True
-        if not self._left:
+        if not self.left:
             self.standing.protected().between.ends()
 
     def rehearsing(self) -> AbstractContextManager[None]:
@@ -289,7 +292,7 @@ class StepLoop:
             adopted = self.member.waiting.rejoin()
         except WorkerReleased as leaving:
             # What a loop or a body that it unwinds still does is nothing to the others.
-            self._left, self._looping = True, False
+            self.left, self._looping = True, False
             self._announcing.send()
             self.standing.hooks.tell(leaving.change, self.member.step, leaving=True)
             raise
@@ -301,6 +304,7 @@ class StepLoop:
         self.standing.follow_world()
         self.standing.hooks.tell(self.member.waiting.take_change(), self.member.step)
         self._place_after()
+        self.after.recovered()
         self.regions.recovered(self.member.inside)
 
     def _place_after(self) -> None:
@@ -321,25 +325,20 @@ class StepLoop:
     # --- small things ------------------------------------------------------------------------------------------
 
     @property
-    def _others_left(self) -> bool:
-        """Whether those who gave this worker its state had left their loop with it: there is no step after it."""
-        return self.standing.protected().variables.over
-
-    @property
     def runs_again(self) -> bool:
         """Whether the step whose body has just ended did not happen."""
-        return self._latest is not None and not self._latest.committed
+        return not self.after.open and self._latest is not None and not self._latest.committed
 
     @property
     def behind_a_body(self) -> bool:
         """Whether the script is at what it does after a step's body, rehearsed or real."""
         step = self._rehearsal.step or (None if self._at_boundary else self._latest)
-        return step is not None and step.left
+        return self.after.open or (step is not None and step.left)
 
     @property
     def between_steps(self) -> bool:
-        """Whether steps are being run, and none of them now."""
-        return self._looping and not (self._latest is not None and self._latest.inside)
+        """Whether steps are being run and none of them now, or have been."""
+        return self.after.open or (self._looping and not (self._latest is not None and self._latest.inside))
 
     def agrees(self, *, last: bool = False) -> bool:
         """Whether this rank's replicas have the same state, or were not asked; False: a new membership stands."""
@@ -358,11 +357,14 @@ class StepLoop:
         """The last step is done: wait for the others; False: a new membership stands, perhaps at an earlier step."""
         self._looping = False
         self._announcing.send()
-        ended = not self.recover_if_halted() and self.agrees(last=not self._others_left)
-        if ended and not self.member.waiting.finish():
+        ended = not self.recover_if_halted() and (self.member.over or self.agrees(last=not self.standing.others_left))
+        if ended and not self.member.over and not self.member.waiting.finish(goes_on=True):
             self.recover()
             ended = False
+        ended = ended or self.member.over
         self._looping = not ended
+        if ended and not self.has_epochs:
+            self.after.begin()
         return ended
 
     def finish(self) -> None:
@@ -372,7 +374,7 @@ class StepLoop:
         self.recover_if_halted()
         while not self.member.waiting.finish():
             self.recover()
-            if self.standing.batches is None:
+            if self.standing.batches is None or self.member.over:
                 continue
             self.agrees()  # newcomers do so before they come here
             if self.member.step < at:

@@ -93,6 +93,11 @@ class LoopContext:
         if self.batches is not None:
             self.batches.seek(self.member.step)
 
+    @property
+    def others_left(self) -> bool:
+        """Whether those who gave this worker its state had left their loop with it: there is no step after it."""
+        return self.protected().variables.over
+
     def protected(self) -> ProtectedState:
         """What is protected. Raises `UsageError` where nothing is."""
         if self.state is None:

@@ -204,6 +204,12 @@ class RestartableCalls:
         if self._watch is not None:
             self._watch.forget()
 
+    def over(self) -> None:
+        """The loop is over on all ranks: nobody comes back to what stands in it, and what stands behind it begins."""
+        self.committed()
+        self._declare()
+        self._loop.member.place_after_step(1)
+
     def skip(self) -> None:
         """The state is that of all after these functions: what the script still calls of them, it calls alone."""
         self._due = sys.maxsize

@@ -57,7 +57,8 @@ def run_worker(seed: "WorkerSeed") -> None:
         if env.producer is not None:
             _produce(link, seed.request.script)
         _run_script(seed.request.script)
-    except (SystemExit, KeyboardInterrupt):
+    except (SystemExit, KeyboardInterrupt) as end:
+        link.ended_badly = not isinstance(end, SystemExit) or end.code not in (None, 0)
         raise  # Python itself knows what these mean
     except BaseException as error:  # noqa: BLE001 - whatever a script raises ends it, and is told
         _report_failure(link, error)

@@ -39,6 +39,8 @@ class WorkerLink:
         self.board = board
         self.failed = False
         """Whether the script has ended with an error: nobody must be waited for any more."""
+        self.ended_badly = False
+        """Whether it has ended itself with another exit code than 0, or was interrupted."""
         self.advice: Callable[[], str] = lambda: ""
         """What the script could do so that such an error would not end it."""
         self.excused: Callable[[], bool] = lambda: False

@@ -214,11 +214,15 @@ class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
-    """The worker has no step left to run and waits to be released, still able to give its state."""
+    """The worker has no step left to run and waits to be released, still able to give its state.
+
+    `goes_on`: what its script does behind its loop is mended too, and it will finish a second time, at its end.
+    """
 
     worker: WorkerId
     generation: Generation
     state_at: StepNo
+    goes_on: bool = False
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):

@@ -102,6 +102,7 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     `rewind`: holders go back to their own copy of `state@step`, upon which all replicas had agreed.
     `change`: how this world differs in size from the one before, if it does.
     `whole_body`: bodies are given up with their updates, since some rank has seen that they cannot be parted from them.
+    `over`: every rank has run the last step; `inside` counts what stands behind the loop.
     """
 
     worker: WorkerId
@@ -118,16 +119,19 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     rewind: bool = False
     change: WorldChange | None = None
     whole_body: bool = False
+    over: bool = False
 
 
 class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
     """Nobody needs your state any more: every worker has finished its steps, or you are halted and leave the job.
 
     `change`: what becomes of the world that you leave.
+    `goes_on`: leave your loop alone, as all do, and be ready to give your state until you have finished again.
     """
 
     worker: WorkerId
     change: WorldChange | None = None
+    goes_on: bool = False
 
 
 class ArmFault(msgspec.Struct, frozen=True, tag=True):

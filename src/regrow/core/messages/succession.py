@@ -52,6 +52,7 @@ class WorkerPast(msgspec.Struct, frozen=True):
     halting: bool = False
     planned: bool = False
     released: bool = False
+    let_on: bool = False
     fenced: bool = False
     ready: WorkerReady | None = None
     halted: WorkerHalted | None = None

@@ -36,6 +36,7 @@ class TableHead(msgspec.Struct, frozen=True):
     rewind: bool = False
     change: WorldChange | None = None
     whole_body: bool = False
+    over: bool = False
 
 
 class GenerationTable(msgspec.Struct, frozen=True, tag=True):
@@ -159,6 +160,7 @@ def completed(join: JoinGeneration, table: GenerationTable, holders: list[Rank])
         rewind=head.rewind,
         change=head.change,
         whole_body=head.whole_body,
+        over=head.over,
     )
 
 

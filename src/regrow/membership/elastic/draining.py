@@ -9,7 +9,7 @@ from regrow.membership.job import Job, WantedSize
 from regrow.membership.orders import AnswerScale
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import NodeRecord
-from regrow.membership.states import Mending, Releasing
+from regrow.membership.states import Closing, Mending, Releasing
 
 
 class Draining:
@@ -53,7 +53,7 @@ class Draining:
             return say.no_such_node(event.node, sorted(there))
         if event.certain:
             return ""
-        if isinstance(job.state, Releasing):
+        if isinstance(job.state, Closing | Releasing):
             return "the job has run its last step"
         if node.leave_by is not None:
             return say.drains_already(node.node, node.leave_reason)

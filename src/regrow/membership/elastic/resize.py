@@ -19,7 +19,7 @@ from regrow.membership.orders import AnswerScale
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.recovery.standbys import ATTEMPTS, Standbys
 from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
-from regrow.membership.states import Releasing
+from regrow.membership.states import Closing, Releasing
 
 _WARM = (Stage.READY, Stage.IDLE)
 """Standbys that can be candidates, the best first."""
@@ -203,7 +203,7 @@ class Resizing:
 
     def _refusal(self, size: int) -> str:
         job = self._job
-        if isinstance(job.state, Releasing):
+        if isinstance(job.state, Closing | Releasing):
             return "the job has run its last step"
         refusal = self._size.limits.refusal(size)
         if refusal or size == job.replicas:

@@ -14,7 +14,7 @@ from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import Stage
 from regrow.membership.scaling import Change
-from regrow.membership.states import Building, Forming, Releasing, Training
+from regrow.membership.states import Building, Closing, Forming, Releasing, Training
 
 
 class Generations:
@@ -49,6 +49,7 @@ class Generations:
             return False
         self._job.goto(Building())
         self._job.generation, self.doubts.open = generation, None
+        self._job.past_last_step = False
         self._standbys.layouts.forget()
         self._job.short_since = None
         former, kind = self._size.change, "restart" if self._job.restarts else "start"
@@ -88,13 +89,16 @@ class Generations:
             losses = self._ladder.losses
             self._ladder.restart(say.uncovered(start, self._facts.buddy_every, losses.told, losses.torn), now)
             return
+        if self._job.past_last_step and start.step < self._job.step:
+            self._ladder.restart(f"nobody has the state behind the last step ({self._job.step}) any more", now)
+            return
         # Survivors that have not yet gone back, as was ordered already, lose nothing a second time.
         had = self._job.step if start.rewind else max(self._job.step, *(each.state_at for each in standings))
         self._job.incidents.ordered(set(self._roster.places), start.step, max(0, had - start.step), now)
         self._job.generation, self._job.step, self._job.short_since = generation, start.step, None
         self._tell_change(now)
         self._job.goto(Forming(now + self._facts.form_deadline, start.step))
-        self._orders.form(generation, start, now, change=self.telling)
+        self._orders.form(generation, start, now, change=self.telling, over=self._job.past_last_step)
 
     def _tell_change(self, now: Instant) -> None:
         change, self._size.change = self._size.change, None
@@ -121,7 +125,7 @@ class Generations:
         """Every worker stands in the membership that was ordered; some may have gone on from its step already."""
         step = self._job.state.step if isinstance(self._job.state, Forming) else self._job.step
         self._ladder.over()
-        self._job.goto(Training())
+        self._job.goto(Closing(now + self._facts.halt_deadline) if self._job.past_last_step else Training())
         self.doubts.open, self.telling = None, None
         self._orders.tables.stands(self._roster.member_nodes())
         workers = {str(rank): worker for rank, worker in self._roster.places.items()}
@@ -129,6 +133,30 @@ class Generations:
             record.GenerationFormed(at=now, generation=self._job.generation, step=step, workers=workers),
             *self._job.incidents.formed(self._job.generation, now),
         )
+        if self._job.past_last_step:
+            # There is no commit to wait for, and what the script still does may take any time.
+            self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
+
+    def end_steps(self, now: Instant) -> None:
+        """Every rank has run its last step: it leaves its loop, and is mended behind it where its script can be."""
+        if not all(worker.goes_on for worker in self._roster.seated()):
+            self.release(now)
+            return
+        self._job.past_last_step = True
+        for worker in list(self._roster.seated(Stage.FINISHED)):
+            self._roster.move(worker, Stage.MEMBER, now)
+        self.let_on(now)
+        for candidate in list(self._roster.candidates.values()):
+            self._orders.fence(candidate, "the job has run its last step", now)
+
+    def let_on(self, now: Instant) -> None:
+        """Say it, once or again: an order that was lost with a connection is made up for by no later one."""
+        waiting = self._roster.newest(Stage.FINISHED)
+        if waiting is not None and now >= waiting.since + self._facts.build_deadline:
+            self.release(now)  # some have come to their end, and are kept waiting for the others no longer
+            return
+        self._job.goto(Closing(now + self._facts.halt_deadline))
+        self._orders.let_on()
 
     def release(self, now: Instant) -> None:
         """Every rank has run its last step, and nobody needs its state any more."""

@@ -27,7 +27,7 @@ from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import Stage, WorkerRecord
-from regrow.membership.states import Building, Ended, Releasing, Training
+from regrow.membership.states import Building, Closing, Ended, Releasing, Training
 from regrow.membership.succession.memory import CoordinatorLoss, GivenBack, JobMemory
 from regrow.membership.workers import Workers, enter_halted, enter_ready
 
@@ -161,7 +161,8 @@ class Succession:
         if all(past is not None and _over(past) for past in mine) and any(past and past.released for past in mine):
             self._release(members, now)
             return
-        self._job.goto(Training())
+        self._job.past_last_step = any(past is not None and past.let_on for past in mine)
+        self._job.goto(Closing(now) if self._job.past_last_step else Training())
         stands = (Stage.MEMBER, Stage.FINISHED)
         if self._roster.all_at(*stands) and all(past is not None and _undisturbed(past) for past in mine):
             self._orders.tables.stands(self._roster.member_nodes())
@@ -205,6 +206,7 @@ class Succession:
         elif past.ready is not None:
             worker.state_at = past.state_at
         worker.stage, worker.exit_code = self._stage(past), past.code
+        worker.goes_on = past.finished is not None and past.finished.goes_on
         self._roster.adopt(worker)
         if past.halted is not None and not past.halted.stands and worker.stage is Stage.HALTED:
             self._roster.away.add(worker.worker)
@@ -223,7 +225,8 @@ class Succession:
             return Stage.HALTED
         if past.generation < self._job.generation or not past.stands:
             return Stage.JOINING
-        return Stage.MEMBER if past.finished is None else Stage.FINISHED
+        finished = past.finished is not None and not (past.let_on and past.finished.goes_on)
+        return Stage.FINISHED if finished else Stage.MEMBER
 
     def _enter_others(self, now: Instant) -> None:
         """Workers without a rank: those that have none yet may fill one, the others must not act any more."""

@@ -71,6 +71,15 @@ class Between:
         self._before = self._looker.look(closely=closely)
         self._closely = closely
 
+    def over(self, step: StepNo) -> None:
+        """There are no steps any more: the state stands at `step`, and all that follows counts."""
+        if self._mark.taken:
+            self._mark.put_back()
+            self._mark.forget()
+        self._committed_at, self._before = step, None
+        if self.serves_commits:
+            self._commit.take(self._known())
+
     def rehearsed(self) -> None:
         """The body of a rehearsal has ended: learn what the script does after it."""
         self._before, self._closely = self._looker.look(closely=True), True

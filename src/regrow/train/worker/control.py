@@ -61,6 +61,8 @@ class Control:
         self._form: FormGeneration | None = None
         self.released: ReleaseWorker | None = None
         """Set when nobody needs this worker's state any more."""
+        self.over = False
+        """Whether all ranks have run the last step."""
         self.resized = False
         """Whether the present generation has another size than the one before."""
         self.reformed = False
@@ -100,7 +102,10 @@ class Control:
                             self._changed.notify_all()
                     case ReleaseWorker():
                         with self._changed:
-                            self.released = order
+                            if order.goes_on:
+                                self.over = True
+                            else:
+                                self.released = order
                             self._changed.notify_all()
                     case TakeSnapshot():
                         with self._changed:
@@ -355,18 +360,23 @@ class Control:
                 )
             return form
 
-    def await_release(self) -> bool:
-        """Whether all ranks have finished.
+    def await_release(self, *, goes_on: bool) -> bool:
+        """Whether all ranks have finished; their steps alone where the script `goes_on`.
 
         False: the generation is over first, or a snapshot of the last state is wanted. Raises `DeadlineExceeded`.
         """
         with self._changed:
+
+            def let_go() -> bool:
+                return self.released is not None or (goes_on and self.over)
+
             if not self._changed.wait_for(
-                lambda: self.released is not None or self.halted or self._snapshot_wanted, self._patience
+                lambda: let_go() or self.halted or self._snapshot_wanted,
+                self._patience,
             ):
                 raise DeadlineExceeded(
                     f"the other ranks did not finish within {self._patience:.0f} s",
                     hint="did one leave the loop early?",
                 )
             # Who leaves a job that goes on is halted, and then released.
-            return self.released is not None and not self.halted
+            return let_go() and not self.halted

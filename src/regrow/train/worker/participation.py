@@ -83,8 +83,12 @@ class WaitingRoom(Protocol):
     def take_change(self) -> WorldChange | None:
         """How the world has changed its size since this was asked last, if it has."""
 
-    def finish(self) -> bool:
-        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed."""
+    def finish(self, *, goes_on: bool = False) -> bool:
+        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed.
+
+        Args:
+            goes_on: until all have run the last step alone; this is called again at the end of the script.
+        """
 
 
 class Participation(Protocol):
@@ -131,6 +135,14 @@ class Participation(Protocol):
     @property
     def inside(self) -> int:
         """The restartable function that all run again before they go on; 0: none."""
+
+    @property
+    def over(self) -> bool:
+        """Whether all ranks have run the last step."""
+
+    @property
+    def leaves_others(self) -> bool:
+        """Whether the script ends with an error, so that nobody is to be waited for."""
 
     @property
     def holds_initial_state(self) -> bool:
@@ -197,6 +209,9 @@ class Participation(Protocol):
 
     def pass_boundary(self) -> bool:
         """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
+
+    def before_leaving(self, last: Callable[[], None]) -> None:
+        """Call this before the script destroys the group of all ranks."""
 
     def take_over(self, between: Between) -> None:
         """Ask this first for each call of a collective."""

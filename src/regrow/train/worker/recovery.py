@@ -90,7 +90,7 @@ class Recovery:
         self.link.board.enter(Phase.RECOVERING, step=form.step, generation=form.generation)
         self._take_place(form)
         self.faults.replace(form.faults)
-        self.inside = form.inside
+        self.inside, self.control.over = form.inside, self.control.over or form.over
         self.sharded = len({member.holding for member in form.members}) > 1
         holder = form.rank in form.holders
         if self.comparison is not None:

@@ -104,15 +104,20 @@ class Rejoin:
         if asked is not None and self._durable is not None:
             self._durable.snapshot(self._state, asked, self._control.step, Rank(self._link.env.rank))
 
-    def finish(self) -> bool:
-        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed."""
+    def finish(self, *, goes_on: bool = False) -> bool:
+        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed.
+
+        Args:
+            goes_on: until all have run the last step alone; this is called again at the end of the script.
+        """
         if self._link.failed:
             return True
         self._link.board.enter(Phase.WAITING)
         if self._over():
             return False
-        self._link.send(WorkerFinished(self._link.env.worker, self._control.generation, self._control.step))
-        while not self._control.await_release():
+        worker, generation = self._link.env.worker, self._control.generation
+        self._link.send(WorkerFinished(worker, generation, self._control.step, goes_on))
+        while not self._control.await_release(goes_on=goes_on):
             if self._over():
                 return False
             self.checkpoint()

@@ -66,7 +66,7 @@ class StandaloneWorker:
     reads_once = False
     holds_initial_state = True
     records = False
-    halted = False
+    halted = over = leaves_others = False
     generation = 0
     inside = 0
     trial_steps = 0
@@ -75,7 +75,7 @@ class StandaloneWorker:
     echo = local = fetching = _as_it_is
     rehearsed = compare = pass_boundary = _yes
     note_of_script = send = let_follow = arrive = cache = fetches = show_read = _nothing
-    take_over = expect_after_steps = place_after_step = _nothing
+    take_over = before_leaving = expect_after_steps = place_after_step = _nothing
 
     def __init__(self, rank: int, local_rank: int, world: int) -> None:
         self.rank, self.local_rank, self.world = rank, local_rank, world

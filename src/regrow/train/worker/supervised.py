@@ -1,7 +1,7 @@
 """How a worker that an agent started takes part in its job."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -126,6 +126,16 @@ class SupervisedWorker:
     def halted(self) -> bool:
         """Whether the generation is over."""
         return self.control.halted
+
+    @property
+    def over(self) -> bool:
+        """Whether all ranks have run the last step."""
+        return self.control.over
+
+    @property
+    def leaves_others(self) -> bool:
+        """Whether the script ends with an error, so that nobody is to be waited for."""
+        return self._link.failed or self._link.ended_badly
 
     # --- before the first step ---------------------------------------------------------------------------------
 
@@ -255,6 +265,10 @@ class SupervisedWorker:
         self._faults.strike(FaultStage.AFTER, StepNo(self.control.step - 1))
         return self.control.pass_boundary()
 
+    def before_leaving(self, last: Callable[[], None]) -> None:
+        """Call this before the script destroys the group of all ranks."""
+        self._groups.on_leaving = last
+
     def take_over(self, between: Between) -> None:
         """Ask this first for each call of a collective."""
         self._groups.between = between
@@ -271,7 +285,8 @@ class SupervisedWorker:
 
     def await_position(self) -> tuple[StepNo, int]:
         """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
-        return (form := self.control.peek_form()).step, form.inside
+        form = self.control.peek_form()
+        return form.step, 0 if form.over else form.inside
 
     @property
     def inside(self) -> int:
