@@ -82,6 +82,21 @@ def test_ranks_that_die_in_a_step_and_in_an_evaluation(here: Site, undisturbed: 
     assert_heard_once(trained, lost={0, 1})
 
 
+def test_ranks_that_die_behind_the_training(here: Site) -> None:
+    """As public scripts do: `train`, then `evaluate`, `predict` and `save_model`."""
+    calm = run(here, "calm-after", extra=("--after", "")).outcome
+    assert calm.code == 0, calm.output
+    assert len(calm.finals[0]["found"]) == 4  # type: ignore[arg-type]
+    kills = "0@evaluate,1@predict,0@save,2@predict"
+    died = run(here, "after", extra=("--after", kills)).outcome
+    assert_equal(died, calm, faults=0)
+    assert {path.suffix for path in here.folder.glob("after.died-*")} == {
+        f".died-{kill.replace('@', '-')}" for kill in kills.split(",")
+    }
+    saved = [(here.folder / f"{name}.model" / "model.safetensors").read_bytes() for name in ("calm-after", "after")]
+    assert saved[0] == saved[1]
+
+
 def test_it_learns_what_the_stock_trainer_does(here: Site) -> None:
     """Its micro-batches, weighted by their tokens, make the gradient that accelerate's accumulation makes."""
     ours = run(here, "ours", steps=4, extra=("--in-order",)).outcome

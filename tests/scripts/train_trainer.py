@@ -16,6 +16,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--out", type=Path)
 parser.add_argument("--die-in-evaluation", type=int, nargs=2, default=(-1, -1), metavar=("RANK", "STEP"))
+parser.add_argument("--after", default=None, metavar="RANK@PLACE,...", help="evaluate and predict at the end too")
 parser.add_argument("--invariant", action="store_true")
 parser.add_argument("--microbatches", type=int, default=None)
 parser.add_argument("--in-order", action="store_true", help="no shuffling, no dropout")
@@ -50,7 +51,7 @@ class Counting(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.heard: dict[str, list[int]] = {}
-        self.place = (-1, -1)
+        self.place = ""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.heard.setdefault("begin", []).append(state.global_step)
@@ -63,9 +64,20 @@ class Counting(TrainerCallback):  # type: ignore[misc]
         self.heard.setdefault("evaluate", []).append(state.global_step)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        die(self.place)
         rank, step = options.die_in_evaluation
         mark = options.out.with_suffix(".died")
         if (args.process_index, state.global_step) == (rank, step) and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die(place: str) -> None:
+    """Once, where it was asked for."""
+    rank = os.environ.get("RANK", "0")
+    if place and f"{rank}@{place}" in (options.after or "").split(","):
+        mark = options.out.with_suffix(f".died-{rank}-{place}")
+        if not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -116,11 +128,22 @@ trainer = Trainer(
 )
 trainer.train()
 
+found: list[Any] = []
+if options.after is not None:
+    counting.place = "evaluate"
+    found.append(trainer.evaluate(metric_key_prefix="final")["final_loss"])
+    counting.place = "predict"
+    predicted = trainer.predict(Rows(9, 4))
+    found += [predicted.metrics["test_loss"], predicted.predictions.shape, float(predicted.predictions.sum())]
+    counting.place = ""
+    die("save")
+    trainer.save_model(str(options.out.with_suffix(".model")))
+
 own_time = ("_runtime", "_per_second")
 history = [
     {key: value for key, value in line.items() if not key.endswith(own_time)} for line in trainer.state.log_history
 ]
 rank = arguments.process_index
 digest = "" if options.stock else trainer.session.digest()
-report = {"digest": digest, "history": history, "rank": rank, "heard": counting.heard}
+report = {"digest": digest, "history": history, "rank": rank, "heard": counting.heard, "found": found}
 options.out.with_suffix(f".{rank}.json").write_text(json.dumps(report))

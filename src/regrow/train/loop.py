@@ -314,15 +314,13 @@ class StepLoop:
         member, between = self.member, self.standing.protected().between
         if member.inside and member.step == self._latest.number + 1:
             between.resumed(member.step)
-            return
-        between.stands()
-        self.regions.skip()
+        else:
+            between.stands()
+            self.regions.skip()
 
     def log(self, step: Step) -> None:
         """Numbers were added to those of the step."""
         self._announcing.logged(step, self.standing.batches)
-
-    # --- small things ------------------------------------------------------------------------------------------
 
     @property
     def runs_again(self) -> bool:

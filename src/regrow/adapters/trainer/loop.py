@@ -32,6 +32,8 @@ class _Behind:
     if TYPE_CHECKING:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...
+        def predict(self, *args: Any, **kwargs: Any) -> Any: ...
         def __getattr__(self, name: str) -> Any: ...
         def __setattr__(self, name: str, value: Any) -> None: ...
 
@@ -69,6 +71,14 @@ class Recoverable(_Behind):
         """The state counts what was counted since; the sum over the ranks was made in the steps."""
         self.state.total_flos += self._book.sums.flos
         self._book.sums.flos = 0
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's. Behind the training too all ranks run it again where one dies in it."""
+        return _apart(super().evaluate, *args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """As `evaluate`."""
+        return _apart(super().predict, *args, **kwargs)
 
     # --- the training -------------------------------------------------------------------------------------------
 
@@ -276,6 +286,11 @@ class Recoverable(_Behind):
         self._maybe_log_save_evaluate(
             torch.zeros(()), None, self.model_wrapped, None, self.state.epoch, self._ignored_keys, self._start_time
         )
+
+
+@restartable
+def _apart(call: Any, *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
 
 
 @restartable

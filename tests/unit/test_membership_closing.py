@@ -1,0 +1,146 @@
+"""Behind the last step: faults are mended until all scripts have come to their end, and nobody is kept for ever."""
+
+from tests.unit.membership_job import OOM, Job, form
+
+from regrow.core.ids import StepNo
+from regrow.core.messages import FenceWorker, HaltGeneration, ReleaseWorker, WorkerFailed, WorkerFinished, WorkerHalted
+from regrow.core.records import IncidentClosed
+from regrow.membership.machine import EndJob
+from regrow.membership.states import Closing, Mending, Releasing
+
+LAST = StepNo(5)
+
+
+def stepped(job: Job, rank: int) -> None:
+    """The rank has run its last step, and its script goes on."""
+    job.tell(WorkerFinished(job.of(rank), job.machine.generation, LAST, goes_on=True))
+
+
+def halted(job: Job, rank: int, inside: int) -> None:
+    job.tell(WorkerHalted(job.of(rank), job.machine.generation, LAST, inside=inside))
+
+
+def closing(world: int = 2, **facts: object) -> Job:
+    """A job whose ranks have all run their last step."""
+    job = Job(world, **facts).trained(4)  # type: ignore[arg-type]
+    for rank in job.ranks:
+        stepped(job, rank)
+    assert isinstance(job.machine.state, Closing)
+    return job
+
+
+def let_on(job: Job) -> list[ReleaseWorker]:
+    return [order for order in job.all(ReleaseWorker) if order.goes_on]
+
+
+def released(job: Job) -> list[ReleaseWorker]:
+    return [order for order in job.all(ReleaseWorker) if not order.goes_on]
+
+
+def test_all_leave_their_loops_together_and_end_together() -> None:
+    job = Job(2).trained(4)
+    stepped(job, 0)
+    assert not job.all(ReleaseWorker), "the other may still need its state"
+    stepped(job, 1)
+    assert [order.worker for order in let_on(job)] == [job.of(0), job.of(1)]
+    job.finished(1, LAST)
+    assert not released(job), "the other may still need it"
+    job.finished(0, LAST)
+    assert {order.worker for order in released(job)} == {job.of(0), job.of(1)}
+    job.exited(job.of(0), 0)
+    job.exited(job.of(1), 0)
+    assert (job.end.code, job.end.diagnosis) == (0, "")
+
+
+def test_a_worker_killed_behind_the_last_step_is_replaced_and_comes_in_behind_it() -> None:
+    job = closing(3)
+    job.finished(2, LAST)
+    job.exited(job.of(1))
+    assert {order.worker for order in job.all(HaltGeneration)} == {job.of(0), job.of(2)}
+    halted(job, 0, inside=2)
+    halted(job, 2, inside=3)
+    job.ready(job.of(1))
+    assert (form(job).step, form(job).holders, form(job).over, form(job).inside) == (LAST, [0, 2], True, 1)
+    job.joined()
+    assert isinstance(job.machine.state, Closing)
+    assert len(job.all(IncidentClosed)) == 1, "what the script still does is no part of the incident"
+    for rank in job.ranks:
+        assert not released(job)
+        job.finished(rank, LAST)
+    assert len(released(job)) == 3
+
+
+def test_a_worker_that_has_ended_well_is_no_fault_and_is_run_again_only_for_another() -> None:
+    job = closing(3)
+    job.exited(job.of(1), 0)
+    assert isinstance(job.machine.state, Closing)
+    job.exited(job.of(2))
+    assert isinstance(job.machine.state, Mending)
+    halted(job, 0, inside=1)
+    job.ready(job.of(1))
+    job.ready(job.of(2))
+    assert form(job).holders == [0]
+
+
+def test_the_rest_is_released_where_one_has_ended_without_a_word() -> None:
+    job = closing()
+    job.exited(job.of(1), 0)
+    job.finished(0, LAST)
+    assert [order.worker for order in released(job)] == [job.of(0)]
+    job.exited(job.of(0), 0)
+    assert job.end.code == 0
+
+
+def test_a_code_that_the_script_has_chosen_ends_the_job() -> None:
+    job = closing()
+    job.exited(job.of(1), 3)
+    assert job.end.code == 1
+    assert "rank 1 exited with code 3 in the code after its last step" in job.end.diagnosis
+
+
+def test_an_error_of_its_own_is_told_whole_and_one_that_another_has_caused_is_mended() -> None:
+    job = closing()
+    job.tell(WorkerFailed(job.of(1), OOM, LAST, own=False))
+    job.exited(job.of(1), 1)
+    assert not job.all(EndJob)
+    job = closing()
+    job.tell(WorkerFailed(job.of(1), OOM, LAST, own=True))
+    assert job.end.code == 1
+    assert OOM.traceback in job.end.diagnosis
+
+
+def test_the_word_to_go_on_is_repeated_and_who_has_come_to_the_end_is_not_kept_for_ever() -> None:
+    job = closing(build_deadline=90.0)
+    assert [order for order in job.wait() if isinstance(order, ReleaseWorker) and order.goes_on]
+    job.finished(1, LAST)
+    for _ in range(20):
+        if isinstance(job.machine.state, Closing):
+            job.wait()
+    assert isinstance(job.machine.state, Releasing)
+    assert [order.worker for order in released(job)] == [job.of(1)]
+    assert not job.all(FenceWorker), "one that takes its time is not ended"
+    job.exited(job.of(1), 0)
+    job.exited(job.of(0))
+    assert job.end.code == 1
+
+
+def test_where_nobody_has_the_last_state_any_more_the_job_ends_as_it_did() -> None:
+    job = closing(1)
+    job.exited(job.of(0))
+    assert job.end.code == 1
+    assert "in the code after its last step; every step had been committed" in job.end.diagnosis
+    shards = closing(2)
+    for rank in shards.ranks:
+        shards.machine.roster.workers[shards.of(rank)].holding = f"part {rank}"
+    shards.exited(shards.of(0))
+    halted(shards, 1, inside=1)
+    shards.ready(shards.of(0), holding="part 0")
+    assert shards.end.code == 1
+
+
+def test_a_script_of_which_one_rank_does_not_go_on_is_let_go_at_once() -> None:
+    job = Job(2).trained(4)
+    stepped(job, 0)
+    job.finished(1, LAST)
+    assert isinstance(job.machine.state, Releasing)
+    assert len(released(job)) == 2
