@@ -257,18 +257,20 @@ class Workers:
             self._exited_building(worker, event, why, now)
         elif isinstance(self._job.state, Releasing):
             if event.code != 0:
-                self._job.end(
-                    SCRIPT_ERROR, self._ladder.own_error(worker) or say.died_after_loop(worker.rank, event.code), now
-                )
+                self._died_after_loop(worker, event, now)
         elif isinstance(self._job.state, Closing) and event.code == 0:
             pass  # its script has come to its end, past all that it could have waited for
         elif self._job.past_last_step and self._is_the_end(worker, event):
-            self._job.end(SCRIPT_ERROR, say.died_after_loop(worker.rank, event.code), now)
+            self._died_after_loop(worker, event, now)
         elif isinstance(self._job.state, RUNNING):
             self._lost(worker, event, now)
 
+    def _died_after_loop(self, worker: WorkerRecord, event: WorkerExited, now: Instant) -> None:
+        told = self._ladder.own_error(worker)
+        self._job.end(SCRIPT_ERROR, told or say.died_after_loop(worker.rank, event.code), now)
+
     def _is_the_end(self, worker: WorkerRecord, event: WorkerExited) -> bool:
-        """Behind the last step: whether the script has wanted this end, or nobody is left who could go on from there."""
+        """Behind the last step: whether the script has wanted this end, or nobody is left who could go on."""
         if event.code > 0 and self._errors.of(worker.worker) is None:
             return True
         return not self._facts.durable and not any(each.living and each.entered for each in self._roster.seated())
