@@ -16,8 +16,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         made.assert_nothing_left()
 
 
-def run(here: Site, name: str, *flags: str, faults: list[Fault]) -> Outcome:
-    outcome = train(here, name, *flags, world=WORLD, steps=STEPS, faults=faults, script="train_accelerate.py")
+SCRIPT = "train_accelerate.py"
+
+
+def run(here: Site, name: str, *flags: str, faults: list[Fault], extra: tuple[str, ...] = ()) -> Outcome:
+    outcome = train(here, name, *flags, world=WORLD, steps=STEPS, faults=faults, script=SCRIPT, extra=extra)
     assert outcome.code == 0, outcome.output
     assert len(outcome.finals) == WORLD
     assert len(outcome.losses) == WORLD * STEPS
@@ -43,3 +46,14 @@ def test_rank_0_and_others_die_in_steps_and_in_an_evaluation(
     faults = [Fault(1, 2, "reduce"), Fault(0, 7, "between"), Fault(2, 9, "backward")]
     outcome = run(here, "-".join(["killed", *flags]).replace(" ", ""), *flags, faults=faults)
     assert_equal(outcome, undisturbed, faults=len(faults))
+
+
+def test_a_script_that_keeps_its_bodies_as_they_were_goes_through_kills(here: Site) -> None:
+    """A step of one batch, and a plain evaluation behind an epoch, by a loader that was prepared with the others."""
+    one = ("--one-batch",)
+    calm = run(here, "calm-one", faults=[], extra=one)
+    assert len(calm.finals[0]["history"]) == 2 * STEPS // 4  # type: ignore[arg-type]
+    assert calm.finals[0]["history"][1::2] == [0, 1, 2]  # type: ignore[index]
+    assert len({str(final["history"]) for final in calm.finals.values()}) == 1
+    faults = [Fault(1, 2, "reduce"), Fault(0, 4, "between"), Fault(2, 9, "backward"), Fault(1, 12, "between")]
+    assert_equal(run(here, "killed-one", faults=faults, extra=one), calm, faults=len(faults))

@@ -73,6 +73,7 @@ else:
         update(step)
         if how == "guarded":
             scheduler.step()
+at("behind")
 told.append(evaluate("first"))
 at("between")
 total = torch.tensor([session.rank + 1.0])
@@ -86,7 +87,8 @@ if how == "left":
     at("leaving")
     dist.destroy_process_group()
 final = {"told": told, "digest": session.digest(), "rate": scheduler.get_last_lr(), "best": best}
-Path(f"{out}.{session.rank}.json").write_text(json.dumps(final))
+Path(f"{out}.{session.rank}.new").write_text(json.dumps(final))
+os.replace(f"{out}.{session.rank}.new", f"{out}.{session.rank}.json")
 if how != "left":
     at("end")
 if how == "raises" and session.rank == 1:
@@ -133,6 +135,7 @@ def calm(here: Site) -> dict[str, list[object]]:
         ("steps", ["0@last after", "0@end", "2@end"]),
         ("epochs", ["1@first before", "0@last before"]),
         ("epochs", ["0@epoch before", "2@between", "0@save"]),
+        ("epochs", ["1@behind", "0@alone"]),
         ("guarded", ["0@first before", "1@end"]),
         ("left", ["0@first before", "1@leaving", "0@leaving"]),
     ],

@@ -14,6 +14,7 @@ from regrow.adapters.accelerate import Accelerator
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--out", type=Path)
+parser.add_argument("--one-batch", action="store_true", help="a step is that of one batch, as docs/adopt.md has it")
 options = parser.parse_args()
 
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, seed=3)
@@ -23,7 +24,6 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
 inputs = torch.randn(96, 16, generator=torch.Generator().manual_seed(5))
 targets = inputs.sum(1, keepdim=True).sin()
 loader = DataLoader(TensorDataset(inputs, targets), batch_size=4, shuffle=True)
-model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 history: list[float] = []
 
 
@@ -38,16 +38,44 @@ def evaluate() -> float:
     return float(accelerator.gather(loss).mean())
 
 
-for step in accelerator.steps(loader, epochs=options.steps // 4):
-    with step as micros:
-        for x, y in accelerator.batches(micros):
-            accelerator.backward(nn.functional.mse_loss(model(x), y))
-        accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-    if step.committed and accelerator.ends_epoch(step):
-        history.append(evaluate())
+if options.one_batch:
+    accelerator = Accelerator(cpu=True, seed=3)
+    held_out = DataLoader(TensorDataset(inputs[:22], targets[:22]), batch_size=4)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8, shuffle=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps * accelerator.num_processes)
+    model, optimizer, loader, held_out, scheduler = accelerator.prepare(model, optimizer, loader, held_out, scheduler)
+    for step in accelerator.steps(loader, epochs=options.steps // 4):
+        model.train()
+        with step as (x, y):
+            loss = nn.functional.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        if not accelerator.ends_epoch(step):
+            continue
+        model.eval()
+        seen, total = 0, 0.0
+        for x, y in held_out:
+            with torch.no_grad():
+                found = model(x)
+            found, references = accelerator.gather_for_metrics((found, y))
+            seen += len(found)
+            total += float((found - references).square().sum())
+        assert seen == 22
+        history += [total / seen, accelerator.epoch]
+else:
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    for step in accelerator.steps(loader, epochs=options.steps // 4):
+        with step as micros:
+            for x, y in accelerator.batches(micros):
+                accelerator.backward(nn.functional.mse_loss(model(x), y))
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        if step.committed and accelerator.ends_epoch(step):
+            history.append(evaluate())
 
 rank = accelerator.process_index
 report = {

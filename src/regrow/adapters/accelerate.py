@@ -2,18 +2,21 @@
 
     from regrow.adapters.accelerate import Accelerator
 
-    accelerator = Accelerator(gradient_accumulation_steps=4)
+    accelerator = Accelerator()
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    for step in accelerator.steps(loader, until=1000):
-        with step as micros:
-            for batch in accelerator.batches(micros):
-                accelerator.backward(model(**batch).loss)
+    for step in accelerator.steps(loader, epochs=3):
+        with step as batch:
+            accelerator.backward(model(**batch).loss)
             optimizer.step(); scheduler.step(); optimizer.zero_grad()
+        if not accelerator.ends_epoch(step):
+            continue
+        evaluate()
 
-`steps(loader, epochs=3)` counts in passes. The loop over epochs and `accelerator.accumulate` are what changes: a step
-is one update. See docs/adopt.md.
+With `Accelerator(gradient_accumulation_steps=4)` a step has several batches: `with step as micros:`, and in it
+`for batch in accelerator.batches(micros):`. The loops are what changes: a step is one update. See docs/adopt.md.
 """
 
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,8 @@ from regrow.adapters.trainer.joining import joined
 from regrow.adapters.trainer.schedule import Schedule, samples_of
 from regrow.core.errors import UsageError
 from regrow.data.dataloader import Cached
+from regrow.data.epochs import pass_length
+from regrow.train.restartable import declare
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -44,6 +49,7 @@ class _Behind:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
         def prepare(self, *given: Any, **options: Any) -> Any: ...
+        def backward(self, loss: torch.Tensor, **kwargs: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
 
 
@@ -65,6 +71,7 @@ class _Recoverable(_Behind):
         self._accumulates = gradient_accumulation_steps
         self._protected: list[Any] = []
         self._micro: MicroBatch | None = None
+        self._step: Step | None = None
         if self.session.world_size > 1 and not self.use_distributed:
             raise UsageError(
                 f"accelerate takes each of the {self.session.world_size} ranks for a training of its own",
@@ -72,9 +79,10 @@ class _Recoverable(_Behind):
             )
 
     def prepare(self, *given: Any, **options: Any) -> Any:
-        """As accelerate's; loaders and schedulers come back as they are: regrow deals out the data.
+        """As accelerate's; what is prepared is protected, with the state of optimizers and schedulers.
 
-        What is prepared is protected, with the state of optimizers and schedulers.
+        Loaders know nothing of ranks until they are used: `steps` deals out the data of one, and who goes through
+        another, in an evaluation, gets the share of the rank that this worker has then.
         """
         made = [self._prepared(each, options) for each in given]
         return made[0] if len(made) == 1 else tuple(made)
@@ -86,7 +94,7 @@ class _Recoverable(_Behind):
                 _as_often_as_accelerate(given, self.num_processes)
             return given
         if isinstance(given, DataLoader):
-            return given
+            return _dealt_later(given, self)
         made = super().prepare(given, **options)
         if isinstance(given, torch.nn.Module | torch.optim.Optimizer):
             self._protected.append(getattr(made, "optimizer", made))
@@ -97,7 +105,7 @@ class _Recoverable(_Behind):
         self._protected += objects
 
     def steps(self, loader: Any, *, until: int | None = None, epochs: int | None = None) -> Iterator["Step"]:
-        """The updates that are still to be made; each takes its own from the loader.
+        """The updates that are still to be made. Where gradients are not accumulated a step is that of one batch.
 
         Args:
             loader: a plain `DataLoader`.
@@ -107,18 +115,24 @@ class _Recoverable(_Behind):
         Raises:
             UsageError: neither is given, or nobody knows how many samples a pass has.
         """
+        declare()  # accelerate's own functions call collectives, which the script's text does not name
         if self.scaler is not None:
             self._protected.append(self.scaler)
         self.session.protect(*self._protected)
         self.session.keep_world("the global batch of an Accelerator follows the number of ranks")
+        loader = getattr(loader, "undealt", loader)
         microbatches = self._accumulates * self.session.world_size
         inner = loader.loader if isinstance(loader, Cached) else loader
-        self._schedule = Schedule.of(
-            samples_of(inner),
-            batch_size=getattr(inner, "batch_size", None) or 1,
-            microbatches=microbatches,
-            drop_last=bool(getattr(inner, "drop_last", False)),
-        )
+        if self._accumulates == 1:
+            shares = (self.session.rank, self.session.world_size)
+            self._schedule = Schedule(microbatches, pass_length(loader, shares, seed=self.session.seed) or 0)
+        else:
+            self._schedule = Schedule.of(
+                samples_of(inner),
+                batch_size=getattr(inner, "batch_size", None) or 1,
+                microbatches=microbatches,
+                drop_last=bool(getattr(inner, "drop_last", False)),
+            )
         if until is None:
             if epochs is None or not self._schedule.per_epoch:
                 raise UsageError(
@@ -126,18 +140,38 @@ class _Recoverable(_Behind):
                     hint="give until=, or epochs= and a loader over a data set with a length",
                 )
             until = epochs * self._schedule.per_epoch
-        for step in self.session.steps(loader, until=until, microbatches=microbatches):
+        each: dict[str, Any] = {} if self._accumulates == 1 else {"microbatches": microbatches}
+        for step in self.session.steps(loader, until=until, **each):
             self._tell_place()
+            self._step = step
+            if not each:
+                step.gives = self._on_device
             yield step
+        self._tell_place()
 
     def ends_epoch(self, step: "Step") -> bool:
-        """Whether a step's update is the last one of a pass over the data."""
-        return self._schedule.ends_epoch(step.number)
+        """Whether a step has happened, and its update is the last one of a pass over the data."""
+        return step.committed and self._schedule.ends_epoch(step.number)
+
+    @property
+    def epoch(self) -> int:
+        """Which pass over the data the present step belongs to, from 0. Ask, do not remember."""
+        number = 0 if self._step is None else self._step.number
+        return number // (self._schedule.per_epoch or number + 1)
+
+    def _on_device(self, batch: Any) -> Any:
+        from accelerate.utils import send_to_device
+
+        private_names.reduce_gradients(self, True)
+        return send_to_device(batch, self.device) if self.device_placement else batch
 
     def batches(self, micros: "MicroBatches") -> Iterator[Any]:
         """This rank's batches of an update, on its device; `backward` is to be called once for each."""
         from accelerate.utils import send_to_device
 
+        if self._accumulates == 1:
+            yield micros
+            return
         try:
             for micro in micros:
                 self._micro = micro
@@ -156,13 +190,25 @@ class _Recoverable(_Behind):
         Raises:
             UsageError: outside `batches`.
         """
+        if self._accumulates == 1 and self._step is not None and self._step.inside:
+            self._step.log(loss=loss)
+            super().backward(loss if weight is None else loss * self._share_of(weight))
+            return
         if self._micro is None:
             raise UsageError(
                 "accelerator.backward was called outside a step",
-                hint="write `for batch in accelerator.batches(micros):` inside `with step as micros:`",
+                hint="call it in `with step as batch:`, or, where gradients are accumulated, in "
+                "`for batch in accelerator.batches(micros):` inside `with step as micros:`",
             )
         self._micro.log(loss=loss)
         self._micro.backward(loss if self.scaler is None else self.scaler.scale(loss), weight=weight)
+
+    def _share_of(self, weight: int) -> float:
+        """How much more than an equal share of the global batch this rank's batch is."""
+        total = torch.tensor(float(weight), dtype=torch.float64, device=self.device)
+        if self.session.world_size > 1:
+            torch.distributed.all_reduce(total)
+        return weight * self.session.world_size / float(total)
 
     def _tell_place(self) -> None:
         session = self.session
@@ -190,6 +236,25 @@ def __getattr__(name: str) -> Any:
     theirs = private_names.framework("accelerate", extra="trainer").Accelerator
     made = globals()[name] = type("Accelerator", (_Recoverable, theirs), {"__doc__": theirs.__doc__})
     return made
+
+
+class _DealtLater(DataLoader[Any]):
+    """A loader that knows nothing of ranks; who goes through it reads this worker's share, as accelerate deals it."""
+
+    undealt: DataLoader[Any]
+    owner: _Recoverable
+
+    def __iter__(self) -> Any:
+        return iter(private_names.dealt_now(self.owner, self.undealt))
+
+
+def _dealt_later(loader: DataLoader[Any], owner: _Recoverable) -> DataLoader[Any]:
+    if isinstance(loader, _DealtLater):
+        return loader
+    kind, shown = type(loader), copy.copy(loader)
+    shown.__dict__.update(undealt=loader, owner=owner)
+    shown.__class__ = type(kind.__name__, (_DealtLater, kind), {"__module__": kind.__module__})
+    return shown
 
 
 class _ForEachProcess(LRScheduler):

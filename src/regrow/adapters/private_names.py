@@ -6,7 +6,7 @@ transformers: `Trainer._inner_training_loop`, `_init_training_state`, `_prepare_
 `_globalstep_last_logged`, `_initial_global_step`, `_initial_num_input_tokens_seen`, `_eval_dataloaders`;
 `CallbackHandler.call_event`.
 accelerate: `PartialState._shared_state` and its copy in `AcceleratorState`, `GradientState._set_sync_gradients`,
-and its `dataloader_references`.
+and its `dataloader_references`; `Accelerator._dataloaders`.
 trl: `_metrics` and `_total_train_tokens` of a trainer.
 lightning: the fit loop's class, `_data_source`, `_combined_loader`; the epoch loop's `_results`, `_build_kwargs`,
 `_batches_that_stepped`; the automatic optimization's `_optimizer_step`, `_on_before_zero_grad`, `_optimizer_zero_grad`;
@@ -86,6 +86,16 @@ def tell_place(*, rank: int, local_rank: int, world: int) -> bool:
 def leave_loaders(accelerator: Any) -> None:
     """No loader is gone through now: one that was left in its middle, by a fault, has not said so."""
     accelerator.gradient_state.dataloader_references = [None]
+
+
+def dealt_now(accelerator: Any, loader: Any) -> Any:
+    """A loader as accelerate deals it to the ranks that there are, which it does not remember."""
+    leave_loaders(accelerator)
+    known, accelerator._dataloaders = accelerator._dataloaders, []
+    try:
+        return accelerator.prepare_data_loader(loader)
+    finally:
+        accelerator._dataloaders = known
 
 
 def reduce_gradients(accelerator: Any, on: bool) -> None:

@@ -53,6 +53,11 @@ class AfterLoop:
         member.before_leaving(self._end)
         atexit.register(self._end)
 
+    def passes_by(self) -> None:
+        """This worker came in when all were behind the loop, and still has the rest of its last turn before it."""
+        if self._loop.standing.member.over:
+            self._loop.standing.protected().between.passes_by(self._loop.standing.member.step)
+
     def recovered(self) -> None:
         """In a new generation. Who has still to leave its loop has nothing to run again there: all are behind it."""
         if self._loop.standing.member.over and not self._begun:

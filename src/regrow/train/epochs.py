@@ -103,7 +103,7 @@ class Epochs:
             if step is None:
                 # The training is over. Others have been through what follows the epoch: here it is done alone.
                 self._over = True
-                self._alone.enter_context(self._loop.standing.protected().between.leaves_no_trace())
+                self._loop.after.passes_by()
                 self._alone.enter_context(self._loop.member.local())
                 break
             self._step = step

@@ -315,6 +315,12 @@ class RestartableCalls:
             raise GenerationHalted(f"the training goes on from step {member.step} in a new generation")
 
 
+def declare() -> None:
+    """Functions and collectives may run between steps, whatever the script's text shows. To be called before steps."""
+    global _declared
+    _declared = True
+
+
 @overload
 def restartable(function: Callable[P, T], /) -> Callable[P, T]: ...
 @overload

@@ -1,7 +1,7 @@
 """One step as the script sees it."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -71,18 +71,22 @@ class Step:
         self.entered = self.left = False
         self.inside = False
         self.staged: dict[str, torch.Tensor | float] = {}
+        self.gives: Callable[[Any], Any] | None = None
+        """Makes what the script gets of the batch; it changes nothing, and calls no collectives."""
         self._owner = owner
         self._batch = batch
 
     def become(self, following: "Step") -> None:
         """Stand for the step that follows, where the script holds this one."""
-        self.__dict__.update(following.__dict__)
+        self.__dict__.update(following.__dict__ | {"gives": self.gives})
 
     def __enter__(self) -> Any:
         if self.entered:
             raise UsageError(
                 f"step {self.number} was entered twice", hint="write `with step as batch:` once in the loop"
             )
+        if self.gives is not None:
+            self._batch = self.gives(self._batch)
         self.entered = self.inside = True
         self._owner.bindings.enters(sys._getframe(1))
         self._owner.enter(self)

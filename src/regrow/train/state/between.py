@@ -53,6 +53,7 @@ class Between:
         self._steps = 0
         self._closely = False
         self._attributes: dict[Place, object] | None = None
+        self._over = self._passing = False
         self._before: Look | None = None
         """How the state looked when this time began, as long as it is to be learnt what changes in it."""
         self.serves_commits = False
@@ -73,12 +74,19 @@ class Between:
 
     def over(self, step: StepNo) -> None:
         """There are no steps any more: the state stands at `step`, and all that follows counts."""
+        if self._passing and self._commit.taken:
+            self._commit.put_back()
         if self._mark.taken:
             self._mark.put_back()
             self._mark.forget()
-        self._committed_at, self._before = step, None
-        if self.serves_commits:
-            self._commit.take(self._known())
+        self._committed_at, self._before, self._over, self._passing = step, None, True, False
+        closely = self._steps < _LEARNT_AFTER
+        self._commit.take(self._looker.large() if closely else self._known() | self._looker.likely())
+
+    def passes_by(self, step: StepNo) -> None:
+        """As `over`, where the script still does what all others have done before that: it leaves no trace."""
+        self.over(step)
+        self._passing = True
 
     def rehearsed(self) -> None:
         """The body of a rehearsal has ended: learn what the script does after it."""
@@ -132,9 +140,13 @@ class Between:
         self._commit.extend(Scope(scope.parameters - set(touched), scope.objects - set(touched), host=scope.host))
 
     @contextlib.contextmanager
-    def as_committed(self, step: StepNo) -> Iterator[None]:
-        """Within this, the state is as it was when `step` was reached, before what the script did since."""
-        if self._committed_at != step or not self._commit.taken:
+    def as_committed(self, step: StepNo, *, over: bool = False) -> Iterator[None]:
+        """Within this, the state is as it was when `step` was reached, before what the script did since.
+
+        Args:
+            over: as it was behind the last step and all that follows that.
+        """
+        if self._committed_at != step or not self._commit.taken or (over and not self._over):
             yield
             return
         scope = self._commit.scope

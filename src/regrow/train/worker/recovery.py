@@ -130,8 +130,8 @@ class Recovery:
             return
         # At once: nothing that this worker does before its next update changes what the newcomers read.
         # Newcomers that come to functions between two steps run all that stands there.
-        between = self.state.between.as_committed(form.step) if form.inside else contextlib.nullcontext()
-        with between:
+        between = self.state.between
+        with between.as_committed(form.step, over=form.over) if form.inside else contextlib.nullcontext():
             self.frozen.freeze(form.step, whole_body=form.whole_body)
         self.server.offer(form.generation, form.step)
 
