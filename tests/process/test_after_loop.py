@@ -68,6 +68,12 @@ if how == "epochs":
             update(step)
         scheduler.step()
         best = min(best, evaluate("epoch"))
+elif how == "broken":
+    for step in session.steps(batch, until=1000):
+        update(step)
+        best = min(best, evaluate("epoch"))
+        if step.number + 1 == LENGTH * EPOCHS:
+            break
 else:
     for step in session.steps(batch, until=LENGTH * EPOCHS):
         update(step)
@@ -119,7 +125,7 @@ def run(here: Site, name: str, how: str, *kills: str, flags: tuple[str, ...] = (
 @pytest.fixture(scope="module")
 def calm(here: Site) -> dict[str, list[object]]:
     found = {}
-    for how in ("steps", "epochs", "guarded", "left"):
+    for how in ("steps", "epochs", "broken", "guarded", "left"):
         code, output, found[how] = run(here, f"calm-{how}", how)
         assert code == 0, output
         assert len(found[how]) == WORLD + 1
@@ -136,6 +142,8 @@ def calm(here: Site) -> dict[str, list[object]]:
         ("epochs", ["1@first before", "0@last before"]),
         ("epochs", ["0@epoch before", "2@between", "0@save"]),
         ("epochs", ["1@behind", "0@alone"]),
+        ("broken", ["0@behind", "1@first before", "0@last after"]),
+        ("broken", ["1@between", "0@save", "2@end"]),
         ("guarded", ["0@first before", "1@end"]),
         ("left", ["0@first before", "1@leaving", "0@leaving"]),
     ],

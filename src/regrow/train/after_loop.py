@@ -9,6 +9,7 @@ before all have come to that. See decision 0057.
 import atexit
 from typing import Protocol
 
+from regrow.core.errors import StateError
 from regrow.train.loop_context import LoopContext
 from regrow.train.restartable import RestartableCalls
 
@@ -21,8 +22,17 @@ class Leaver(Protocol):
     left: bool
     """Whether this worker has no part in the job any more."""
 
-    def finish(self) -> None:
-        """Wait until no rank needs this one."""
+    def stops(self) -> None:
+        """There are no steps any more."""
+
+    def recover(self) -> None:
+        """Wait for the next membership and stand in it."""
+
+    def recover_if_halted(self) -> bool:
+        """Whether the generation was over; then this worker stands in the next one."""
+
+    def agrees(self) -> bool:
+        """Whether this rank's replicas have the same state, or were not asked."""
 
 
 class AfterLoop:
@@ -34,7 +44,7 @@ class AfterLoop:
 
     def __init__(self, loop: Leaver) -> None:
         self._loop = loop
-        self._begun = self._ended = False
+        self._early = self._begun = self._ended = False
 
     @property
     def open(self) -> bool:
@@ -53,6 +63,25 @@ class AfterLoop:
         member.before_leaving(self._end)
         atexit.register(self._end)
 
+    def left_early(self, *, over: bool) -> None:
+        """The script has left its loop before its end. It may be unwinding an error: the others are waited for later.
+
+        That is where it meets them, and at its exit at the latest.
+
+        Args:
+            over: after a step that has happened, so that none follows.
+        """
+        self._early = over
+        atexit.register(self.finish)
+
+    def meets_others(self) -> None:
+        """The script calls what all ranks call. If it has left its loop before its end, they all have by now."""
+        if self._early and not self._loop.standing.member.leaves_others:
+            self._early = False
+            atexit.unregister(self.finish)
+            self.finish(goes_on=True)
+            self.begin()
+
     def passes_by(self) -> None:
         """This worker came in when all were behind the loop, and still has the rest of its last turn before it."""
         if self._loop.standing.member.over:
@@ -63,9 +92,32 @@ class AfterLoop:
         if self._loop.standing.member.over and not self._begun:
             self._loop.regions.over()
 
+    def finish(self, *, goes_on: bool = False) -> None:
+        """No step can be run any more: wait until no rank needs this one.
+
+        Args:
+            goes_on: until all have left their loops alone.
+
+        Raises `StateError` where a fault has taken the job back to steps before the end.
+        """
+        loop, member = self._loop, self._loop.standing.member
+        loop.stops()
+        at = member.step
+        loop.recover_if_halted()
+        while not (goes_on and member.over) and not member.waiting.finish(goes_on=goes_on):
+            loop.recover()
+            if loop.standing.batches is None or member.over:
+                continue
+            loop.agrees()  # newcomers do so before they come here
+            if member.step < at:
+                raise StateError(
+                    f"the state went back to step {member.step}, but the script left its loop after {at}",
+                    hint="let `until` end the loop",
+                )
+
     def _end(self) -> None:
         """The script is about to end, or leaves the groups: all others may still need this worker."""
         if self._ended or self._loop.left or self._loop.standing.member.leaves_others:
             return
-        self._loop.finish()
+        self.finish()
         self._ended = True

@@ -1,6 +1,5 @@
 """Runs the steps of a script: each from its batch to its commit, again after a fault, and the end of them all."""
 
-import atexit
 import contextlib
 import sys
 import time
@@ -8,7 +7,7 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 
 from regrow.comm.torch_private import grad_scalers
-from regrow.core.errors import GenerationHalted, StateError, UsageError
+from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.messages.vocabulary import STATE_METRIC
 from regrow.train.after_loop import AfterLoop
@@ -118,9 +117,10 @@ class StepLoop:
             # The script left the loop early. It may be unwinding an error, so the others are waited for at its exit.
             self._looping = False
             self._end_between()
-            self.standing.protected().variables.leave(over=self._latest is not None and self._latest.committed)
+            over = self._latest is not None and self._latest.committed
+            self.standing.protected().variables.leave(over=over)
             if not self.left:
-                atexit.register(self.finish)
+                self.after.left_early(over=over)
             raise
         finally:
             if not self.has_epochs:
@@ -353,8 +353,7 @@ class StepLoop:
 
     def ends(self) -> bool:
         """The last step is done: wait for the others; False: a new membership stands, perhaps at an earlier step."""
-        self._looping = False
-        self._announcing.send()
+        self.stops()
         ended = not self.recover_if_halted() and (self.member.over or self.agrees(last=not self.standing.others_left))
         if ended and not self.member.over and not self.member.waiting.finish(goes_on=True):
             self.recover()
@@ -365,18 +364,7 @@ class StepLoop:
             self.after.begin()
         return ended
 
-    def finish(self) -> None:
-        """As `ends`, for a script that has left the loop: no step can be run any more."""
-        self._looping, at = False, self.member.step
+    def stops(self) -> None:
+        """There are no steps any more."""
+        self._looping = False
         self._announcing.send()
-        self.recover_if_halted()
-        while not self.member.waiting.finish():
-            self.recover()
-            if self.standing.batches is None or self.member.over:
-                continue
-            self.agrees()  # newcomers do so before they come here
-            if self.member.step < at:
-                raise StateError(
-                    f"the state went back to step {self.member.step}, but the script left its loop after {at}",
-                    hint="let `until` end the loop",
-                )

@@ -95,8 +95,8 @@ class LoopContext:
 
     @property
     def others_left(self) -> bool:
-        """Whether those who gave this worker its state had left their loop with it: there is no step after it."""
-        return self.protected().variables.over
+        """Whether all have left their loop, or those who gave this worker its state had: there is no step after it."""
+        return self.member.over or self.protected().variables.over
 
     def protected(self) -> ProtectedState:
         """What is protected. Raises `UsageError` where nothing is."""

@@ -77,6 +77,8 @@ class RestartableCalls:
         None: it is called like any other.
         """
         loop = self._loop
+        if call.size == loop.member.world and not call.echoed and threading.get_ident() == self._thread:
+            loop.after.meets_others()
         if self._at or not loop.behind_a_body or call.size != loop.member.world or call.size == 1:
             return None
         if any(getattr(given, "asyncOp", False) for given in call.args):
@@ -116,6 +118,7 @@ class RestartableCalls:
     def between(self, name: str, call: Call, *, lone: bool = False) -> Any:
         """Run a function that may stand between two steps; `lone`: a collective that changes nothing else."""
         loop = self._loop
+        loop.after.meets_others()
         if self._at or not loop.between_steps:
             return call()
         if loop.runs_again:
@@ -268,7 +271,7 @@ class RestartableCalls:
         loop.recover()
         self._calls.append(_Called(name, call))
         result = self._run(1)
-        loop.finish()
+        loop.after.finish()
         return result
 
     def _rehearse(self, name: str, call: Call) -> None:
