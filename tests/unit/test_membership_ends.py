@@ -273,6 +273,32 @@ def test_a_fault_between_steps_is_refused_at_once_where_the_script_has_nothing_t
     assert bool([each for each in said if isinstance(each, ArmFault)]) == between
 
 
+@pytest.mark.parametrize("step", [None, StepNo(7)])
+def test_a_fault_between_steps_that_does_not_strike_is_said_once(step: StepNo | None) -> None:
+    job = Job(2)
+    for rank in job.ranks:
+        job.ready(job.of(rank), 0, between=True)
+    job.joined().stepped(5)
+    job.tell(FaultRequested(FaultSpec("f", Rank(1), stage=FaultStage.BETWEEN, step=step)))
+    job.stepped(6).stepped(7)
+    assert not job.all(Noted)
+    job.now += 31.0
+    job.stepped(8).stepped(9)
+    assert ["has not struck" in note.text for note in job.all(Noted)] == [True]
+
+
+def test_a_fault_between_steps_that_has_struck_is_not_missed() -> None:
+    job = Job(2)
+    for rank in job.ranks:
+        job.ready(job.of(rank), 0, between=True)
+    job.joined().stepped(5)
+    job.tell(FaultRequested(FaultSpec("f", Rank(1), stage=FaultStage.BETWEEN)))
+    job.tell(FaultFired(job.of(1), "f", StepNo(6), job.now))
+    job.now += 31.0
+    job.stepped(6)
+    assert not job.all(Noted)
+
+
 # --- where a job starts ---------------------------------------------------------------------------------------------
 
 

@@ -144,8 +144,7 @@ class _Recoverable(_Behind):
         for step in self.session.steps(loader, until=until, **each):
             self._tell_place()
             self._step = step
-            if not each:
-                step.gives = self._on_device
+            step.gives = _named_as_here if each else self._on_device
             yield step
         self._tell_place()
 
@@ -228,6 +227,11 @@ class _Recoverable(_Behind):
     def is_main_process(self) -> bool:
         """Whether this is rank 0 now."""
         return self.session.is_main
+
+
+def _named_as_here(micros: "MicroBatches") -> "MicroBatches":
+    micros.backward, micros.all = "accelerator.backward(loss)", "accelerator.batches(micros)"
+    return micros
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,8 @@ def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> Non
     )
     client.kill(fault)
     when = "" if at == FaultStage.NOW and step is None else f" at {at}" + ("" if step is None else f" of step {step}")
-    click.echo(f"job {entry.job}: rank {rank} will suffer {how}{when}")
+    late = "; where nothing runs there, the job says so" if at == FaultStage.BETWEEN else ""
+    click.echo(f"job {entry.job}: rank {rank} will suffer {how}{when}{late}")
 
 
 @click.command()

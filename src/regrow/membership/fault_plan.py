@@ -4,9 +4,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
-from regrow.core.messages import ErrorReport, FaultFired, FaultSpec
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import ErrorReport, FaultFired, FaultSpec, FaultStage
 from regrow.core.records import FaultInjected
+
+STRIKES_WITHIN: Seconds = 30.0
+"""What was asked for and has not struck by then, while steps are run, is said."""
 
 
 class FaultPlan:
@@ -21,6 +24,8 @@ class FaultPlan:
         self._pending: dict[str, FaultSpec] = {spec.fault: spec for spec in specs}
         self._struck = set(struck)
         self._struck_at: dict[WorkerId, Instant] = {}
+        self._asked: dict[str, Instant] = {}
+        """Since when something is to strike between two steps, as far as nobody was told that it does not."""
 
     @property
     def pending(self) -> list[FaultSpec]:
@@ -32,12 +37,30 @@ class FaultPlan:
         """What has struck."""
         return sorted(self._struck)
 
-    def add(self, spec: FaultSpec) -> bool:
+    def add(self, spec: FaultSpec, now: Instant) -> bool:
         """Plan one more; False where it has struck already."""
         if spec.fault in self._struck:
             return False
         self._pending[spec.fault] = spec
+        if spec.stage is FaultStage.BETWEEN:
+            self._asked[spec.fault] = now
         return True
+
+    def unstruck(self, step: StepNo, now: Instant) -> list[str]:
+        """A step was committed: what people should know of faults that wait for something between two, once each."""
+        told = []
+        for fault, since in list(self._asked.items()):
+            spec = self._pending.get(fault)
+            if spec is not None and (now - since < STRIKES_WITHIN if spec.step is None else step <= spec.step):
+                continue
+            del self._asked[fault]
+            if spec is not None:
+                where = f"within {STRIKES_WITHIN:g} s" if spec.step is None else f"before step {spec.step}"
+                told.append(
+                    f"the {spec.how} of rank {spec.rank} that was asked for between two steps has not struck {where}: "
+                    "no function marked @regrow.restartable, and no collective, has run there"
+                )
+        return told
 
     def of(self, rank: Rank) -> list[FaultSpec]:
         """What is still to strike the rank."""

@@ -292,7 +292,7 @@ class Membership:
             self._orders.note(f"no rank {fault.rank} to fail: the world has ranks 0 to {self._job.world - 1}", now)
         elif fault.stage is FaultStage.BETWEEN and worker.has_session and not worker.between:
             self._orders.add_answer(AnswerScale(False, say.nothing_between()))
-        elif self._plan.add(fault):
+        elif self._plan.add(fault, now):
             self._orders.arm(worker, fault)
 
     def _say_where_it_resumes(self, now: Instant) -> None:

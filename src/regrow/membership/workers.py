@@ -206,6 +206,8 @@ class Workers:
         if worker.stage not in (Stage.MEMBER, Stage.FINISHED):
             return
         self._pace.committed(event, now)
+        for told in self._plan.unstruck(event.step, now):
+            self._orders.note(told, now)
         worker.committed = event.step
         worker.state_at = max(worker.state_at, StepNo(event.step + 1))
         self._job.step = max(self._job.step, worker.state_at)

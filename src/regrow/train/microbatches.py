@@ -93,6 +93,8 @@ class MicroBatches:
         self._step: StepInProgress | None = None
         self._open: MicroBatch | None = None
         self._begun = self._complete = False
+        self.backward, self.all = "micro.backward(loss)", "step.microbatches"
+        """What the script writes, for people: an adapter has other names for it."""
         self._weights: dict[int, int] = {}
         self._logged: dict[int, dict[str, torch.Tensor | float]] = {}
 
@@ -119,7 +121,7 @@ class MicroBatches:
         if self._step is None or self._begun:
             raise UsageError(
                 "the micro-batches of a step were asked for " + ("twice" if self._begun else "outside its body"),
-                hint="write `for micro in step.microbatches:` once inside `with step`",
+                hint=f"write `for micro in {self.all}:` once inside `with step`",
             )
         self._begun = True
         gradients, last = self._dealer.gradients, self.share.stop - 1
@@ -140,13 +142,13 @@ class MicroBatches:
         if not self._complete:
             raise UsageError(
                 f"step {self._number} updates after {len(self._weights)} of its {len(self)} micro-batches here",
-                hint="go through all of step.microbatches before optimizer.step()",
+                hint=f"go through all of {self.all} before optimizer.step()",
             )
 
     def _check_done(self, micro: MicroBatch) -> None:
         if not micro.done:
             raise UsageError(
-                f"micro-batch {micro.index} of step {self._number} was left without micro.backward(loss)",
+                f"micro-batch {micro.index} of step {self._number} was left without {self.backward}",
                 hint="call it once for each, instead of loss.backward()",
             )
 
@@ -173,7 +175,7 @@ class MicroBatches:
         if micro.done or micro is not self._open or self._step is None:
             raise UsageError(
                 f"micro-batch {micro.index} of step {self._number} had its backward already, or is not the present one",
-                hint="call micro.backward(loss) once, before the next micro-batch is asked for",
+                hint=f"call {self.backward} once, before the next micro-batch is asked for",
             )
         if loss.numel() != 1:
             raise UsageError(f"the loss is a tensor of shape {tuple(loss.shape)}", hint="give the mean, a scalar")
