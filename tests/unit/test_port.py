@@ -152,14 +152,86 @@ def test_fsdp2_is_known_and_its_model_is_the_optimizers() -> None:
             "from lightning.pytorch import LightningModule\nfrom regrow.adapters.lightning import Trainer\n",
         ),
         ("from pytorch_lightning import Trainer\n", "from regrow.adapters.lightning import Trainer\n"),
-        ("from accelerate import Accelerator\n", "from regrow.adapters.accelerate import Accelerator\n"),
+        (
+            "import lightning as L\nmodel = Net()\nL.Trainer().fit(model)\n",
+            "import lightning as L\nimport regrow.adapters.lightning as regrow_lightning\nmodel = Net()\nregrow_",
+        ),
+        (
+            "import transformers\ntransformers.Trainer(m, transformers.TrainingArguments()).train()\n",
+            "import transformers\nimport regrow.adapters.transformers as regrow_transformers\n"
+            "regrow_transformers.Trainer(m, regrow_transformers.TrainingArguments()).train()\n",
+        ),
+        (
+            "import transformers\n\nclass Mine(transformers.Trainer):\n    pass\n",
+            "import transformers\nimport regrow.adapters.transformers as regrow_transformers\n\nclass Mine(regrow_tr",
+        ),
+        (
+            "from transformers.trainer import Trainer\n\nclass Mine(Trainer):\n    pass\n",
+            "from regrow.adapters.transformers import Trainer\n\nclass Mine(Trainer):\n",
+        ),
+        (
+            "try:\n    from trl.trainer.sft_trainer import SFTTrainer\nexcept ImportError:\n    SFTTrainer = None\n",
+            "try:\n    from regrow.adapters.trl import SFTTrainer\nexcept",
+        ),
+        (
+            "from transformers import TrainingArguments\nfrom trl import SFTTrainer\nSFTTrainer(TrainingArguments())\n",
+            "from regrow.adapters.transformers import TrainingArguments\nfrom regrow.adapters.trl import SFTTrainer\n",
+        ),
+        (
+            "from transformers import TrainingArguments\nfrom mine import MyTrainer\nMyTrainer(TrainingArguments())\n",
+            "from regrow.adapters.transformers import TrainingArguments\nfrom mine import MyTrainer\n"
+            "from regrow.adapters.transformers import recoverable\nrecoverable(MyTrainer)(TrainingArguments())\n",
+        ),
+        (
+            "from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer(m).train()\n",
+            "from trl import GRPOConfig, GRPOTrainer\nfrom regrow.adapters.transformers import recoverable\nreco",
+        ),
     ],
 )
 def test_a_frameworks_trainer_needs_another_import(text: str, line: str) -> None:
     made = of(text)
     assert made.text.startswith(line)
     assert made.then == 3
-    assert ("by hand" in "".join(made.says)) == ("accelerate" in text)
+    assert "what it imports changes" in made.says
+
+
+ACCELERATE = (
+    "from accelerate import Accelerator\n\naccelerator = Accelerator()\n"
+    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+)
+EPOCHS = (
+    "for epoch in range(1, epochs + 1):\n    model.train()\n    for step, batch in enumerate(loader):\n"
+    "        accelerator.backward(model(**batch).loss)\n        optimizer.step()\n"
+    "    evaluate()\n    print(epoch)\n"
+)
+
+
+def test_accelerates_bodies_keep_their_place() -> None:
+    made = of(ACCELERATE + EPOCHS)
+    assert (made.today, made.then) == (1, 3)
+    assert "what it imports changes and the heads of its two loops" in made.says
+    assert made.text == ACCELERATE.replace("accelerate import", "regrow.adapters.accelerate import") + (
+        "for step in accelerator.steps(loader, epochs=epochs):\n    model.train()\n    with step as batch:\n"
+        "        accelerator.backward(model(**batch).loss)\n        optimizer.step()\n"
+        "    if not accelerator.ends_epoch(step):\n        continue\n"
+        "    evaluate()\n    print((accelerator.epoch + 1))\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Accelerator()", "Accelerator(gradient_accumulation_steps=4)"),
+        ("    model.train()\n", "    model.train()\n    total = 0\n"),
+        ("        optimizer.step()\n", "        optimizer.step()\n        if step > 9: break\n"),
+        ("enumerate(loader)", "skip_first(loader)"),
+    ],
+    ids=["accumulates", "more before", "left", "no loader"],
+)
+def test_an_accelerate_loop_that_has_more_in_it_is_changed_by_hand(before: str, after: str) -> None:
+    made = of((ACCELERATE + EPOCHS).replace(before, after))
+    assert (made.today, made.then, made.diff) == (1, 1, "")
+    assert any("by hand" in each for each in made.says)
 
 
 def test_what_cannot_be_changed_by_a_diff_is_told_with_what_to_write() -> None:
@@ -168,12 +240,8 @@ def test_what_cannot_be_changed_by_a_diff_is_told_with_what_to_write() -> None:
         (HEAD + SETUP + accumulated, "line 12: gradients are accumulated over several batches"),
         (HEAD + SETUP + STEP.replace("x, y in loader", "it in range(9)"), "line 8: its batches come from no loader"),
         (HEAD + SETUP + STEP.replace("for x, y in loader", "while True"), "line 8: a `while` loop"),
-        (
-            "import lightning as L\nL.Trainer().fit(model)\n",
-            "import its classes by name, from regrow.adapters.lightning",
-        ),
         ("import lightning as L\nL.Fabric().launch()\n", "Fabric's loops are like plain ones"),
-        ("import transformers\ntransformers.Trainer(model).train()\n", "import its classes by name"),
+        ("from accelerate import Accelerator\n", "its import changes to regrow.adapters.accelerate"),
     ]:
         made = of(text)
         assert (made.today, made.then, made.diff) == (1, 1, ""), text

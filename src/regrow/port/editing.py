@@ -9,14 +9,6 @@ from dataclasses import dataclass
 
 from regrow.port.reading import COLLECTIVES, Function, OwnLoop, ScriptText, called, is_update, own
 
-_ADAPTERS = {
-    "transformers": frozenset({"Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments"}),
-    "trl": frozenset({"SFTTrainer", "SFTConfig", "DPOTrainer", "DPOConfig"}),
-    "accelerate": frozenset({"Accelerator"}),
-    "lightning": frozenset({"Trainer"}),
-}
-_HOMES = {"lightning.pytorch": "lightning", "pytorch_lightning": "lightning"}
-"""Modules that have what an adapter of another name has."""
 _INDENT = "    "
 
 
@@ -70,24 +62,6 @@ class Lines:
         return "".join("".join(self._before.get(number, ())) + line for number, line in numbered)
 
 
-def adapted(script: ScriptText) -> str:
-    """The text with what a framework's adapter has imported from there."""
-    lines = Lines(script.text)
-    package, names = script.framework, _ADAPTERS[script.framework]
-    for node in script.tree.body:
-        if not isinstance(node, ast.ImportFrom) or _HOMES.get(node.module or "", node.module) != package:
-            continue
-        theirs = [each for each in node.names if each.name in names]
-        others = [each for each in node.names if each.name not in names]
-        if not theirs:
-            continue
-        lines.drop(node.lineno, node.end_lineno or node.lineno)
-        if others:
-            lines.insert(node.lineno, f"from {node.module} import {', '.join(map(ast.unparse, others))}")
-        lines.insert(node.lineno, f"from regrow.adapters.{package} import {', '.join(map(ast.unparse, theirs))}")
-    return lines.text()
-
-
 def looped(script: ScriptText, training: OwnLoop) -> str:
     """The text with its own loop as a loop of regrow's steps, and of epochs where it has these."""
     lines, loop = Lines(script.text), training.steps
@@ -97,10 +71,10 @@ def looped(script: ScriptText, training: OwnLoop) -> str:
     session = _start(lines, script, training)
     loader, bare = _loader_of(training), training.call
     if training.epochs is not None:
-        count = _count(training.epochs)
-        _replace(lines, training.epochs.iter, f"{session}.epochs({loader}, {count})")
+        count = count_of(training.epochs)
+        replace(lines, training.epochs.iter, f"{session}.epochs({loader}, {count})")
         for first, last in _uses(training):
-            _rename(lines, first, last, names, bare)
+            rename(lines, first, last, names, bare=bare)
         for node in training.epochs.body:
             if isinstance(node, ast.Expr) and called(node.value) == "set_epoch":
                 lines.drop(node.lineno, _last(node))  # regrow does so itself
@@ -137,7 +111,7 @@ def _parameter(training: OwnLoop, variable: str) -> str:
 def _loader_of(training: OwnLoop) -> str:
     """The loader, as it is called around the loop of epochs."""
     loop = training.steps
-    inner = ast.unparse(_through(loop.iter)[0]) if isinstance(loop, ast.For) else ""
+    inner = ast.unparse(through(loop.iter)[0]) if isinstance(loop, ast.For) else ""
     if training.call is None or not isinstance(training.inside, ast.FunctionDef):
         return inner
     parameters = [each.arg for each in training.inside.args.args]
@@ -146,7 +120,7 @@ def _loader_of(training: OwnLoop) -> str:
     return given.get(inner, inner)
 
 
-def _through(given: ast.expr) -> tuple[ast.expr, bool]:
+def through(given: ast.expr) -> tuple[ast.expr, bool]:
     """What a loop goes through, under `enumerate` and a progress bar; whether it counts."""
     counts = False
     while isinstance(given, ast.Call) and given.args and called(given) in ("enumerate", "tqdm", "track"):
@@ -155,7 +129,7 @@ def _through(given: ast.expr) -> tuple[ast.expr, bool]:
     return given, counts
 
 
-def _count(epochs: ast.For) -> str:
+def count_of(epochs: ast.For) -> str:
     """How many epochs there are in all."""
     arguments = epochs.iter.args if isinstance(epochs.iter, ast.Call) else []
     if called(epochs.iter) != "range" or not arguments:
@@ -174,9 +148,9 @@ def _uses(training: OwnLoop) -> list[tuple[int, int]]:
     return [] if loop is None else [(loop.body[0].lineno, _last(loop))]
 
 
-def _rename(lines: Lines, first: int, last: int, names: Names, bare: ast.Call | None = None) -> None:
+def rename(lines: Lines, first: int, last: int, names: Names, number: str = "", bare: ast.Call | None = None) -> None:
     """The epoch's number in the place of its variable; in a call that gives it on, it stays itself."""
-    number = f"{names.epoch}.number"
+    number = number or f"{names.epoch}.number"
     text = f"({number} + {names.first})" if names.first else number
     spared = range(bare.lineno, (bare.end_lineno or bare.lineno) + 1) if bare is not None else range(0)
     whole = "".join(lines[at] for at in range(first, last + 1))
@@ -234,7 +208,7 @@ def _functions(tree: ast.Module) -> list[Function]:
 
 def _steps(lines: Lines, training: OwnLoop, loop: ast.For, names: Names, loader: str) -> None:
     """The loop over batches as one over steps, with the body up to its last update inside the step."""
-    _, counts = _through(loop.iter)
+    _, counts = through(loop.iter)
     target = loop.target
     index = ""
     if counts and isinstance(target, ast.Tuple) and len(target.elts) == 2:
@@ -251,7 +225,7 @@ def _steps(lines: Lines, training: OwnLoop, loop: ast.For, names: Names, loader:
     deeper = pad + _INDENT
     if names.passed and training.inside is not training.around:
         shown = Names(names.passed, names.first)
-        _rename(lines, loop.body[0].lineno, _last(loop), shown)
+        rename(lines, loop.body[0].lineno, _last(loop), shown)
     texts = _texts(lines, _top(inside[0], lines), _last(loop))
     first, last = _top(inside[0], lines), _last(loop)
     lines.indent(first, last, texts)
@@ -307,7 +281,7 @@ def _last(node: ast.stmt) -> int:
     return node.end_lineno or node.lineno
 
 
-def _replace(lines: Lines, node: ast.expr, text: str) -> None:
+def replace(lines: Lines, node: ast.expr, text: str) -> None:
     """Another expression in the place of one that stands on one line."""
     line = lines[node.lineno].encode()
     lines[node.lineno] = (line[: node.col_offset] + text.encode() + line[node.end_col_offset :]).decode()

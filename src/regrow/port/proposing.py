@@ -4,14 +4,17 @@ import ast
 import difflib
 from dataclasses import dataclass, field
 
-from regrow.port.editing import adapted, looped
+from regrow.port.adapting import accelerated, adapted, untried
+from regrow.port.editing import looped
 from regrow.port.habits import habits
 from regrow.port.reading import ScriptText, read, updates_somewhere, uses_regrow
 
 _TRY = "then: regrow try --nproc-per-node 2 {name}, which kills each rank in each phase and compares"
-_DOCS = {
-    "accelerate": "its loop becomes `for step in accelerator.steps(loader, until=updates)`, by hand: docs/adopt.md",
-}
+_BY_HAND = (
+    "its import changes to regrow.adapters.accelerate, and its two loops become one of steps, `for step in "
+    "accelerator.steps(loader, epochs=n)`, by hand, since it accumulates gradients or has more in its loop of epochs: "
+    "docs/adopt.md"
+)
 _FABRIC = "Fabric's loops are like plain ones: session.epochs, docs/epochs.md"
 
 
@@ -65,15 +68,9 @@ def _verdict(script: ScriptText, name: str) -> Proposal:
     whose = {"transformers": "Hugging Face's Trainer", "trl": "a trainer of TRL", "accelerate": "Accelerate"}
     if script.framework:
         says = [f"{name}: {whose.get(script.framework, 'a trainer of Lightning')}", _today(name)]
-        if script.framework in _DOCS:
-            says.append(_DOCS[script.framework])
         if script.framework == "lightning" and "Trainer" not in script.text:
             return Proposal(1, 1, [*says, _FABRIC])
-        text = adapted(script)
-        if text == script.text:
-            says.append(f"import its classes by name, from regrow.adapters.{script.framework}: docs/adopt.md")
-            return Proposal(1, 1, says)
-        return Proposal(1, 3, says, text=text)
+        return _framework(script, name, says)
     if script.training is None and updates_somewhere(script.tree):
         by_hand = "its optimizer steps in no loop that could be seen (a method of a class?): docs/epochs.md, by hand"
         return Proposal(1, 1, [f"{name}: {by_hand}", _today(name)])
@@ -82,6 +79,25 @@ def _verdict(script: ScriptText, name: str) -> Proposal:
             0, 0, [f"{name} trains nothing that can be seen: no optimizer steps in a loop, no trainer is used"]
         )
     return _own_loop(script, name)
+
+
+def _framework(script: ScriptText, name: str, says: list[str]) -> Proposal:
+    """Another import; of Accelerate another head of its loops too."""
+    source = script
+    if script.framework == "accelerate":
+        looped_text = accelerated(script, script.training) if script.training is not None else ""
+        if not looped_text:
+            return Proposal(1, 1, [*says, _BY_HAND])
+        source = read(looped_text, name)
+    text = adapted(source)
+    if text == script.text:
+        says.append(f"import its classes by name, from regrow.adapters.{script.framework}: docs/adopt.md")
+        return Proposal(1, 1, says)
+    heads = " and the heads of its two loops" if script.framework == "accelerate" else ""
+    says.append(f"what it imports changes{heads}")
+    for kind in untried(script):
+        says.append(f"{kind} is made recoverable as a subclass of a known trainer, which regrow try has to confirm")
+    return Proposal(1, 3, says, text=text)
 
 
 def _own_loop(script: ScriptText, name: str) -> Proposal:

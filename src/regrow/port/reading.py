@@ -109,7 +109,11 @@ def _framework(tree: ast.Module) -> str:
         trains = FRAMEWORKS.get(package, frozenset())
         if name in trains or (not name and trains and _has_attribute(tree, trains)):
             return "lightning" if package == "pytorch_lightning" else package
-    return ""
+        if package == "trl" and name.endswith("Trainer"):
+            return package
+    arguments = any(name.endswith("TrainingArguments") for _, name in imported(tree))
+    trainer = any(called(node).endswith("Trainer") for node in ast.walk(tree))
+    return "transformers" if arguments and trainer else ""
 
 
 def _has_attribute(tree: ast.Module, names: frozenset[str]) -> bool:
