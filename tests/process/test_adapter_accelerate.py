@@ -48,6 +48,7 @@ def test_rank_0_and_others_die_in_steps_and_in_an_evaluation(
     assert_equal(outcome, undisturbed, faults=len(faults))
 
 
+@pytest.mark.full
 def test_a_script_that_keeps_its_bodies_as_they_were_goes_through_kills(here: Site) -> None:
     """A step of one batch, and a plain evaluation behind an epoch, by a loader that was prepared with the others."""
     one = ("--one-batch",)

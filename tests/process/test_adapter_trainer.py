@@ -82,6 +82,7 @@ def test_ranks_that_die_in_a_step_and_in_an_evaluation(here: Site, undisturbed: 
     assert_heard_once(trained, lost={0, 1})
 
 
+@pytest.mark.full
 def test_ranks_that_die_behind_the_training(here: Site) -> None:
     """As public scripts do: `train`, then `evaluate`, `predict` and `save_model`."""
     calm = run(here, "calm-after", extra=("--after", "")).outcome

@@ -1,7 +1,8 @@
 """What a script does behind its loop goes through the death of any rank, and comes to what it would have come to."""
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.process.launching import Site, site
@@ -123,40 +124,47 @@ def run(here: Site, name: str, how: str, *kills: str, flags: tuple[str, ...] = (
 
 
 @pytest.fixture(scope="module")
-def calm(here: Site) -> dict[str, list[object]]:
-    found = {}
-    for how in ("steps", "epochs", "broken", "guarded", "left"):
-        code, output, found[how] = run(here, f"calm-{how}", how)
+def calm(here: Site) -> Callable[[str], list[object]]:
+    """What the undisturbed run has left, run when it is asked for first."""
+
+    @functools.cache
+    def of(how: str) -> list[object]:
+        code, output, found = run(here, f"calm-{how}", how)
         assert code == 0, output
-        assert len(found[how]) == WORLD + 1
-    return found
+        assert len(found) == WORLD + 1
+        return found
+
+    return of
+
+
+FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize(
     ("how", "kills"),
     [
-        ("steps", ["0@first before", "1@first after"]),
-        ("steps", ["2@between", "0@alone"]),
+        pytest.param("steps", ["0@first before", "1@first after"], marks=FULL),
+        pytest.param("steps", ["2@between", "0@alone"], marks=FULL),
         ("steps", ["1@last before", "0@save"]),
-        ("steps", ["0@last after", "0@end", "2@end"]),
-        ("epochs", ["1@first before", "0@last before"]),
-        ("epochs", ["0@epoch before", "2@between", "0@save"]),
+        pytest.param("steps", ["0@last after", "0@end", "2@end"], marks=FULL),
+        pytest.param("epochs", ["1@first before", "0@last before"], marks=FULL),
+        pytest.param("epochs", ["0@epoch before", "2@between", "0@save"], marks=FULL),
         ("epochs", ["1@behind", "0@alone"]),
-        ("broken", ["0@behind", "1@first before", "0@last after"]),
-        ("broken", ["1@between", "0@save", "2@end"]),
-        ("guarded", ["0@first before", "1@end"]),
-        ("left", ["0@first before", "1@leaving", "0@leaving"]),
+        pytest.param("broken", ["0@behind", "1@first before", "0@last after"], marks=FULL),
+        pytest.param("broken", ["1@between", "0@save", "2@end"], marks=FULL),
+        pytest.param("guarded", ["0@first before", "1@end"], marks=FULL),
+        pytest.param("left", ["0@first before", "1@leaving", "0@leaving"], marks=FULL),
     ],
 )
 def test_what_stands_behind_the_loop_goes_through_kills(
-    here: Site, calm: dict[str, list[object]], how: str, kills: list[str]
+    here: Site, calm: Callable[[str], list[object]], how: str, kills: list[str]
 ) -> None:
     name = f"{how}-" + "-".join(kills).replace(" ", "").replace("@", "")
     code, output, found = run(here, name, how, *kills)
     assert code == 0, output
     for kill in kills:
         assert (here.folder / f"{name}.{kill.replace('@', '.')}").exists(), f"{kill} did not happen"
-    assert found == calm[how]
+    assert found == calm(how)
 
 
 def test_an_error_behind_the_loop_ends_the_job_and_is_told_first_and_whole(here: Site) -> None:
@@ -167,18 +175,21 @@ def test_an_error_behind_the_loop_ends_the_job_and_is_told_first_and_whole(here:
     assert "incident" not in output, "an error of the script's own is no fault"
 
 
+@pytest.mark.full
 def test_an_error_behind_the_loop_is_told_after_kills_there_too(here: Site) -> None:
     code, output, _ = run(here, "raises-killed", "raises", "1@first before", "0@end")
     assert code == 1
     assert "RuntimeError: what the script does last is wrong" in output
 
 
+@pytest.mark.full
 def test_a_script_that_ends_itself_with_a_code_ends_the_job(here: Site) -> None:
     code, output, _ = run(here, "exits", "exits")
     assert code == 1
     assert "rank 1 exited with code 3 in the code after its last step" in output
 
 
+@pytest.mark.full
 def test_nobody_waits_for_a_rank_whose_process_has_ended_well(here: Site) -> None:
     code, output, found = run(here, "gone", "gone")
     assert code == 0, output

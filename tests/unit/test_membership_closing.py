@@ -4,6 +4,7 @@ from tests.unit.membership_job import OOM, Job, form
 
 from regrow.core.ids import StepNo
 from regrow.core.messages import FenceWorker, HaltGeneration, ReleaseWorker, WorkerFailed, WorkerFinished, WorkerHalted
+from regrow.core.phase import Phase
 from regrow.core.records import IncidentClosed
 from regrow.membership.machine import EndJob
 from regrow.membership.states import Closing, Mending, Releasing
@@ -117,11 +118,21 @@ def test_the_word_to_go_on_is_repeated_and_who_has_come_to_the_end_is_not_kept_f
         if isinstance(job.machine.state, Closing):
             job.wait()
     assert isinstance(job.machine.state, Releasing)
-    assert [order.worker for order in released(job)] == [job.of(1)]
+    assert {order.worker for order in released(job)} == {job.of(0), job.of(1)}
     assert not job.all(FenceWorker), "one that takes its time is not ended"
     job.exited(job.of(1), 0)
-    job.exited(job.of(0))
-    assert job.end.code == 1
+    for _ in range(20):
+        if not job.all(EndJob):
+            job.wait()
+    assert job.end.code == 75, "one that stays for ever does not keep the job"
+
+
+def test_what_an_agent_repeats_of_the_last_step_is_not_the_scripts_end() -> None:
+    job = closing()
+    stepped(job, 0)
+    stepped(job, 1)
+    assert isinstance(job.machine.state, Closing)
+    assert not released(job)
 
 
 def test_where_nobody_has_the_last_state_any_more_the_job_ends_as_it_did() -> None:
@@ -144,3 +155,20 @@ def test_a_script_of_which_one_rank_does_not_go_on_is_let_go_at_once() -> None:
     job.finished(1, LAST)
     assert isinstance(job.machine.state, Releasing)
     assert len(released(job)) == 2
+
+
+def test_one_that_hangs_as_it_comes_in_is_replaced_though_the_others_have_finished() -> None:
+    job = closing(3)
+    job.exited(job.of(1))
+    halted(job, 0, inside=1)
+    halted(job, 2, inside=1)
+    job.ready(job.of(1))
+    stuck = job.of(1)
+    for rank in (0, 2):
+        job.resumed(rank)
+        job.finished(rank, LAST)
+    job.now += 400.0
+    sights = [job.sight(rank, LAST, seconds=400.0, phase=Phase.RECOVERING, stopped=rank == 1) for rank in job.ranks]
+    job.seen(*sights)
+    assert not job.all(EndJob)
+    assert job.last(FenceWorker).worker == stuck

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import regrow
+from regrow.adapters.accelerate import _named_as_here as named_as_here
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
 from regrow.data.order import order_of
@@ -204,6 +205,16 @@ def test_an_update_without_a_backward_is_refused() -> None:
         world.dealer.check_complete()
     world.run().leave()
     world.dealer.check_complete()
+
+
+def test_an_accelerators_are_called_what_its_script_calls_them() -> None:
+    world = World(net())
+    micros = named_as_here(world.enter())
+    assert repr([micros.backward, micros.all]) == "['accelerator.backward(loss)', 'accelerator.batches(micros)']"
+    for _ in micros:
+        break
+    with pytest.raises(UsageError, match=r"was left without accelerator\.backward\(loss\)"):
+        world.dealer.check_complete()
 
 
 def test_micro_batches_are_gone_through_once() -> None:

@@ -155,6 +155,8 @@ class Workers:
                 self._joined(worker, now)
             case WorkerCommitted():
                 self._worker_committed(worker, event, now)
+            case WorkerFinished() if event.goes_on and self._job.past_last_step:
+                pass  # it was told to go on since; agents repeat what may not have been heard
             case WorkerFinished() if worker.stage in (Stage.JOINING, Stage.MEMBER):
                 worker.state_at, worker.goes_on = event.state_at, event.goes_on
                 self._job.step = max(self._job.step, event.state_at)

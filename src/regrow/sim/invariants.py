@@ -167,7 +167,7 @@ class Invariants:
                         require(not slow, f"{command.worker} is only slow, and is not ended for it")
                 case HaltGeneration():
                     require(self._tables.get(command.worker) == command.generation, "who is halted was in it")
-                case ReleaseWorker():
+                case ReleaseWorker(goes_on=False):
                     self._let_go(command.worker, machine)
                 case FormGeneration() if command is forms[0]:
                     self._formation(forms)

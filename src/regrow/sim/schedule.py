@@ -25,6 +25,8 @@ BROKEN = "BROKEN: "
 _PREFIX = "schedule:"
 _AFTER_THE_LOOP = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "reclaimed"}
 """What the script does after its last step is not run again; nor is it where all of a node's time was used up."""
+_MENDED_THERE = {"kill after"}
+"""But for those, where the script goes on behind its loop."""
 
 
 class Promised(StrEnum):
@@ -98,7 +100,8 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         """How it has not come as it had to; empty: it has."""
         if end.code not in (0, 1, 75):
             return f"it ended with the code {end.code}"
-        if self.promise is Promised.THE_LAST_STEP and not world.bad_moments & _AFTER_THE_LOOP:
+        excused = _AFTER_THE_LOOP - (_MENDED_THERE if self.script.goes_on else set())
+        if self.promise is Promised.THE_LAST_STEP and not world.bad_moments & excused:
             if end.code != 0 or end.diagnosis:
                 return f"the job did not come to its last step: {end.diagnosis} (code {end.code})"
             return "" if _finished(world, self.script) else "it ended, and not all ranks have done the last step"

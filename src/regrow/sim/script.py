@@ -61,5 +61,7 @@ class SimScript(msgspec.Struct, frozen=True):
     """The rank whose body raises the same error whenever it runs this step."""
     parts: int = 0
     """Into how many parts the state is divided: rank r has part r % parts, and steps are voted for. 0: not divided."""
+    goes_on: bool = False
+    """Whether what it does after its loop is mended too."""
     leaves: tuple[Rank, StepNo] | None = None
     """The rank that leaves its loop at this step, whatever the others do."""

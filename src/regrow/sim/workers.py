@@ -68,6 +68,7 @@ class SimWorker:
         self._halt_at: StepNo | None = None
         self._announced = Generation(0)
         self.holding = ""
+        self._over = False
         self._armed = {spec.fault: spec for spec in spawn.faults}
 
     @property
@@ -84,8 +85,6 @@ class SimWorker:
     def active(self) -> bool:
         """Whether it acts in its generation, as far as it knows."""
         return self.alive and self.group is not None and self.doing is not Doing.HALTED
-
-    # --- what happens to it ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """The process exists."""
@@ -120,10 +119,12 @@ class SimWorker:
                 self._give_up(order)
             case HaltGeneration(at=int() as at) if order.generation == self.generation > self._halted_in:
                 self._plan_halt(order.generation, at)
-            case ReleaseWorker() if self.doing in (Doing.FINISHED, Doing.HALTED):
+            case ReleaseWorker(goes_on=True) if self.doing is Doing.FINISHED and not self._over:
+                self._go_on()
+            case ReleaseWorker(goes_on=False) if self.doing in (Doing.FINISHED, Doing.HALTED):
                 self._leave_group(reset=False)
-                self._enter(Doing.AFTER)
-                self.later(self._around.jitter(self._around.script.after), "end", 0)
+                self._enter(Doing.FINISHED if self._over else Doing.AFTER)
+                self.later(self._around.jitter(0.01 if self._over else self._around.script.after), "end", 0)
             case ArmFault():
                 self._armed[order.fault.fault] = order.fault
             case _:
@@ -181,8 +182,6 @@ class SimWorker:
 
         self._around.after(delay, act)
 
-    # --- building ----------------------------------------------------------------------------------------------
-
     def _build(self) -> None:
         self._enter(Doing.BUILDING)
         self.later(self._around.jitter(self._around.script.build), "built")
@@ -209,11 +208,10 @@ class SimWorker:
         self._around.say(self, WorkerFailed(self.worker, error, self.state))
         self.end(1)
 
-    # --- generations -------------------------------------------------------------------------------------------
-
     def _take_place(self, form: FormGeneration) -> None:
         self._leave_group(reset=False)
         self._form, self._halt, self._halt_at = form, None, None
+        self._over = self._over or form.over
         self.generation, self.rank, self.seated = form.generation, form.rank, True
         self.ready = self.ready and form.step > self.state
         self._armed.update({spec.fault: spec for spec in form.faults})
@@ -293,14 +291,11 @@ class SimWorker:
         self._wait(Doing.HALTED)
         self._around.say(self, WorkerHalted(self.worker, halt.generation, self.state, self.ready))
 
-    # --- steps -------------------------------------------------------------------------------------------------
-
     def _begin(self) -> None:
         script = self._around.script
         leaves = script.leaves is not None and (self.rank, self.state) == script.leaves
         if leaves or self.state >= script.until:
-            self._wait(Doing.FINISHED)
-            self._around.say(self, WorkerFinished(self.worker, self.generation, self.state))
+            self._go_on() if self._over else self._finish(goes_on=script.goes_on)
             return
         if self._halt_at is not None and self.state >= self._halt_at:
             self._wait(Doing.HALTED)  # The groups stay as they are: others may be about to use them.
@@ -311,6 +306,15 @@ class SimWorker:
         due = [spec for spec in self._armed.values() if spec.step is None or spec.step == self.state]
         if due:
             self._strike(due[0])
+
+    def _go_on(self) -> None:
+        self._over = True
+        self._enter(Doing.AFTER)
+        self.later(self._around.jitter(self._around.script.after), "_finish")
+
+    def _finish(self, *, goes_on: bool = False) -> None:
+        self._wait(Doing.FINISHED)
+        self._around.say(self, WorkerFinished(self.worker, self.generation, self.state, goes_on))
 
     def _strike(self, spec: FaultSpec) -> None:
         del self._armed[spec.fault]
@@ -366,8 +370,6 @@ class SimWorker:
             self.halted()
         else:
             self._begin()
-
-    # --- small things ------------------------------------------------------------------------------------------
 
     def _enter(self, doing: Doing) -> None:
         self.doing, self.since = doing, self._around.now()

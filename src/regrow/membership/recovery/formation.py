@@ -164,5 +164,6 @@ class Generations:
         if self._size.wanted != self._job.replicas:
             self._orders.note(say.change_too_late(self._job.replicas, self._size.wanted, self._size.wanted_by), now)
         self._orders.release(Stage.FINISHED, now)
+        self._orders.release(Stage.MEMBER, now)  # who is behind its loop still, and is not mended any more
         for worker in [*self._roster.standbys(), *self._roster.candidates.values()]:
             self._orders.fence(worker, "the job has run its last step", now)

@@ -131,7 +131,7 @@ class Standstills:
     def _left_alone(self, step: StepNo, now: Instant) -> bool:
         """Whether somebody has left its loop while the others wait in a step for all: then that ends the job."""
         left = [worker for worker in self._roster.seated(Stage.FINISHED) if worker.state_at <= step]
-        if not left:
+        if not left or self._job.past_last_step:
             return False
         rank = left[0].rank if left[0].rank is not None else Rank(-1)
         self._job.end(SCRIPT_ERROR, say.left_alone(rank, left[0].state_at, step), now)

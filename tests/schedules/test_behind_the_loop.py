@@ -1,0 +1,40 @@
+"""What stands behind the loop is mended under any order, loss and repetition of events, and ends."""
+
+import random
+
+import msgspec
+import pytest
+from tests.schedules.test_membership_schedules import soak
+
+from regrow.sim.draws import draw
+from regrow.sim.faults import SimFault
+from regrow.sim.schedule import SimSchedule
+from regrow.sim.script import Doing
+
+
+def drawn(number: int) -> SimSchedule:
+    """A schedule whose script goes on behind its loop, and which is struck there too."""
+    rng, plain = random.Random(f"behind the loop {number}"), draw(number)
+    strikes = [
+        SimFault(
+            rng.choice(("kill", "kill", "node", "defect", "late defect")),
+            doing=rng.choice((Doing.AFTER, Doing.AFTER, Doing.FINISHED)),
+            nth=rng.randint(1, 5),
+            after=rng.choice((0.0, 0.01, 0.1)),
+            back=rng.choice((0.0, 1.0, 20.0)),
+        )
+        for _ in range(rng.randint(0, 2))
+    ]
+    script = msgspec.structs.replace(plain.script, goes_on=True, after=rng.choice((0.0, 0.3, 3.0)))
+    return msgspec.structs.replace(plain, script=script, strikes=[*plain.strikes, *strikes])
+
+
+def test_kills_behind_the_loop_do_not_keep_a_job_from_its_end() -> None:
+    for number in range(200):
+        drawn(number).run()
+
+
+@pytest.mark.soak
+def test_many_more_of_them() -> None:
+    for number in range(200, 200 + 10 * soak()):
+        drawn(number).run()
