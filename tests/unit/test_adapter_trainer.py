@@ -164,7 +164,7 @@ def test_what_it_can_have_is_not_refused() -> None:
 class Session:
     """As far as an Accelerator asks it."""
 
-    world_size = 2
+    world_size, rank, seed = 2, 0, 0
 
     def protect(self, *_: Any) -> None:
         """Nothing."""
@@ -172,23 +172,34 @@ class Session:
     def keep_world(self, _: str) -> None:
         """Nothing."""
 
-    def steps(self, loader: Any, *, until: int, microbatches: int) -> list[tuple[int, int]]:
-        return [(until, microbatches)]
+    def steps(self, loader: Any, *, until: int, microbatches: int = 0) -> list[SimpleNamespace]:
+        return [SimpleNamespace(asked=(until, microbatches), number=5, committed=True)]
 
 
-def accelerator(monkeypatch: pytest.MonkeyPatch) -> Any:
+def accelerator(monkeypatch: pytest.MonkeyPatch, *, accumulates: int = 2) -> Any:
     made: Any = object.__new__(RecoverableAccelerator)
-    made.scaler, made.session, made._accumulates, made._protected = None, Session(), 2, []
+    made.scaler, made.session, made._accumulates, made._protected = None, Session(), accumulates, []
     monkeypatch.setattr(RecoverableAccelerator, "_tell_place", lambda _: None)
     return made
+
+
+def test_a_step_of_one_batch_has_no_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = DataLoader(range(50), batch_size=4)  # type: ignore[arg-type]
+    made = accelerator(monkeypatch, accumulates=1)
+    (step,) = made.steps(loader, epochs=3)
+    assert step.asked == (21, 0)
+    assert list(made.batches("a batch")) == ["a batch"]
 
 
 def test_a_training_of_accelerate_ends_after_so_many_updates_or_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     loader: Any = DataLoader(range(50), batch_size=4)  # type: ignore[arg-type]
     made = accelerator(monkeypatch)
-    assert list(made.steps(loader, until=9)) == [(9, 4)]
-    assert list(made.steps(loader, epochs=3)) == [(12, 4)]
-    assert [made.ends_epoch(SimpleNamespace(number=number)) for number in (2, 3, 7, 8)] == [False, True, True, False]
+    assert [step.asked for step in made.steps(loader, until=9)] == [(9, 4)]
+    assert [step.asked for step in made.steps(loader, epochs=3)] == [(12, 4)]
+    assert made.epoch == 1
+    ends = [made.ends_epoch(SimpleNamespace(number=number, committed=True)) for number in (2, 3, 7, 8)]
+    assert ends == [False, True, True, False]
+    assert not made.ends_epoch(SimpleNamespace(number=3, committed=False)), "it must run again"
     for missing in (made.steps(loader), made.steps(lambda step: step, epochs=3)):
         with pytest.raises(UsageError, match="give until=, or epochs="):
             next(missing)
