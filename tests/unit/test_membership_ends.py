@@ -80,6 +80,9 @@ def test_a_worker_that_stays_long_after_all_others_have_gone_ends_the_job() -> N
     job.exited(job.of(0), 0)
     for _ in range(5):
         job.wait()
+    job.tell(TimeAdvanced(), after=80_000.0)
+    assert not job.all(EndJob), "it may export its model, as under torchrun"
+    job.tell(TimeAdvanced(), after=7_000.0)
     assert job.end.code == 75
     assert "rank 1" in job.end.diagnosis
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from regrow.core.ids import Instant
+from regrow.core.ids import Instant, Seconds
 from regrow.core.job import JobSpec
 from regrow.membership.roster import BUILDING, Roster, Stage, WorkerRecord
 from regrow.membership.states import (
@@ -17,6 +17,9 @@ from regrow.membership.states import (
     Training,
     Waiting,
 )
+
+LAST_ACTS_S: Seconds = 86400.0
+"""A rank that exports or uploads when all others have ended is waited for so long; one that never ends, no longer."""
 
 
 def earliest(state: State, roster: Roster, facts: JobSpec) -> Instant | None:
@@ -47,8 +50,7 @@ def late(state: State, roster: Roster, facts: JobSpec, now: Instant) -> list[Wor
             ]
         case Releasing():
             gone = roster.newest(Stage.GONE)
-            over = gone is not None and now >= gone.since + facts.build_deadline
-            return list(roster.seated(Stage.RELEASED)) if over else []
+            return list(roster.seated(Stage.RELEASED)) if gone is not None and now >= gone.since + LAST_ACTS_S else []
         case Mending():
             return [w for w in roster.seated(*BUILDING) if now >= w.since + facts.build_deadline]
         case _:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from regrow.core.ids import Generation, Instant, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import FaultSpec, Role
+from regrow.core.messages import FaultSpec, FaultStage, Role
+from regrow.membership import diagnosis as say
 from regrow.membership import scaling
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
 from regrow.membership.job_state import JobState
-from regrow.membership.orders import Orders
+from regrow.membership.orders import AnswerScale, Orders
 from regrow.membership.roster import Roster, Seat
 from regrow.membership.scaling import Change
 from regrow.membership.states import Ended, State
@@ -71,6 +72,17 @@ class Job:
         """Nothing more is decided."""
         self.goto(Ended(code))
         self.orders.end(code, diagnosis, now)
+
+    def fault_requested(self, fault: FaultSpec, now: Instant) -> None:
+        """`regrow kill`: it strikes when its rank comes to that stage, or is refused."""
+        name = self.roster.places.get(fault.rank)
+        worker = None if name is None else self.roster.workers[name]
+        if worker is None:
+            self.orders.note(f"no rank {fault.rank} to fail: the world has ranks 0 to {self.world - 1}", now)
+        elif fault.stage is FaultStage.BETWEEN and worker.has_session and not worker.between:
+            self.orders.add_answer(AnswerScale(False, say.nothing_between()))
+        elif self.plan.add(fault, now):
+            self.orders.arm(worker, fault)
 
     def spawn(self, seat: Seat, role: Role, now: Instant, *, grown: int | None = None) -> None:
         """Start a worker. `grown`: it is for a world of so many ranks that is to come."""

@@ -18,7 +18,6 @@ from regrow.core.messages import (
     Fact,
     FaultRequested,
     FaultSpec,
-    FaultStage,
     LogRulesNoted,
     NodeDraining,
     NodeExamined,
@@ -44,7 +43,7 @@ from regrow.membership.elastic.resize_boundary import ResizeBoundary
 from regrow.membership.incident import Incident
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.nodes import Nodes
-from regrow.membership.orders import AnswerScale, Command, EndJob
+from regrow.membership.orders import Command, EndJob
 from regrow.membership.pace import Pace
 from regrow.membership.recovery import proof_of_life, standbys
 from regrow.membership.recovery.auditing import Auditor
@@ -56,6 +55,7 @@ from regrow.membership.recovery.quarantine import Quarantine
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.recovery.standstill import Standstills
+from regrow.membership.recovery.stopping import Stopping
 from regrow.membership.recovery.stragglers import Stragglers
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 from regrow.membership.states import (
@@ -120,6 +120,7 @@ class Membership:
             job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._switch, pace
         )
         self._standstills = Standstills(job, ladder, self._mender)
+        self._stopping = Stopping(job, self._checkpoints, self._mender)
         self._stragglers = Stragglers(job, self._quarantine, self._resizing.drain_requested)
         self._succession = Succession(
             job, self._size, ladder, self._generations, self._standbys, self._nodes, self._workers, self._checkpoints
@@ -148,7 +149,7 @@ class Membership:
             case StopRequested():
                 self._stopping.requested(event, now)
             case FaultRequested():
-                self._fault_requested(event.fault, now)
+                self._job.fault_requested(event.fault, now)
             case ScaleRequested():
                 self._resizing.requested(event, now)
             case DrainRequested():
@@ -285,16 +286,6 @@ class Membership:
 
     # --- people, time ------------------------------------------------------------------------------------------
 
-    def _fault_requested(self, fault: FaultSpec, now: Instant) -> None:
-        name = self.roster.places.get(fault.rank)
-        worker = None if name is None else self.roster.workers[name]
-        if worker is None:
-            self._orders.note(f"no rank {fault.rank} to fail: the world has ranks 0 to {self._job.world - 1}", now)
-        elif fault.stage is FaultStage.BETWEEN and worker.has_session and not worker.between:
-            self._orders.add_answer(AnswerScale(False, say.nothing_between()))
-        elif self._plan.add(fault, now):
-            self._orders.arm(worker, fault)
-
     def _say_where_it_resumes(self, now: Instant) -> None:
         """The first workers stand where the checkpoint has put them, if they were to read one."""
         if self._job.resumes:
@@ -335,7 +326,7 @@ class Membership:
             case Closing(again_at=at) if now >= at:
                 self._generations.let_on(now)
             case Releasing() if late:
-                self._job.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, self.facts.build_deadline), now)
+                self._job.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, deadlines.LAST_ACTS_S), now)
             case Releasing(again_at=at) if now >= at:
                 self._job.goto(Releasing(now + self.facts.halt_deadline))
                 self._orders.release(Stage.RELEASED, now)

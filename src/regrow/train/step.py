@@ -1,7 +1,7 @@
 """One step as the script sees it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
