@@ -148,7 +148,7 @@ class Rank:
         found: dict[str, float] = {}
         given = self.dealer.batch(step, at, of)
         assert isinstance(given, MicroBatches)
-        given.enter(cast(Any, SimpleNamespace(rehearsal=rehearsal, log=found.update)))
+        given.enter(cast(Any, SimpleNamespace(rehearsal=rehearsal, log=found.update, hear=lambda numbers: None)))
         for micro in given:
             x, y = micro.batch
             loss = mse_loss(self.model(x), y)
