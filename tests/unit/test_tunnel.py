@@ -181,8 +181,8 @@ def test_who_shows_another_certificate_is_hung_up_on(listener: Listener, tmp_pat
     text = f"""
         from regrow.core.net import connect
         sock = connect({listener.endpoint!r}, 20)
-        sock.sendall(b"the token")
         try:
+            sock.sendall(b"the token")
             print(sock.recv(1))
         except ConnectionError:
             print(b"")
