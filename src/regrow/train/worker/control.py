@@ -148,16 +148,16 @@ class Control:
         self.link.send(HaltMissed(self.link.env.worker, generation, step, begun))
 
     def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
-        stands = self._standing
-        if stands:
-            self._stood = generation
-        name, inside = self.link.env.worker, self.inside
-        if ready:
-            inside = self.first_inside  # where it will be when it has rolled forward
-        halted = WorkerHalted(name, generation, state_at, ready, inside, self.verified, stands=stands)
-        if self.whole_body or state_at == NO_STATE:
-            halted = msgspec.structs.replace(halted, whole_body=self.whole_body, step=self.step)
-        self.link.send(halted)
+        with self._changed:  # else the script may say that it stands before this says that it does not yet
+            stands = self._standing
+            if stands:
+                self._stood = generation
+            inside = self.first_inside if ready else self.inside  # where it will be when it has rolled forward
+            name = self.link.env.worker
+            halted = WorkerHalted(name, generation, state_at, ready, inside, self.verified, stands=stands)
+            if self.whole_body or state_at == NO_STATE:
+                halted = msgspec.structs.replace(halted, whole_body=self.whole_body, step=self.step)
+            self.link.send(halted)
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
