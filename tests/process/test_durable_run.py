@@ -217,13 +217,15 @@ def test_a_sharded_world_resumes_from_its_parts(here: Site, mode: str) -> None:
     common = ("run", "--nproc-per-node", "4")
     whole = here.regrow(*common, "--job", "whole", *script, str(here.folder / "whole"))
     assert whole.returncode == 0, whole.stdout + whole.stderr
-    with here.start(*common, "--job", "first", *flags(here), *script, str(here.folder / "first")) as first:
+    slowly = (*script, str(here.folder / "first"), "--pace", "0.3")  # so steps are left when it is told to end
+    with here.start(*common, "--job", "first", *flags(here), *slowly) as first:
         first.wait_for("beside the training")
         first.signal(signal.SIGTERM)
         assert first.wait() == 75
     second = here.regrow(*common, "--job", "second", "--resume", *flags(here), *script, str(here.folder / "second"))
     assert second.returncode == 0, second.stdout + second.stderr
     left = 40 - saves(here, "first")[-1]
+    assert 0 < left < 40
     for rank in range(4):
         expected, ended = (json.loads((here.folder / f"{run}.{rank}.json").read_text()) for run in ("whole", "second"))
         assert ended["digest"] == expected["digest"]

@@ -77,7 +77,7 @@ def test_a_lost_node_costs_a_few_steps_and_no_disk(here: Site, undisturbed: Outc
 def test_a_lost_shard_with_a_durable_checkpoint_starts_again_from_it(here: Site, undisturbed: Outcome) -> None:
     """No copies are kept, so the last resort is used, and says which ranks' state is gone."""
     folder = here.folder / "durable.checkpoints"
-    flags = ("--checkpoint-dir", str(folder), "--checkpoint-every", "1s")
+    flags = ("--checkpoint-dir", str(folder), "--checkpoint-every", "1ms")  # 30 steps may take less than a second
     with start(here, "durable", *flags, hold="30:go") as job:
         job.wait_for("step 20\n")
         deadline = time.monotonic() + PATIENCE
