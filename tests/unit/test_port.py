@@ -218,15 +218,29 @@ def test_accelerates_bodies_keep_their_place() -> None:
     )
 
 
+def test_an_accelerate_loop_that_asks_for_the_batchs_number_before_its_update_asks_for_the_steps() -> None:
+    made = of(
+        (ACCELERATE + EPOCHS).replace(
+            "        optimizer", "        if (step + 1) % gathered == 0:\n            optimizer"
+        )
+    )
+    assert "        if (step.number + 1) % gathered == 0:\n            optimizer.step()\n" in made.text
+    assert made.then == 3
+    (told,) = (each for each in made.says if each.startswith("line 9: "))
+    assert "leaves a batch without an update, as it does for a divisor above 1, give Accelerator(gradient_acc" in told
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
+        ("        optimizer", "        if step % 4 == 0:\n            optimizer"),
+        ("        optimizer", "        if step % gathered == 0 or step == 7:\n            optimizer"),
         ("Accelerator()", "Accelerator(gradient_accumulation_steps=4)"),
         ("    model.train()\n", "    model.train()\n    total = 0\n"),
         ("        optimizer.step()\n", "        optimizer.step()\n        if step > 9: break\n"),
         ("enumerate(loader)", "skip_first(loader)"),
     ],
-    ids=["accumulates", "more before", "left", "no loader"],
+    ids=["every fourth batch", "its number", "accumulates", "more before", "left", "no loader"],
 )
 def test_an_accelerate_loop_that_has_more_in_it_is_changed_by_hand(before: str, after: str) -> None:
     made = of((ACCELERATE + EPOCHS).replace(before, after))

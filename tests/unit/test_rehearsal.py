@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ConstantLR, LRScheduler, SequentialLR, Step
 from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
-from regrow.train.rehearsal.leftover_gradients import Leftovers
+from regrow.train.rehearsal.leftover_gradients import GatheredGradients, Leftovers
 from regrow.train.rehearsal.rehearsal import beyond_a_message
 from regrow.train.rehearsal.unprotected_changes import Unprotected
 from regrow.train.state.protected import ProtectedState
@@ -70,6 +70,30 @@ def test_gradients_of_zeros_and_none_are_not_left() -> None:
     backward(net)
     clear_to_zero(net)
     assert not Leftovers(net.parameters())
+
+
+def over_two_steps(net: nn.Linear, between: Clear, *, updated: bool = False) -> bool:
+    gathering = GatheredGradients()
+    backward(net)
+    gathering.ended(net.parameters(), updated=updated)
+    gathering.begins()
+    between(net)
+    backward(net)
+    gathering.ended(net.parameters(), updated=True)
+    return gathering.found
+
+
+def test_steps_that_add_to_what_the_last_one_has_left_are_found() -> None:
+    assert over_two_steps(nn.Linear(2, 1), lambda _: None)
+
+
+@pytest.mark.parametrize("clear", [clear_to_none, clear_to_zero, clear_by_hand])
+def test_steps_that_clear_what_the_last_one_has_left_are_not(clear: Clear) -> None:
+    assert not over_two_steps(nn.Linear(2, 1), clear)
+
+
+def test_gradients_that_are_left_by_an_update_are_nobodys() -> None:
+    assert not over_two_steps(nn.Linear(2, 1), lambda _: None, updated=True)
 
 
 class Trainer:

@@ -3,7 +3,7 @@
 import ast
 
 from regrow.port.editing import Lines, Names, count_of, rename, replace, through
-from regrow.port.reading import OwnLoop, ScriptText, called
+from regrow.port.reading import OwnLoop, ScriptText, called, is_update
 
 _ADAPTERS = {
     "transformers": frozenset({"Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments"}),
@@ -109,9 +109,11 @@ def accelerated(script: ScriptText, training: OwnLoop) -> str:
     before, behind = epochs.body[:at], epochs.body[at + 1 :]
     given, counts = through(loop.iter)
     target: ast.expr = loop.target
+    counted: list[ast.expr] = []
     if counts and isinstance(target, ast.Tuple) and len(target.elts) == 2:
-        index, target = target.elts
-        if _named(loop.body, ast.unparse(index)):
+        index, target = target.elts[0], target.elts[1]
+        counted = _counted(loop.body, ast.unparse(index))
+        if len(counted) < _named(loop.body, ast.unparse(index)):
             return ""
     elif counts:
         return ""
@@ -120,6 +122,8 @@ def accelerated(script: ScriptText, training: OwnLoop) -> str:
     if leaves or loop.orelse or not prelude or not isinstance(given, ast.Name):
         return ""
     lines = Lines(script.text)
+    for number in sorted(counted, key=lambda each: -each.col_offset):
+        replace(lines, number, "step.number")
     pad, deeper = " " * epochs.col_offset, " " * loop.col_offset
     first = _first(epochs)
     rename(lines, epochs.body[0].lineno, epochs.end_lineno or 0, Names(epochs.target.id, first), f"{accelerator}.epoch")
@@ -158,8 +162,22 @@ def _gathers(tree: ast.Module) -> bool:
     return not given.isdisjoint(_ACCUMULATES) or not calls.isdisjoint(_ACCUMULATES)
 
 
-def _named(body: list[ast.stmt], name: str) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == name for each in body for node in ast.walk(each))
+def _named(body: list[ast.stmt], name: str) -> int:
+    """How often."""
+    return sum(isinstance(node, ast.Name) and node.id == name for each in body for node in ast.walk(each))
+
+
+def _counted(body: list[ast.stmt], name: str) -> list[ast.expr]:
+    """The number of the batch where an update asks for it by a variable: `if step % n == 0`, with n of 1 as a rule."""
+    tests = [
+        node.test
+        for each in body
+        for node in ast.walk(each)
+        if isinstance(node, ast.If) and any(map(is_update, ast.walk(node)))
+    ]
+    divided = [node for test in tests for node in ast.walk(test) if isinstance(node, ast.BinOp)]
+    asked = [node.left for node in divided if isinstance(node.op, ast.Mod) and isinstance(node.right, ast.Name)]
+    return [node for each in asked for node in ast.walk(each) if isinstance(node, ast.Name) and node.id == name]
 
 
 def _first(epochs: ast.For) -> int:

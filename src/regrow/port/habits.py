@@ -80,12 +80,15 @@ def _in_loop(script: ScriptText) -> Iterator[Habit]:
         )
     for node in ast.walk(loop):
         if isinstance(node, ast.If) and "%" in ast.unparse(node.test) and any(map(is_update, ast.walk(node))):
-            yield Habit(
-                node.lineno,
-                "gradients are accumulated over several batches: a step is one update, so give microbatches=, and go "
-                "through `for micro in step.microbatches` in it",
-                stops=True,
+            gathering = (
+                f"where `{ast.unparse(node.test)}` leaves a batch without an update, as it does for a divisor above 1, "
+                "give Accelerator(gradient_accumulation_steps=n), and go through `for batch in "
+                "accelerator.batches(micros)` in the step: docs/adopt.md"
+                if script.framework == "accelerate"
+                else "gradients are accumulated over several batches: a step is one update, so give microbatches=, "
+                "and go through `for micro in step.microbatches` in it"
             )
+            yield Habit(node.lineno, gathering, stops=True)
     if any(isinstance(node, ast.Break) for node in _of_this_loop(loop)):
         yield Habit(
             loop.lineno, "it may be left in the middle of an epoch: session.epochs(..., length=n) makes epochs shorter"

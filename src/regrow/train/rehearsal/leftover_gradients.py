@@ -2,11 +2,19 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
+
+GATHERED = "a body makes no update and leaves its gradients, to which the next body adds"
+INSIDE_ONE = (
+    "accumulate inside one step: give session.steps(..., microbatches=...), or go through the micro-batches of an "
+    "update within one `with step`, all but the last under no_sync()"
+)
 
 
 class Leftovers:
@@ -40,6 +48,38 @@ class Leftovers:
                 hook.remove()
 
 
+class GatheredGradients:
+    """The same in the first steps themselves: `if step % n == 0` makes its update in the very first body.
+
+    Those steps have happened, so it is told, not refused. Gradients keep their values here: that a body adds to one
+    that was left is known by its version.
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+        """Whether a body has added to what the one before had left."""
+        self._left: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def begins(self) -> None:
+        """A body begins."""
+        for parameter, gradient, version in self._left:
+            look = partial(self._look, gradient, version)
+            with suppress(RuntimeError):  # torch knows no such hook for this kind of tensor
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(look))  # type: ignore[no-untyped-call]
+
+    def ended(self, parameters: Iterable[torch.Tensor], *, updated: bool) -> None:
+        """A step is over. What it has left counts where it has made no update."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        kept = [] if updated else [each for each in parameters if _has_gradient(each)]
+        self._left = [(each, each.grad, each.grad._version) for each in kept if each.grad is not None]
+
+    def _look(self, gradient: torch.Tensor, version: int, parameter: torch.Tensor) -> None:
+        # Cleared, and then added to, it would be two versions further.
+        self.found |= parameter.grad is gradient and gradient._version == version + 1
+
+
 def _has_gradient(parameter: torch.Tensor) -> bool:
     gradient = parameter.grad
     if gradient is None or gradient.layout is not torch.strided or not gradient.is_floating_point():
@@ -55,8 +95,4 @@ def _mark(gradient: torch.Tensor) -> float:
 def _look(parameter: torch.Tensor) -> None:
     gradient = parameter.grad
     if gradient is not None and bool((local(gradient) == _mark(gradient)).any()):
-        raise UsageError(
-            "a body makes no update and leaves its gradients, to which the next body adds: a fault would lose them",
-            hint="accumulate inside one step: give session.steps(..., microbatches=...), or go through the "
-            "micro-batches of an update within one `with step`, all but the last under no_sync()",
-        )
+        raise UsageError(f"{GATHERED}: a fault would lose them", hint=INSIDE_ONE)

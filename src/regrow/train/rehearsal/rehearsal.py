@@ -12,13 +12,14 @@ from regrow.core.ids import StepNo
 from regrow.core.wire import MAX_FRAME_BYTES
 from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.callers import READ_AHEAD, counted_by, script_frames
-from regrow.train.rehearsal.leftover_gradients import Leftovers
+from regrow.train.rehearsal.leftover_gradients import GATHERED, INSIDE_ONE, GatheredGradients, Leftovers
 from regrow.train.rehearsal.unprotected_changes import Unprotected
 from regrow.train.state.protected import ProtectedState
 from regrow.train.step import Step, StepOwner
 from regrow.train.worker.participation import Participation
 
 _WATCHED_STEPS = 2
+_GATHERING_STEPS = 4
 _ROOM = 4 << 20
 """For the names and shapes of tensors, which are in the same message."""
 
@@ -35,6 +36,7 @@ class Rehearsal:
         self._owner, self._standing = owner, standing
         self._unprotected: Unprotected | None = None
         self._to_watch = _WATCHED_STEPS
+        self._gathering, self._steps = GatheredGradients(), 0
         self.step: Step | None = None
         """The one that is being rehearsed."""
 
@@ -97,6 +99,7 @@ class Rehearsal:
 
     def watch_first_steps(self) -> None:
         """A step begins: in the first ones a script does what it does only after a step that has happened."""
+        self._gathering.begins()
         if self._to_watch and self._standing.member.rehearses:
             self._to_watch -= 1
             self._watch(sys._getframe(1))
@@ -118,10 +121,21 @@ class Rehearsal:
         """
         if not step.entered:
             raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
+        if not step.rehearsal and self._steps < _GATHERING_STEPS and self._standing.member.rehearses:
+            self._follow_gradients()
         watched, self._unprotected = self._unprotected, None
         if watched is not None:
             watched.refuse_changed()
             watched.refuse_waiting()
+
+    def _follow_gradients(self) -> None:
+        self._steps += 1
+        state = self._standing.protected()
+        most = self._steps == _GATHERING_STEPS or self._gathering.found
+        self._gathering.ended(state.parameters(), updated=most or state.parameters_changed())
+        if self._gathering.found:
+            self._steps = _GATHERING_STEPS
+            self._standing.member.note_of_script(f"{GATHERED}: a fault between them loses them. To mend that, {INSIDE_ONE}")
 
     @staticmethod
     def _refuse_counters(*steps: object) -> None:
