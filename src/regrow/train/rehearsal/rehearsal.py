@@ -135,7 +135,8 @@ class Rehearsal:
         self._gathering.ended(state.parameters(), updated=most or state.parameters_changed())
         if self._gathering.found:
             self._steps = _GATHERING_STEPS
-            self._standing.member.note_of_script(f"{GATHERED}: a fault between them loses them. To mend that, {INSIDE_ONE}")
+            told = f"{GATHERED}: a fault between the two loses them. To mend that, {INSIDE_ONE}"
+            self._standing.member.note_of_script(told)
 
     @staticmethod
     def _refuse_counters(*steps: object) -> None:
