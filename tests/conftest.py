@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.durations import long_files
 from tests.tiers import is_full, stale
 
 # Before torch is imported anywhere: test machines are small and shared, and a step's result must not depend on them.
@@ -52,9 +53,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--until", type=float, help="begin no test after this time, in seconds since the epoch")
 
 
-def place(seed: str, test: str) -> bytes:
-    """Where in the order of a seed a test's file stands."""
-    return hashlib.sha256(f"{seed} {test.split('::')[0]}".encode()).digest()
+def place(seed: str, test: str, long: Collection[str] = ()) -> bytes:
+    """Where in the order of a seed a test's file stands.
+
+    Files that take long are in the first half: one that came last would be waited for alone.
+    """
+    file = test.split("::")[0]
+    drawn = hashlib.sha256(f"{seed} {file}".encode()).digest()
+    return bytes([drawn[0] // 2]) + drawn[1:] if file in long else drawn
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -65,7 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.full)
     seed = config.getoption("--order")
     if seed is not None:
-        items.sort(key=lambda item: place(seed, item.nodeid))
+        long = long_files((config.rootpath / "docs" / "tests.md").read_text(encoding="utf-8"))
+        items.sort(key=lambda item: place(seed, item.nodeid, long))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -56,6 +56,12 @@ def page(found: list[File], passed_s: float, when: datetime.date, cores: int) ->
     )
 
 
+def long_files(text: str, over: float = 60.0) -> frozenset[str]:
+    """Of the page's text, the files that take longer, in seconds."""
+    rows = (line.split("|") for line in text.splitlines() if line.startswith("| tests/"))
+    return frozenset(row[1].strip() for row in rows if float(row[3]) > over)
+
+
 def main(reports: list[Path], out: Path) -> None:
     """Write the page."""
     texts = [report.read_text(encoding="utf-8") for report in reports]

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import place
+from tests.durations import long_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,3 +27,11 @@ def test_the_order_of_files_follows_from_the_seed_and_keeps_a_file_together() ->
     for order in orders:
         files = [test.split("::")[0] for test in order]
         assert len(list(dict.fromkeys(files))) == sum(a != b for a, b in zip(files, [None, *files], strict=False))
+
+
+def test_long_files_begin_in_the_first_half_whatever_the_seed() -> None:
+    page = "| tests/a.py | 3 | 61.0 | test_x (60.0) |\n| tests/b.py | 300 | 59.9 | test_y (1.0) |\n"
+    assert long_files(page) == {"tests/a.py"}
+    first = {seed: place(str(seed), "tests/a.py::test_x", long_files(page))[0] for seed in range(40)}
+    assert max(first.values()) < 128 and len(set(first.values())) > 10
+    assert max(place(str(seed), "tests/b.py::test_y", long_files(page))[0] for seed in range(40)) >= 128
