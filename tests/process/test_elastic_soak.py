@@ -1,5 +1,6 @@
 """Sixty changes of the world at random with kills between them: nothing leaks, and the data comes in its order."""
 
+import contextlib
 import random
 import time
 from pathlib import Path
@@ -37,11 +38,26 @@ def _shared() -> set[Path]:
 
 
 def _left_in_memory(seen: set[Path]) -> set[Path]:
-    """Which of these stay: the loaders of a test that runs beside this one have files there too, for a moment."""
+    """Which of these stay though nobody uses them: tests that run beside this one have files there too."""
     deadline = time.monotonic() + PATIENCE
-    while (left := {path for path in seen if path.exists()}) and time.monotonic() < deadline:
+    while (left := _unused(seen)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
+
+
+def _unused(seen: set[Path]) -> set[Path]:
+    """What no living process has mapped; the job's are all gone by then."""
+    inodes: dict[str, Path] = {}
+    for path in seen:
+        with contextlib.suppress(OSError):
+            inodes[str(path.stat().st_ino)] = path
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            for line in maps.read_text(errors="replace").splitlines():
+                # A semaphore is mapped under another name than it has now.
+                if "/dev/shm/" in line:
+                    inodes.pop(line.split()[4], None)
+    return set(inodes.values())
 
 
 def _sizes(draw: random.Random) -> list[int]:
