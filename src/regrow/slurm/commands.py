@@ -126,7 +126,7 @@ def drain(name: str, host: str, slurm: SlurmClient, command: list[str], *, force
     if not jobs:
         nodes = sorted({node for job in slurm.queue(name) if not job.done for node in job.nodes})
         raise UsageError(f"job {name} has no node {host}", hint=f"it has {', '.join(nodes)}")
-    if host == gang.nodes[0]:
+    if host == _coordinators_host(gang, part, slurm, command):
         hint = f"regrow slurm cancel {name} ends the job; without it the whole gang would have to start anew"
         raise UsageError(f"{host} has the coordinator of job {name}: it cannot be given back", hint=hint)
     view = _view(gang, part, slurm, command)
@@ -201,12 +201,21 @@ def _wishes(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str
 
 def _on_first(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str], words: list[str]) -> str:
     """What a command of regrow says on the gang's first node. Raises `UsageError` or `SlurmFailure`."""
+    ours = _ours(gang, part, slurm, command)
+    return slurm.on_host(gang.job_id, _host(gang, part, slurm, ours), [*ours, *words])
+
+
+def _coordinators_host(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> str:
+    return _host(gang, part, slurm, _ours(gang, part, slurm, command)) if part.spec.elect else gang.nodes[0]
+
+
+def _ours(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> list[str]:
+    """How regrow is started on the gang's nodes, with the home of the job's records there."""
     note = slurm.note(part.spec.rendezvous_dir, part.spec.name, gang)
     if not note.home:
         hint = "it is just starting; or the site does not keep comments: set rendezvousDir"
         raise UsageError(f"Slurm job {gang.job_id} has not said yet where its coordinator is", hint=hint)
-    ours = ["env", f"REGROW_HOME={note.home}", *(part.spec.command or command)]
-    return slurm.on_host(gang.job_id, _host(gang, part, slurm, ours), [*ours, *words])
+    return ["env", f"REGROW_HOME={note.home}", *(part.spec.command or command)]
 
 
 def _host(gang: SlurmJob, part: JobPart, slurm: SlurmClient, ours: list[str]) -> str:
