@@ -186,6 +186,10 @@ class SlurmCluster:
             time.sleep(0.1)
         return found
 
+    def address(self, node: str) -> str:
+        """Of a node's host."""
+        return self._net.address(self._host(node))
+
     def tell(self) -> str:
         """What Slurm has to say, for a test that fails."""
         queue = self.run("squeue", "-t", "all", "-o", "%i %j %T %r %N %k").stdout
@@ -208,7 +212,7 @@ class SlurmCluster:
         names = {"here": socket.gethostname().partition(".")[0], "controller": self._net.address(_CONTROLLER)}
         text = _CONFIG.format(home=self.home, proctrack=self._proctrack, **names)
         for node in self.nodes:
-            address = self._net.address(self._host(node))
+            address = self.address(node)
             text += (
                 f"NodeName={node} NodeAddr={address} Port=17000 CPUs=4 CoresPerSocket=4 RealMemory=1000 State=UNKNOWN\n"
             )

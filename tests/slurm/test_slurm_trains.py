@@ -12,7 +12,7 @@ from tests.process.elastic import HURRY, assert_same, fixed_run
 from tests.slurm.jobs import SubmittedJob, slurm_job
 from tests.slurm.rig import GRACE_S, SlurmCluster, slurm_cluster
 
-SHORT, LONG = 20, 300
+SHORT, LONG, FOREVER = 20, 300, 4000
 FIRST_STEP_S = 60.0
 """From submitting to the first step, on a machine that does other things too; a bound for tests, not for users."""
 
@@ -189,6 +189,32 @@ def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_n
     (lost,) = [each for each in told.incidents if each.cause == "node0, which hosted the coordinator, was lost"]
     record_property("seconds until every rank had committed again", round(lost.total, 2))
     assert lost.total < FIRST_STEP_S
+    job.cluster.boot("node0")
+
+
+@pytest.mark.full
+def test_commands_reach_a_coordinator_that_was_elected(job: SubmittedJob) -> None:
+    gang = job.submit(steps=FOREVER, maxReplicaCount=3, spares=1, elect=True, leaseInSeconds=30)
+    job.until_world(gang, 3)
+    job.cluster.kill("node0")
+    turned = job.cluster.until(
+        lambda: re.search(r"coordinator to http://([\d.]+):", job.output()), "another is elected"
+    )
+    job.until_world(gang, 3)
+    hosts = {job.cluster.address(host): host for host in ("node1", "node2")}
+    elected = hosts.pop(turned[1])
+    (other,) = hosts.values()
+    code, text = job.regrow("slurm", "drain", "job", elected)
+    assert code == 2 and f"{elected} has the coordinator of job job" in text, text
+    code, text = job.regrow("slurm", "drain", "job", other)
+    assert code == 0 and f"{other} is given back" in text, text
+    job.until_world(gang, 2)
+    code, text = job.regrow("slurm", "cancel", "job")
+    assert code == 0 and "job job is ending" in text, text
+    job.ended(gang)
+    job.nothing_queued()
+    job.clear()
+    assert job.numbers("job") == [gang], "it was not submitted anew"
     job.cluster.boot("node0")
 
 
