@@ -1,7 +1,11 @@
 """Rules about the lines of workers: what a file may say, what is counted, and that no pattern holds anybody up."""
 
+import re
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -14,6 +18,7 @@ from regrow.core.messages import FenceWorker, LogRuleNews, LogRulesNoted
 from regrow.core.messages.log_rules import LogRule, LogRuleOrder
 from regrow.core.records import IncidentOpened, NodeJudged, NodeQuarantined, Noted
 from regrow.core.verdicts import Action, Severity
+from regrow.health import log_watch
 from regrow.health.log_rules import LONGEST_PATTERN, MOST_RULES, RuleBook, load_rules, parse_rules
 from regrow.health.log_watch import LogWatch
 
@@ -154,22 +159,38 @@ def test_a_line_is_told_with_its_rank_and_nothing_in_it_moves_a_cursor() -> None
     assert told.evidence.isprintable()
 
 
+@pytest.fixture
+def alarmed() -> Iterator[None]:
+    """Its alarms, whichever clock they go by, end a search as in the process itself."""
+    before = {each: signal.signal(each, log_watch._too_long) for each in (signal.SIGVTALRM, signal.SIGALRM)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("alarmed")
 def test_a_pattern_that_takes_for_ever_is_switched_off_and_the_others_go_on() -> None:
-    import signal
+    found = watch(LogRule("bad", "(a+)+$", at_most=0), LogRule("good", "b", at_most=1))
+    began = time.thread_time()
+    (noted,) = found.line(b"w1\t0\t" + b"a" * 60 + b"b", 1.0)
+    assert isinstance(noted, LogRulesNoted) and "n0 applies the log rule bad no more" in noted.text
+    (told,) = found.line(b"w1\t0\t" + b"a" * 60 + b"b", 2.0)
+    assert isinstance(told, LogRuleNews) and "more than 1 such lines, the last: aaa" in told.evidence
+    assert time.thread_time() - began < 20.0, "alone it takes longer than the world"
 
-    from regrow.health import log_watch
 
-    before = signal.signal(signal.SIGALRM, log_watch._too_long)
-    try:
-        found = watch(LogRule("bad", "(a+)+$", at_most=0), LogRule("good", "b", at_most=1))
-        began = time.monotonic()
-        (noted,) = found.line(b"w1\t0\t" + b"a" * 60 + b"b", 1.0)
-        assert isinstance(noted, LogRulesNoted) and "n0 applies the log rule bad no more" in noted.text
-        (told,) = found.line(b"w1\t0\t" + b"a" * 60 + b"b", 2.0)
-        assert isinstance(told, LogRuleNews) and "more than 1 such lines, the last: aaa" in told.evidence
-        assert time.monotonic() - began < 20.0, "alone it takes longer than the world"
-    finally:
-        signal.signal(signal.SIGALRM, before)
+class Unscheduled:
+    """A pattern that is no work at all, on a machine that lets nobody look for it for a while."""
+
+    def search(self, _: str) -> None:
+        time.sleep(3 * log_watch.LONGEST_SEARCH_S)
+
+
+@pytest.mark.usefixtures("alarmed")
+def test_a_rule_is_not_switched_off_because_the_machine_is_busy() -> None:
+    found = watch(LogRule("good", "b", at_most=0))
+    found._patterns = [(rule, cast(re.Pattern[str], Unscheduled())) for rule, _ in found._patterns]
+    assert list(found.line(b"w1\t0\tbusy", 1.0)) == []
 
 
 def test_the_end_of_a_worker_and_odd_bytes_are_no_error() -> None:
