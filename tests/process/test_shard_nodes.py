@@ -34,9 +34,10 @@ def undisturbed(here: Site) -> Outcome:
 
 
 def start(here: Site, name: str, *flags: str, hold: str = "") -> Running:
+    (here.folder / "hurry").unlink(missing_ok=True)
     words = ["run", "--job", name, "--local-nodes", "2", "--nproc-per-node", "2", *flags]
     words += [str(SCRIPTS / "train_parallel.py"), "--mode", "fsdp2", "--steps", str(STEPS), "--say-steps"]
-    words += ["--hold", hold] if hold else []
+    words += ["--hold", hold] if hold else ["--pace", "0.05"]  # so steps are left when a node is ended
     return here.start(*words, "--out", str(here.folder / f"{name}.out"))
 
 
@@ -47,6 +48,7 @@ def agent_of(here: Site, name: str, node: str) -> int:
 
 
 def outcome_of(here: Site, name: str, job: Running) -> Outcome:
+    (here.folder / "hurry").touch()
     code = job.wait()
     finals = {rank: json.loads((here.folder / f"{name}.{rank}.json").read_text()) for rank in range(WORLD)}
     for final in finals.values():

@@ -46,7 +46,7 @@ def test_a_running_job_is_scraped_before_and_after_a_kill(tmp_path: Path) -> Non
     with site(tmp_path) as here:
         asked = ["--watch", "0", "--node-metrics", "0"]
         words = ["run", "--job", "seen", "--nproc-per-node", "2", *asked, str(SCRIPTS / "train_small.py")]
-        with here.start(*words, "--steps", "40", "--pace", "0.1") as job:
+        with here.start(*words, "--steps", "40", "--pace", "0.3") as job:
             job.wait_for("live view")
             job.wait_for("node0: metrics")
             (node,) = re.findall(r"node0: metrics (http://127\.0\.0\.1:\d+/)metrics", job.output)
