@@ -181,8 +181,12 @@ class Running:
 
 def agents_below(launcher: Running) -> list[int]:
     """The agents among a launcher's processes; where processes are forked ahead, others wait to become some."""
-    below = psutil.Process(launcher.process.pid).children()
-    return [child.pid for child in below if "regrow.agent" in child.cmdline()]
+    found = []
+    for child in psutil.Process(launcher.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends just now, or has
+            if "regrow.agent" in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 def warm(imports: tuple[str, ...] = ()) -> WarmServer:
