@@ -17,6 +17,17 @@ from regrow.observe.ledger import Ledger, read_records
 WORLD, STEPS = 4, 90
 LOCAL = ("--local-nodes", "2", "--nproc-per-node", "2")
 PLAIN = "import time\nprint('waiting', flush=True)\ntime.sleep(600)"
+TRAINING = str(SCRIPTS / "train_small.py")
+HELD = """
+import runpy, sys, time
+from pathlib import Path
+while Path("held").exists():
+    time.sleep(0.01)
+sys.path.insert(0, {folder!r})
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+"""The training, whose new workers do not begin while there is a file `held`."""
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +45,16 @@ def undisturbed(here: Site) -> Outcome:
     return outcome
 
 
-def start(here: Site, name: str, *flags: str, **more: str) -> Running:
+def start(here: Site, name: str, *flags: str, script: str = TRAINING, **more: str) -> Running:
+    """The training. Its steps take their time until `end`, so that some are left when a node is lost."""
+    (here.folder / "hurry").unlink(missing_ok=True)
     out = here.folder / f"{name}.out"
-    script = (str(SCRIPTS / "train_small.py"), "--steps", str(STEPS), "--pause", "0.02", "--say-steps")
-    return here.start("run", "--job", name, *flags, *script, "--out", str(out), **more)
+    words = (script, "--steps", str(STEPS), "--pace", "0.02", "--say-steps")
+    return here.start("run", "--job", name, *flags, *words, "--out", str(out), **more)
 
 
 def end(here: Site, name: str, job: Running) -> Outcome:
+    (here.folder / "hurry").touch()
     code = job.wait()
     finals = {}
     for rank in range(WORLD):
@@ -51,7 +65,7 @@ def end(here: Site, name: str, job: Running) -> Outcome:
 
 
 def agents_of(here: Site, name: str, job: Running) -> dict[str, int]:
-    """Node to the process of its agent. Asked early, so that the job does not end before they are struck."""
+    """Node to the process of its agent."""
     job.wait_for("step 1\n")
     status = json.loads(here.regrow("status", name, "--json").stdout)
     agents = {worker["node"]: psutil.Process(worker["pid"]).ppid() for worker in status["ranks"]}
@@ -97,6 +111,7 @@ def test_a_killed_agent_costs_no_step(
         agents = agents_of(here, name, job)
         job.wait_for("step 20\n")
         os.kill(agents[node], signal.SIGKILL)
+        job.wait_for("goes on after")
         outcome = end(here, name, job)
     assert_equal(outcome, undisturbed, lost=lost)
     (incident,) = outcome.ledger.incidents
@@ -117,12 +132,15 @@ def test_one_node_after_the_other(here: Site, undisturbed: Outcome) -> None:
 
 
 def test_a_node_lost_while_another_is_mended(here: Site, undisturbed: Outcome) -> None:
-    with start(here, "again", *LOCAL) as job:
+    script, held = here.script(HELD.format(folder=str(SCRIPTS), script=TRAINING)), here.folder / "held"
+    with start(here, "again", *LOCAL, script=script) as job:
         agents = agents_of(here, "again", job)
+        held.touch()  # else it may be mended before the second one is lost
         os.kill(agents["node1"], signal.SIGKILL)
         job.wait_for("node1 is back")
         os.kill(successor(job, agents), signal.SIGKILL)
         job.wait_for("node1 is back", times=2)
+        held.unlink()
         outcome = end(here, "again", job)
     assert_equal(outcome, undisturbed, lost={2, 3})
     (incident,) = outcome.ledger.incidents
@@ -182,6 +200,7 @@ def test_an_agent_that_goes_on_after_its_lease_finds_itself_shut_out(here: Site)
         os.kill(agent, signal.SIGCONT)
         zero.wait_for("node1 is back")
         assert not any(psutil.pid_exists(pid) for pid in workers), "the new agent comes after the end of the old one"
+        (here.folder / "hurry").touch()
         assert (zero.wait(), one.wait()) == (0, 0), zero.output + one.output
     here.assert_nothing_left()
 

@@ -56,6 +56,7 @@ def test_a_spare_takes_the_ranks_of_a_lost_node_without_waiting_for_it(
     with start(here, name, *SPARED) as job:
         agents = all_agents(here, name, job)
         kill(agents, lost)
+        job.wait_for("goes on after")
         outcome = end(here, name, job)
     assert_equal(outcome, undisturbed, lost=ranks)
     (incident,) = outcome.ledger.incidents
@@ -69,7 +70,9 @@ def test_a_spare_that_dies_as_it_is_needed_is_done_without(here: Site, undisturb
     with start(here, "both", *SPARED) as job:
         agents = all_agents(here, "both", job)
         (spare,) = set(agents_below(job)) - set(agents.values())
+        os.kill(spare, signal.SIGSTOP)  # else it may have taken the ranks before it dies
         kill(agents | {"node2": spare}, "node1", "node2")
+        job.wait_for("goes on after")
         outcome = end(here, "both", job)
     assert_equal(outcome, undisturbed, lost={2, 3})
     (incident,) = outcome.ledger.incidents
