@@ -61,8 +61,11 @@ def job_of(
     *,
     elastic: bool = False,
     around: Mapping[int, Mapping[str, str]] | None = None,
+    pace: float = 0.02,
 ) -> Iterator[list[Running]]:
     """A launcher on each host; two ranks on each of the first two, and the others are spares.
+
+    Steps take their time until `end`, so that some are left when a host is lost, and when it is back.
 
     `around`: what the environment has besides, by host.
     """
@@ -70,8 +73,9 @@ def job_of(
     words = ["run", "--job", name, "--nnodes", str(nodes), "--nproc-per-node", "2"]
     words += ["--spares", str(nodes - 2)] if nodes > 2 else []
     words += ["--rdzv-endpoint", f"{hosts.address(0)}:29400", *(("--replicas", "4:4") if elastic else ())]
-    script = [str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--pause", "0.02", "--say-steps"]
+    script = [str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--pace", str(pace), "--say-steps"]
     script += ["--out", str(here.folder / f"{name}.out")]
+    (here.folder / "hurry").unlink(missing_ok=True)
     with ExitStack() as stack:
         launchers = []
         for host in hosts.hosts:
@@ -99,6 +103,7 @@ def test_a_spare_takes_the_ranks_of_a_host_that_dies(
         if how == "without power":
             hosts.cut(1)  # its kernel says no goodbye
         hosts.kill(1)
+        launchers[0].wait_for("goes on after")
         outcome = end(here, name, launchers[0])
         assert launchers[2].wait() == 0, launchers[2].output
     hosts.join(1)
@@ -142,10 +147,11 @@ def test_slow_and_lossy_links_are_no_fault_and_a_rank_that_dies_there_is_replace
 ) -> None:
     name, steps = "-".join(far), 12
     calm = alone(here, steps)
-    with network(2, far=True) as hosts, job_of(here, hosts, name, steps) as launchers:
+    with network(2, far=True) as hosts, job_of(here, hosts, name, steps, pace=0.2) as launchers:
         hosts.weather(**far)
         launchers[0].wait_for("step 4\n")
         os.kill(pid_of(here, name, Rank(3)), signal.SIGKILL)
+        launchers[0].wait_for("goes on after")
         outcome = end(here, name, launchers[0])
         assert launchers[1].wait() == 0, launchers[1].output
     assert_equal(outcome, calm, lost=set())

@@ -74,6 +74,7 @@ def test_training_goes_on_without_the_node_that_hosted_the_coordinator(
     with job_of(here, hosts, name, LONG) as launchers:
         launchers[0].wait_for("step 20\n")
         happens(hosts, launchers[0])
+        next_coordinator(launchers[1:]).wait_for("goes on after")
         outcome = end(here, name, launchers[1])
         assert launchers[2].wait() == 0, launchers[2].output
     hosts.join(0)

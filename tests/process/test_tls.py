@@ -74,6 +74,7 @@ def test_a_host_dies_a_spare_takes_over_and_nothing_is_said_in_clear(
     with tapped(hosts, heard), job_of(here, hosts, "secret", around=tls) as launchers:
         launchers[0].wait_for("step 20\n")
         hosts.kill(1)
+        launchers[0].wait_for("goes on after")
         outcome: Outcome = end(here, "secret", launchers[0])
         assert launchers[2].wait() == 0, launchers[2].output
     here.sweep()
