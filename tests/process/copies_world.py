@@ -107,8 +107,11 @@ class Process:
         self._pipe.close()
 
     def descriptors(self) -> list[str]:
-        folder = f"/proc/{self.pid}/fd"
-        return sorted(os.readlink(f"{folder}/{name}") for name in os.listdir(folder))
+        folder, found = f"/proc/{self.pid}/fd", []
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):  # closed just now
+                found.append(os.readlink(f"{folder}/{name}"))
+        return sorted(found)
 
     def segments(self) -> set[str]:
         """Inodes of all shared memory with copies that the process has mapped."""
@@ -279,7 +282,7 @@ class Line:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> None:
-        for sock in self._socks:
+        for sock in list(self._socks):  # and none that comes meanwhile, in place of one of these
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         self._go.set()
