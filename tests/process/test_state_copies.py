@@ -15,6 +15,7 @@ from tests.process.copies_world import TOKEN, Line, Node, Process, State, Worker
 from regrow.core.errors import GenerationHalted, HydrationError, StateError
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages.copies import CopySource
+from regrow.hydration.copies import restore as copies_restore
 from regrow.hydration.copies.restore import Restoration, restore
 
 MIB = 1 << 20
@@ -341,7 +342,11 @@ def test_a_copy_that_does_not_fit_changes_nothing(node: Start, worker: Start) ->
     assert not sink.tensors["other"].any()
 
 
-def test_a_return_to_a_copy_can_be_cancelled_while_the_vault_is_silent(node: Start, worker: Start, line: Start) -> None:
+def test_a_return_to_a_copy_can_be_cancelled_while_the_vault_is_silent(
+    node: Start, worker: Start, line: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else it would end by itself after 5 s.
+    monkeypatch.setattr(copies_restore, "allow", lambda sock, *_, **__: sock.settimeout(300.0))
     a, a_at = node("a")
     take(a, worker(), 0)
     silent = line(a_at, limit=0)
@@ -359,7 +364,6 @@ def test_a_return_to_a_copy_can_be_cancelled_while_the_vault_is_silent(node: Sta
     thread = threading.Thread(target=run)
     thread.start()
     assert silent.held.wait(20)
-    began = time.monotonic()
     returning.cancel()
-    thread.join(10)
-    assert time.monotonic() - began < 1 and isinstance(errors[0], GenerationHalted)
+    thread.join(50)
+    assert [type(error) for error in errors] == [GenerationHalted]
