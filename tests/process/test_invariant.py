@@ -92,7 +92,7 @@ def test_another_launcher_without_recovery_gives_the_same(here: Site, alone: Out
         env=here.environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=here.patience,
     )
     assert done.returncode == 0, done.stderr
     assert not out.with_suffix(".groups").exists(), "its threads would outlive the interpreter"

@@ -120,7 +120,7 @@ def test_worlds_made_anew_and_restarts_find_no_keys_of_earlier_ones(here: Site) 
 
 
 OWN = """
-import multiprocessing, os, subprocess, sys
+import multiprocessing, os, socket, subprocess, sys
 import torch, torch.distributed as dist
 
 def meet(place):
@@ -138,7 +138,8 @@ elif __name__ == "__main__":
     child = multiprocessing.get_context("fork").Process(target=meet, args=("fork",))
     child.start(); child.join()
     subprocess.run([sys.executable, __file__, "alone"], check=True)
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     meet("elsewhere")
 """
 
