@@ -140,8 +140,8 @@ def test_launcher_and_agent_paused_while_nobody_reads_the_output_cost_nothing_bu
         script,
         "--steps",
         "60",
-        "--pause",
-        "0.05",
+        "--pace",
+        "0.2",
         "--out",
         str(here.folder / "talk.out"),
     )
@@ -162,6 +162,8 @@ def test_launcher_and_agent_paused_while_nobody_reads_the_output_cost_nothing_bu
         time.sleep(2.0)
         for pid in ranks_of(here, "paused"):
             os.kill(pid, signal.SIGCONT)
+        assert len(of_job(here, "paused").commits) < 60, "nobody was there to be paused"
+        (here.folder / "hurry").touch()
         deadline = time.monotonic() + 60.0
         while len(of_job(here, "paused").commits) < 60:
             assert time.monotonic() < deadline, "output that nobody reads has stopped a worker"
