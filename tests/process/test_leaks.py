@@ -9,11 +9,13 @@ from statistics import median
 
 import psutil
 import pytest
-from tests.process.launching import Running, Site, site
+from tests.process.launching import PATIENCE, Running, Site, site
 from tests.process.training import SCRIPTS, Fault
 
+from regrow.observe.ledger import Ledger, read_records
+
 FAULTS, WARM = 100, 25
-QUIET_STEPS = 200
+QUIET_STEPS = 20
 STAGES = ("data", "forward", "backward", "reduce", "update", "commit")
 
 
@@ -39,8 +41,9 @@ def here(tmp_path: Path) -> Iterator[Site]:
         made.assert_nothing_left()
 
 
-def closed_incidents(site: Site) -> int:
-    return (site.home / "jobs" / "long" / "events.jsonl").read_text().count('"IncidentClosed"')
+def mended(site: Site) -> int:
+    """How many faults are mended. Two that come close together are one incident."""
+    return sum(incident.faults for incident in Ledger(read_records(site.home / "jobs" / "long")).incidents)
 
 
 def settled(pids: dict[str, int]) -> dict[str, Sample]:
@@ -59,18 +62,19 @@ def settled(pids: dict[str, int]) -> dict[str, Sample]:
     }
 
 
-def wait_for_incidents(site: Site, running: Running, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while closed_incidents(site) < count:
+def wait_for_faults(site: Site, running: Running, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while mended(site) < count:
+        running.drain()
         assert running.process.poll() is None, running.output
-        assert time.monotonic() < deadline, f"{closed_incidents(site)} of {count} incidents"
-        time.sleep(0.02)
+        assert time.monotonic() < deadline, f"{mended(site)} of {count} faults"
+        time.sleep(0.1)
 
 
 def test_a_hundred_faults_leave_no_trace_in_survivors_and_agent(here: Site) -> None:
     plan = here.folder / "plan.toml"
-    # A quiet stretch after the first faults and one at the end, to look at. Rank 0 is spared, so that one worker lives
-    # through all of it.
+    # A quiet stretch after the first faults and one at the end, in which all wait to be looked at. Rank 0 is spared,
+    # so that one worker lives through all of it.
     faults = [
         Fault(
             1 + at % 2,
@@ -81,23 +85,23 @@ def test_a_hundred_faults_leave_no_trace_in_survivors_and_agent(here: Site) -> N
         for at in range(FAULTS)
     ]
     plan.write_text("\n".join(fault.toml() for fault in faults))
-    script = (str(SCRIPTS / "train_small.py"), "--steps", str(3 * FAULTS + 2 * QUIET_STEPS), "--pause", "0.01")
+    script = [str(SCRIPTS / "train_small.py"), "--steps", str(3 * FAULTS + 2 * QUIET_STEPS)]
+    script += ["--hold", f"{faults[WARM].step - 5}:seen-before", f"{faults[-1].step + 10}:seen-after"]
     with here.start(
         "run", "--job", "long", "--nproc-per-node", "3", "--max-faults", "1000", "--fault-plan", str(plan), *script
     ) as running:
         running.wait_for("records and logs")
-        deadline = time.monotonic() + 60
-        while not (here.home / "jobs" / "long" / "events.jsonl").exists() or closed_incidents(here) < 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for_faults(here, running, 1)
         status = json.loads(here.regrow("status", "long", "--json").stdout)
         launcher = psutil.Process(running.process.pid)
         agent = next(child for child in launcher.children() if "regrow.agent" in " ".join(child.cmdline()))
         pids = {"survivor": status["ranks"][0]["pid"], "agent": agent.pid, "launcher": launcher.pid}
-        wait_for_incidents(here, running, WARM)
+        wait_for_faults(here, running, WARM)
         before, processes_before = settled(pids), len(launcher.children(recursive=True))
-        wait_for_incidents(here, running, FAULTS)
+        (here.folder / "seen-before").touch()
+        wait_for_faults(here, running, FAULTS)
         after, processes_after = settled(pids), len(launcher.children(recursive=True))
+        (here.folder / "seen-after").touch()
         assert running.wait() == 0, running.output
     assert here.caches() == []
     assert processes_after <= processes_before

@@ -22,6 +22,7 @@ parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--log-after", action="store_true", help="log after the step's body instead of in it")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
 parser.add_argument("--pace", type=float, default=0.0, help="see pacing.py")
+parser.add_argument("--hold", nargs="*", default=[], metavar="STEP:FILE", help="wait in that step for the file")
 parser.add_argument("--say-steps", action="store_true")
 parser.add_argument("--spoil", default="", metavar="RANK:STEP", help="a bit of that rank's optimizer state flips, once")
 parser.add_argument("--drift", action="store_true", help="every rank changes its parameters in a way of its own")
@@ -59,8 +60,11 @@ def strikes(number: int, *how: str) -> bool:
     return not struck
 
 
+holds = {int(number): name for number, name in (each.split(":") for each in args.hold)}
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
+        while not step.rehearsal and step.number in holds and not Path(holds[step.number]).exists():
+            time.sleep(0.005)
         time.sleep(0 if step.rehearsal else args.pause)
         pause(0.0 if step.rehearsal else args.pace, step.number, args.steps)
         loss = nn.functional.mse_loss(model(x.to(DEVICE)), y.to(DEVICE))
