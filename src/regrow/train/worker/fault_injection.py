@@ -12,11 +12,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook, register_m
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
 from regrow.core.exit_codes import ON_DEMAND
-from regrow.core.ids import StepNo
+from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import FaultFired, FaultHow, FaultSpec, FaultStage
 from regrow.hydration.shards import is_distributed, local
 
-PAUSE_S = 1.0
+PAUSE_S: Seconds = 10.0
+"""At most: whoever is paused waits for the fault of another that is to find it so."""
+_GLANCE_S: Seconds = 0.01
 
 
 class FaultInjector:
@@ -26,10 +28,17 @@ class FaultInjector:
         link: to say, before it strikes, that it does.
         groups: to strike in the middle of a reduction.
         parameters: the protected parameters; a hook on one of them strikes in the backward pass.
+        halted: whether the generation is over for this worker, which ends a pause.
     """
 
-    def __init__(self, link: WorkerLink, groups: Groups, parameters: Callable[[], list[torch.Tensor]]) -> None:
-        self._link, self._groups, self._parameters = link, groups, parameters
+    def __init__(
+        self,
+        link: WorkerLink,
+        groups: Groups,
+        parameters: Callable[[], list[torch.Tensor]],
+        halted: Callable[[], bool],
+    ) -> None:
+        self._link, self._groups, self._parameters, self._halted = link, groups, parameters, halted
         self._armed: dict[str, FaultSpec] = {}
         self._hooks: list[Any] = []
         self._step = StepNo(-1)
@@ -108,8 +117,15 @@ class FaultInjector:
         self._link.send(FaultFired(self._link.env.worker, spec.fault, step, time.monotonic()))
         if spec.how is FaultHow.BITFLIP:
             flip_bit(self._parameters())
+        elif spec.how is FaultHow.PAUSE:
+            self._pause()
         else:
             _suffer(spec.how)
+
+    def _pause(self) -> None:
+        until = time.monotonic() + PAUSE_S
+        while not self._halted() and time.monotonic() < until:
+            time.sleep(_GLANCE_S)
 
 
 def _suffer(how: FaultHow) -> None:
@@ -120,8 +136,6 @@ def _suffer(how: FaultHow) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case FaultHow.EXIT:
             os._exit(ON_DEMAND)
-        case FaultHow.PAUSE:
-            time.sleep(PAUSE_S)
         case FaultHow.EXCEPTION:
             raise RuntimeError("fault on demand")
         case FaultHow.OOM_LIKE:

@@ -64,7 +64,12 @@ class SupervisedWorker:
             stored=lambda answer: self._copies.stored(answer),
         )
         self._copies = BuddyCopies(link, every=link.env.spec.buddy_every, halted=lambda: self.control.halted)
-        self._faults = FaultInjector(link, groups, lambda: self._state.parameters() if self._state else [])
+        self._faults = FaultInjector(
+            link,
+            groups,
+            parameters=lambda: self._state.parameters() if self._state else [],
+            halted=lambda: self.control.halted,
+        )
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.body = Body(link, self.control, groups, self._faults, self._gate)
         self._stray = StrayCalls(link.board, groups, self.control, self.body)
