@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.durations import long_files
 from tests.tiers import is_full, stale
 
 # Before torch is imported anywhere: test machines are small and shared, and a step's result must not depend on them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# On a loaded machine a single example may take long; pytest's timeout bounds the whole test.
-settings.register_profile("regrow", deadline=None)
+# On a loaded machine a single example may take long, or to draw the first ones; pytest's timeout bounds the whole test.
+settings.register_profile("regrow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("regrow")
 
 
