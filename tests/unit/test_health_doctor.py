@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,13 +72,14 @@ def test_a_check_that_fails_itself_is_told_so_and_harms_nobody(text: str, said: 
 def test_a_check_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     start = time.monotonic()
     (verdict,) = outcome(tmp_path, "sleep 3600 & echo $! > $0.pid; sleep 3600", within=1.0)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 300
     assert "no end within 1 s (--check-timeout gives it more)" in verdict.evidence
     child = Path(tmp_path / "check.sh.pid").read_text().strip()
-    gone = Path("/proc", child, "stat")
-    deadline = time.monotonic() + 10
-    while gone.exists() and " Z " not in gone.read_text():
-        assert time.monotonic() < deadline, "what the check has started is alive"
+    deadline = time.monotonic() + 60
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has gone while it was looked at
+        while " Z " not in Path("/proc", child, "stat").read_text():
+            assert time.monotonic() < deadline, "what the check has started is alive"
+            time.sleep(0.01)
 
 
 def test_a_check_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Probes in child processes: one that hangs, dies, raises or prints garbage costs the others nothing."""
 
+import contextlib
 import os
 import select
 import sys
@@ -37,13 +38,13 @@ for probe in order["probes"]:
 """
 
 
-def runner(tmp_path: Path, body: str, deadline: float = 30.0) -> ProbeRunner:
+def runner(tmp_path: Path, body: str, **deadlines: float) -> ProbeRunner:
     """Its child does this for each probe."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip()))
     settings = ProbeSettings(str(tmp_path))
-    deadlines = dict.fromkeys(PROBES, deadline)
-    return ProbeRunner(settings, os.environ, command=[sys.executable, str(script)], deadlines=deadlines)
+    others = dict.fromkeys(PROBES, 60.0)
+    return ProbeRunner(settings, os.environ, command=[sys.executable, str(script)], deadlines=others | deadlines)
 
 
 def told(results: list[ProbeResult]) -> list[tuple[str, str]]:
@@ -70,12 +71,11 @@ def test_what_probes_read_comes_in_their_order(tmp_path: Path) -> None:
 
 def test_one_that_hangs_is_ended_at_its_deadline_and_the_others_go_on(tmp_path: Path) -> None:
     start = time.monotonic()
-    results = runner(tmp_path, "time.sleep(3600) if probe == 'nvml' else gave(probe)", 1.0).run(
-        ["disk", "nvml", "clock"]
-    )
+    hangs = "time.sleep(3600) if probe == 'nvml' else gave(probe)"
+    results = runner(tmp_path, hangs, nvml=1.0).run(["disk", "nvml", "clock"])
     assert told(results) == [("disk", "disk"), ("nvml", "hung"), ("clock", "clock")]
     assert "no answer within 1 s" in detail(results)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 300
 
 
 def test_one_that_dies_by_a_signal_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -146,11 +146,11 @@ def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     open({str(note)!r}, 'w').write(str(child))
     os.abort()
     """
-    results = runner(tmp_path, body, deadline=2.0).run(["disk"])
+    results = runner(tmp_path, body, disk=5.0).run(["disk"])
     assert told(results) == [("disk", "hung")], "its output is open as long as somebody has it"
-    left = os.pidfd_open(int(note.read_text())) if Path("/proc", note.read_text()).exists() else None
-    if left is not None:  # killed, perhaps not reaped yet
-        assert select.select([left], [], [], 10.0)[0], "what the probe has started is alive"
+    with contextlib.suppress(ProcessLookupError):  # killed, perhaps not reaped yet
+        left = os.pidfd_open(int(note.read_text()))
+        assert select.select([left], [], [], 60.0)[0], "what the probe has started is alive"
         os.close(left)
 
 

@@ -24,7 +24,8 @@ class Recalling:
     async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
         self.sent.append(row.custom_id)
         if len(self.sent) == 1 and self.head is not None:
-            await asyncio.sleep(0.01)  # until the head waits
+            while not self.head._wake._waiters:  # until the head waits
+                await asyncio.sleep(0.001)
             loop = asyncio.get_running_loop()
             loop.call_soon(lambda: self.pool.drain(url, time.monotonic(), grace=0.0))
             loop.call_later(0.02, self.back, url)

@@ -234,12 +234,12 @@ def test_a_worker_belongs_while_it_renews_its_lease_and_comes_back_when_it_is_he
     said: list[str] = []
     pool = Pool(PoolPolicy())
     attendance = Attendance(pool, grace=5.0, changed=lambda: None, say=said.append)
-    now = time.monotonic()
     attendance.join("listed")
+    now = time.monotonic()
     assert attendance.renew("a", 3, 10.0, again=False)
     attendance.end_leases(now + 9.0)
     assert pool.workers["a"].cap == 3
-    attendance.end_leases(now + 11.0)
+    attendance.end_leases(time.monotonic() + 11.0)
     assert "a" not in pool.workers and "listed" in pool.workers
     assert attendance.renew("a", 3, 10.0, again=True) and "a" in pool.workers
     assert [sentence.partition(" has ")[2] for sentence in said] == [
