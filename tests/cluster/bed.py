@@ -79,11 +79,11 @@ class Bed:
         return LightkubeApi(KubeConfig.from_dict(json.loads(kubeconfig(self.address))).get())
 
     @contextlib.asynccontextmanager
-    async def operator(self, *, marks: bool = False) -> AsyncIterator[Controller]:
+    async def operator(self, *, marks: bool = False, resync_every: float = 1.0) -> AsyncIterator[Controller]:
         """A controller that runs. `marks`: with the right to taint nodes."""
         async with self.client() as api:
             nodes = NodeWatch(api, read_table(), mark=marks)
-            controller = Controller(api, KEY, resync_every=1.0, ask_every=0.2, nodes=nodes, wall=self.clock)
+            controller = Controller(api, KEY, resync_every=resync_every, ask_every=0.2, nodes=nodes, wall=self.clock)
             running = asyncio.create_task(controller.run())
             try:
                 yield controller

@@ -34,12 +34,13 @@ class Operators:
 
     async def leader(self) -> "subprocess.Popen[bytes]":
         """The one that has the lease, as soon as there is one."""
-        await self._cluster.until(lambda: self._leader() is not None, "an operator leads")
-        found = self._leader()
+        await self._cluster.until(lambda: self.holder() is not None, "an operator leads")
+        found = self.holder()
         assert found is not None
         return found
 
-    def _leader(self) -> "subprocess.Popen[bytes] | None":
+    def holder(self) -> "subprocess.Popen[bytes] | None":
+        """Who is said to have the lease, dead or alive."""
         try:
             holder = self._cluster.store.get("leases", "team", LEASE_NAME)["spec"].get("holderIdentity", "")
         except Refused:

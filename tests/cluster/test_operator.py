@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Bed]:
 
 async def test_a_job_gets_its_gang_grows_and_a_lost_pod_is_replaced_at_once(cluster: Bed) -> None:
     cluster.store.create("trainingjobs", "team", training_job(**SMALL))
-    async with cluster.operator():
+    async with cluster.operator(resync_every=600.0):
         await cluster.until(lambda: len(cluster.pods("Running")) == 4, "all replicas run")
         await cluster.until(lambda: cluster.status().get("replicas") == 4, "it says so")
         gang = cluster.store.get("pods", "team", "job-1-0-1")
@@ -40,8 +39,8 @@ async def test_a_job_gets_its_gang_grows_and_a_lost_pod_is_replaced_at_once(clus
         joiner = next(each for each in cluster.pods() if each["metadata"]["labels"]["regrow.dev/place"] == "3")
         assert joiner["spec"]["containers"][0]["command"][:2] == ["regrow", "agent"]
         cluster.store.delete("pods", "team", joiner["metadata"]["name"], grace=0)
-        took = await cluster.until(lambda: len(cluster.pods()) == 4, "another is made")
-        assert took < 2.0, took  # benchmarks/operator_cost.py has the figure; here others use the machine too
+        # At once, for nobody looks at all jobs again; benchmarks/operator_cost.py has the figure.
+        await cluster.until(lambda: len(cluster.pods()) == 4, "another is made")
         cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 2}})
         await cluster.until(lambda: len(cluster.pods("Running")) == 2, "it is made smaller")
         assert {each["metadata"]["labels"]["regrow.dev/place"] for each in cluster.pods("Running")} == {"0", "1"}
@@ -63,8 +62,9 @@ async def test_cut_watches_lost_history_and_an_api_server_that_is_away_are_lived
         cluster.fake.down = True
         cluster.store.delete("pods", "team", cluster.pods("Running")[-1]["metadata"]["name"], grace=0)
         cluster.store.compact()
+        before = len(cluster.fake.requests)
         cluster.fake.cut()
-        await asyncio.sleep(0)
+        await cluster.until(lambda: len(cluster.fake.requests) > before, "it is asked for while it is away")
         cluster.fake.down = False
         await cluster.until(lambda: len(cluster.pods("Running")) == 4, "all replicas run again")
         cluster.fake.cut()
@@ -78,18 +78,17 @@ async def test_cut_watches_lost_history_and_an_api_server_that_is_away_are_lived
 
 async def test_of_two_operators_one_leads_and_the_other_takes_over(cluster: Bed) -> None:
     async with cluster.client() as api:
-        first = Leadership(api, namespace="team", identity="a", held_for=2.0, renew_every=0.05)
-        second = Leadership(api, namespace="team", identity="b", held_for=2.0, renew_every=0.05)
+        # Held for so long that none loses it by a pause of this process, nor has it but by being given it.
+        first = Leadership(api, namespace="team", identity="a", held_for=600.0, renew_every=0.05)
+        second = Leadership(api, namespace="team", identity="b", held_for=600.0, renew_every=0.05)
         await first.acquire()
         holding = asyncio.create_task(first.hold())
         taking = asyncio.create_task(second.acquire())
         done, _ = await asyncio.wait({taking}, timeout=0.5)
         assert not done and not holding.done()
         holding.cancel()
-        began = time.monotonic()
         await first.release()
-        await asyncio.wait_for(taking, 20)
-        assert time.monotonic() - began < 10
+        await asyncio.wait_for(taking, 60)
         assert cluster.store.get("leases", "team", "regrow-operator")["spec"]["holderIdentity"] == "b"
 
 

@@ -51,8 +51,10 @@ def trains(size: int, job: JobView) -> bool:
     return job.phase == "training" and job.replicas == size
 
 
-def stands_at(step: int, job: JobView) -> bool:
-    return job.step >= step
+def paced(job: Elastic, size: int, now: JobView) -> bool:
+    """Whether ranks of that number have made some steps: from where their world began, for they wait a few later."""
+    formed = job.ledger().generations
+    return bool(formed) and len(formed[-1].workers) == size and now.step >= formed[-1].step + KNOWN
 
 
 def changes(size: int, job: JobView) -> bool:
@@ -63,7 +65,7 @@ def change(job: Elastic, habit: Habit, folder: Path) -> None:
     """Take the job from world to world; who is refused another size stays as it is."""
     for number, (before, after) in enumerate(pairwise(SIZES), 1):
         job.until(partial(trains, before), f"{before} ranks train")
-        job.until(partial(stands_at, job.view().step + KNOWN), "its pace is known")
+        job.until(partial(paced, job, before), "its pace is known")
         answer = job.scale(after)
         if habit.fixed:
             assert not answer.accepted and habit.fixed in answer.reason, answer
