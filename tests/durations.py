@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 _HEAD = """# How long the tests take
 
 Written by `tests/durations.py` from reports of all but the soak tests, run three at a time (`make test-times`); do not
-edit. Seconds are those of the tests themselves, fixtures included, so their sum is about three times the time that passed.
+edit. Seconds are those of the tests themselves, fixtures included; their sum is three times the time that passed.
 
 """
 

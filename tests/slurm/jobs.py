@@ -65,8 +65,8 @@ class SubmittedJob:
             lines += [f"[{part}]", f"partition = {json.dumps(partition)}", f"options = {json.dumps(self._options)}"]
         (self.here.folder / "job.toml").write_text("\n".join(lines) + "\n")
 
-    def submit(self, *, steps: int, pace: float = 0.05, **keys: Any) -> int:
-        """Submit it; the number of the gang's Slurm job."""
+    def submit(self, *, steps: int, pace: float = 0.2, **keys: Any) -> int:
+        """Submit it; the number of the gang's Slurm job. By its pace it lasts for minutes until it is let go."""
         self.write(steps, pace, **keys)
         self.submitted_at = time.monotonic()
         code, said = self.regrow("slurm", "submit", "job.toml")
@@ -150,5 +150,5 @@ def slurm_job(cluster: SlurmCluster, folder: Path) -> Iterator[SubmittedJob]:
             yield made
         finally:
             cluster.run("scancel", "-u", "root")
-            cluster.until(lambda: not cluster.queue() or None, "all Slurm jobs have ended", 60.0)
+            cluster.until(lambda: not cluster.queue() or None, "all Slurm jobs have ended")
         here.assert_no_process_left()

@@ -23,9 +23,9 @@ from tests.process.network import Network, network
 
 PACKAGES = ("slurm-wlm", "munge")
 NEEDED = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "unshare", "nsenter", "setpriv", "ip")
-GRACE_S = 30
+GRACE_S = 60
 _APT_S = 240.0
-_START_S = 30.0
+_START_S = 120.0
 _CONTROLLER = 0
 """Which of the network's hosts the controller is on; node0 is the next one."""
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

@@ -13,7 +13,7 @@ from tests.slurm.jobs import SubmittedJob, slurm_job
 from tests.slurm.rig import GRACE_S, SlurmCluster, slurm_cluster
 
 SHORT, LONG, FOREVER = 20, 300, 4000
-FIRST_STEP_S = 60.0
+FIRST_STEP_S = 180.0
 """From submitting to the first step, on a machine that does other things too; a bound for tests, not for users."""
 
 
