@@ -130,7 +130,7 @@ def test_fewer_than_at_least_within_the_window_is_told_at_its_end_and_so_is_that
         assert news is None or not news.broken
         assert (news is not None) <= broken
         broken = broken and news is None
-        enough = sum(at > now - window for at in times) >= least
+        enough = sum(at + window > now for at in times) >= least  # as the deadline is added up, and so rounded
         assert not (broken and enough)
 
 
