@@ -1,12 +1,12 @@
 """A small training under the operator, which must end with the bits of an undisturbed run whatever happens to it."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.bed import Bed
 from tests.cluster.fake_store import Manifest
 from tests.cluster.jobs import training_job
+from tests.cluster.ports import held_port
 from tests.process.elastic import HURRY, final, fixed_run, losses
 from tests.process.training import SCRIPTS, redone
 
@@ -17,15 +17,12 @@ STEPS = 200
 MICRO = (str(SCRIPTS / "train_micro.py"),)
 
 
-def micro_job(*, steps: int = STEPS, pace: float = 0.3, **spec: Any) -> dict[str, Any]:
+def micro_job(*, steps: int = STEPS, pace: float = 0.6, **spec: Any) -> dict[str, Any]:
     """A job of the small training in micro-batches, in world-invariant mode; it takes its time until it is let go."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     script = [*MICRO, "--steps", str(steps), "--pace", str(pace), "--invariant"]
     flags = ["--data-cache=off"]
     quick: dict[str, Any] = {"scaleUpSnoozeTimeInSeconds": 0, "gracefulShutdownTimeoutInSeconds": 20}
-    return training_job(script=[*script, "--out", "job.out"], port=port, runFlags=flags, **quick, **spec)
+    return training_job(script=[*script, "--out", "job.out"], port=held_port(), runFlags=flags, **quick, **spec)
 
 
 class TrainedJob:
