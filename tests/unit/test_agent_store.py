@@ -35,7 +35,7 @@ class Client:
 
     async def ask(self, request: msgspec.Struct) -> StoreReply | None:
         self.writer.write(self.codec.frame(request))
-        return await asyncio.wait_for(self.codec.read(self.reader), 10.0)
+        return await asyncio.wait_for(self.codec.read(self.reader), 90.0)
 
     async def reply(self, request: msgspec.Struct) -> StoreReply:
         reply = await self.ask(request)
@@ -89,7 +89,7 @@ async def test_a_frame_that_is_no_request_is_hung_up_on(tmp_path: Path) -> None:
 
 async def test_reading_waits_for_the_writer(tmp_path: Path) -> None:
     async with store(tmp_path) as (server, reader):
-        waiting = asyncio.create_task(reader.reply(StoreGet("late", 10.0)))
+        waiting = asyncio.create_task(reader.reply(StoreGet("late", 60.0)))
         writer, _ = await connect(server)
         await writer.ask(StoreSet("other", b"x"))
         assert not waiting.done()
@@ -99,7 +99,7 @@ async def test_reading_waits_for_the_writer(tmp_path: Path) -> None:
 
 async def test_waiting_for_several_keys_needs_all_of_them(tmp_path: Path) -> None:
     async with store(tmp_path) as (server, reader):
-        waiting = asyncio.create_task(reader.reply(StoreWait(["a", "b"], 10.0)))
+        waiting = asyncio.create_task(reader.reply(StoreWait(["a", "b"], 60.0)))
         writer, _ = await connect(server)
         await writer.ask(StoreSet("b", b""))
         await writer.ask(StoreCount())
@@ -227,7 +227,7 @@ async def test_every_read_ends_however_reads_and_writes_fall_together(tmp_path: 
         ]
         reads = [chance.sample(keys, len(keys)) for _ in clients[4:]]
         works += [
-            go(client, [StoreGet(key, 5.0) for key in some]) for client, some in zip(clients[4:], reads, strict=True)
+            go(client, [StoreGet(key, 60.0) for key in some]) for client, some in zip(clients[4:], reads, strict=True)
         ]
         found = await asyncio.gather(*works)
         assert found[4:] == [[key.encode() for key in some] for some in reads]

@@ -20,6 +20,9 @@ from regrow.core.messages.store import (
     placed,
 )
 
+PATIENCE_S = 60.0
+"""For what comes at once unless the whole process is held up."""
+
 
 async def at_once(net: Net, *requests: tuple[int, object]) -> list[StoreReply]:
     return await asyncio.gather(*(net.ask(node, request) for node, request in requests))  # type: ignore[arg-type]
@@ -32,7 +35,7 @@ def home_of(net: Net, key: str) -> int:
 async def test_a_key_that_everybody_reads_costs_no_agent_more_than_a_few_questions() -> None:
     for nodes in (8, 64, 300):
         net = Net(nodes)
-        waiting = asyncio.create_task(at_once(net, *((node, StoreGet("g1/id", 5.0)) for node in range(nodes))))
+        waiting = asyncio.create_task(at_once(net, *((node, StoreGet("g1/id", PATIENCE_S)) for node in range(nodes))))
         await asyncio.sleep(0)
         await net.ask(3, StoreSet("g1/id", b"x"))
         assert {reply.value for reply in await waiting} == {b"x"}
@@ -44,10 +47,12 @@ async def test_a_key_that_everybody_reads_costs_no_agent_more_than_a_few_questio
 async def test_what_was_read_once_on_a_node_is_not_asked_for_again() -> None:
     net = Net(9)
     await net.ask(0, StoreSet("g1/k", b"x"))
-    await at_once(net, *((node, StoreWait(["g1/k"], 1.0)) for node in range(9)))
+    await at_once(net, *((node, StoreWait(["g1/k"], PATIENCE_S)) for node in range(9)))
     before = sum(net.asked.values())
     for _ in range(3):
-        assert {r.value for r in await at_once(net, *((node, StoreGet("g1/k", 1.0)) for node in range(9)))} == {b"x"}
+        assert {r.value for r in await at_once(net, *((node, StoreGet("g1/k", PATIENCE_S)) for node in range(9)))} == {
+            b"x"
+        }
     assert sum(net.asked.values()) == before
 
 
@@ -58,7 +63,7 @@ async def test_what_neighbours_read_costs_the_same_in_any_world() -> None:
             await net.ask(node, StoreSet(placed("g1/mesh", node), b"here"))
         assert not net.asked, "each rank's key lives with its own agent"
         for node in range(nodes):
-            await net.ask(node, StoreGet(placed("g1/mesh", (node + 1) % nodes), 1.0))
+            await net.ask(node, StoreGet(placed("g1/mesh", (node + 1) % nodes), PATIENCE_S))
         assert set(net.asked.values()) == {1}
 
 
@@ -73,9 +78,9 @@ async def test_an_overwritten_value_is_seen_nowhere_once_the_writer_has_its_answ
     net = Net(20, seed=1)
     await net.ask(0, StoreSet("g1/k", b"0"))
     for turn in range(1, 6):
-        await at_once(net, *((node, StoreGet("g1/k", 1.0)) for node in range(20)))
+        await at_once(net, *((node, StoreGet("g1/k", PATIENCE_S)) for node in range(20)))
         await net.ask(turn, StoreSet("g1/k", str(turn).encode()))
-        replies = await at_once(net, *((node, StoreGet("g1/k", 1.0)) for node in range(20)))
+        replies = await at_once(net, *((node, StoreGet("g1/k", PATIENCE_S)) for node in range(20)))
         assert {reply.value for reply in replies} == {str(turn).encode()}
     await net.ask(7, StoreDelete("g1/k"))
     assert {r.number for r in await at_once(net, *((node, StoreCheck(["g1/k"])) for node in range(20)))} == {0}
@@ -97,7 +102,7 @@ async def test_no_read_is_older_than_what_was_written_before_it_began(seed: int)
         for _ in range(15):
             key = chance.choice(list(floor))
             least = floor[key]
-            found = int((await net.ask(node, StoreGet(key, 5.0))).value)
+            found = int((await net.ask(node, StoreGet(key, PATIENCE_S))).value)
             assert found >= least, f"{key} was {least} and then {found}"
             floor[key] = max(floor[key], found)
             for _ in range(chance.randrange(10)):
@@ -111,7 +116,7 @@ async def test_no_read_is_older_than_what_was_written_before_it_began(seed: int)
 async def test_one_wins_a_compare_and_set_that_all_have_read(seed: int) -> None:
     net = Net(10, seed=seed)
     await net.ask(0, StoreSet("g1/k", b"free"))
-    await at_once(net, *((node, StoreGet("g1/k", 1.0)) for node in range(10)))
+    await at_once(net, *((node, StoreGet("g1/k", PATIENCE_S)) for node in range(10)))
     replies = await at_once(net, *((node, StoreCompareSet("g1/k", b"free", str(node).encode())) for node in range(10)))
     assert len({reply.value for reply in replies}) == 1
 
@@ -119,10 +124,10 @@ async def test_one_wins_a_compare_and_set_that_all_have_read(seed: int) -> None:
 async def test_a_wait_ends_at_its_own_deadline_though_another_waits_longer() -> None:
     net = Net(9)
     node = (home_of(net, "g1/k") + 1) % 9
-    longer = asyncio.create_task(net.ask(node, StoreGet("g1/k", 60.0)))
+    longer = asyncio.create_task(net.ask(node, StoreGet("g1/k", 600.0)))
     await asyncio.sleep(0)
-    assert (await asyncio.wait_for(net.ask(node, StoreGet("g1/k", 0.05)), 5.0)).error == TIMEOUT
-    assert (await asyncio.wait_for(net.ask(node, StoreCheck(["g1/k"])), 5.0)).number == 0
+    assert (await asyncio.wait_for(net.ask(node, StoreGet("g1/k", 0.05)), PATIENCE_S)).error == TIMEOUT
+    assert (await asyncio.wait_for(net.ask(node, StoreCheck(["g1/k"])), PATIENCE_S)).number == 0
     await net.ask(node, StoreSet("g1/k", b"x"))
     assert (await longer).value == b"x"
 
@@ -141,11 +146,11 @@ async def test_a_wait_outlives_the_shorter_one_that_it_joined() -> None:
 async def test_when_its_last_reader_has_gone_a_question_is_withdrawn() -> None:
     net = Net(9)
     root = home_of(net, "g1/k")
-    reading = asyncio.create_task(net.ask((root + 1) % 9, StoreGet("g1/k", 60.0)))
+    reading = asyncio.create_task(net.ask((root + 1) % 9, StoreGet("g1/k", 600.0)))
     while not net.keepers[f"a{root}"].table._waiters:
         await asyncio.sleep(0)
     reading.cancel()
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE_S):
         while net.keepers[f"a{root}"].table._waiters:
             await asyncio.sleep(0)
 
@@ -168,7 +173,7 @@ async def test_the_home_that_dies_ends_the_wait_with_an_error_that_says_so() -> 
     net = Net(9)
     root = home_of(net, "g1/k")
     net.dead.add(f"a{root}")
-    reply = await asyncio.wait_for(net.ask((root + 1) % 9, StoreGet("g1/k", 60.0)), 5.0)
+    reply = await asyncio.wait_for(net.ask((root + 1) % 9, StoreGet("g1/k", 600.0)), PATIENCE_S)
     assert f"a{root} has ended" in reply.error
     assert "lost" in (await net.ask((root + 2) % 9, StoreSet("g1/k", b"x"))).error
 
@@ -178,29 +183,29 @@ async def test_an_agent_on_the_way_that_dies_is_gone_around() -> None:
     key = next(f"g1/{number}" for number in range(99) if home_of(net, f"g1/{number}") == 0)
     await net.ask(0, StoreSet(key, b"x"))
     net.dead.add("a8")  # node 9 would ask node 8, which asks node 0
-    assert (await net.ask(9, StoreGet(key, 5.0))).value == b"x"
+    assert (await net.ask(9, StoreGet(key, PATIENCE_S))).value == b"x"
 
 
 async def test_whoever_waits_for_a_key_of_a_generation_that_ends_is_told_on_every_node() -> None:
     net = Net(9)
-    waiting = [asyncio.create_task(net.ask(node, StoreGet("g1/k", 60.0))) for node in range(9)]
+    waiting = [asyncio.create_task(net.ask(node, StoreGet("g1/k", 600.0))) for node in range(9)]
     for _ in range(20):
         await asyncio.sleep(0)
     for keeper in net.keepers.values():
         keeper.learn(Generation(3), net.stores, 9)
         keeper.drop_before(Generation(2))
-    for reply in await asyncio.wait_for(asyncio.gather(*waiting), 5.0):
+    for reply in await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S):
         assert "is over" in reply.error
 
 
 async def test_what_was_cached_ends_with_its_generation() -> None:
     net = Net(9)
     await net.ask(0, StoreSet("g1/k", b"x"))
-    await at_once(net, *((node, StoreGet("g1/k", 1.0)) for node in range(9)))
+    await at_once(net, *((node, StoreGet("g1/k", PATIENCE_S)) for node in range(9)))
     for keeper in net.keepers.values():
         keeper.drop_before(Generation(2))
         assert len(keeper.copies) == len(keeper.table) == 0
-    assert "is over" in (await net.ask(1, StoreGet("g1/k", 1.0))).error
+    assert "is over" in (await net.ask(1, StoreGet("g1/k", PATIENCE_S))).error
 
 
 async def test_an_agent_that_has_not_heard_of_a_generation_yet_answers_when_it_has() -> None:

@@ -162,6 +162,8 @@ async def test_a_disk_that_does_not_answer_is_waited_for_a_moment_and_not_asked_
     one = WitnessFolder(witness)
     async with asyncio.timeout(10):
         assert not await one.votes(ASKED)
+        while not asked:  # its thread has begun
+            await asyncio.sleep(0.01)
         assert not await one.votes(ASKED)
     assert len(asked) == 1
     answers.set()
