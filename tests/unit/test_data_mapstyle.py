@@ -186,7 +186,7 @@ def _own_a_loader_worker(pids: Any) -> None:
         def __getitem__(self, index: int) -> Tensor:
             return torch.tensor([float(psutil.Process().pid)], dtype=torch.float64)
 
-    torch_worker.MP_STATUS_CHECK_INTERVAL = 3600.0  # torch's own watch on the parent
+    torch_worker.MP_STATUS_CHECK_INTERVAL = 3600.0  # type: ignore[attr-defined]  # torch's own watch on the parent
     one = StepLoader(loader(Who(), num_workers=1), seed=0)
     pids.send(int(one.batch(0, 0, 1)[0]))
     pids.recv()
