@@ -20,7 +20,7 @@ import torch.distributed as dist
 from tests.harm.frame import PlainSession, Trial, begin, play
 from tests.harm.table import Habit, named
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 def run_plain(habit: Habit, folder: Path, world: int, rank: int) -> None:

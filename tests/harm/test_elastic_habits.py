@@ -111,13 +111,13 @@ def verdict(here: Site, habit: Habit) -> None:
     assert_as_undisturbed(changing, still, bitwise=habit.invariant)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", FEW)
 def test_a_habit_of_each_kind_comes_through_a_change_of_the_world_or_has_a_fixed_size(here: Site, name: str) -> None:
     verdict(here, HABITS[name])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [name for name in ELASTIC if name not in FEW])
 def test_a_habit_comes_through_a_change_of_the_world_or_has_a_fixed_size(here: Site, name: str) -> None:
     verdict(here, HABITS[name])

@@ -97,7 +97,7 @@ def entries() -> list[Path]:
 
 def until_idle() -> None:
     """Returns when the producer has made all that there is to make."""
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 120.0
     while len({path.name for path in entries()}) < session.world_size * args.steps:
         if time.monotonic() > deadline:
             sys.exit("the producer does not make all entries")
