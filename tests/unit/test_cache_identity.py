@@ -106,7 +106,7 @@ def test_processes_with_different_hashes_and_addresses_agree(tmp_path: Path) -> 
         )
         for seed, path in (("1", "script.py"), ("2", "elsewhere/run.py"))
     ]
-    first, imported = (json.loads(process.communicate(timeout=100)[0]) for process in running)
+    first, imported = (json.loads(process.communicate(timeout=300)[0]) for process in running)
     assert difference(first, imported) == ["the data set's type: Data → module.Data"]
 
 

@@ -133,7 +133,7 @@ def test_ranks_meet_on_the_mesh_before_they_connect_to_each_other(monkeypatch: p
 
 
 def test_communicators_whose_aborts_wait_for_one_another_end() -> None:
-    first, second, together = Nccl(), Nccl(), threading.Barrier(2, timeout=20.0)
+    first, second, together = Nccl(), Nccl(), threading.Barrier(2, timeout=60.0)
     transports = []
     for made in (first, second):
         made.abort = together.wait  # type: ignore[method-assign, assignment]
@@ -177,18 +177,19 @@ def test_a_batch_that_nccl_does_not_let_be_closed_ends_the_worker(group: RegrowG
 
 def test_an_abort_lets_a_call_of_another_thread_return_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl_group, "CALL_S", 60.0)
     made, entered, goes_on = Nccl(), threading.Event(), threading.Event()
     transport, _ = formed(made, Mesh())
 
     def enqueue(tensors: Any) -> None:
         entered.set()
-        assert goes_on.wait(20.0)
+        assert goes_on.wait(60.0)
         made.said.append("enqueued")
 
     made.allreduce = enqueue  # type: ignore[method-assign]
     calling = threading.Thread(target=transport.call, args=("allreduce", ([1.0],), {}))
     calling.start()
-    assert entered.wait(20.0)
+    assert entered.wait(60.0)
     transport.halt()
     with pytest.raises(GenerationHalted):
         transport.call("allreduce", ([1.0],), {})
@@ -206,7 +207,7 @@ def test_what_a_blocked_call_connects_after_the_abort_is_aborted_too(monkeypatch
 
     def connect(tensors: Any) -> None:
         entered.set()
-        assert first.wait(20.0)
+        assert first.wait(60.0)
         made.said.append("connected")
 
     def abort() -> None:
@@ -216,7 +217,7 @@ def test_what_a_blocked_call_connects_after_the_abort_is_aborted_too(monkeypatch
     made.allreduce, made.abort = connect, abort  # type: ignore[method-assign]
     calling = threading.Thread(target=transport.call, args=("allreduce", ([1.0],), {}))
     calling.start()
-    assert entered.wait(20.0)
+    assert entered.wait(60.0)
     transport.halt()
     calling.join()
     transport.close()

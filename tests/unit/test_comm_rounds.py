@@ -36,7 +36,7 @@ class World:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20.0)
+            thread.join(240.0)
         assert not any(thread.is_alive() for thread in threads)
         assert all(queue.empty() for queue in self._queues.values()), "a message that nobody has taken"
         return results
@@ -50,7 +50,7 @@ class World:
             for peer, parts in out.items():
                 channels[peer].put((call is not None, [part.clone() for part in parts]))
             for peer, parts in into.items():
-                told, arrived = awaited[peer].get(timeout=10.0)
+                told, arrived = awaited[peer].get(timeout=120.0)
                 assert told == (call is not None), "one side says what it calls, and the other does not hear it"
                 assert [part.shape for part in parts] == [part.shape for part in arrived]
                 for part, values in zip(parts, arrived, strict=True):

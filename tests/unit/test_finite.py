@@ -52,7 +52,7 @@ class World:
     def least(self, mine: torch.Tensor) -> torch.Tensor:
         """As a collective: of all ranks, once each has come."""
         self.heard.append(mine)
-        self.met.wait(10.0)
+        self.met.wait(60.0)
         return torch.stack(self.heard).amin(0)
 
     def agree(self, *, sharded: bool = False) -> list[str]:

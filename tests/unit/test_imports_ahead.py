@@ -29,7 +29,7 @@ def ahead(folder: Path, *names: str) -> list[str]:
     """In a fresh process: what came of importing these ahead, and what it then has of them."""
     code = AHEAD.format(folder=str(folder), names=list(names))
     environment = os.environ | {"RANK": "1", "WISH": "no"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -101,4 +101,4 @@ def test_an_output_that_ended_by_itself_is_not_degenerate() -> None:
 
 def test_the_detector_needs_no_torch() -> None:
     code = "import sys, regrow.infer.lz as lz; lz.examine([1], hit_length_limit=True); sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

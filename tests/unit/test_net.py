@@ -21,6 +21,8 @@ from regrow.core.net import (
 )
 from regrow.core.wire import FrameCodec
 
+PATIENCE = 60.0
+
 
 class Numbered(msgspec.Struct, frozen=True):
     number: int
@@ -40,7 +42,7 @@ def echo(sock: socket.socket) -> None:
 def test_whoever_connects_is_served_until_the_server_closes(listener: Listener) -> None:
     server = ThreadServer("echo", echo)
     endpoint = server.open(listener)
-    with connect(endpoint, 5.0) as one, connect(endpoint, 5.0) as other:
+    with connect(endpoint, PATIENCE) as one, connect(endpoint, PATIENCE) as other:
         for sock in (one, other):
             sock.sendall(b"hello")
             assert sock.recv(100) == b"hello"
@@ -64,10 +66,10 @@ def test_one_that_is_dismissed_is_served_no_more_and_others_are(listener: Listen
 
     server = ThreadServer("echo", attend)
     endpoint = server.open(listener)
-    with connect(endpoint, 5.0) as one:
-        assert came.acquire(timeout=5.0)
-        with connect(endpoint, 5.0) as other:
-            assert came.acquire(timeout=5.0)
+    with connect(endpoint, PATIENCE) as one:
+        assert came.acquire(timeout=PATIENCE)
+        with connect(endpoint, PATIENCE) as other:
+            assert came.acquire(timeout=PATIENCE)
             server.dismiss(served[:1])
             assert one.recv(1) == b""
             other.sendall(b"still")
@@ -77,7 +79,7 @@ def test_one_that_is_dismissed_is_served_no_more_and_others_are(listener: Listen
 
 def test_another_thread_can_end_what_has_been_opened(listener: Listener) -> None:
     opened: list[socket.socket] = []
-    with connect(listener.endpoint, 5.0, opened=opened.append) as sock:
+    with connect(listener.endpoint, PATIENCE, opened=opened.append) as sock:
         assert opened == [sock]
         hang_up(opened[0])
         assert sock.recv(1) == b""

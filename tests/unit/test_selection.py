@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 def test_what_has_not_begun_in_time_is_left_out_and_counted() -> None:
     words = ["-q", "-p", "no:cacheprovider", "--until", "0", "tests/unit/test_dealing.py"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 tests were run, " in done.stdout and " passed" not in done.stdout

@@ -76,7 +76,7 @@ def test_the_first_nodes_word_is_the_scripts_exit_code_and_lost_nodes_are_not_wa
     text = script_of(JobPart(read(MINIMAL)), ["true"])
     for body, code in (("echo 0 >$REGROW_SLURM_RESULT/code; return 9", 0), ("return 1", 75)):
         fake = f"srun() {{ {body}; }}\n"
-        done = subprocess.run(["bash"], input=fake + text, text=True, capture_output=True, check=False, timeout=20)
+        done = subprocess.run(["bash"], input=fake + text, text=True, capture_output=True, check=False, timeout=120)
         assert done.returncode == code, done.stderr
 
 
@@ -84,12 +84,12 @@ def test_the_first_nodes_word_is_the_scripts_exit_code_and_lost_nodes_are_not_wa
 def test_a_node_without_regrow_is_named_and_the_same_is_not_tried_again(part: JobPart) -> None:
     text = script_of(part, ["./no `id` $HOME/regrow", "-m", 'a"b'])
     fake = "srun() { return 1; }\nhostname() { echo node7; }\n"
-    done = subprocess.run(["bash"], input=fake + text, text=True, capture_output=True, check=False, timeout=20)
+    done = subprocess.run(["bash"], input=fake + text, text=True, capture_output=True, check=False, timeout=120)
     assert done.returncode == 93
     told = "regrow: './no `id` $HOME/regrow' -m 'a\"b' cannot be started on node7: install regrow there, or set command"
     assert told in done.stderr
     there = script_of(part, ["true"])
-    done = subprocess.run(["bash"], input=fake + there, text=True, capture_output=True, check=False, timeout=20)
+    done = subprocess.run(["bash"], input=fake + there, text=True, capture_output=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (75 if part.place is None else 1, "")
 
 

@@ -21,7 +21,7 @@ from regrow.core import tunnel
 from regrow.core.net import Listener, ThreadServer, connect, hang_up, listen
 from regrow.core.strangers import refused
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 _ALERT = 21
 
 
@@ -116,7 +116,7 @@ def test_last_words_of_who_has_left_already_are_heard(listener: Listener) -> Non
 def test_a_process_that_ends_leaves_its_last_words(listener: Listener) -> None:
     text = f"""
         from regrow.core.net import connect
-        sock = connect({listener.endpoint!r}, 20)
+        sock = connect({listener.endpoint!r}, 60)
         sock.sendall(b"last words" * 100_000)
     """
     ends = subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)])
@@ -180,7 +180,7 @@ def test_who_shows_another_certificate_is_hung_up_on(listener: Listener, tmp_pat
     around = os.environ | {"REGROW_TLS_CERT": cert, "REGROW_TLS_KEY": key}
     text = f"""
         from regrow.core.net import connect
-        sock = connect({listener.endpoint!r}, 20)
+        sock = connect({listener.endpoint!r}, 60)
         try:
             sock.sendall(b"the token")
             print(sock.recv(1))
