@@ -20,7 +20,7 @@ from regrow.operator.crd import crd
 from regrow.operator.lightkube_api import LightkubeApi
 from regrow.operator.node_watch import NodeWatch
 
-PATIENCE = 90.0
+PATIENCE = 240.0
 KEY = b"0123456789abcdef0123456789abcdef"
 _TICK = 0.02
 

@@ -30,7 +30,7 @@ from regrow.operator.crd import crd
 from regrow.operator.lightkube_api import LightkubeApi
 
 REAL = os.environ.get("REGROW_TEST_KUBECONFIG", "")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Server:
