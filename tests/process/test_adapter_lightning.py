@@ -83,7 +83,8 @@ def test_ranks_that_die_in_a_step_and_in_a_validation(here: Site, undisturbed: O
     died = ("--die-in-validation", "0", "5")
     fitted = run(here, "validation", faults=[Fault(1, 3, "reduce")], extra=died)
     assert_equal(fitted.outcome, undisturbed, faults=1)
-    assert [incident.kind for incident in fitted.outcome.ledger.incidents] == ["exit", "exit"]
+    found = fitted.outcome.ledger.incidents  # one, where the second comes before it is known that the first is mended
+    assert {incident.kind for incident in found} == {"exit"} and sum(incident.faults for incident in found) == 2
     assert_heard_once(fitted, lost={0, 1})
 
 

@@ -78,7 +78,8 @@ def test_ranks_that_die_in_a_step_and_in_an_evaluation(here: Site, undisturbed: 
     died = ("--die-in-evaluation", "0", "8")
     trained = run(here, "evaluation", faults=[Fault(1, 4, "reduce")], extra=died)
     assert_equal(trained.outcome, undisturbed, faults=1)
-    assert [incident.kind for incident in trained.outcome.ledger.incidents] == ["exit", "exit"]
+    found = trained.outcome.ledger.incidents  # one, where the second comes before it is known that the first is mended
+    assert {incident.kind for incident in found} == {"exit"} and sum(incident.faults for incident in found) == 2
     assert_heard_once(trained, lost={0, 1})
 
 

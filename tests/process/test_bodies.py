@@ -103,4 +103,6 @@ def test_a_function_that_returns_what_its_body_computes_goes_on_where_that_was_c
     assert digests[0] == digests[1]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 3 * 12
-    assert len(outcome.ledger.incidents) == 3
+    assert len(outcome.ledger.injected) == 3
+    # One that comes before the coordinator has heard that the one before is mended belongs to the same incident.
+    assert sum(incident.faults for incident in outcome.ledger.incidents) == 3

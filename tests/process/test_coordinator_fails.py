@@ -8,6 +8,8 @@ from tests.process.launching import Site, site
 from tests.process.training import Fault, Outcome, assert_equal, train
 
 WORLD, STEPS = 3, 24
+SLOW = ("--pause", "0.05")
+"""An agent tells of commits a few times a second: else all are made before it has told of enough."""
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +47,7 @@ def test_training_goes_on_and_ends_the_same(here: Site, undisturbed: Outcome, ca
     name = case.replace(",", "").replace(" ", "-")
     here.module = "tests.process.defective"
     try:
-        # An agent tells of commits a few times a second: else all are made before it has told of one.
-        slow = ("--pause", "0.05") if "NodeProgress" in defects else ()
+        slow = SLOW if "NodeProgress" in defects else ()
         outcome = train(here, name, world=WORLD, steps=STEPS, faults=faults, env={VARIABLE: defects}, extra=slow)
     finally:
         here.module = "regrow"
@@ -62,7 +63,7 @@ def test_one_that_fails_too_often_ends_the_job_and_says_so(here: Site) -> None:
     here.module = "tests.process.defective"
     defects = ", ".join(f"NodeProgress:{number}" for number in range(2, 6))
     try:
-        outcome = train(here, "too-often", world=WORLD, steps=2000, env={VARIABLE: defects})
+        outcome = train(here, "too-often", world=WORLD, steps=2000, env={VARIABLE: defects}, extra=SLOW)
     finally:
         here.module = "regrow"
     assert outcome.code == 70

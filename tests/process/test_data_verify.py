@@ -75,13 +75,15 @@ def test_a_loader_of_its_own_order_is_held_to_shares_and_digests(here: Site) -> 
 
 def test_the_lines_of_an_agent_that_was_killed_are_missed_and_not_called_wrong(here: Site) -> None:
     nodes, go_on = ("--local-nodes", "2", "--nproc-per-node", "2"), here.folder / "go-on"
-    script = (str(SCRIPTS / SCRIPT), "--steps", "150", "--say-steps", "--hold", f"20:{go_on}")
+    script = (str(SCRIPTS / SCRIPT), "--steps", "150", "--say-steps", "--hold", f"20:{go_on}", "--pace", "0.05")
     with here.start("run", "--job", "agent", *nodes, *script) as job:
         agents = agents_of(here, "agent", job)
         go_on.touch()
         job.wait_for("step 21\n")
         os.kill(agents["node1"], signal.SIGKILL)
+        (here.folder / "hurry").touch()  # steps are left until then, however fast they are
         assert job.wait() == 0, job.output
+    (here.folder / "hurry").unlink()
     done = here.regrow("data", "verify", "agent", "--json")
     proof = json.loads(done.stdout)
     assert (proof["findings"], proof["steps"]) == ([], 150)

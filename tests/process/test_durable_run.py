@@ -52,7 +52,7 @@ def begun(outcome: Outcome) -> int:
 
 def test_a_resumed_job_ends_like_one_that_was_never_stopped(here: Site) -> None:
     whole = train(here, "whole", world=2, steps=STEPS)
-    script = (str(SCRIPTS / "train_small.py"), "--steps", str(STEPS), *PAUSE)
+    script = (str(SCRIPTS / "train_small.py"), "--steps", str(STEPS), "--pace", "1.0")  # steps are left when it ends
     with here.start("run", "--job", "first", "--nproc-per-node", "2", *flags(here), *script) as first:
         first.wait_for("beside the training")
         lines = [b" ".join(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")) for pid in here.processes()]
@@ -115,7 +115,7 @@ def lose_all(here: Site, *words: str) -> Outcome:
         "--steps",
         str(STEPS),
         "--pace",
-        "0.1",
+        "0.3",
         "--out",
         str(here.folder / "lost.out"),
     )

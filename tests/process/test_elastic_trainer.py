@@ -35,7 +35,7 @@ def fixed(here: Site) -> Outcome:
 
 
 def test_from_one_rank_to_three_of_which_one_dies_to_two(here: Site, fixed: Outcome) -> None:
-    with here.start(*words("job", "--replicas", "1:3"), "--pace", "0.05") as started:
+    with here.start(*words("job", "--replicas", "1:3"), "--pace", "0.3") as started:
         job = Elastic(here, "job", started)
         job.settled(1)
         generation = job.reach(3).generation
