@@ -74,17 +74,30 @@ def test_the_default_mode_stays_within_float_tolerance_of_the_fixed_run(here: Si
     assert worst < 1e-5, f"losses differ by up to {worst}"
 
 
+@contextmanager
+def _held(job: Elastic) -> Iterator[None]:
+    """Candidates that are asked for wait with their building, so that it is seen."""
+    wait = job.site.folder / "wait"
+    wait.touch()
+    yield
+    wait.unlink()
+
+
 def _building(job: Elastic) -> None:
-    answer = job.scale(4)
-    assert answer.accepted, answer.reason
-    job.kill(job.worker("starting"))
+    with _held(job):
+        answer = job.scale(4)
+        assert answer.accepted, answer.reason
+        job.kill(job.worker("starting"))
 
 
 def _survivor_while_others_build(job: Elastic) -> None:
-    answer = job.scale(4)
-    assert answer.accepted, answer.reason
-    job.worker("starting")
-    job.kill(job.worker("member", 1))
+    with _held(job):
+        answer = job.scale(4)
+        assert answer.accepted, answer.reason
+        job.worker("starting")
+        lost = job.worker("member", 1)
+        job.kill(lost)
+        job.until(lambda now: lost.worker not in [each.worker for each in now.ranks], "the kill was seen")
 
 
 def _ask(size: int) -> Callable[[Elastic], None]:

@@ -33,7 +33,9 @@ def test_standbys_become_ranks_of_a_larger_world_and_still_replace_lost_ones(
         grown = job.reach(3)
         assert grown.ranks[2].worker == waiting.worker
         job.standby("ready" if warmth == "built" else "idle")
-        job.kill(job.worker("member", 1))
+        lost = job.worker("member", 1)
+        job.kill(lost)
+        job.until(lambda now: lost.worker not in [each.worker for each in now.ranks], "the kill was seen")
         job.settled(3)
         job.reach(1)
         job.standby("ready" if warmth == "built" else "idle")

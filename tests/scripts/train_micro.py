@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -132,6 +133,8 @@ def note_groups(out: Path | None) -> None:
 
 def main() -> None:
     args = parser.parse_args()
+    while Path("wait").exists():  # a test holds those who build now
+        time.sleep(0.01)
     torch.set_num_threads(1)
     if args.double:
         torch.set_default_dtype(torch.float64)
