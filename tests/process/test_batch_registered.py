@@ -57,13 +57,12 @@ def test_a_head_that_is_killed_and_started_again_finds_its_workers_and_not_those
     at: Desk, place: str
 ) -> None:
     wanted = ask(at, 120)
-    words = ("--listen", place, "--per-worker", "4")
-    head = at.start(*words, env=TOKEN)
+    head = at.start("--listen", place, "--per-worker", "1", env=TOKEN)  # so that rows are left when it is killed
     lost, kept = (at.register(f"http://{place}", "--latency", "0.1", env=TOKEN) for _ in range(2))
     until(lambda: at.journaled() >= 20)
     at.kill(head)
     at.kill(lost)
-    head = at.start(*words, env=TOKEN)
+    head = at.start("--listen", place, "--per-worker", "16", env=TOKEN)
     code, said = at.end(head)
     assert code == 0 and said.count("has announced itself") == 1, said
     assert at.answers() == wanted
@@ -83,7 +82,7 @@ def test_rows_that_outlast_the_grace_go_elsewhere(at: Desk) -> None:
     slow.send_signal(signal.SIGTERM)
     code, said = at.end(slow)
     assert code == 0 and "ends with rows under way: they go elsewhere" in said, said
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     (at.folder / "pool.txt").write_text(f"{at.worker().url}\n")
     assert at.end(head)[0] == 0
     assert at.answers() == wanted

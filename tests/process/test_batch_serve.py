@@ -1,6 +1,7 @@
 """Real servers (`transformers serve`, offline, with a tiny model) answer a batch while one dies and another comes."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -68,11 +69,12 @@ def test_two_hundred_rows_while_one_server_is_killed_and_one_is_added(
     first, second, third = servers
     pool = at.folder / "pool.txt"
     pool.write_text(f"{first}\n{second}\n")
-    until(lambda: is_up(third))
+    until(lambda: all(is_up(url) for url in servers))
     head = at.start("--workers-file", "pool.txt", "--per-worker", "2", "--model", model, *words)
     until(lambda: at.journaled() >= 40)
     servers[first].kill()
     pool.write_text(f"{first}\n{second}\n{third}\n")
+    head.send_signal(signal.SIGHUP)  # it reads the list at once, while there are rows left
     code, said = at.end(head)
     assert code == 0, said
     assert set(at.answers()) == {f"id-{number}" for number in range(rows)}
