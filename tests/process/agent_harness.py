@@ -213,7 +213,10 @@ class Bench:
 
     def steps(self) -> list[StepCommitted]:
         path = self.folder / f"steps.{NODE}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        whole, _, _ = (
+            path.read_text().rpartition("\n") if path.exists() else ("", "", "")
+        )  # the last may be half written
+        lines = whole.splitlines()
         assert all("time" in json.loads(line) for line in lines)
         return [msgspec.json.decode(line, type=StepCommitted) for line in lines]
 

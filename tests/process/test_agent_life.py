@@ -150,12 +150,14 @@ async def test_a_second_signal_ends_the_agent_at_once_and_so_does_the_end_of_its
         bench.process.send_signal(signal.SIGUSR1)
         await bench.coordinator.expect(NodeDraining)
         bench.process.send_signal(signal.SIGUSR1)
+        await bench.coordinator.expect(NodeStopped)  # which may be read after its end was seen
         assert await asyncio.wait_for(bench.process.wait(), 10.0) == 0
         assert isinstance(bench.coordinator.heard[-1][1], NodeStopped)
     (tmp_path / "late").mkdir()
     async with agent(tmp_path / "late", FAMILY, job=ELASTIC, drain_grace=0.5) as bench:
         worker = await bench.spawn("w0")
         bench.process.send_signal(signal.SIGTERM)
+        await bench.coordinator.expect(NodeStopped)
         assert await asyncio.wait_for(bench.process.wait(), 10.0) == 0
         told = [
             fact for _, fact in bench.coordinator.heard if isinstance(fact, NodeDraining | WorkerExited | NodeStopped)
