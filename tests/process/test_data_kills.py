@@ -63,7 +63,8 @@ def test_producer_and_workers_killed(here: Site, undisturbed: Reading) -> None:
 
 
 def test_a_producer_that_is_stopped_is_not_waited_for_for_long(here: Site, undisturbed: Reading) -> None:
-    reading = train_cached(here, "stopped", "--at", "3:stop", steps=STEPS)
+    slowly = ("--sample-s", "0.02")  # so that it has not made all batches before the third step of slow workers
+    reading = train_cached(here, "stopped", "--at", "3:stop", *slowly, steps=STEPS)
     assert_equal(reading.outcome, undisturbed.outcome, faults=0)
     assert reading.by_workers.total() > WORLD * BATCH
     assert reading.again <= UNDERWAY

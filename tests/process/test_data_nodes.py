@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.process.cached import counted
+from tests.process.elastic import HURRY
 from tests.process.launching import PATIENCE, Running, Site, site
 from tests.process.training import SCRIPTS
 
@@ -31,11 +32,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 class Job:
     """A training on two nodes of this machine, with caches in a folder of its own."""
 
-    def __init__(self, here: Site, name: str, *flags: str, pause: float = 0.1) -> None:
+    def __init__(self, here: Site, name: str, *flags: str, pace: float = 0.1) -> None:
         self._here, self.name = here, name
         self.root, self.reads, self.out = (here.folder / f"{name}.{what}" for what in ("root", "reads", "out"))
         self.root.mkdir()
-        words = ["--steps", str(STEPS), "--batch", str(BATCH), "--sample-s", "0.003", "--pause", str(pause)]
+        words = ["--steps", str(STEPS), "--batch", str(BATCH), "--sample-s", "0.003", "--pace", str(pace)]
         words += ["--reads", str(self.reads), "--out", str(self.out), "--cache", str(self.root)]
         self.running: Running = here.start(
             "run", "--job", name, "--data-cache", str(self.root), *flags, str(SCRIPTS / "train_cached.py"), *words
@@ -94,7 +95,7 @@ def _filled(cache: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def undisturbed(here: Site) -> tuple[Losses, list[dict[str, object]]]:
-    job = Job(here, "undisturbed", "--nproc-per-node", "2", "--data-cache-bytes", "64MiB", pause=0.0)
+    job = Job(here, "undisturbed", "--nproc-per-node", "2", "--data-cache-bytes", "64MiB", pace=0.0)
     with job.running:
         losses, finals, reads = job.end()
     assert reads.total() == len(reads) == STEPS * BATCH * 2
@@ -105,6 +106,7 @@ def undisturbed(here: Site) -> tuple[Losses, list[dict[str, object]]]:
 def test_a_replaced_node_fills_its_cache_again_by_itself(
     here: Site, undisturbed: tuple[Losses, list[dict[str, object]]], lost: str
 ) -> None:
+    (here.folder / HURRY).unlink(missing_ok=True)
     job = Job(here, f"lost-{lost}", *LOCAL)
     with job.running:
         job.until_furnished()
@@ -113,6 +115,7 @@ def test_a_replaced_node_fills_its_cache_again_by_itself(
         os.kill(job.agent(lost), signal.SIGKILL)
         own = {first, job.cache_of("node1" if lost == "node0" else "node0")}
         job.until(lambda: any(_filled(cache) for cache in set(job.root.iterdir()) - own))
+        (here.folder / HURRY).touch()  # steps were left until now, however long it took
         losses, finals, reads = job.end()
     assert f"{lost} is back" in job.running.output
     assert finals == undisturbed[1]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from pacing import pause  # type: ignore[import-not-found]  # beside this script
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -28,6 +29,7 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--sample-s", type=float, default=0.005)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
+parser.add_argument("--pace", type=float, default=0.0, help="see pacing.py")
 parser.add_argument("--bad", type=int, default=-1, metavar="INDEX", help="this sample cannot be read")
 parser.add_argument("--producer-dies-at", type=int, nargs="*", default=[], metavar="INDEX")
 parser.add_argument("--at", nargs="*", default=[], metavar="STEP:WHAT", help="what rank 0 does before that step, once")
@@ -85,10 +87,18 @@ class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def producer_pid() -> int:
+    """Of the producer, waited for: the first one may not listen yet, nor the successor of one that was killed."""
     where = json.loads(os.environ["REGROW_WORKER_ENV"])["socket_dir"]
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(f"{where}/data-0")
-        return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+    deadline = time.monotonic() + 60.0
+    while True:
+        try:
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(f"{where}/data-0")
+                return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def entries() -> list[Path]:
@@ -143,6 +153,7 @@ for step in session.steps(loader, until=args.steps):
             do(what)
     with step as (x, y):
         time.sleep(0 if step.rehearsal else args.pause)
+        pause(0.0 if step.rehearsal else args.pace, step.number, args.steps)
         loss = nn.functional.mse_loss(model(x), y)
         step.log(loss=loss, batch=float(x.double().sum()))
         loss.backward()  # type: ignore[no-untyped-call]
