@@ -30,7 +30,7 @@ class Example:
 EXAMPLES = [
     Example(
         "01-alone.py",
-        "--nproc-per-node 1 --checkpoint-dir {folder} --checkpoint-every 0.1s",
+        "--nproc-per-node 1 --checkpoint-dir {folder} --checkpoint-every 1ms",
         "--steps 60",
         (Fault(0, 40, "update"),),
         ranks=1,
