@@ -76,6 +76,12 @@ def test_what_agents_and_signals_say_meanwhile_is_heard_afterwards(failed: Resta
     assert isinstance(commands[-1], EndJob) and "Ctrl-C" in commands[-1].diagnosis
 
 
+def test_nothing_is_started_where_all_must_leave_as_was_heard_meanwhile(failed: RestartableMachine) -> None:
+    failed.handle(NodeDraining(NODES[1], 30.0, "SIGUSR1"), 2.5)
+    assert [command.node for command in report(failed) if isinstance(command, SpawnWorker)] == []
+    assert failed.machine.roster.nodes[NODES[1]].leave_by == 32.5, "the notice has run since it was given"
+
+
 def test_workers_of_which_no_agent_knows_are_started_anew(failed: RestartableMachine) -> None:
     spawned = [command.worker for command in report(failed) if isinstance(command, SpawnWorker)]
     assert spawned == ["node0.w1", "node1.w1"], "their names are not given again"

@@ -4,17 +4,34 @@ import asyncio
 
 import pytest
 
-from regrow.core.ids import JobId, NodeId, Rank, StepNo, WorkerId
+from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import Fact, FaultSpec, FaultStage, TimeAdvanced, Warmth
+from regrow.core.messages import (
+    Fact,
+    FaultSpec,
+    FaultStage,
+    NodeDraining,
+    NodeJoined,
+    NodeLost,
+    NodeStopped,
+    ProveAlive,
+    Role,
+    SpawnWorker,
+    TimeAdvanced,
+    Warmth,
+    WorkerExited,
+)
 from regrow.core.messages.elections import Handover, LauncherPresent, Office, VoteAnswered, VoteAsked, Voter
+from regrow.core.records import WorkerGone
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
+from regrow.membership.machine import Membership
 from regrow.membership.orders import Command, Deposed
 from regrow.membership.recovery.doubts import Doubt
 from regrow.membership.scaling import Change
 from regrow.membership.server.launchers import LauncherDesk
 from regrow.membership.server.leased import LeasedMachine
+from regrow.membership.succession.belated import still_meant
 from regrow.membership.succession.election import Election
 from regrow.membership.succession.memory import GivenBack, JobMemory
 from regrow.membership.succession.voters import MOST_VOTERS, Voters
@@ -227,6 +244,42 @@ def test_a_coordinator_that_is_deposed_says_by_whom_and_hears_nothing_more() -> 
     (end,) = leased.handle(TimeAdvanced(), 0.0)
     assert isinstance(end, Deposed) and (end.code, end.by) == (75, office)
     assert machine.heard == []
+
+
+def test_what_an_agent_was_to_do_is_not_sent_to_the_next_one_of_its_node() -> None:
+    """Two nodes are lost, and back, while the coordinator may not decide: a worker is started and lost in between."""
+    voters = settled(3)
+    leased = LeasedMachine(Membership(FACTS), voters, lambda: None)
+    joins = [NodeJoined(NodeId(f"node{number}"), "host", 1, f"host:{number}") for number in (0, 1)]
+    started = [command for join in joins for command in leased.handle(join, 1.0) if isinstance(command, SpawnWorker)]
+    assert [command.worker for command in started] == ["node0.w0", "node1.w0"]
+    held: list[Fact] = [NodeLost(NodeId("node1"), "x"), joins[1], WorkerExited(WorkerId("node0.w0"), -9, 6.0)]
+    for fact in [*held, NodeLost(NodeId("node1"), "x")]:
+        assert leased.handle(fact, 6.0) == []
+    answer(voters, 1, 7.0)
+    commands = leased.handle(joins[1], 7.0)
+    lost = {command.worker: command.code for command in commands if isinstance(command, WorkerGone)}
+    assert lost.keys() == {"node0.w0", "node1.w0", "node1.w1"}
+    assert [command.worker for command in commands if isinstance(command, SpawnWorker)] == ["node0.w1"]
+
+
+def test_who_was_to_be_started_by_a_lost_agent_is_told_nothing() -> None:
+    orders: list[Command] = [
+        SpawnWorker(NodeId("node1"), WorkerId("node1.w3"), Role.STANDBY, Rank(-1), 0, 1, Generation(1), 0, False),
+        ProveAlive(WorkerId("node1.w3")),
+        ProveAlive(WorkerId("node0.w1")),
+    ]
+    assert still_meant(orders, NodeLost(NodeId("node0"), "x")) == orders
+    assert still_meant(orders, NodeStopped(NodeId("node1"))) == orders[2:]
+
+
+def test_a_notice_runs_while_the_coordinator_may_not_decide() -> None:
+    machine, voters = StubMachine(), settled(3)
+    leased = LeasedMachine(machine, voters, lambda: None)
+    leased.handle(NodeDraining(NodeId("node1"), 30.0, "SIGTERM"), 6.0)
+    answer(voters, 1, 9.0)
+    leased.handle(TimeAdvanced(), 9.0)
+    assert machine.heard == [NodeDraining(NodeId("node1"), 27.0, "SIGTERM"), TimeAdvanced()]
 
 
 class StubMachine:

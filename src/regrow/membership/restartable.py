@@ -10,6 +10,7 @@ from regrow.core.messages import (
     DrainRequested,
     Fact,
     FaultRequested,
+    NodeDraining,
     NodeJoined,
     NodeLost,
     NodeProgress,
@@ -33,7 +34,8 @@ from regrow.core.messages import (
 from regrow.membership import diagnosis as say
 from regrow.membership.machine import Membership
 from regrow.membership.orders import AnswerScale, Command, EndJob
-from regrow.membership.succession.memory import JobMemory
+from regrow.membership.succession.belated import aged, still_meant
+from regrow.membership.succession.memory import GivenBack, JobMemory
 from regrow.membership.view import JobView
 
 MOST_FAILURES = 3
@@ -76,7 +78,7 @@ class _Takeover:
         self.memory, self.joined, self.deadline = memory, dict(joined), deadline
         self.expected = set(expected)
         self.reports: dict[NodeId, NodeReport] = {}
-        self.news: list[Fact] = []
+        self._news: list[tuple[Instant, Fact]] = []
 
     @property
     def awaited(self) -> list[NodeId]:
@@ -101,10 +103,23 @@ class _Takeover:
         self.expected.discard(fact.node)
         self.reports.pop(fact.node, None)
         # One before it is lost, as its report says by what is not in it.
-        self.news = [each for each in self.news if not (isinstance(each, NodeLost) and each.node == fact.node)]
+        self._news = [each for each in self._news if not (isinstance(each[1], NodeLost) and each[1].node == fact.node)]
         return ReportNode(fact.node, self.number)
 
-    def hear(self, fact: Fact) -> None:
+    def news(self, now: Instant) -> list[Fact]:
+        """What was heard, for a machine that knows all else. Who has failed is known before anything is begun with it.
+
+        So is which nodes are given back: that stands in the memory, for those whose agents are there, from now on.
+        """
+        told = [aged(fact, now - since) for since, fact in self._news]
+        self.memory.given_back += [
+            GivenBack(fact.node, now + fact.grace, fact.reason)
+            for fact in told
+            if isinstance(fact, NodeDraining | DrainRequested) and fact.node in self.joined
+        ]
+        return sorted(told, key=lambda fact: not isinstance(fact, _FAILURES))
+
+    def hear(self, fact: Fact, now: Instant) -> None:
         match fact:
             case NodeReport():
                 if fact.number == self.number and fact.node in self.joined:
@@ -113,12 +128,12 @@ class _Takeover:
                 self.expected.discard(fact.node)
                 self.joined.pop(fact.node, None)
                 self.reports.pop(fact.node, None)
-                self.news.append(fact)
+                self._news.append((now, fact))
             case TimeAdvanced() | NodeProgress() | NodeSeen():
                 pass  # they are said again
             case _:
                 # Also what stands in the report: that is entered once.
-                self.news.append(fact)
+                self._news.append((now, fact))
 
 
 class RestartableMachine:
@@ -227,7 +242,7 @@ class RestartableMachine:
         if not (answer and not answer[0].accepted) and not isinstance(
             event, NodeJoined | NodeLost | NodeStopped | _REPORTED
         ):
-            self._takeover.hear(event)
+            self._takeover.hear(event, now)
         asked = [ReportNode(node, self._takeovers) for node in self._joined]
         # Its orders are not carried out, but what it had to say about the past is so.
         past = [command for command in self.machine.unsaid() if isinstance(command, record.Record)]
@@ -242,13 +257,13 @@ class RestartableMachine:
         if isinstance(event, NodeJoined) and self._succeeds:
             late.append(takeover.joins(event))
         else:
-            takeover.hear(event)
+            takeover.hear(event, now)
         if isinstance(event, TimeAdvanced) and now >= takeover.deadline:
             takeover.deadline = now + self.facts.node_deadline
             takeover.expected.clear()
             reason = say.agent_silent(self.facts.node_deadline)
             for node in takeover.awaited:
-                takeover.hear(NodeLost(node, reason))
+                takeover.hear(NodeLost(node, reason), now)
                 self._joined.pop(node, None)
                 late.append(StopNode(node, reason, 0.0))
         return [*late, *self._finish(takeover, now)]
@@ -260,15 +275,16 @@ class RestartableMachine:
         if (asked := takeover.lacks_table()) is not None:
             return [asked]
         self._takeover, self._succeeds = None, False
+        news = takeover.news(now)
         self.machine = self._make(takeover.memory)
         try:
             commands = self.machine.take_over(list(takeover.joined.values()), takeover.reports, now)
         except Exception as error:  # noqa: BLE001 - as in `handle`
             return self._begin(error, TimeAdvanced(), now)
-        # Who has failed is known before anything is begun with it.
-        for fact in sorted(takeover.news, key=lambda fact: not isinstance(fact, _FAILURES)):
+        for fact in news:
             if commands and isinstance(commands[-1], EndJob):
                 break
+            commands = still_meant(commands, fact)
             commands += self._handle(fact, now)
         return commands
 

@@ -217,7 +217,9 @@ class Invariants:
         came = self._newest + any(self._workers[m.worker].ready for m in first.members)
         require(self._fresh or first.step <= came, f"step {first.step} was never come to")
         known = {m.worker for m in first.members} | (self._released - self._known_gone - self._fenced)
-        newest = self._reached(self._workers[worker] for worker in known)
+        # Who leaves takes nothing with it that is newer, and holds nobody back who needs nothing of it any more.
+        sets = ({m.worker for m in first.members}, known)
+        newest = max(self._reached(self._workers[worker] for worker in those) for those in sets)
         require(first.step == newest, f"the newest state counts, that of leavers too: {first.step}, {newest}")
         for member in self._members:
             gone = self._fenced | self._known_gone | self._released

@@ -153,14 +153,17 @@ class World:
     def _to_agent(self, node: NodeId, order: AgentOrder) -> None:
         """Over the connection that there is now; what is on its way when that ends is lost.
 
-        After a `ReportNode` none of those before it comes a second time, as on a stream.
+        So is what is sent to an agent that is gone and not missed yet: the next one of its node has a connection of
+        its own. As on a stream, none from before a `ReportNode` comes a second time after it, and no `SpawnWorker`
+        does: an agent that has forgotten the ended worker would remember it as one that lives.
         """
-        if node not in self._connected:
+        if node not in self._connected - self._losing:
             return
         life, asked = self._lives[node], self._asked.get(node, 0)
 
         def deliver() -> None:
-            if (self._lives[node], self._asked.get(node, 0)) == (life, asked):
+            again = isinstance(order, SpawnWorker) and order.worker in self.workers
+            if (self._lives[node], self._asked.get(node, 0)) == (life, asked) and not again:
                 self._asked[node] = asked + isinstance(order, ReportNode)
                 self._agents.obey(node, order)
 

@@ -11,6 +11,7 @@ from regrow.core.messages import Fact
 from regrow.core.messages.elections import Office
 from regrow.membership.orders import Command, Deposed, EndJob
 from regrow.membership.server.coordinator import Machine
+from regrow.membership.succession.belated import aged, still_meant
 from regrow.membership.succession.voters import Voters
 
 _LOOK_S: Seconds = 0.2
@@ -29,7 +30,7 @@ class LeasedMachine:
 
     def __init__(self, machine: Machine, voters: Voters, changed: Callable[[], None]) -> None:
         self._machine, self._voters, self._changed = machine, voters, changed
-        self._held: list[Fact] = []
+        self._held: list[tuple[Instant, Fact]] = []
         self._blocked_since: Instant | None = None
         self._look_at: Instant | None = None
         self._retired = False
@@ -60,13 +61,14 @@ class LeasedMachine:
         """Take in one fact; return what is to be done, in order."""
         if self._retired:
             return []
-        self._held.append(event)
+        self._held.append((now, event))
         if not self._voters.may_decide(now):
             return self._wait(now)
         facts, self._held, self._blocked_since, self._look_at = self._held, [], None, None
         commands: list[Command] = []
-        for fact in facts:
-            commands += self._machine.handle(fact, now)
+        for since, fact in facts:
+            commands = still_meant(commands, fact)
+            commands += self._machine.handle(aged(fact, now - since), now)
             if any(isinstance(command, EndJob) for command in commands):
                 break
         if commands:

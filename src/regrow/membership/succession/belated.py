@@ -1,0 +1,46 @@
+"""Facts that are dealt with later than they came, several in one go: what they still mean by then. Pure.
+
+A coordinator that may have been deposed keeps facts until it knows better, and so does one that asks the agents first.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from regrow.core.ids import Seconds
+from regrow.core.messages import (
+    DrainRequested,
+    Fact,
+    JoinGeneration,
+    NodeDraining,
+    NodeLost,
+    NodeOrder,
+    NodeStopped,
+    SpawnWorker,
+    WorkerOrder,
+)
+from regrow.membership.orders import Command
+
+
+def aged(fact: Fact, late: Seconds) -> Fact:
+    """The fact as it is so much later: the notice of a node that is given back has run meanwhile."""
+    if isinstance(fact, NodeDraining | DrainRequested):
+        return msgspec.structs.replace(fact, grace=max(0.0, fact.grace - late))
+    return fact
+
+
+def still_meant(commands: Sequence[Command], fact: Fact) -> list[Command]:
+    """Of the commands that nobody has carried out yet, those that stand after this fact.
+
+    What an agent was to do is not for the next one of its node, which may have come before the commands are sent: it
+    would start a worker that is known to be lost with the first, or end itself in the place of that one.
+    """
+    if not isinstance(fact, NodeLost | NodeStopped):
+        return list(commands)
+    unborn = {order.worker for order in commands if isinstance(order, SpawnWorker) and order.node == fact.node}
+    return [
+        command
+        for command in commands
+        if not (isinstance(command, NodeOrder) and command.node == fact.node)
+        and not (isinstance(command, WorkerOrder | JoinGeneration) and command.worker in unborn)
+    ]
