@@ -4,20 +4,25 @@ from typing import Any
 
 import pytest
 
-from regrow.core.ids import Instant, JobId, NodeId
+from regrow.core.ids import Generation, Instant, JobId, NodeId, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
     DrainRequested,
     Fact,
+    GenerationTable,
     NodeDraining,
     NodeJoined,
+    NodeLost,
     NodeReport,
     ReportNode,
     ScaleRequested,
     SpawnWorker,
     StopRequested,
     Warmth,
+    WorkerReady,
 )
+from regrow.core.messages.tables import TableHead
+from regrow.core.records import WorldChanged
 from regrow.membership.machine import Membership
 from regrow.membership.orders import AnswerScale, EndJob
 from regrow.membership.restartable import RestartableMachine
@@ -80,6 +85,27 @@ def test_nothing_is_started_where_all_must_leave_as_was_heard_meanwhile(failed: 
     failed.handle(NodeDraining(NODES[1], 30.0, "SIGUSR1"), 2.5)
     assert [command.node for command in report(failed) if isinstance(command, SpawnWorker)] == []
     assert failed.machine.roster.nodes[NODES[1]].leave_by == 32.5, "the notice has run since it was given"
+
+
+def test_the_notice_of_a_node_that_is_lost_is_none_for_the_next_agent_there(failed: RestartableMachine) -> None:
+    report(failed)
+    failed.handle(NodeDraining(NODES[1], 30.0, "SIGUSR1"), 4.0)
+    assert [given.node for given in failed.remember().given_back] == [NODES[1]]
+    failed.handle(NodeLost(NODES[1], "x"), 5.0)
+    assert failed.remember().given_back == []
+
+
+def test_a_world_that_is_built_anew_after_a_failure_says_when_it_has_become_smaller() -> None:
+    """It had grown from one replica to two; a node went while the agents were asked."""
+    facts = JobSpec(JobId("j"), 1, 1, 0, Warmth.IMPORTS, 10, 60.0, None, True, min_replicas=1, max_replicas=2)
+    memory = Membership(facts).remember()
+    memory.table = GenerationTable(TableHead(Generation(4), 2, number=4), [], [])
+    machine = Membership(facts, memory=memory)
+    joined = NodeJoined(NODES[0], "host", 1, "host:1")
+    commands = machine.take_over([joined], {NODES[0]: NodeReport(NODES[0], 1, [])}, 3.0)
+    (worker,) = [command.worker for command in commands if isinstance(command, SpawnWorker)]
+    commands = machine.handle(WorkerReady(worker, StepNo(0), "host:2", ""), 4.0)
+    assert [(c.before, c.after) for c in commands if isinstance(c, WorldChanged)] == [(2, 1)]
 
 
 def test_workers_of_which_no_agent_knows_are_started_anew(failed: RestartableMachine) -> None:

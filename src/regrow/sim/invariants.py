@@ -72,6 +72,8 @@ class Invariants:
         self._excused: set[WorkerId] = set()
         """Those of them whose node is given back."""
         self._draining: set[NodeId] = set()
+        self._closed: set[NodeId] = set()
+        """Those of them on which nothing may be started any more."""
         self._committed: dict[StepNo, int] = {}
         """In a world of which size each step was committed that may still be run again."""
         self._newest = StepNo(0)
@@ -109,14 +111,21 @@ class Invariants:
         """The machine is about to be told of a node."""
         self._stores[node.node] = node.store
 
-    def draining(self, node: NodeId) -> None:
-        """The machine is about to be told that a node is given back."""
+    def draining(self, node: NodeId, machine: Membership) -> None:
+        """The machine is about to be told that a node is given back.
+
+        One that came while the agents were being asked is told of first, and its notice after it: what is started on it
+        in between ends with it.
+        """
         self._draining.add(node)
+        if (known := machine.roster.nodes.get(node)) is not None and not known.away:
+            self._closed.add(node)
 
     def lost(self, node: NodeId) -> None:
         """The machine is about to be told of the loss of a node: its workers count as ended, and end in a moment."""
         del self._stores[node]
         self._draining.discard(node)
+        self._closed.discard(node)
         theirs = {worker for worker, home in self._spawned.items() if home == node}
         self._fenced |= theirs
         self._known_gone |= theirs
@@ -155,7 +164,7 @@ class Invariants:
                 case SpawnWorker():
                     require(command.worker not in self._spawned, f"{command.worker} is spawned once")
                     require(command.node in self._stores, f"{command.worker} is spawned on a node that is there")
-                    require(command.node not in self._draining, f"{command.worker} is not spawned where all must leave")
+                    require(command.node not in self._closed, f"{command.worker} is not spawned where all must leave")
                     alone = command.role is not Role.RANK or self._spawned.keys() <= self._known_gone | together
                     require(alone, "all are started again only when nobody is left of those before")
                     self._spawned[command.worker] = command.node

@@ -197,7 +197,7 @@ class World:
                 self._new_node(wish.slots, wish.stay)
             case _ if node in self._connected - self._losing and not isinstance(self.machine.state, Gathering):
                 self._backs[node], life = wish.back, self._lives[node]
-                self.laws.draining(node)
+                self.laws.draining(node, self.machine)
                 self.tell(NodeDraining(node, wish.grace, "it is preempted"))
                 self.after(wish.grace, lambda: self._reclaim(node, life))
 

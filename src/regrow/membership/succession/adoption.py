@@ -87,7 +87,9 @@ class Succession:
             doubt=self._generations.doubts.open,
             quarantined={node.node: node.quarantined for node in nodes if node.quarantined},
             given_back=[
-                GivenBack(node.node, node.leave_by, node.leave_reason) for node in nodes if node.leave_by is not None
+                GivenBack(node.node, node.leave_by, node.leave_reason)
+                for node in nodes
+                if node.leave_by is not None and not node.away  # another agent of it has got no notice
             ],
             gone=self._gone | {w.worker for w in self._roster.workers.values() if w.stage is Stage.GONE},
             named=dict(self._roster.named),
@@ -295,6 +297,7 @@ class Succession:
         self._enter_others(now)
         if missing:
             self._roster.renumber([], now)
+            self._roster.world = table.head.world  # if the next one has another size, that is to be said
             self._orders.note(say.not_standing(), now)
             self._ladder.restart(f"{TAKEN_OVER}, and rank {missing[0]} is not there", now)
             self._tell_again(list(self._roster.workers.values()), now)
