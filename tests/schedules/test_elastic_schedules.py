@@ -21,7 +21,7 @@ from tests.schedules.test_membership_schedules import (
     strikes,
 )
 
-from regrow.core.ids import StepNo
+from regrow.core.ids import Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import FenceWorker, FormGeneration, ScaleRequested, SpawnWorker, Warmth
 from regrow.core.records import IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
@@ -30,7 +30,7 @@ from regrow.sim.faults import SimFault, Wish
 from regrow.sim.invariants import PLANNED
 from regrow.sim.network import NetworkConditions
 from regrow.sim.schedule import Promised, SimSchedule
-from regrow.sim.script import SimScript
+from regrow.sim.script import Doing, SimScript
 from regrow.sim.world import World
 
 UNTIL = StepNo(40)
@@ -203,6 +203,97 @@ def test_up_and_down_in_one_run() -> None:
     assert len(spawned) == 1 + 1 + 2 + 2, "nobody who stays is started again"
     opened = [line for _, line in world.log if isinstance(line, IncidentOpened)]
     assert [line.kind for line in opened] == ["grow", "grow", "shrink", "shrink", "grow"]
+
+
+def found(nproc: int, parts: int, weather: NetworkConditions, *gone_wrong: SimFault | Wish, **rest: Any) -> SimSchedule:
+    """A schedule that long runs have found. `rest`: of the job, but for `slots` and `seed`."""
+    slots, seed = rest.pop("slots"), rest.pop("seed")
+    return SimSchedule(
+        job(nproc, durable=True, leave_deadline=20.0, **rest),
+        SimScript(until=UNTIL, build=1.0, after=0.3, parts=parts),
+        weather,
+        [each for each in gone_wrong if isinstance(each, SimFault)],
+        [each for each in gone_wrong if isinstance(each, Wish)],
+        slots,
+        seed,
+        Promised.THE_LAST_STEP,
+    )
+
+
+FOUND = {
+    "two nodes are lost, and back, at the same time": found(
+        1,
+        3,
+        CALM,
+        *(SimFault("node", rank=Rank(rank), after=16.5, back=0.0) for rank in (0, 2)),
+        SimFault("defect", rank=Rank(0), after=24.1),
+        nodes=3,
+        min_replicas=3,
+        max_replicas=4,
+        slots=2,
+        seed=7,
+    ),
+    "a notice comes while the agents are asked": found(
+        1,
+        2,
+        NetworkConditions(delay=0.1, slow=0.05, repeated=0.1, late_exit=8.0),
+        *(SimFault("defect", rank=Rank(rank), after=4.001) for rank in (0, 1)),
+        SimFault("kill", rank=Rank(1), after=8.001),
+        Wish("drain", 5.0, node=1, grace=5.0),
+        nodes=2,
+        min_replicas=1,
+        max_replicas=4,
+        slots=2,
+        seed=8,
+    ),
+    "a node comes, and gets its notice, while the agents are asked": found(
+        1,
+        0,
+        NetworkConditions(delay=0.1, repeated=0.1),
+        *(SimFault("defect", rank=Rank(rank), after=4.001) for rank in (0, 1)),
+        Wish("drain", 6.0, node=3, grace=0.5, back=0.0),
+        Wish("node", 5.5, slots=2),
+        nodes=3,
+        min_replicas=3,
+        max_replicas=4,
+        slots=2,
+        seed=0,
+    ),
+    "a node that got its notice is lost, and back": found(
+        2,
+        0,
+        NetworkConditions(delay=0.1, slow=0.05, slow_by=3.0, repeated=0.1),
+        SimFault("node", rank=Rank(1), doing=Doing.COMPUTING, nth=6, after=0.5, back=20.0),
+        SimFault("defect", rank=Rank(0), after=8.01),
+        Wish("drain", 5.0, node=1, grace=0.5, back=0.0),
+        Wish("scale", 0.0, replicas=4, stay=0.1),
+        nodes=3,
+        unit=2,
+        min_replicas=3,
+        max_replicas=4,
+        slots=3,
+        seed=99,
+    ),
+    "who leaves stands still": found(
+        2,
+        2,
+        CALM,
+        SimFault("stall", rank=Rank(0), doing=Doing.COMPUTING, after=0.5),
+        Wish("drain", 15.0, back=3.0),
+        nodes=3,
+        unit=2,
+        min_replicas=3,
+        max_replicas=4,
+        slots=3,
+        seed=1,
+    ),
+}
+"""Each broke a law once."""
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_long_runs_have_found_is_mended(what: str) -> None:
+    FOUND[what].run()
 
 
 @pytest.mark.soak
