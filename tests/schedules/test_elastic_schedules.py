@@ -274,6 +274,13 @@ FOUND = {
         slots=3,
         seed=99,
     ),
+    "the order to fence a worker is lost, and who gave it fails": SimSchedule(
+        job(2, standbys=2, max_faults=3),
+        SimScript(until=StepNo(6)),
+        NetworkConditions(repeated=0.9, lost=0.1),
+        [SimFault("late defect", rank=Rank(1), after=19.0, back=1.0)],
+        seed=2,
+    ),
     "who leaves stands still": found(
         2,
         2,
