@@ -100,8 +100,8 @@ class Invariants:
     def reported(self, report: NodeReport) -> None:
         """The machine was told of all workers of a node: of others the order was lost, or they have ended.
 
-        Who was to be fenced and is not, is not fenced: that order was lost, and who gave it has failed since. Nobody has
-        come in the worker's place, or the newest table would say so.
+        Who was to be fenced and is not, is not fenced: that order was lost, and who gave it has failed since. Nobody
+        has come in the worker's place, or the newest table would say so.
         """
         there = {past.worker for past in report.workers if past.code is None}
         self._known_gone |= {worker for worker, home in self._spawned.items() if home == report.node} - there
