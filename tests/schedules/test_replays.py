@@ -86,6 +86,11 @@ def test_schedules_by_number_come_to_what_they_must() -> None:
         draw(number).run()
 
 
+def test_a_job_whose_only_worker_builds_is_not_struck_by_a_hang_that_nobody_could_see() -> None:
+    """Another one lives on without its agent, and is none of the job any more."""
+    draw(1_004_144).run()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_soak_schedules_by_number() -> None:

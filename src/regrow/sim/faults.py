@@ -68,13 +68,17 @@ class FaultedWorld(Protocol):
         """An agent is gone or stopped."""
         ...
 
+    def heard(self, worker: SimWorker) -> bool:
+        """Whether what a worker says reaches the coordinator."""
+        ...
+
 
 def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWorker | None = None) -> Callable[[], None]:
     """What happens when a strike falls on a worker; without one on whoever has its rank then."""
 
     def strike_now() -> None:
         target = worker or _target(world.workers, strike.rank)
-        if target is None or not target.alive or (strike.how == "hang" and _nobody_else(world.workers, target)):
+        if target is None or not target.alive or (strike.how == "hang" and _nobody_else(world, target)):
             return
         world.bad_moments.add(f"{strike.how} {target.doing}")
         match strike.how:
@@ -106,12 +110,15 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
     return strike_now
 
 
-def _nobody_else(workers: Mapping[WorkerId, SimWorker], target: SimWorker) -> bool:
-    """Whether a hang would go unseen for ever: how long a whole job builds, or tidies up, nobody can know."""
+def _nobody_else(world: FaultedWorld, target: SimWorker) -> bool:
+    """Whether a hang would go unseen for ever: how long a whole job builds, or tidies up, nobody can know.
+
+    Workers that live on without their agent, which is lost, are not of the job any more.
+    """
     if target.doing not in (Doing.BUILDING, Doing.READY, Doing.FINISHED, Doing.AFTER) or not target.seated:
         return False
-    others = (w for w in workers.values() if w.alive and w.seated and not w.hung and w is not target)
-    return not any(other.generation >= target.generation for other in others)
+    others = (w for w in world.workers.values() if w.alive and w.seated and not w.hung and w is not target)
+    return not any(other.generation >= target.generation and world.heard(other) for other in others)
 
 
 def _target(workers: Mapping[WorkerId, SimWorker], rank: Rank | None) -> SimWorker | None:

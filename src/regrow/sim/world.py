@@ -98,7 +98,7 @@ class World:
         self._unsent: dict[NodeId, dict[WorkerId, WorkerCommitted]] = {}
         self._lookout = Lookout(
             self.workers,
-            heard=lambda worker: worker.spawn.node in self._connected and self._heard(worker),
+            heard=lambda worker: worker.spawn.node in self._connected and self.heard(worker),
             now=self.now,
             after=self.after,
             say=self.say_of_agent,
@@ -264,7 +264,7 @@ class World:
         if strike.back is not None:
             self.after(strike.back, lambda: self._join(node))
 
-    def _heard(self, worker: SimWorker) -> bool:
+    def heard(self, worker: SimWorker) -> bool:
         """Whether what a worker says reaches the coordinator: not if its agent is gone."""
         return self._born[worker.worker] == self._lives[worker.spawn.node]
 
@@ -311,7 +311,7 @@ class World:
 
     def _report_progress(self, node: NodeId) -> None:
         unsent, self._unsent[node] = self._unsent[node], {}
-        commits = {worker: commit for worker, commit in unsent.items() if self._heard(self.workers[worker])}
+        commits = {worker: commit for worker, commit in unsent.items() if self.heard(self.workers[worker])}
         self.say_of_agent(node, NodeProgress(node, list(commits.values())))
 
     # --- what workers ask of the world -------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class World:
             self.laws.acted(worker)
         if isinstance(fact, _FOR_THE_AGENT):
             return
-        if not self._heard(worker):
+        if not self.heard(worker):
             return
         self._agents.told(worker.spawn.node, fact)
         self._network.send(worker.worker, self._telling(fact))
@@ -344,7 +344,7 @@ class World:
         overtakes = self._rng.random() < self._weather.overtaking_exit
         channel = ("exit", worker.worker) if overtakes else worker.worker
         late = self._rng.uniform(0.0, self._weather.late_exit) if self._weather.late_exit else 0.0
-        if self._heard(worker):
+        if self.heard(worker):
             fact = WorkerExited(worker.worker, code, self._timeline.now)
             self._agents.told(worker.spawn.node, fact)
             self._network.send(channel, self._telling(fact), sure=True, extra=late)
