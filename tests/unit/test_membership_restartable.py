@@ -81,6 +81,24 @@ def test_what_agents_and_signals_say_meanwhile_is_heard_afterwards(failed: Resta
     assert isinstance(commands[-1], EndJob) and "Ctrl-C" in commands[-1].diagnosis
 
 
+def test_what_was_heard_is_heard_also_where_the_next_machine_fails_as_it_takes_over() -> None:
+    failures = [KeyError("take over")]
+
+    class Confused(Fragile):
+        def take_over(self, *given: Any) -> list[Any]:
+            if failures:
+                raise failures.pop()
+            return super().take_over(*given)
+
+    machine = RestartableMachine(lambda memory: Confused(FACTS, memory=memory))
+    machine.handle(NodeJoined(NODES[0], NODES[0], 1, "host:1"), 1.0)
+    machine.handle(DrainRequested(NODES[0], 30.0, "x"), 2.0)
+    machine.handle(StopRequested("Ctrl-C"), 2.6)
+    (asked,) = (each for each in machine.handle(NodeReport(NODES[0], 1, []), 3.0) if isinstance(each, ReportNode))
+    commands = machine.handle(NodeReport(NODES[0], asked.number, []), 4.0)
+    assert isinstance(commands[-1], EndJob) and "Ctrl-C" in commands[-1].diagnosis
+
+
 def test_nothing_is_started_where_all_must_leave_as_was_heard_meanwhile(failed: RestartableMachine) -> None:
     failed.handle(NodeDraining(NODES[1], 30.0, "SIGUSR1"), 2.5)
     assert [command.node for command in report(failed) if isinstance(command, SpawnWorker)] == []

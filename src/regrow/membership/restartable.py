@@ -280,7 +280,7 @@ class RestartableMachine:
         try:
             commands = self.machine.take_over(list(takeover.joined.values()), takeover.reports, now)
         except Exception as error:  # noqa: BLE001 - as in `handle`
-            return self._begin(error, TimeAdvanced(), now)
+            commands = self._begin(error, TimeAdvanced(), now)
         for fact in news:
             if commands and isinstance(commands[-1], EndJob):
                 break
