@@ -511,8 +511,9 @@ async def test_stdout_and_stderr_go_where_they_belong(bench: Bench) -> None:
     )
     assert await part.code() == 0
     await part.says("ended with code 0")
-    assert f"[rank {part.rank}] to out\n[rank {part.rank}] tail\n" in bench.shown()
-    assert f"[rank {part.rank}] to err\n" in bench.complaints()
+    # The files and what the agent prints itself are written one after the other.
+    await until(lambda: f"[rank {part.rank}] to out\n[rank {part.rank}] tail\n" in bench.shown())
+    await until(lambda: f"[rank {part.rank}] to err\n" in bench.complaints())
     assert "to out\n" in part.log() and "to err\n" in part.log()
     assert "\n=== " in part.log().split("tail")[1]
     assert part.log().startswith("=== ")
