@@ -1,5 +1,8 @@
 import os
+import time
 from pathlib import Path
+
+import pytest
 
 from regrow.agent.output import OutputPump
 from regrow.core.ids import Rank, WorkerId
@@ -10,14 +13,14 @@ WORKER = WorkerId("w0")
 class Stage:
     """A pump that shows into files, and one worker's pipes."""
 
-    def __init__(self, folder: Path, rank: int | None, *, forward: bool = True) -> None:
+    def __init__(self, folder: Path, rank: int | None, *, forward: bool = True, headed: bool = False) -> None:
         self.folder = folder
         self.out = os.open(folder / "out", os.O_RDWR | os.O_CREAT)
         self.pump = OutputPump(folder / "logs", forward=forward, shown=(self.out, self.out))
         self.pump.start()
         reader, self.stdout = os.pipe()
         error_reader, self.stderr = os.pipe()
-        self.pump.add(WORKER, None if rank is None else Rank(rank), (reader, error_reader))
+        self.pump.add(WORKER, None if rank is None else Rank(rank), (reader, error_reader), headed=headed)
 
     def say(self, text: bytes) -> None:
         while text:
@@ -44,6 +47,20 @@ def test_an_unfinished_line_is_shown_at_the_end(tmp_path: Path) -> None:
     stage.say(b"no newline")
     assert stage.end() == b"[rank 0] no newline\n"
     assert (tmp_path / "logs/rank0.log").read_bytes() == b"no newline"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_file_that_begins_with_a_line_of_ours_does_so_however_early_a_worker_prints(
+    tmp_path: Path, told: bool
+) -> None:
+    stage = Stage(tmp_path, 0, headed=True)
+    stage.say(b"early\n")
+    time.sleep(0.1)  # so that a pump that takes it has taken it
+    if told:
+        stage.pump.head(WORKER, "worker w0")
+    assert stage.end() == b"[rank 0] early\n", "it is not lost where nobody says a word"
+    lines = (tmp_path / "logs/rank0.log").read_bytes().splitlines()
+    assert [line[:3] for line in lines] == [b"===", b"ear"] if told else [b"ear"]
 
 
 def test_a_line_of_megabytes_and_binary_junk_survive(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ class Agent:
         worker = Worker(order, on_fact=self._hearing.said)
         self._workers[worker.id] = worker
         theirs, ours = worker.descriptors()
-        self._output.add(worker.id, worker.rank if worker.shown else None, ours)
+        self._output.add(worker.id, worker.rank if worker.shown else None, ours, headed=True)
         self._zygote.spawn(self._seats.request(order, store=self._store.address), theirs)
 
     async def _fence(self, worker: Worker, order: FenceWorker) -> None:

@@ -45,6 +45,8 @@ class _Voice:
         self._unranked = unranked or f"standby-{worker}"
         self.hushed = False
         self.streams: list[_Stream] = []
+        self.held: list[_Stream] = []
+        """Those of them of which nothing is taken yet."""
         self._kept_as = rank
         self._file: int | None = None
         self._in_line = False
@@ -121,14 +123,17 @@ class OutputPump:
         self._disk.start()
         self._thread.start()
 
-    def add(self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int], *, unranked: str = "") -> None:
+    def add(
+        self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int], *, unranked: str = "", headed: bool = False
+    ) -> None:
         """A worker's standard output and standard error, which belong to the pump from now on.
 
         Args:
             rank: None: it is not shown.
             unranked: what its file is called as long as it has no rank, instead of `standby-<worker>`.
+            headed: its file begins with the next `head`; what it writes before that is taken after it.
         """
-        self._do(lambda: self._add(_Voice(self._folder, worker, rank, unranked), pipes))
+        self._do(lambda: self._add(_Voice(self._folder, worker, rank, unranked), pipes, headed=headed))
 
     def head(self, worker: WorkerId, text: str) -> None:
         """Write a line of ours into the worker's file, where something begins."""
@@ -192,17 +197,25 @@ class OutputPump:
         while self._changes:
             self._changes.popleft()()
 
-    def _add(self, voice: _Voice, pipes: tuple[int, int]) -> None:
+    def _add(self, voice: _Voice, pipes: tuple[int, int], *, headed: bool) -> None:
         self._voices[voice.worker] = voice
         for source, target in zip(pipes, self._shown, strict=True):
             os.set_blocking(source, False)
             stream = _Stream(source, target, bytearray(), voice)
             voice.streams.append(stream)
-            self._selector.register(source, selectors.EVENT_READ, stream)
+            voice.held.append(stream)
+        if not headed:
+            self._take(voice)
+
+    def _take(self, voice: _Voice) -> None:
+        while voice.held:
+            stream = voice.held.pop(0)
+            self._selector.register(stream.source, selectors.EVENT_READ, stream)
 
     def _head(self, worker: WorkerId, line: bytes) -> None:
         if (voice := self._voices.get(worker)) is not None:
             self._write_line(voice, line)
+            self._take(voice)
 
     def _keep(self, worker: WorkerId, text: bytes) -> None:
         if (voice := self._voices.get(worker)) is not None:
@@ -226,6 +239,7 @@ class OutputPump:
         voice = self._voices.pop(worker, None)
         if voice is None:
             return
+        self._take(voice)
         for stream in list(voice.streams):
             while self._read(stream):
                 pass

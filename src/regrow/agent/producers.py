@@ -166,7 +166,7 @@ class Producers:
         self._by_worker[name] = producer
         Path(producer_socket(config.socket_dir, producer.loader)).unlink(missing_ok=True)
         theirs, ours = worker.descriptors()
-        self._output.add(name, None, ours, unranked=self._log_name(producer.loader))
+        self._output.add(name, None, ours, unranked=self._log_name(producer.loader), headed=True)
         request = self._request(order)
         env = msgspec.structs.replace(
             request.env,
