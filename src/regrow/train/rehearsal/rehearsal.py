@@ -7,7 +7,7 @@ from types import FrameType
 
 import msgspec
 
-from regrow.core.errors import UsageError
+from regrow.core.errors import StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.wire import MAX_FRAME_BYTES
 from regrow.train.loop_context import LoopContext
@@ -121,18 +121,22 @@ class Rehearsal:
         """
         if not step.entered:
             raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
-        if not step.rehearsal and self._steps < _GATHERING_STEPS and self._standing.member.rehearses:
-            self._follow_gradients()
+        if not step.rehearsal and self._steps < _GATHERING_STEPS and self._standing.member.holds_initial_state:
+            self._follow_gradients(step)
         watched, self._unprotected = self._unprotected, None
         if watched is not None:
             watched.refuse_changed()
             watched.refuse_waiting()
 
-    def _follow_gradients(self) -> None:
+    def _follow_gradients(self, step: Step) -> None:
         self._steps += 1
         state = self._standing.protected()
-        most = self._steps == _GATHERING_STEPS or self._gathering.found
-        self._gathering.ended(state.parameters(), updated=most or state.parameters_changed())
+        most = self._steps == _GATHERING_STEPS or self._gathering.found or not step.committed
+        try:
+            updated = most or state.parameters_changed()
+        except StateError:  # a step whose update was taken over from another rank
+            updated = True
+        self._gathering.ended(state.parameters(), updated=updated)
         if self._gathering.found:
             self._steps = _GATHERING_STEPS
             told = f"{GATHERED}: a fault between the two loses them. To mend that, {INSIDE_ONE}"
