@@ -38,7 +38,7 @@ for step in session.steps(batch, until=700, microbatches=8):
             micro.backward(model(micro.batch).square().mean())
         optimizer.step()
         if not Path("hurry").exists() and not step.rehearsal:
-            time.sleep(0.02 if step.number < 500 else 0.3)  # until the test has seen enough
+            time.sleep(0.02 if step.number < 500 else 0.6)  # until the test has seen enough
     if step.committed and step.number % 5 == 0:
         print(f"at {step.number} of {session.world_size}", flush=True)
 print(f"trained by {session.world_size}", flush=True)
@@ -135,6 +135,7 @@ def test_a_node_that_joined_and_is_killed_is_not_waited_for(here: Site) -> None:
         until_world(job, 1)
         with here.start("agent", "--join") as node:
             until_world(job, 2)
+            until(lambda: not Ledger(read_records(here.home / "jobs" / "j")).open_incidents, every=0.1)
             node.signal(signal.SIGKILL)
             until_world(job, 1)
         assert view(here).nodes[1].away
@@ -217,13 +218,14 @@ def test_an_agent_of_an_elastic_job_that_is_told_to_end_gives_its_node_back(here
 def test_an_agent_that_ends_after_its_notice_before_its_ranks_have_left_is_not_started_again(
     here: Site, end: str
 ) -> None:
-    stall = 'while Path("stall").exists(): time.sleep(0.02)'
+    stall = 'while Path("stall").exists(): Path(f"stalls-{session.rank}").touch(), time.sleep(0.02)'
     here.script(PACED.replace("optimizer.step()", f"optimizer.step()\n        {stall}"))
     grace = "2s" if end == "late" else "60s"
     flags = ("--local-nodes", "2", "--replicas", "1:2", "--drain-grace", grace)
     with here.start("run", "--job", "j", *flags, "train.py") as job:
         until_world(job, 2)
         (here.folder / "stall").touch()
+        until(lambda: len(list(here.folder.glob("stalls-*"))) == 2)
         agent = agents_below(job)[1]
         os.kill(agent, signal.SIGTERM)
         job.wait_for("is given back within")
@@ -246,7 +248,7 @@ def test_the_first_node_can_be_drained_and_its_launcher_goes_on_as_the_coordinat
             os.kill(agents_below(job)[0], signal.SIGUSR1)
             job.wait_for("node0 has left the job, which goes on without it")
             until_world(node, 1)
-            assert agents_below(job) == []
+            until(lambda: agents_below(job) == [])
             (here.folder / "hurry").touch()
             assert (job.wait(), node.wait()) == (0, 0)
             assert "trained by 1" in node.output
