@@ -34,7 +34,7 @@ format: venv
 # Processes of tests import the same modules again and again: what they compile is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Test jobs wait as much as they work: two at a time used two thirds of two cores, three use nearly all.
+# Test jobs wait much: two at a time left a third of two cores idle. docs/tests.md has what three take.
 PYTEST := $(BIN)/python -m pytest -q --durations=10 -n 3 --dist loadfile
 
 # Each seam and each stage of a fault once.

@@ -213,10 +213,8 @@ class Bench:
 
     def steps(self) -> list[StepCommitted]:
         path = self.folder / f"steps.{NODE}.jsonl"
-        whole, _, _ = (
-            path.read_text().rpartition("\n") if path.exists() else ("", "", "")
-        )  # the last may be half written
-        lines = whole.splitlines()
+        text = path.read_text() if path.exists() else ""
+        lines = text.rpartition("\n")[0].splitlines()  # the last may be half written
         assert all("time" in json.loads(line) for line in lines)
         return [msgspec.json.decode(line, type=StepCommitted) for line in lines]
 

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,17 @@ def test_steps_that_add_to_what_the_last_one_has_left_are_found() -> None:
 @pytest.mark.parametrize("clear", [clear_to_none, clear_to_zero, clear_by_hand])
 def test_steps_that_clear_what_the_last_one_has_left_are_not(clear: Clear) -> None:
     assert not over_two_steps(nn.Linear(2, 1), clear)
+
+
+def test_gradients_that_are_dropped_are_not_kept_alive() -> None:
+    net, gathering = nn.Linear(2, 1), GatheredGradients()
+    backward(net)
+    assert net.weight.grad is not None
+    left = weakref.ref(net.weight.grad)
+    gathering.ended(net.parameters(), updated=False)
+    gathering.begins()
+    clear_to_none(net)
+    assert left() is None
 
 
 def test_gradients_that_are_left_by_an_update_are_nobodys() -> None:

@@ -1,5 +1,6 @@
 """Gradients that a body leaves without an update: who gathers them over several steps loses them in a fault."""
 
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -52,13 +53,13 @@ class GatheredGradients:
     """The same in the first steps themselves: `if step % n == 0` makes its update in the very first body.
 
     Those steps have happened, so it is told, not refused. Gradients keep their values here: that a body adds to one
-    that was left is known by its version.
+    that was left is known by its version. None is kept alive, so that a body that drops them has their memory.
     """
 
     def __init__(self) -> None:
         self.found = False
         """Whether a body has added to what the one before had left."""
-        self._left: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._left: list[tuple[torch.Tensor, weakref.ref[torch.Tensor], int]] = []
         self._hooks: list[RemovableHandle] = []
 
     def begins(self) -> None:
@@ -73,11 +74,12 @@ class GatheredGradients:
         while self._hooks:
             self._hooks.pop().remove()
         kept = [] if updated else [each for each in parameters if _has_gradient(each)]
-        self._left = [(each, each.grad, each.grad._version) for each in kept if each.grad is not None]
+        self._left = [(each, weakref.ref(each.grad), each.grad._version) for each in kept if each.grad is not None]
 
-    def _look(self, gradient: torch.Tensor, version: int, parameter: torch.Tensor) -> None:
+    def _look(self, left: "weakref.ref[torch.Tensor]", version: int, parameter: torch.Tensor) -> None:
+        gradient = left()
         # Cleared, and then added to, it would be two versions further.
-        self.found |= parameter.grad is gradient and gradient._version == version + 1
+        self.found |= gradient is not None and parameter.grad is gradient and gradient._version == version + 1
 
 
 def _has_gradient(parameter: torch.Tensor) -> bool:
