@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from regrow.comm.process_groups import Groups
+from regrow.comm.torch_private.idle_threads import await_idle_threads
 from regrow.core.config import TorchrunEnv
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
 
 FORM_S: Seconds = 60.0
+LEAVE_S: Seconds = 2.0
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -104,9 +106,10 @@ class StandaloneWorker:
 
 
 def _leave_torch() -> None:
-    """Join torch's threads while there is an interpreter: one that needs it later ends the process with SIGABRT.
+    """Let torch's threads end, or sleep, while there is an interpreter: one that needs it later ends this with SIGABRT.
 
     After an error the others may be waiting in a collective, and so would this process: then it just ends.
     """
     if torch.distributed.is_initialized() and getattr(sys, "last_value", None) is None:
         torch.distributed.destroy_process_group()
+    await_idle_threads(LEAVE_S)
