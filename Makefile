@@ -34,8 +34,8 @@ format: venv
 # Processes of tests import the same modules again and again: what they compile is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Test jobs wait much: two at a time left a third of two cores idle. docs/tests.md has what three take.
-PYTEST := $(BIN)/python -m pytest -q --durations=10 -n 3 --dist loadfile
+# Test jobs wait much: three at a time left a quarter of two cores idle. docs/tests.md has what four take.
+PYTEST := $(BIN)/python -m pytest -q --durations=10 -n 4 --dist loadfile
 
 # Each seam and each stage of a fault once.
 test: venv

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 _HEAD = """# How long the tests take
 
-Written by `tests/durations.py` from reports of all but the soak tests, run three at a time (`make test-times`); do not
-edit. Seconds are those of the tests themselves, fixtures included; their sum is three times the time that passed.
+Written by `tests/durations.py` from reports of all but the soak tests, run four at a time (`make test-times`); do not
+edit. Seconds are those of the tests themselves, fixtures included; their sum is four times the time that passed.
 
 """
 
