@@ -27,6 +27,13 @@ at_least = 1
 within = "1h"
 
 [[rule]]
+name = "silent"
+pattern = '^never$'
+at_least = 1
+within = "1h"
+first_within = "1s"
+
+[[rule]]
 name = "some"
 pattern = '^step \d'
 at_most = 2
@@ -47,6 +54,7 @@ def test_a_line_is_told_and_with_replace_its_worker_replaced_without_a_bit_of_di
     flags = ("--nproc-per-node", "3", "--log-rules", "rules.toml", "--job", "heard")
     extra = ("--steps", "30", "--out", str(here.folder / "heard.out"), "--say-steps", "--pace", "0.2")
     with here.start("run", *flags, str(SCRIPTS / "train_small.py"), *extra) as job:
+        job.wait_for("log:silent slot1: rank 1 has printed nothing that fits since it began")
         job.wait_for("node0 is suspect: log:fifth slot0: rank 0 has printed: step 5")
         job.wait_for(", no step lost")
         (here.folder / "hurry").touch()

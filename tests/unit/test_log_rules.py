@@ -36,13 +36,20 @@ def test_a_rule_has_defaults_and_all_of_it_can_be_said() -> None:
         pattern = 'step \\d+'
         at_least = 2
         within = "90s"
+        first_within = "20min"
         severity = "leave"
         action = "replace"
     """
     first, second = parse_rules(text)
     assert first == LogRule("nccl", "NCCL WARN", at_most=0)
     assert second == LogRule(
-        "beat", r"step \d+", at_least=2, within=90.0, severity=Severity.LEAVE, action=Action.REPLACE
+        "beat",
+        r"step \d+",
+        at_least=2,
+        within=90.0,
+        first_within=1200.0,
+        severity=Severity.LEAVE,
+        action=Action.REPLACE,
     )
     assert second.replaces and not first.replaces
 
@@ -66,6 +73,11 @@ def test_a_rule_has_defaults_and_all_of_it_can_be_said() -> None:
         ("[[rule]]\nname = 'a'\npattern = 'b'\nat_least = 1", "at_least needs to know in how much time"),
         ("[[rule]]\nname = 'a'\npattern = 'b'\nat_least = 1\nat_most = 1\nwithin = '1s'", "exclude each other"),
         ("[[rule]]\nname = 'a'\npattern = 'b'\nwithin = 'soon'", "within: "),
+        ("[[rule]]\nname = 'a'\npattern = 'b'\nfirst_within = '1s'", "first_within is for lines that must come"),
+        (
+            "[[rule]]\nname = 'a'\npattern = 'b'\nat_least = 1\nwithin = '1s'\nfirst_within = 0",
+            "first_within = 0 is no",
+        ),
         ("[[rule]]\nname = 'a'\npattern = 'b'\nwithin = 5", "within = 5 is no time"),
         ("[[rule]]\nname = 'a'\npattern = 'b'\nseverity = 'ok'", "severity = 'ok' is not known"),
         ("[[rule]]\nname = 'a'\npattern = 'b'\naction = 'kill'", "action = 'kill' is not known"),
@@ -143,6 +155,24 @@ def test_a_worker_that_has_ended_is_not_missed() -> None:
     assert book.next_deadline() is None and book.late(100.0) == []
 
 
+def test_a_first_line_that_never_comes_is_missed_where_the_rule_says_by_when() -> None:
+    rule, silent = LogRule("beat", "x", at_least=2, within=5.0, first_within=60.0), WorkerId("w2")
+    book = RuleBook([rule, LogRule("other", "y", at_least=1, within=5.0), LogRule("never", "z", at_most=0)])
+    for worker, now in ((W, 100.0), (silent, 110.0), (W, 120.0)):
+        book.began(worker, now)
+    assert book.next_deadline() == 160.0
+    assert book.matched(rule, W, "a line", 150.0) is None
+    assert book.next_deadline() == 155.0, "from the first on the window counts"
+    book.ended(W)
+    assert book.late(169.0) == [] and book.next_deadline() == 170.0
+    (late,) = book.late(171.0)
+    assert (late.worker, late.broken, late.missing, late.never) == (silent, True, 61.0, True)
+    assert book.late(999.0) == [] and book.next_deadline() is None
+    again = book.matched(rule, silent, "a line", 1000.0)
+    assert again is not None and not again.broken
+    assert book.next_deadline() == 1005.0
+
+
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
@@ -157,6 +187,19 @@ def test_a_line_is_told_with_its_rank_and_nothing_in_it_moves_a_cursor() -> None
     assert (told.worker, told.rank, told.source, told.severity, told.action) == ("w1", 3, "log:warn", "leave", "reset")
     assert told.evidence.startswith("rank 3 has printed:  [31mNCCL WARN  xxx") and len(told.evidence) < 250
     assert told.evidence.isprintable()
+
+
+def test_a_rank_that_prints_nothing_is_told_of_with_its_number() -> None:
+    found = watch(LogRule("beat", "^step", at_least=1, within=5.0, first_within=60.0))
+    assert list(found.line(b"w1\t3", 100.0)) == []
+    assert found.next_deadline == 160.0
+    (told,) = found.late(161.0)
+    assert isinstance(told, LogRuleNews)
+    assert (told.rank, told.severity) == (3, "suspect")
+    assert told.evidence == "rank 3 has printed nothing that fits since it began 61 s ago"
+    (told,) = found.line(b"w1\t3\tstep 1", 200.0)
+    assert isinstance(told, LogRuleNews)
+    assert (told.severity, told.evidence) == ("ok", "rank 3 prints it now: step 1")
 
 
 @pytest.fixture

@@ -95,6 +95,11 @@ class LogTap:
 
     # --- from the thread that reads the output of workers --------------------------------------------------------
 
+    def began(self, worker: WorkerId, rank: Rank) -> None:
+        """A worker has this rank from now on."""
+        if self._process is not None:
+            self._put([f"{worker}\t{rank}".encode()])
+
     def feed(self, worker: WorkerId, rank: Rank | None, stream: int, part: bytes) -> None:
         """A worker has printed something. `rank`: None for one that is not shown. `stream`: names one of its two."""
         if self._process is None:

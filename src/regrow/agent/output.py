@@ -199,6 +199,7 @@ class OutputPump:
 
     def _add(self, voice: _Voice, pipes: tuple[int, int], *, headed: bool) -> None:
         self._voices[voice.worker] = voice
+        self._begin(voice)
         for source, target in zip(pipes, self._shown, strict=True):
             os.set_blocking(source, False)
             stream = _Stream(source, target, bytearray(), voice)
@@ -206,6 +207,10 @@ class OutputPump:
             voice.held.append(stream)
         if not headed:
             self._take(voice)
+
+    def _begin(self, voice: _Voice) -> None:
+        if self._tap is not None and voice.rank is not None:
+            self._tap.began(voice.worker, voice.rank)
 
     def _take(self, voice: _Voice) -> None:
         while voice.held:
@@ -228,6 +233,7 @@ class OutputPump:
         line = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} worker {worker} takes rank {rank} ===\n".encode()
         self._write_line(voice, line)
         voice.rank = rank
+        self._begin(voice)
         self._disk.do(partial(voice.move, rank))
         self._write_line(voice, line)
 

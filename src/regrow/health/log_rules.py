@@ -16,7 +16,7 @@ from regrow.core.verdicts import Action, Severity
 MOST_RULES = 64
 LONGEST_PATTERN = 500
 MOST_COUNTED = 10_000
-_KEYS = ("name", "pattern", "at_most", "at_least", "within", "severity", "action")
+_KEYS = ("name", "pattern", "at_most", "at_least", "within", "first_within", "severity", "action")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EXAMPLE = "an entry is [[rule]] with name and pattern"
 
@@ -67,17 +67,20 @@ class _Entry:
         if _NAME.fullmatch(name) is None:
             raise self._fail(f"name = {name!r} cannot name a rule", "use letters, digits, '.', '_' and '-'")
         at_most, at_least = self._number("at_most", 0), self._number("at_least", 1)
-        within = self._time("within")
+        within, first_within = self._time("within"), self._time("first_within")
         if at_most is not None and at_least is not None:
             raise self._fail("at_most and at_least exclude each other", "make two rules of it")
         if at_least is not None and within is None:
             raise self._fail("at_least needs to know in how much time", 'add within = "60s"')
+        if first_within is not None and at_least is None:
+            raise self._fail("first_within is for lines that must come", "add at_least = 1, or leave it out")
         return LogRule(
             name=name,
             pattern=self._pattern(),
             at_most=0 if at_least is None and at_most is None else at_most,
             at_least=at_least,
             within=within,
+            first_within=first_within,
             severity=Severity(self._choice("severity", Severity.SUSPECT, list(Severity)[1:])),
             action=Action(self._choice("action", Action.NONE, list(Action))),
         )
@@ -127,7 +130,7 @@ class _Entry:
         except UsageError as error:
             raise self._fail(f"{key}: {error.cause}", error.hint) from None
         if seconds <= 0:
-            raise self._fail(f"{key} = {value!r} is no time", 'for example within = "10min"')
+            raise self._fail(f"{key} = {value!r} is no time", f'for example {key} = "10min"')
         return seconds
 
     def _choice(self, key: str, default: str, among: Sequence[str]) -> str:
@@ -139,18 +142,23 @@ class _Entry:
 
 @dataclass(frozen=True)
 class RuleNews:
-    """A worker has broken a rule, or keeps it again. `line`: the last that fitted; `missing`: for how long none has."""
+    """A worker has broken a rule, or keeps it again.
+
+    `line`: the last that fitted; `missing`: for how long none has; `never`: none since the worker has its rank.
+    """
 
     rule: LogRule
     worker: WorkerId
     broken: bool
     line: str = ""
     missing: Seconds | None = None
+    never: bool = False
 
 
 @dataclass
 class _Count:
     first: Instant
+    """Of the first match; until then, of when it began to be waited for."""
     times: deque[Instant]
     """Of the newest matches, as many as matter."""
     broken: bool = False
@@ -163,10 +171,19 @@ class RuleBook:
     rules: list[LogRule]
     _counts: dict[WorkerId, dict[str, _Count]] = field(default_factory=dict)
 
+    def began(self, worker: WorkerId, now: Instant) -> None:
+        """The worker has its rank from now on: the first line of rules that say by when is waited for."""
+        counts = self._counts.setdefault(worker, {})
+        for rule in self.rules:
+            if rule.at_least is not None and rule.first_within is not None:
+                counts.setdefault(rule.name, _Count(now, deque(maxlen=rule.at_least)))
+
     def matched(self, rule: LogRule, worker: WorkerId, line: str, now: Instant) -> RuleNews | None:
         """A line of the worker fits the rule's pattern."""
         kept = (rule.at_most or 0) + 1 if rule.at_least is None else rule.at_least
         known = self._counts.setdefault(worker, {}).setdefault(rule.name, _Count(now, deque(maxlen=kept)))
+        if not known.times:
+            known.first = now
         known.times.append(now)
         if rule.at_least is None:
             was, known.broken = known.broken, len(self._recent(rule, known, now)) == kept
@@ -185,7 +202,8 @@ class RuleBook:
                 if rule.at_least is None or known is None or known.broken or now < self._kept_until(rule, known):
                     continue
                 known.broken = True
-                found.append(RuleNews(rule, worker, broken=True, missing=now - known.times[-1]))
+                missing = now - (known.times or [known.first])[-1]
+                found.append(RuleNews(rule, worker, broken=True, missing=missing, never=not known.times))
         return found
 
     def next_deadline(self) -> Instant | None:
@@ -209,5 +227,7 @@ class RuleBook:
 
     def _kept_until(self, rule: LogRule, known: _Count) -> Instant:
         """How long an `at_least` rule is kept if nothing more comes."""
+        if not known.times:
+            return known.first + (rule.first_within or 0.0)
         enough = len(known.times) == known.times.maxlen
         return (known.times[0] if enough else known.first) + (rule.within or 0.0)

@@ -1,8 +1,9 @@
 """The process that applies `--log-rules`: `python -m regrow.health.log_watch`, one a node, told by its standard input.
 
-First an order as a line of JSON, then the lines of workers: `WORKER TAB RANK TAB text`, or `WORKER` alone when it has
-ended. It answers on standard output. A regular expression may take for ever on some line, and holds all threads of its
-process meanwhile, so this is not done in the agent: here an alarm ends it, and the rule is applied no more.
+First an order as a line of JSON, then the lines of workers: `WORKER TAB RANK TAB text`, `WORKER TAB RANK` when it has
+this rank from now on, or `WORKER` alone when it has ended. It answers on standard output. A regular expression may take
+for ever on some line, and holds all threads of its process meanwhile, so this is not done in the agent: here an alarm
+ends it, and the rule is applied no more.
 """
 
 import os
@@ -52,14 +53,17 @@ class LogWatch:
         return self._book.next_deadline()
 
     def line(self, line: bytes, now: Instant) -> Iterator[LogSaid]:
-        """A line of a worker, or its end."""
+        """A line of a worker, its rank, or its end."""
         worker, tab, rest = line.decode(errors="replace").partition("\t")
         if not tab:
             self._book.ended(WorkerId(worker))
             self._ranks.pop(WorkerId(worker), None)
             return
-        rank, _, text = rest.partition("\t")
+        rank, tab, text = rest.partition("\t")
         self._ranks[WorkerId(worker)] = Rank(int(rank))
+        if not tab:
+            self._book.began(WorkerId(worker), now)
+            return
         for rule, pattern in list(self._patterns):
             try:
                 found = _search(pattern, text)
@@ -86,12 +90,14 @@ class LogWatch:
     def _told(self, news: RuleNews) -> LogRuleNews:
         rule, rank = news.rule, self._ranks.get(news.worker, Rank(-1))
         span = "" if rule.within is None else f" within {rule.within:g} s"
-        if news.missing is not None:
+        if news.never:
+            evidence = f"rank {rank} has printed nothing that fits since it began {news.missing or 0:.0f} s ago"
+        elif news.missing is not None:
             evidence = (
                 f"rank {rank} has printed nothing that fits for {news.missing:.0f} s, {rule.at_least}{span} are due"
             )
         elif not news.broken:
-            evidence = f"rank {rank} prints it again: {_shown(news.line)}"
+            evidence = f"rank {rank} prints it now: {_shown(news.line)}"
         elif rule.at_most:
             evidence = (
                 f"rank {rank} has printed more than {rule.at_most} such lines{span}, the last: {_shown(news.line)}"

@@ -13,7 +13,8 @@ class LogRule(msgspec.Struct, frozen=True):
     """A pattern and how often a worker's lines may, or must, have it.
 
     `at_most`: more matches within `within` (None: since the worker was started) break the rule. `at_least`: fewer
-    within `within` do, once the worker has had a first one. One of the two is given.
+    within `within` do, once the worker has had a first one. One of the two is given. `first_within`: so long after the
+    worker has its rank the first one breaks an `at_least` rule if it has not come; None: it is not missed.
     """
 
     name: str
@@ -21,6 +22,7 @@ class LogRule(msgspec.Struct, frozen=True):
     at_most: int | None = None
     at_least: int | None = None
     within: Seconds | None = None
+    first_within: Seconds | None = None
     severity: Severity = Severity.SUSPECT
     action: Action = Action.NONE
 
