@@ -127,6 +127,14 @@ def test_the_methods_are_told_apart(tmp_path: Path) -> None:
         convert(changed(TUNING, kind, "grpo"))
 
 
+def test_an_adapter_that_only_the_name_tells_of_is_one_and_that_is_said(tmp_path: Path) -> None:
+    made = convert(changed(NEMO, "display_name", "A LoRA on GPU"))
+    assert ours(made, tmp_path).method == "lora"
+    assert "the method lora is from display_name: no key says what is trained" in made.notes
+    told = convert(changed(changed(NEMO, "display_name", "A LoRA on GPU"), "model.peft.peft_scheme", None))
+    assert told.method == "full", "a key says so"
+
+
 def test_a_checkpointless_pretraining_is_one_of_steps(tmp_path: Path) -> None:
     made = convert(NEMO)
     recipe = ours(made, tmp_path)

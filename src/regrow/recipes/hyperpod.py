@@ -223,7 +223,7 @@ def _method(leaves: Mapping[str, Any]) -> str:
     if "llama-4" in name or "llama 4" in name:
         raise UsageError("Llama 4 is no family of regrow's recipes", hint="Llama 3, Qwen, DeepSeek and GPT-OSS are")
     kind = leaves.get(_ARGS + "trainer_type")
-    adapted = leaves.get(_MODEL + "peft_config.peft_type") or leaves.get("model.peft.peft_scheme")
+    adapted = _adapted(leaves)
     if kind == "dpo":
         return "dpo"
     if kind not in ("sft", None):
@@ -231,6 +231,17 @@ def _method(leaves: Mapping[str, Any]) -> str:
     if adapted:
         return "lora"
     return "pretrain" if kind is None and "pretrain" in name.replace("-", "") else "full"
+
+
+def _adapted(leaves: Mapping[str, Any]) -> bool:
+    """Whether it trains an adapter. One of their recipes says so in its name alone."""
+    told = leaves.get(_MODEL + "peft_config.peft_type") or leaves.get("model.peft.peft_scheme")
+    return bool(told) or _is_lora_by_name(leaves)
+
+
+def _is_lora_by_name(leaves: Mapping[str, Any]) -> bool:
+    untold = not any("peft" in key or key == _ARGS + "trainer_type" for key in leaves)
+    return untold and "lora" in str(leaves.get("display_name")).lower()
 
 
 def _take(made: Converted, target: str, read: Convert, value: Any) -> None:
@@ -262,7 +273,7 @@ def _together(made: Converted, leaves: Mapping[str, Any]) -> None:
     warm, steps = leaves.get("optim.lr_scheduler.warmup_steps"), leaves.get("trainer.max_steps")
     if warm and steps:
         settings.setdefault("optim", {})["warmup"] = round(warm / steps, 6)
-    adapted = leaves.get(_MODEL + "peft_config.peft_type") or leaves.get("model.peft.peft_scheme")
+    adapted = _adapted(leaves)
     if made.method == "dpo":
         settings.setdefault("data", {})["pack"] = False
         if not adapted:
@@ -272,6 +283,8 @@ def _together(made: Converted, leaves: Mapping[str, Any]) -> None:
     if not settings.get("data", {}).get("eval"):
         settings.get("train", {}).pop("eval_every", None)
     settings.setdefault("output", {})["dir"] = f"out/{leaves.get('run.name') or 'model'}"
+    if _is_lora_by_name(leaves):
+        made.notes.append("the method lora is from display_name: no key says what is trained")
     path = settings.setdefault("model", {}).setdefault("path", str(leaves.get("run.name") or ""))
     made.notes.append(f"model.path is to be a folder: hf download {path} --local-dir ..., and write that")
     if not settings.get("data", {}).get("train"):
