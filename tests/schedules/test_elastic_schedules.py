@@ -281,6 +281,18 @@ FOUND = {
         [SimFault("late defect", rank=Rank(1), after=19.0, back=1.0)],
         seed=2,
     ),
+    "workers end when their agent has reported, and before another has": SimSchedule(
+        job(2, nodes=2, warmth=Warmth.IMPORTS, durable=True),
+        SimScript(until=StepNo(6)),
+        NetworkConditions(slow=0.05, slow_by=3.0),
+        [
+            SimFault(how, rank=Rank(rank), after=at, back=0.0)
+            for how, at in (("defect", 4.0), ("kill", 8.0))
+            for rank in (0, 1)
+        ],
+        seed=106_064_331,
+        promise=Promised.THE_LAST_STEP,
+    ),
     "who leaves stands still": found(
         2,
         2,

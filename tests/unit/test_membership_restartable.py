@@ -4,25 +4,30 @@ from typing import Any
 
 import pytest
 
-from regrow.core.ids import Generation, Instant, JobId, NodeId, StepNo
+from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
     DrainRequested,
     Fact,
+    FenceWorker,
     GenerationTable,
+    JoinGeneration,
     NodeDraining,
     NodeJoined,
     NodeLost,
     NodeReport,
     ReportNode,
+    Role,
     ScaleRequested,
     SpawnWorker,
     StopRequested,
     Warmth,
+    WorkerExited,
     WorkerReady,
 )
+from regrow.core.messages.succession import WorkerPast
 from regrow.core.messages.tables import TableHead
-from regrow.core.records import WorldChanged
+from regrow.core.records import WorkerGone, WorldChanged
 from regrow.membership.machine import Membership
 from regrow.membership.orders import AnswerScale, EndJob
 from regrow.membership.restartable import RestartableMachine
@@ -43,6 +48,13 @@ class Fragile(Membership):
 
 def make(memory: JobMemory | None) -> Membership:
     return Fragile(FACTS, memory=memory)
+
+
+def ready(worker: WorkerId, node: NodeId, rank: Rank) -> WorkerPast:
+    """A worker that stands before its first step."""
+    spawn = SpawnWorker(node, worker, Role.RANK, rank, 0, 2, Generation(1), 0, False, [])
+    told = WorkerReady(worker, StepNo(0), "host:2", "")
+    return WorkerPast(worker, spawn, rank, 0, rank, 0, 2, pid=1, state_at=told.state_at, ready=told)
 
 
 @pytest.fixture
@@ -99,6 +111,18 @@ def test_what_was_heard_is_heard_also_where_the_next_machine_fails_as_it_takes_o
     assert isinstance(commands[-1], EndJob) and "Ctrl-C" in commands[-1].diagnosis
 
 
+def test_who_ends_after_its_agents_report_is_in_no_generation_that_is_formed_then(failed: RestartableMachine) -> None:
+    workers = [WorkerId(f"{node}.w0") for node in NODES]
+    pasts = [ready(worker, node, Rank(rank)) for rank, (worker, node) in enumerate(zip(workers, NODES, strict=True))]
+    failed.handle(NodeReport(NODES[0], 1, pasts[:1]), 3.0)
+    assert failed.handle(WorkerExited(workers[0], -9, 3.1, memory=True), 3.1) == []
+    commands = failed.handle(NodeReport(NODES[1], 1, pasts[1:]), 3.2)
+    assert not [command for command in commands if isinstance(command, JoinGeneration)]
+    (gone,) = (command for command in commands if isinstance(command, WorkerGone))
+    assert (gone.worker, gone.code) == (workers[0], -9) and "memory" in gone.reason
+    assert [each.worker for each in commands if isinstance(each, FenceWorker)] == workers[1:], "all are started again"
+
+
 def test_nothing_is_started_where_all_must_leave_as_was_heard_meanwhile(failed: RestartableMachine) -> None:
     failed.handle(NodeDraining(NODES[1], 30.0, "SIGUSR1"), 2.5)
     assert [command.node for command in report(failed) if isinstance(command, SpawnWorker)] == []
@@ -120,7 +144,7 @@ def test_a_world_that_is_built_anew_after_a_failure_says_when_it_has_become_smal
     memory.table = GenerationTable(TableHead(Generation(4), 2, number=4), [], [])
     machine = Membership(facts, memory=memory)
     joined = NodeJoined(NODES[0], "host", 1, "host:1")
-    commands = machine.take_over([joined], {NODES[0]: NodeReport(NODES[0], 1, [])}, 3.0)
+    commands = machine.take_over([joined], {NODES[0]: NodeReport(NODES[0], 1, [])}, [], 3.0)
     (worker,) = [command.worker for command in commands if isinstance(command, SpawnWorker)]
     commands = machine.handle(WorkerReady(worker, StepNo(0), "host:2", ""), 4.0)
     assert [(c.before, c.after) for c in commands if isinstance(c, WorldChanged)] == [(2, 1)]

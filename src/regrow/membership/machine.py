@@ -76,7 +76,7 @@ from regrow.membership.succession.adoption import Succession
 from regrow.membership.succession.memory import JobMemory
 from regrow.membership.tables import Tables
 from regrow.membership.view import JobView, NodeView, WorkerView
-from regrow.membership.workers import Workers
+from regrow.membership.workers import WorkerFailure, Workers
 
 __all__ = ["Command", "EndJob", "Gathering", "JobView", "Membership"]
 
@@ -188,11 +188,15 @@ class Membership:
         self._settle(now)
 
     def take_over(
-        self, joined: Sequence[NodeJoined], reports: Mapping[NodeId, NodeReport], now: Instant
+        self,
+        joined: Sequence[NodeJoined],
+        reports: Mapping[NodeId, NodeReport],
+        failures: Sequence[WorkerFailure],
+        now: Instant,
     ) -> list[Command]:
-        """Enter a job that runs already. `joined`: the agents that are there, of which each has reported."""
+        """Enter a job that runs already. `joined`: the agents that are there; each has reported, `failures` after."""
         if self._memory is not None:
-            self._succession.adopt(joined, reports, self._memory, now)
+            self._succession.adopt(joined, reports, failures, self._memory, now)
             for given in self._memory.given_back:
                 self._resizing.draining(NodeDraining(given.node, max(0.0, given.leave_by - now), given.reason), now)
         self._settle(now)

@@ -37,10 +37,10 @@ from regrow.membership.orders import AnswerScale, Command, EndJob
 from regrow.membership.succession.belated import aged, still_meant
 from regrow.membership.succession.memory import GivenBack, JobMemory
 from regrow.membership.view import JobView
+from regrow.membership.workers import WorkerFailure
 
 MOST_FAILURES = 3
 """After so many within the window of the job's faults it ends as before: the defect is not to be got around."""
-_FAILURES = WorkerFailed | WorkerFaulted | WorkerExited
 _REPORTED = (
     WorkerStarted
     | WorkerReady
@@ -107,9 +107,10 @@ class _Takeover:
         return ReportNode(fact.node, self.number)
 
     def news(self, now: Instant) -> list[Fact]:
-        """What was heard, for a machine that knows all else. Who has failed is known before anything is begun with it.
+        """What was heard, for a machine that knows all else.
 
-        So is which nodes are given back: that stands in the memory, for those whose agents are there, from now on.
+        Which nodes are given back is known before anything is begun with them: that stands in the memory from now on,
+        for those whose agents are there.
         """
         told = [aged(fact, now - since) for since, fact in self._news]
         self.memory.given_back += [
@@ -117,7 +118,7 @@ class _Takeover:
             for fact in told
             if isinstance(fact, NodeDraining | DrainRequested) and fact.node in self.joined
         ]
-        return sorted(told, key=lambda fact: not isinstance(fact, _FAILURES))
+        return told
 
     def hear(self, fact: Fact, now: Instant) -> None:
         match fact:
@@ -276,9 +277,12 @@ class RestartableMachine:
             return [asked]
         self._takeover, self._succeeds = None, False
         news = takeover.news(now)
+        # Who has failed since its agent's report is not begun anything with, as if the report said so.
+        failures = [fact for fact in news if isinstance(fact, WorkerFailure)]
         self.machine = self._make(takeover.memory)
         try:
-            commands = self.machine.take_over(list(takeover.joined.values()), takeover.reports, now)
+            commands = self.machine.take_over(list(takeover.joined.values()), takeover.reports, failures, now)
+            news = [fact for fact in news if not isinstance(fact, WorkerFailure)]
         except Exception as error:  # noqa: BLE001 - as in `handle`
             commands = self._begin(error, TimeAdvanced(), now)
         for fact in news:

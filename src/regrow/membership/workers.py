@@ -57,6 +57,7 @@ WorkerNews = (
     | LogRuleNews
     | _GenerationFact
 )
+WorkerFailure = WorkerFailed | WorkerFaulted | WorkerExited
 
 
 class Workers:

@@ -29,7 +29,7 @@ from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import Building, Closing, Ended, Releasing, Training
 from regrow.membership.succession.memory import CoordinatorLoss, GivenBack, JobMemory
-from regrow.membership.workers import Workers, enter_halted, enter_ready
+from regrow.membership.workers import WorkerFailure, Workers, enter_halted, enter_ready
 
 TAKEN_OVER = "its decisions were taken over from a coordinator that had failed"
 
@@ -97,9 +97,14 @@ class Succession:
         )
 
     def adopt(
-        self, joined: Sequence[NodeJoined], reports: Mapping[NodeId, NodeReport], memory: JobMemory, now: Instant
+        self,
+        joined: Sequence[NodeJoined],
+        reports: Mapping[NodeId, NodeReport],
+        failures: Sequence[WorkerFailure],
+        memory: JobMemory,
+        now: Instant,
     ) -> None:
-        """Enter the job. `joined`: the agents that are there, of which each has reported."""
+        """Enter the job. `joined`: the agents that are there. Each has reported, and told of `failures` after that."""
         self._recall(memory)
         self._loss = memory.loss
         table = memory.table
@@ -127,6 +132,9 @@ class Succession:
         for node, reason in memory.quarantined.items():
             if node in self._roster.nodes:
                 self._roster.nodes[node].quarantined = reason
+        for fact in failures:
+            if not isinstance(self._job.state, Ended):
+                self._workers.tell(fact, now)
 
     def _recall(self, memory: JobMemory) -> None:
         self._job.restarts, self._job.resumes = memory.restarts, memory.resumes
