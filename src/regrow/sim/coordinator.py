@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from regrow.core.ids import Instant, NodeId
+from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
     AgentOrder,
@@ -22,9 +22,13 @@ from regrow.core.messages import (
 )
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
-from regrow.membership.succession.memory import JobMemory
+from regrow.membership.succession.memory import CoordinatorLoss, JobMemory
+from regrow.membership.succession.written import MemoryWriter, read
 from regrow.sim.invariants import Invariants
 from regrow.sim.network import Timeline
+
+_ARRIVE_S: Seconds = 10.0
+"""So long the agents may take to find the next one."""
 
 
 class DefectiveMembership(Membership):
@@ -74,10 +78,11 @@ class SimCoordinator:
         """Those that the machine will come to."""
         self.log: list[tuple[Instant, Fact | Command | FormGeneration]] = []
         self.end: EndJob | None = None
-        self._machine = RestartableMachine(
-            lambda memory: DefectiveMembership(self.defects, facts, faults, memory=memory)
-        )
-        self._laws, self._timeline, self._send = laws, timeline, send
+        self._make = lambda memory: DefectiveMembership(self.defects, facts, faults, memory=memory)
+        self._machine = RestartableMachine(self._make)
+        self._handover: bytes | None = None
+        self.laws = laws
+        self._timeline, self._send = timeline, send
         self._alarm: Instant | None = None
 
     @property
@@ -85,24 +90,44 @@ class SimCoordinator:
         """Decides at present."""
         return self._machine.machine
 
+    @property
+    def there(self) -> bool:
+        """Whether there is one."""
+        return self._handover is None
+
+    def lose(self) -> None:
+        """Its process is gone, and launchers of other nodes hold what it knew."""
+        machine = self._machine
+        self._handover = MemoryWriter(lambda: (machine.remember(), machine.nodes)).write()
+
+    def succeed(self, loss: CoordinatorLoss) -> None:
+        """Another was elected; agents turn to it."""
+        if self._handover is None:
+            return
+        memory, nodes = read(self._handover, 0.0)
+        memory.loss, self._handover = loss, None
+        expected = [node for node in nodes if node != loss.node]
+        self._machine = RestartableMachine(self._make, memory, expected, self._timeline.now + _ARRIVE_S)
+        self.tell(TimeAdvanced())
+
     def tell(self, fact: Fact) -> None:
-        """The machine is told something, now."""
+        """The machine is told something, now; nobody is, where there is none."""
         now = self._timeline.now
-        if self.end is not None:
+        if self.end is not None or not self.there:
             return
         self.log.append((now, fact))
         if isinstance(fact, WorkerExited):
-            self._laws.learned(fact)
+            self.laws.learned(fact)
         elif isinstance(fact, NodeReport) and self._machine.awaits(fact):
-            self._laws.reported(fact)
+            self.laws.reported(fact)
         commands = self._machine.handle(fact, now)
-        told = self._laws.told(commands, self.machine)
+        told = self.laws.told(commands, self.machine)
         self.log.extend((now, command) for command in told)
-        self._laws.decided(told, self.machine, now)
+        self.laws.decided(told, self.machine, now)
         for command in commands:
             self._carry_out(command)
         if isinstance(fact, TimeAdvanced):
-            self._laws.waited(self._machine, now)
+            self.laws.waited(self._machine, now)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -114,6 +139,8 @@ class SimCoordinator:
     def _ring(self) -> None:
         self._alarm = None
         deadline = self._machine.next_deadline()
+        if not self.there:
+            return
         if deadline is not None and deadline <= self._timeline.now:
             self.tell(TimeAdvanced())
         else:

@@ -20,8 +20,9 @@ class SimFault(msgspec.Struct, frozen=True):
 
     To the target's whole node: `node`, it is gone at once; `freeze`, its agent stops, its workers live on for a while.
 
-    To the coordinator: `defect`, it raises at the next fact before it has done anything about it, and `late defect`,
-    when it has, so that what it has decided is not carried out.
+    To the coordinator: `coordinator`, it is lost with the target's node, and another is elected; `defect`, it raises at
+    the next fact before it has done anything about it, and `late defect`, when it has, so that what it has decided is
+    not carried out.
     """
     rank: Rank | None = None
     """None: a standby."""
@@ -68,6 +69,10 @@ class FaultedWorld(Protocol):
         """An agent is gone or stopped."""
         ...
 
+    def lose_coordinator(self, node: NodeId, strike: SimFault) -> None:
+        """The coordinator is lost, with a node that hosts it."""
+        ...
+
     def heard(self, worker: SimWorker) -> bool:
         """Whether what a worker says reaches the coordinator."""
         ...
@@ -98,6 +103,8 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
                 pass
             case "defect" | "late defect":
                 world.defects.append(strike.how)
+            case "coordinator":
+                world.lose_coordinator(target.spawn.node, strike)
             case "node" | "freeze":
                 world.lose(target.spawn.node, strike)
             case "body" if target.doing not in (Doing.COMPUTING, Doing.REDUCING):

@@ -9,7 +9,6 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import (
     AgentFact,
     AgentOrder,
-    Fact,
     FaultSpec,
     FenceWorker,
     Member,
@@ -45,6 +44,7 @@ from regrow.sim.invariants import InvariantBroken, Invariants, require
 from regrow.sim.network import Network, NetworkConditions, Timeline
 from regrow.sim.script import Doing, SimScript
 from regrow.sim.sights import Lookout, watched
+from regrow.sim.uplinks import Offices, Uplinks
 from regrow.sim.workers import SimWorker
 
 _FOR_THE_AGENT = (
@@ -91,6 +91,8 @@ class World:
         self._coordinator = SimCoordinator(facts, faults, laws=self.laws, timeline=self._timeline, send=self._to_agent)
         self.log, self.defects, self.tell = self._coordinator.log, self._coordinator.defects, self._coordinator.tell
         self._network = Network(self._timeline, self._rng, self._weather)
+        self._uplinks = Uplinks(self._network, self.tell)
+        self._offices = Offices(self._coordinator, self._uplinks, self._timeline, self.jitter, self._there)
         self._agents = SimAgents(AgentHost(self._network, self.after, self.say_of_agent, self._obey))
         self._groups: dict[Generation, Group] = {}
         self._counts: dict[tuple[Rank | None, Doing], int] = {}
@@ -147,9 +149,6 @@ class World:
 
     # --- to and from the coordinator ---------------------------------------------------------------------------
 
-    def _telling(self, fact: Fact) -> Callable[[], None]:
-        return lambda: self.tell(fact)
-
     def _to_agent(self, node: NodeId, order: AgentOrder) -> None:
         """Over the connection that there is now; what is on its way when that ends is lost.
 
@@ -157,13 +156,15 @@ class World:
         its own. As on a stream, none from before a `ReportNode` comes a second time after it, and no `SpawnWorker`
         does: an agent that has forgotten the ended worker would remember it as one that lives.
         """
-        if node not in self._connected - self._losing:
+        term = self._uplinks.term_of(node)
+        if node not in self._connected - self._losing or term is None:
             return
         life, asked = self._lives[node], self._asked.get(node, 0)
 
         def deliver() -> None:
             again = isinstance(order, SpawnWorker) and order.worker in self.workers
-            if (self._lives[node], self._asked.get(node, 0)) == (life, asked) and not again:
+            there = self._uplinks.term_of(node) == term and self._lives[node] == life
+            if there and self._asked.get(node, 0) == asked and not again:
                 self._asked[node] = asked + isinstance(order, ReportNode)
                 self._agents.obey(node, order)
 
@@ -195,7 +196,11 @@ class World:
                 self.tell(ScaleRequested(wish.replicas, "an operator asks for it", wish.stay))
             case "node":
                 self._new_node(wish.slots, wish.stay)
-            case _ if node in self._connected - self._losing and not isinstance(self.machine.state, Gathering):
+            case _ if (
+                self._uplinks.term_of(node) is not None
+                and node in self._there()
+                and not isinstance(self.machine.state, Gathering)
+            ):
                 self._backs[node], life = wish.back, self._lives[node]
                 self.laws.draining(node, self.machine)
                 self.tell(NodeDraining(node, wish.grace, "it is preempted"))
@@ -225,8 +230,7 @@ class World:
             return
         self._connected.discard(node)
         self._losing.discard(node)
-        self.laws.lost(node)
-        self.tell(NodeStopped(node))
+        self._offices.tell_lost(NodeStopped(node))
         back = self._backs.get(node)
         if back is not None:
             self.after(back, lambda: self._join(node))
@@ -236,10 +240,23 @@ class World:
         joined = NodeJoined(node, f"host of {node}", self._slots[node], store, stay=self._stays[node])
         if node in self._losing:
             return
+        if not self._coordinator.there:
+            self.after(0.5, lambda: self._join(node))
+            return
         self._connected.add(node)
         self._agents.begin(joined)
-        self.laws.joined(joined)
-        self.tell(joined)
+        self._offices.register(joined)
+
+    def _there(self) -> set[NodeId]:
+        """Nodes whose agents act."""
+        return self._connected - self._losing
+
+    def lose_coordinator(self, node: NodeId, strike: SimFault) -> None:
+        """It is lost with a node that hosts it; another is elected where there are others."""
+        known = node in self._there() and self._uplinks.term_of(node) is not None
+        if known and self._there() != {node} and not isinstance(self.machine.state, Gathering):
+            self._offices.lose(node)
+            self.lose(node, SimFault("node", back=strike.back))
 
     def lose(self, node: NodeId, strike: SimFault) -> None:
         """An agent is gone or stopped; the coordinator learns it at once, or when the lease is over."""
@@ -259,8 +276,7 @@ class World:
         self.bad_moments.add(f"lost {type(self.machine.state).__name__.lower()}")
         self._connected.discard(node)
         self._losing.discard(node)
-        self.laws.lost(node)
-        self.tell(NodeLost(node, strike.how))
+        self._offices.tell_lost(NodeLost(node, strike.how))
         if strike.back is not None:
             self.after(strike.back, lambda: self._join(node))
 
@@ -288,7 +304,7 @@ class World:
     def say_of_agent(self, node: NodeId, fact: AgentFact) -> None:
         """The agent of a node reports."""
         self._agents.told(node, fact)
-        self._network.send(("from", node), self._telling(fact), sure=isinstance(fact, NodeReport))
+        self._uplinks.send(node, ("from", node), fact, sure=isinstance(fact, NodeReport))
 
     def hung(self, worker: SimWorker) -> None:
         """The agents see it, as any worker that stands still; the coordinator judges."""
@@ -337,7 +353,7 @@ class World:
         if not self.heard(worker):
             return
         self._agents.told(worker.spawn.node, fact)
-        self._network.send(worker.worker, self._telling(fact))
+        self._uplinks.send(worker.spawn.node, worker.worker, fact)
 
     def exited(self, worker: SimWorker, code: int) -> None:
         """The agent sees the end of a process; it is told even over a bad connection, or the node counts as lost."""
@@ -347,7 +363,7 @@ class World:
         if self.heard(worker):
             fact = WorkerExited(worker.worker, code, self._timeline.now)
             self._agents.told(worker.spawn.node, fact)
-            self._network.send(channel, self._telling(fact), sure=True, extra=late)
+            self._uplinks.send(worker.spawn.node, channel, fact, sure=True, extra=late)
         if not self.script.with_session and code != 0:
             self._trouble_peers(worker)
 
