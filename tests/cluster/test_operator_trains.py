@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from tests.cluster.bed import Bed, bed
 from tests.cluster.jobs import training_job
-from tests.cluster.ports import held_port
+from tests.ports import held_port
 from tests.process.test_elastic_launch import PACED
 
 from regrow.membership.view import JobView

@@ -6,7 +6,7 @@ from typing import Any
 from tests.cluster.bed import Bed
 from tests.cluster.fake_store import Manifest
 from tests.cluster.jobs import training_job
-from tests.cluster.ports import held_port
+from tests.ports import held_port
 from tests.process.elastic import HURRY, final, fixed_run, losses
 from tests.process.training import SCRIPTS, redone
 

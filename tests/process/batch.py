@@ -5,7 +5,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,12 +18,6 @@ from regrow.cli import main
 PATIENCE = 120.0
 FAKE = str(Path(__file__).parents[1] / "scripts" / "fake_worker.py")
 SOURCE = str(Path(__file__).parents[2] / "src")
-
-
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def until(what: Callable[[], bool], *, within: float = PATIENCE, every: float = 0.005) -> None:

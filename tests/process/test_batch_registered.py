@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.process.batch import FAKE, Desk, desk, free_port, until
+from tests.ports import held_port
+from tests.process.batch import FAKE, Desk, desk, until
 
 TOKEN = {"REGROW_TOKEN": "a long random text"}
 OVER = "is not wanted any more: all rows of the batch are done"
@@ -22,7 +23,7 @@ def at(tmp_path: Path) -> Iterator[Desk]:
 @pytest.fixture
 def place() -> str:
     """Where a head may listen."""
-    return f"127.0.0.1:{free_port()}"
+    return f"127.0.0.1:{held_port()}"
 
 
 def ask(at: Desk, count: int) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ports import held_port
 from tests.process.batch import Desk, desk, until
 
 pytest.importorskip("fastapi")
@@ -32,8 +32,7 @@ def servers(model: str, tmp_path: Path) -> Iterator[dict[str, "subprocess.Popen[
     started: dict[str, subprocess.Popen[bytes]] = {}
     with (tmp_path / "servers").open("wb") as output:
         for _ in range(3):
-            with socket.create_server(("127.0.0.1", 0)) as taken:
-                port = taken.getsockname()[1]
+            port = held_port()
             command = [str(Path(sys.executable).with_name("transformers")), "serve", model]
             command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
             url = f"http://127.0.0.1:{port}"

@@ -2,12 +2,12 @@
 
 import secrets
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.ports import held_port
 from tests.process.elastic import Elastic, assert_same, changes, final, fixed_run, losses
 from tests.process.launching import Running, Site
 from tests.process.training import SCRIPTS
@@ -27,8 +27,7 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @contextmanager
 def two_nodes(here: Site, *flags: str) -> Iterator[tuple[Elastic, Running, str, str]]:
     """A job that needs two replicas, a node each; with it, its second node, its address and its token."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{held_port()}"
     token = secrets.token_hex(16)
     words = ("--nnodes", "2:3", "--replicas", "2:3", "--rdzv-endpoint", address, *flags)
     run = ("run", "--job", "job", *words)

@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 
 import psutil
 import pytest
+from tests.ports import held_port
 from tests.process.launching import Running, Site, agents_below, site
 from tests.process.training import SCRIPTS, Outcome, redone, train
 
@@ -159,8 +159,7 @@ def test_a_node_whose_agents_do_not_stay_ends_the_job(here: Site) -> None:
 
 
 def two_launchers(here: Site, name: str, *flags: str) -> tuple[Running, Running, list[str]]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{held_port()}"
     words = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", endpoint, *flags]
     zero, one = (start(here, name, "--node-rank", rank, *words, REGROW_TOKEN="both know") for rank in ("0", "1"))
     return zero, one, words

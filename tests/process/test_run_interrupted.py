@@ -4,12 +4,12 @@ import os
 import pty
 import select
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ports import held_port
 from tests.process.launching import PATIENCE, Running, Site, site
 
 STUBBORN = """
@@ -74,9 +74,7 @@ def test_a_launcher_that_is_killed_takes_everything_with_it(here: Site) -> None:
 
 
 def two_nodes(here: Site, script: str) -> tuple[Running, Running]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--shutdown-timeout", "1s", script]
+    words = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{held_port()}", "--shutdown-timeout", "1s", script]
     zero, one = (here.start("run", "--node-rank", rank, *words, REGROW_TOKEN="both know") for rank in ("0", "1"))
     return zero, one
 

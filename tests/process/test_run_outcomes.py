@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ports import held_port
 from tests.process.launching import Site, site
 
 WAITING = """
@@ -104,13 +105,11 @@ def test_an_operator_sees_kills_and_stops_a_job(here: Site) -> None:
 
 
 def test_two_nodes_find_each_other_on_loopback(here: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     script = here.script(
         "import os; e = os.environ\n"
         "print('rank', e['RANK'], 'of', e['WORLD_SIZE'], 'on', e['GROUP_RANK'], 'at', e['MASTER_ADDR'], flush=True)"
     )
-    words = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", f"127.0.0.1:{port}", script]
+    words = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", f"127.0.0.1:{held_port()}", script]
     with here.start("run", "--node-rank", "1", *words, REGROW_TOKEN="both know") as one:
         one.wait_for("waiting for node 0")
         with here.start("run", "--node-rank", "0", *words, REGROW_TOKEN="both know") as zero:
@@ -121,9 +120,7 @@ def test_two_nodes_find_each_other_on_loopback(here: Site) -> None:
 
 
 def test_a_node_with_another_token_is_refused(here: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    words = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", here.script("")]
+    words = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{held_port()}", here.script("")]
     with here.start("run", "--node-rank", "0", *words, REGROW_TOKEN="one") as zero:
         zero.wait_for("records and logs in")
         refused = here.regrow("run", "--node-rank", "1", *words, REGROW_TOKEN="another")
