@@ -239,7 +239,8 @@ def test_more_replicas_than_micro_batches_are_refused(here: Site) -> None:
 
 
 def test_the_small_gpt_is_the_same_in_a_world_that_changes_and_in_fixed_ones(here: Site) -> None:
-    words = ("--steps", "120", "--invariant", "--microbatches", "4", "--batch-size", "2", "--megabytes", "0.2")
+    steps = "60"
+    words = ("--steps", steps, "--invariant", "--microbatches", "4", "--batch-size", "2", "--megabytes", "0.2")
     told = {}
     for world in (1, 4):
         flags = ("--job", f"fixed{world}", "--nproc-per-node", str(world))
@@ -247,7 +248,8 @@ def test_the_small_gpt_is_the_same_in_a_world_that_changes_and_in_fixed_ones(her
         assert done.returncode == 0, done.stdout + done.stderr
         told[world] = losses(Ledger(read_records(here.home / "jobs" / f"fixed{world}")))
     elastic = ("--job", "job", "--nproc-per-node", "1", "--replicas", "1:4")
-    with here.start("run", *elastic, str(GPT), *words, "--out", "job.json") as started:
+    paced = (str(SCRIPTS / "paced.py"), "0.3", steps, str(GPT))
+    with here.start("run", *elastic, *paced, *words, "--out", "job.json") as started:
         job = Elastic(here, "job", started)
         job.settled(1)
         for size in (2, 4, 3, 2, 4):
