@@ -196,11 +196,11 @@ class Bench:
         found: list[psutil.Process] = psutil.Process(self.process.pid).children()
         return found
 
-    async def nothing_left(self, within: float = 5.0) -> list[str]:
+    async def nothing_left(self, within: float = 20.0) -> list[str]:
         """Processes of this bench that are still there at the deadline."""
         return await self.nothing_left_of(list(self.seen.values()), within)
 
-    async def nothing_left_of(self, processes: list[psutil.Process], within: float = 5.0) -> list[str]:
+    async def nothing_left_of(self, processes: list[psutil.Process], within: float = 20.0) -> list[str]:
         deadline = time.monotonic() + within
         while left := [process for process in processes if process.is_running()]:
             if time.monotonic() > deadline:

@@ -218,7 +218,7 @@ def store(folder: Path) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        assert ready.wait(10.0)
+        assert ready.wait(DEADLINE)
         yield addresses[0]
     finally:
         loop.call_soon_threadsafe(over.set)

@@ -171,6 +171,11 @@ class Cells:
         out = self._site.folder / _name(kind, family, method)
         return {rank: out.with_suffix(f".opened.{rank}").read_text().split() for rank in range(WORLD)}
 
+    def processor_seconds(self, kind: str, family: str, method: str) -> dict[int, float]:
+        """Rank to what its last process took of a processor until its first step was made."""
+        out = self._site.folder / _name(kind, family, method)
+        return {rank: float(out.with_suffix(f".built.{rank}").read_text()) for rank in range(WORLD)}
+
     @staticmethod
     def evaluations(outcome: Outcome) -> list[str]:
         """What the run told of its evaluations."""

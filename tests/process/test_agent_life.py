@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.process.agent_harness import NODE, Bench, agent, exited
+from tests.process.agent_harness import NODE, PATIENCE_S, Bench, agent, exited
 
 from regrow.core.config import Script
 from regrow.core.ids import Generation, Rank, WorkerId
@@ -40,7 +40,7 @@ time.sleep(1000)
 
 
 async def shown(bench: Bench, text: str, times: int = 1) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while bench.shown().count(text) < times:
         assert time.monotonic() < deadline, f"{text!r} is not in {bench.shown()!r}, nor in {bench.complaints()!r}"
         await asyncio.sleep(0.01)
@@ -48,7 +48,7 @@ async def shown(bench: Bench, text: str, times: int = 1) -> None:
 
 async def children_are(bench: Bench, workers: set[int]) -> None:
     """Wait until the agent's children are these and its zygote: a fork takes a moment to be handed over."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while {child.pid for child in bench.children() if child.name() != "regrow-zygote"} != workers:
         assert time.monotonic() < deadline, (bench.children(), workers)
         await asyncio.sleep(0.01)
@@ -63,12 +63,16 @@ async def two_families(bench: Bench) -> None:
     assert len(bench.seen) >= 9
 
 
+def never_ready(folder: Path) -> list[str]:
+    """What a zygote is to import in which it never comes to an end."""
+    (folder / "endless.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
+    return ["endless"]
+
+
 async def test_an_agent_joins_before_its_zygote_is_ready(tmp_path: Path) -> None:
-    began = time.monotonic()
-    async with agent(tmp_path, cold=True) as bench:
+    async with agent(tmp_path, cold=True, preload=never_ready(tmp_path)) as bench:
         joined = bench.coordinator.all(NodeJoined)[0]
         assert (joined.node, joined.slots, joined.host) == (NODE, 2, "127.0.0.1")
-        assert time.monotonic() - began < 3.0  # 0.2 s on an idle machine
         modules = Path(f"/proc/{joined.pid}/maps").read_text()
         assert "libtorch" not in modules
         assert await bench.stop() == 0
@@ -113,7 +117,7 @@ async def test_an_agent_that_loses_its_coordinator_ends_everything(tmp_path: Pat
     async with agent(tmp_path, FAMILY) as bench:
         await two_families(bench)
         await bench.coordinator.hang_up()
-        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 1
+        assert await asyncio.wait_for(bench.process.wait(), PATIENCE_S) == 1
         assert await bench.nothing_left() == []
         assert "connection to the coordinator was lost" in bench.complaints()
 
@@ -123,7 +127,7 @@ async def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) 
     async with agent(tmp_path, FAMILY) as bench:
         await two_families(bench)
         bench.process.send_signal(number)
-        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 128 + number
+        assert await asyncio.wait_for(bench.process.wait(), PATIENCE_S) == 128 + number
         assert await bench.nothing_left() == []
 
 
@@ -151,14 +155,14 @@ async def test_a_second_signal_ends_the_agent_at_once_and_so_does_the_end_of_its
         await bench.coordinator.expect(NodeDraining)
         bench.process.send_signal(signal.SIGUSR1)
         await bench.coordinator.expect(NodeStopped)  # which may be read after its end was seen
-        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 0
+        assert await asyncio.wait_for(bench.process.wait(), PATIENCE_S) == 0
         assert isinstance(bench.coordinator.heard[-1][1], NodeStopped)
     (tmp_path / "late").mkdir()
     async with agent(tmp_path / "late", FAMILY, job=ELASTIC, drain_grace=0.5) as bench:
         worker = await bench.spawn("w0")
         bench.process.send_signal(signal.SIGTERM)
         await bench.coordinator.expect(NodeStopped)
-        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 0
+        assert await asyncio.wait_for(bench.process.wait(), PATIENCE_S) == 0
         told = [
             fact for _, fact in bench.coordinator.heard if isinstance(fact, NodeDraining | WorkerExited | NodeStopped)
         ]
@@ -169,7 +173,7 @@ async def test_an_agent_that_many_can_join_ends_with_its_parent_without_a_notice
     async with agent(tmp_path, FAMILY, job=ELASTIC, under_a_parent=True) as bench:
         await two_families(bench)
         bench.process.kill()
-        assert await bench.nothing_left(within=10.0) == []
+        assert await bench.nothing_left() == []
         assert bench.coordinator.all(NodeDraining) == []
 
 
@@ -177,7 +181,7 @@ async def test_an_agent_ends_with_its_parent(tmp_path: Path) -> None:
     async with agent(tmp_path, FAMILY, under_a_parent=True) as bench:
         await two_families(bench)
         bench.process.kill()
-        assert await bench.nothing_left(within=10.0) == []
+        assert await bench.nothing_left() == []
 
 
 async def test_stopping_a_node_gives_its_workers_the_grace_to_go(tmp_path: Path) -> None:
@@ -202,17 +206,15 @@ async def test_stopping_a_node_gives_its_workers_the_grace_to_go(tmp_path: Path)
         assert time.monotonic() - began >= 4.0
         await bench.coordinator.expect(NodeStopped)
         assert isinstance(bench.coordinator.heard[-1][1], NodeStopped)
-        assert await asyncio.wait_for(bench.process.wait(), 10.0) == 0
+        assert await asyncio.wait_for(bench.process.wait(), PATIENCE_S) == 0
         assert "[rank 0] saved\n" in bench.shown()
         assert await bench.nothing_left() == []
 
 
 async def test_a_node_stopped_before_its_zygote_is_ready_still_answers_for_every_worker(tmp_path: Path) -> None:
-    async with agent(tmp_path, cold=True) as bench:
+    async with agent(tmp_path, preload=never_ready(tmp_path)) as bench:
         await bench.order_spawn("w0")
-        began = time.monotonic()
         assert await bench.stop() == 0
-        assert time.monotonic() - began < 5.0
         assert len(bench.coordinator.all(WorkerExited, worker="w0")) == 1
         assert await bench.nothing_left() == []
 
@@ -300,7 +302,7 @@ async def test_an_agent_without_configuration_says_so(tmp_path: Path) -> None:
         stderr=asyncio.subprocess.PIPE,
         cwd=tmp_path,
     )
-    _, complaints = await asyncio.wait_for(process.communicate(), 20.0)
+    _, complaints = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 2
     assert complaints.decode().startswith("regrow agent: no configuration") and b"Traceback" not in complaints
 

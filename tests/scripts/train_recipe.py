@@ -1,7 +1,8 @@
 """A recipe's training as `regrow train` starts it, which tells besides what its final state is.
 
 And whether any file of weights of the model was opened while this process lived. The kernel is asked (inotify), since
-safetensors opens its files outside Python, where no audit hook sees it.
+safetensors opens its files outside Python, where no audit hook sees it. And how much of a processor this process took
+until the first step that it was in had been made.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,8 @@ def slowly(line: str) -> None:
         pause(options.pace, step - 1, options.steps)
 
 
-fill = vars(training)["fill"]
+fill, due = vars(training)["fill"], vars(training)["_due"]
+built: list[float] = []
 
 
 def struck(found: torch.Tensor, *rest: Any) -> None:
@@ -74,7 +77,14 @@ def struck(found: torch.Tensor, *rest: Any) -> None:
     fill(found, *rest)
 
 
-vars(training).update(say=slowly, fill=struck)
+def noted(*asked: int) -> Any:
+    """Whether something is due after a step, after the first of which it is noted how much of a processor was used."""
+    if not built:
+        built.append(time.process_time())
+    return due(*asked)
+
+
+vars(training).update(say=slowly, fill=struck, _due=noted)
 run = msgspec.json.decode(options.run.read_bytes(), type=Run)
 told = watch_opens(run.recipe.model.path)
 session = training.train(msgspec.structs.replace(run, steps=options.steps))
@@ -83,3 +93,4 @@ options.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(report))
 
 weights = sorted(name for name in opened(told) if name.endswith(".safetensors"))
 options.out.with_suffix(f".opened.{session.rank}").write_text("\n".join(weights))
+options.out.with_suffix(f".built.{session.rank}").write_text(str(built[0]))
