@@ -22,7 +22,6 @@ def mishaps(here: Site) -> tuple[str, str]:
 ENTWINED = [Fault(1, 2, "reduce"), Fault(0, 3, "backward"), Fault(1, 4, "forward"), Fault(0, 6, "update")]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("mode", "faults"),
     [
@@ -40,7 +39,6 @@ def test_a_body_whose_collectives_cannot_be_parted_from_its_updates_is_undone_as
     assert_equal(run(here, "struck", mode, *mishaps(here), faults=faults), calm, faults=len(faults))
 
 
-@pytest.mark.timeout(180)
 def test_a_sharded_world_survives_an_error_after_unscaling_in_a_skipped_update_and_after_the_update(here: Site) -> None:
     calm = run(here, "calm", "sharded")
     assert calm.code == 0, calm.output

@@ -10,6 +10,8 @@ STEPS, EVERY = 30, 4
 COMPARING = ("--digest-every", str(EVERY))
 PACED = ("--pause", "0.02")
 """So that an incident is over before the next fault strikes: else they are one incident, which costs more steps."""
+SLOW = ("--pause", "0.05")
+"""Where incidents are counted: at least eight steps lie between what ends one and what begins the next."""
 Named = list[tuple[int, int]]
 
 
@@ -42,7 +44,7 @@ def found_by(faults: list[Fault]) -> Named:
 
 def test_three_replicas_name_the_odd_one_at_once(here: Site, undisturbed: dict[int, Outcome]) -> None:
     flips = [flip(1, 5), flip(2, 8, "backward"), flip(0, 15, "commit"), flip(1, 22, "update"), flip(2, 29, "reduce")]
-    outcome = train(here, "three", *COMPARING, world=3, steps=STEPS, faults=flips, extra=PACED)
+    outcome = train(here, "three", *COMPARING, world=3, steps=STEPS, faults=flips, extra=SLOW)
     assert_equal(outcome, undisturbed[3], faults=len(flips), lost=EVERY)
     assert named(outcome) == found_by(flips)
     assert [(i.kind, i.ranks, i.rung) for i in outcome.ledger.incidents] == [
@@ -56,7 +58,7 @@ def test_two_replicas_name_the_wrong_one_when_the_steps_have_been_run_again(
     here: Site, undisturbed: dict[int, Outcome]
 ) -> None:
     flips = [flip(1, 5), flip(0, 8, "backward"), flip(0, 15, "commit"), flip(1, 22, "update"), flip(0, 29, "reduce")]
-    outcome = train(here, "two", *COMPARING, world=2, steps=STEPS, faults=flips, extra=PACED)
+    outcome = train(here, "two", *COMPARING, world=2, steps=STEPS, faults=flips, extra=SLOW)
     assert_equal(outcome, undisturbed[2], faults=len(flips), lost=EVERY)
     assert named(outcome) == found_by(flips)
     assert [incident.kind for incident in outcome.ledger.incidents] == ["corruption"] * len(flips)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.process.launching import PATIENCE, Running, Site, site
+from tests.process.launching import PATIENCE, Running, Site, agents_below, site
 from tests.process.warm import AGENTS, MOUNT
 
 FILLS = """
@@ -47,8 +47,7 @@ def start(here: Site, *flags: str, **more: str) -> Running:
 
 
 def agents_of(job: Running) -> list[psutil.Process]:
-    children = psutil.Process(job.process.pid).children()
-    return [child for child in children if "regrow.agent" in child.cmdline()]
+    return [psutil.Process(pid) for pid in agents_below(job)]
 
 
 def cache_of(here: Site, job: Running) -> Path:

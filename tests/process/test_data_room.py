@@ -46,13 +46,13 @@ def roomy(here: Site) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_place_that_another_fills_in_mid_training(here: Site, roomy: list[dict[str, object]], workers: str) -> None:
-    filled = here.folder / f"filled-{workers}.at"
+    filled = f"filled-{workers}.at"
     until = "until ls place/*/*/*.entry >/dev/null 2>&1; do sleep 0.01; done"
     fill = f"({until}; cat /dev/zero > place/full; touch {filled}) 2>/dev/null &"
     mount = f"mount -t tmpfs -o size=1200k none place && {{ {fill} }}"
-    finals, said = run(here, f"filled-{workers}", mount, "--workers", workers, "--pause", "0.05")
+    finals, said = run(here, f"filled-{workers}", mount, "--workers", workers, "--at", f"3:wait-{filled}")
     assert finals == roomy
-    assert filled.stat().st_mtime < (here.folder / f"filled-{workers}.0.json").stat().st_mtime - 0.1
+    assert f"now wait-{filled}" in said, "it was not full in mid-training"
     # Whether there is anything to say depends on what had been made by then, and on whose room can be used again.
     assert said.count("goes on without the data cache") <= 1, said
     assert said.count("workers make the batches of loader 0 themselves") <= 1, said

@@ -1,6 +1,5 @@
 """Replicas that start or come to differ are told, with the names of what differs; the job trains on all the same."""
 
-import pytest
 from tests.process.launching import Site
 from tests.process.training import train
 
@@ -33,7 +32,6 @@ for step in session.steps(lambda number: torch.arange(8.0).add(number).sin(), un
 """
 
 
-@pytest.mark.timeout(120)
 def test_ranks_that_start_with_other_values_are_named_before_the_first_step(here: Site) -> None:
     done = here.regrow("run", "--job", "unlike", "--nproc-per-node", "2", here.script(SCRIPT))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,7 +43,6 @@ def test_ranks_that_start_with_other_values_are_named_before_the_first_step(here
     assert ledger.incidents == []
 
 
-@pytest.mark.timeout(120)
 def test_replicas_that_drift_apart_are_told_while_they_train(here: Site) -> None:
     drifting = train(here, "drift", world=2, steps=40, extra=("--drift",))
     assert drifting.code == 0, drifting.output
@@ -56,7 +53,6 @@ def test_replicas_that_drift_apart_are_told_while_they_train(here: Site) -> None
     assert drifting.ledger.incidents == []
 
 
-@pytest.mark.timeout(120)
 def test_who_does_not_want_to_know_is_not_told(here: Site) -> None:
     quiet = train(here, "quiet", "--no-audit", world=2, steps=20, extra=("--drift",))
     assert quiet.code == 0 and quiet.ledger.divergences == []

@@ -1,6 +1,8 @@
 """Who asks for its rank before its loop is right after a fault too, and who asks late gets a built standby."""
 
-import pytest
+from pathlib import Path
+
+from tests.process.elastic import Elastic
 from tests.process.launching import Site
 from tests.process.training import Fault
 
@@ -15,7 +17,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 import regrow
 
-how, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+how, out, steps, holds = sys.argv[1], sys.argv[2], int(sys.argv[3]), [int(number) for number in sys.argv[4:]]
 session = regrow.init(seed=1)
 torch.set_num_threads(1)
 ask = {
@@ -29,7 +31,10 @@ session.protect(model, optimizer)
 log = open(out, "a") if main else None
 for step in session.steps(lambda number: torch.arange(8.0).add(number).sin(), until=steps):
     with step as batch:
-        time.sleep(0.0 if step.rehearsal else 0.05)
+        if step.number in holds and not step.rehearsal:
+            print(f"waits in step {step.number}", flush=True)
+            while not os.path.exists(f"{out}.{step.number}"):
+                time.sleep(0.005)
         loss = model(batch).square().sum()
         loss.backward()
         optimizer.step()
@@ -44,19 +49,24 @@ STEPS = 36
 
 
 def trained(site: Site, how: str, faults: list[Fault]) -> tuple[list[str], Ledger, str]:
-    """What the main rank wrote down, the records, and what was said."""
+    """What the main rank wrote down, the records, and what was said. Before each fault a standby is waited for."""
     name = f"{how}-{len(faults)}"
     out, words = site.folder / f"{name}.log", ["run", "--job", name, "--nproc-per-node", "2", "--standby", "1"]
     if faults:
         plan = site.folder / f"{name}.toml"
         plan.write_text("\n".join(fault.toml() for fault in faults))
         words += ["--fault-plan", str(plan)]
-    done = site.regrow(*words, site.script(SCRIPT), how, str(out), str(STEPS))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out.read_text().splitlines(), Ledger(read_records(site.home / "jobs" / name)), done.stderr
+    holds = [fault.step - 1 for fault in faults]
+    with site.start(*words, site.script(SCRIPT), how, str(out), str(STEPS), *map(str, holds)) as started:
+        job = Elastic(site, name, started)
+        for step in holds:
+            started.wait_for(f"waits in step {step}\n", times=2)
+            job.standby("idle" if how == "environment" else "ready")
+            Path(f"{out}.{step}").touch()
+        assert started.wait() == 0, started.output
+    return out.read_text().splitlines(), Ledger(read_records(site.home / "jobs" / name)), started.output
 
 
-@pytest.mark.timeout(120)
 def test_what_a_script_does_on_rank_0_goes_on_whenever_it_asks_whether_it_is_that(here: Site) -> None:
     undisturbed, _, said = trained(here, "late", [])
     assert len(undisturbed) == STEPS

@@ -18,7 +18,7 @@ from regrow.observe.ledger import Ledger, read_records
 CHANGES, WARM = 60, 15
 CALM = 2
 """How many replicas there are whenever something is measured."""
-STEPS, PACE = 1100, "0.3"
+STEPS, PACE = 500, "0.3"
 SEED = 20
 
 

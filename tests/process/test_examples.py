@@ -122,13 +122,11 @@ def case(example: Example) -> object:
     return pytest.param(example, id=example.file.partition(".")[0])
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("example", [case(each) for each in EXAMPLES[:-2]])
 def test_an_example_loses_ranks_and_ends_the_same(here: Site, example: Example) -> None:
     assert_the_same(here, example)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("example", [case(each) for each in EXAMPLES[-2:]])
 def test_an_example_on_hugging_face_loses_a_rank_and_ends_the_same(with_trainers: Site, example: Example) -> None:
     assert_the_same(with_trainers, example)

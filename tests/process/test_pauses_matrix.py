@@ -111,7 +111,6 @@ def survives(here: Site, mode: str, stops: list[Stop], draw: random.Random, *, s
     assert_equal(paused, calm, faults=0, lost=1 if mode == "fsdp2-copies" else None)
 
 
-@pytest.mark.timeout(180)
 def test_pauses_at_rest_and_in_a_fault_cost_nothing_but_the_pause(here: Site) -> None:
     stops = [Stop("launcher and agent", 5.0, fault=True), Stop("one rank", 5.0)]
     survives(here, "ddp", stops, random.Random(1), steps=40, pace=0.1)

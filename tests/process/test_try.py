@@ -1,6 +1,5 @@
 """`regrow try`: what a script is told on its first evening."""
 
-import pytest
 from tests.process.launching import Site
 from tests.process.training import SCRIPTS
 
@@ -36,7 +35,6 @@ def try_out(here: Site, *words: str) -> tuple[int, str]:
     return code, running.output
 
 
-@pytest.mark.timeout(300)
 def test_a_good_script_gets_a_table_of_kills_that_are_all_equal(here: Site) -> None:
     code, output = try_out(here, "--kills", "3", str(SCRIPTS / "train_small.py"), "--steps", "1000")
     assert code == 0, output
@@ -46,7 +44,6 @@ def test_a_good_script_gets_a_table_of_kills_that_are_all_equal(here: Site) -> N
         assert any(row[:2] == ["before", "the"] and row[3] == "equal" and row[-1] == way for row in rows), output
 
 
-@pytest.mark.timeout(300)
 def test_a_script_that_counts_for_itself_differs_and_is_told_what_to_write_instead(here: Site) -> None:
     code, output = try_out(here, "--kills", "1", here.script(COUNTS))
     assert code == 1
@@ -56,7 +53,6 @@ def test_a_script_that_counts_for_itself_differs_and_is_told_what_to_write_inste
     assert "0 of 2 kills mended" in output
 
 
-@pytest.mark.timeout(120)
 def test_a_script_that_fails_by_itself_is_told_so_before_any_kill(here: Site) -> None:
     code, output = try_out(here, here.script("import regrow\nsession = regrow.init()\nraise ValueError('mine')"))
     assert code == 1

@@ -114,10 +114,21 @@ def until_idle() -> None:
         time.sleep(0.01)
 
 
+def until_there(file: Path) -> None:
+    """Returns when the test has made this file."""
+    deadline = time.monotonic() + 120.0
+    while not file.exists():
+        if time.monotonic() > deadline:
+            sys.exit(f"nobody makes {file}")
+        time.sleep(0.01)
+
+
 def do(what: str) -> None:
     print(f"now {what}", flush=True)
     if what == "idle":
         until_idle()
+    elif what.startswith("wait-"):
+        until_there(Path(what.removeprefix("wait-")))
     elif what in ("kill", "stop"):
         os.kill(producer_pid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
     else:
