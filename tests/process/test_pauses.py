@@ -195,7 +195,7 @@ def test_who_is_only_slow_is_waited_for_across_nodes(here: Site) -> None:
     plan = here.folder / "plan.toml"
     plan.write_text(Fault(1, 301, "forward").toml())
     words = ["run", "--job", "slow", "--local-nodes", "2", "--nproc-per-node", "1", "--fault-plan", str(plan)]
-    done = here.regrow(*words, here.script(SLOW), "4", REGROW_HANG_FLOOR="1500ms")
+    done = here.regrow(*words, here.script(SLOW), "3", REGROW_HANG_FLOOR="1500ms")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len({line.split("done ")[1] for line in done.stdout.splitlines() if "done " in line}) == 1, done.stdout
     (incident,) = of_job(here, "slow").incidents

@@ -2,6 +2,7 @@
 
 import gc
 import math
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -296,6 +297,16 @@ def wide_tensors() -> int:
     return sum(issubclass(type(each), torch.Tensor) and each.numel() == ODD for each in gc.get_objects())
 
 
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """What there is already is looked through no more: `gc` has it apart."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("count", [8, 13, 32])
 def test_no_more_than_log2_gradients_are_kept_beside_the_present_one(count: int) -> None:
     world, most = World(Wide(), count=count, invariant=True), 0
