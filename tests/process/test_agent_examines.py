@@ -57,7 +57,7 @@ async def test_a_check_that_hangs_delays_neither_workers_nor_the_end(tmp_path: P
             await asyncio.sleep(0.01)
         await bench.spawn("w0")
         bench.note_processes()
-        assert await asyncio.wait_for(bench.stop(grace=0.1), 30.0) == 0
+        assert await asyncio.wait_for(bench.stop(grace=0.1), 60.0) == 0
         assert await bench.nothing_left() == []
         assert bench.coordinator.all(NodeExamined) == []
 

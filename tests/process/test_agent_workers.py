@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
-from tests.process.agent_harness import NODE, TOKEN, Bench, agent, exited, fault
+from tests.process.agent_harness import NODE, PATIENCE_S, TOKEN, Bench, agent, exited, fault
 
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.messages import (
@@ -97,7 +97,7 @@ class Part:
 
     async def says(self, text: str, where: str | None = None) -> None:
         """Wait until it has printed this."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         name = where or f"rank{self.rank}.log"
         while text not in (self.log(name)):
             assert time.monotonic() < deadline, f"{text!r} is not in {self.log(name)!r}"
@@ -310,7 +310,7 @@ async def test_what_an_ended_worker_left_running_is_ended_too(bench: Bench) -> N
     assert await part.code() == 0
     await part.says("left")
     pid = int(part.log().split("left ")[1].split()[0])
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while psutil.pid_exists(pid):
         assert time.monotonic() < deadline
         await _tick(bench)
@@ -332,7 +332,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [type(fact) for fact in mine] == [WorkerStarted, WorkerCommitted, WorkerHalted, WorkerExited]
     assert isinstance(mine[1], WorkerCommitted) and mine[1].step == 0
     await bench.coordinator.expect(NodeProgress, commits_of=(part.id, 499))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while len(lines := [line for line in bench.steps() if line.worker == part.id]) < 500:
         assert time.monotonic() < deadline
         await _tick(bench)
@@ -422,7 +422,7 @@ async def test_a_fault_on_demand_is_told_before_it_strikes(bench: Bench, how: Fa
         gone = bench.coordinator.all(WorkerExited, worker=part.id)[0]
         assert bench.coordinator.heard_at(fired) <= bench.coordinator.heard_at(gone) and fired.at <= gone.at
     else:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while psutil.Process(part.pid).status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < deadline
         await part.kill()
@@ -452,7 +452,7 @@ async def test_metrics_of_a_dead_worker_count_if_its_step_does(
     await heir.kill()
     after = await start(bench, LINK + "link.send(committed(0))")
     await after.code()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not [line for line in bench.steps() if line.worker == after.id]:
         assert time.monotonic() < deadline
         await _tick(bench)
@@ -474,7 +474,7 @@ async def test_workers_that_stand_still_are_told_with_what_is_seen_of_them(bench
     waiting = await start(bench, stuck(5, "1, 'allreduce on w'"))
 
     async def sights(done: Callable[[dict[WorkerId, WorkerSight]], bool]) -> dict[WorkerId, WorkerSight]:
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             seen = bench.coordinator.all(NodeSeen)
             known = {sight.worker: sight for sight in seen[-1].sights} if seen else {}

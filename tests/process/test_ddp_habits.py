@@ -31,7 +31,7 @@ def test_ddp_below_compile_inside_a_module_and_made_after_protect_recovers(here:
 def test_it_runs_alone_under_plain_python_too(here: Site) -> None:
     out = here.folder / "alone.out"
     words = [sys.executable, str(SCRIPTS / "train_wrapped.py"), "--steps", "3", "--out", str(out)]
-    done = subprocess.run(words, env=here.environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, env=here.environment(), capture_output=True, text=True, timeout=here.patience)
     assert done.returncode == 0, done.stderr
     assert out.with_suffix(".0.json").exists()
 
