@@ -143,7 +143,7 @@ def epochs_of_the_session(t: Trial) -> dict[str, Any]:
                 torch.save(copy.deepcopy(model.module.state_dict()), t.folder / "best.pt")
         else:
             bad += 1
-        if bad >= 5 or 3 * epoch.number + 3 >= t.until:
+        if bad >= 9 or 3 * epoch.number + 3 >= t.until:
             break
     saved = torch.load(t.folder / "best.pt", weights_only=False) if t.session.is_main else {}
     return {"model": model, "optimizer": optimizer, "best": best, "scores": scores, "lasted": lasted, "saved": saved}
