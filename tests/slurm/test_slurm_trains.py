@@ -107,6 +107,26 @@ def test_a_killed_node_is_replaced_at_once_elsewhere(job: SubmittedJob, long_alo
 
 
 @pytest.mark.full
+def test_scaled_down_by_one_a_job_that_has_lost_a_node_to_its_spare_trains_with_one_fewer_at_once(
+    job: SubmittedJob, long_alone: dict[str, Any]
+) -> None:
+    gang = job.submit(steps=LONG, maxReplicaCount=3, spares=1)
+    job.until_world(gang, 3)
+    job.cluster.until(lambda: job.on("node3") or None, "a replica beyond the gang runs")
+    job.cluster.kill("node1")
+    job.cluster.until(lambda: job.numbers("job+1") or None, f"a replacement is asked for; {job.output()}")
+    job.until_world(gang, 3)
+    code, text = job.regrow("slurm", "scale", "job", "--replicas", "2")
+    assert code == 0, text
+    job.until_world(gang, 2)
+    assert job.cluster.queue()["job+1"] == "PENDING", "the lost node was not replaced yet"
+    told = job.finish(gang)
+    job.clear()
+    assert_same(job.here, told, long_alone, 2)
+    job.cluster.boot("node1")
+
+
+@pytest.mark.full
 def test_a_lost_node_is_drained_with_its_reason_where_the_job_asks_for_it(job: SubmittedJob) -> None:
     gang = job.submit(steps=LONG, maxReplicaCount=2, spares=1, drainBadNodes=True)
     job.until_world(gang, 2)
@@ -189,6 +209,31 @@ def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_n
     (lost,) = [each for each in told.incidents if each.cause == "node0, which hosted the coordinator, was lost"]
     record_property("seconds until every rank had committed again", round(lost.total, 2))
     assert lost.total < FIRST_STEP_S
+    job.cluster.boot("node0")
+
+
+@pytest.mark.full
+def test_at_slurms_notice_an_elected_coordinator_saves_the_state_and_the_gang_starts_anew_from_it(
+    job: SubmittedJob, tmp_path: Path
+) -> None:
+    flags = ["--data-cache=off", "--checkpoint-every=1h"]  # so what it goes on from was saved at the notice
+    elects = {"maxReplicaCount": 3, "replicas": 2, "spares": 1, "elect": True, "leaseInSeconds": 30}
+    gang = job.submit(steps=FOREVER, checkpointDir=str(tmp_path / "checkpoints"), runFlags=flags, **elects)
+    job.until_world(gang, 2)
+    job.cluster.kill("node0")
+    job.cluster.until(lambda: len(job.ledger(gang).generations) > 1 or None, f"an election; {job.output()}")
+    reached = job.until_world(gang, 2)
+    job.cluster.ask("scancel", "--signal=TERM", str(gang))  # as at its time limit
+    again = job.cluster.until(
+        lambda: [number for number in job.numbers("job") if number > gang] or None, f"anew; {job.output()}"
+    )
+    assert len(again) == 1
+    job.ended(gang)
+    job.until_world(again[0], 2)
+    assert reached < min(job.ledger(again[0]).commits) <= max(job.ledger(gang).commits) + 1, job.output()
+    job.cluster.ask("scancel", str(again[0]))
+    job.ended(again[0])
+    job.clear()
     job.cluster.boot("node0")
 
 

@@ -97,6 +97,7 @@ def check_laws(spec: ElasticSpec, observed: JobSeen, actions: list[PlannedAction
         assert len(moved) <= 1 and all(by_name[each.name].place > 0 for each in moved)
         assert not moved or (len(here) > spec.replica_count and not any(each.waits for each in observed.replicas))
         assert len(left) >= min(len(places), spec.replica_count), "below the minimum by its own choice"
+        assert len(left) + len(moved) >= min(len(places), wanted_size(spec)), "who runs is sent away for one that waits"
     if observed.stage in (JobStage.OVER, JobStage.STOPPED, JobStage.BROKEN):
         assert not started
 
@@ -226,6 +227,15 @@ def test_who_stands_in_for_a_lost_one_of_the_gang_stays_until_that_runs_again() 
     asked = msgspec.structs.replace(PAIR, replicas=2)
     assert plan(asked, seen(R.RUNNING, R.QUEUED, R.RUNNING), 0.0) == []
     assert [type(each) for each in plan(asked, seen(R.RUNNING, R.RUNNING, R.RUNNING), 0.0)] == [DrainReplica]
+
+
+def test_scaled_down_while_one_of_the_gang_waits_as_many_run_as_are_wanted() -> None:
+    asked = msgspec.structs.replace(PAIR, replicas=3)
+    assert plan(asked, seen(R.RUNNING, R.QUEUED, R.RUNNING, R.RUNNING), 0.0) == []
+    five = plan(asked, seen(R.RUNNING, R.QUEUED, R.RUNNING, R.RUNNING, R.RUNNING), 0.0)
+    assert [each.name for each in five if isinstance(each, DrainReplica)] == ["r4"] and len(five) == 1
+    back = plan(asked, seen(R.RUNNING, R.RUNNING, R.RUNNING, R.RUNNING), 0.0)
+    assert [each.name for each in back if isinstance(each, DrainReplica)] == ["r3"]
 
 
 def test_who_has_machines_and_does_not_run_gives_them_back_and_they_are_avoided() -> None:

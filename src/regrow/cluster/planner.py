@@ -1,7 +1,8 @@
 """What is to be done for a job: `plan(spec, observed, now)`. Pure, and the same for every kind of cluster.
 
 Laws (`tests/unit/test_cluster_planner.py`): from any observed state it comes to the wanted size and then does nothing;
-never two replicas for one place; never more than the maximum; never fewer than the gang by its own choice.
+never two replicas for one place; never more than the maximum; never fewer than the gang by its own choice; and nobody
+who runs is sent away while no more than the wanted number run, however many wait.
 """
 
 from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
@@ -101,7 +102,8 @@ class _Work:
     def drain_surplus(self) -> None:
         """What is beyond the wanted size leaves: those that wait first, then the highest places."""
         counted = self._present()
-        surplus = len(counted) - wanted_size(self._spec)
+        wanted = wanted_size(self._spec)
+        surplus = len(counted) - wanted
         if surplus <= 0:
             return
         elastic = [each for each in counted if each.place >= self._spec.replica_count]
@@ -109,8 +111,8 @@ class _Work:
         running = sum(each.stage is ReplicaStage.RUNNING for each in counted)
         for each in order[:surplus]:
             if each.stage is ReplicaStage.RUNNING:
-                if running <= self._spec.replica_count:
-                    continue  # the gang's own are not all running: nobody who trains leaves
+                if running <= wanted:
+                    continue  # some of the gang's own do not run yet: who trains stands in for them
                 running -= 1
             self._drain(each, "fewer replicas are wanted")
 

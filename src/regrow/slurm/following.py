@@ -11,7 +11,7 @@ from regrow.launch.addresses import endpoint_of
 from regrow.launch.folder import JobEntry, read_entry
 from regrow.launch.remote import CoordinatorClient
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.http_api import DrainWish
+from regrow.membership.server.http_api import DrainWish, ScaleWish
 from regrow.membership.view import JobView
 
 _READ_EVERY_S: Final[Seconds] = 1.0
@@ -69,6 +69,15 @@ class FollowedCoordinator:
     def drain(self, wish: DrainWish) -> AnswerScale:
         """Give a node back; what becomes of it."""
         return self._client.drain(wish)
+
+    def scale(self, wish: ScaleWish) -> AnswerScale:
+        """Ask for another number of replicas; what becomes of it."""
+        return self._client.scale(wish)
+
+    def stop(self, reason: str, *, patience: Seconds) -> None:
+        """Ask the job to end; `patience`: how long saving its state may take before."""
+        self._look()
+        self._client.stop(reason, patience=patience)
 
     def _look(self) -> None:
         now = time.monotonic()

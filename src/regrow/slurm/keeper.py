@@ -14,7 +14,7 @@ from regrow.cluster.node_health import may_mark, read_table, slurm_facts
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.launch.remote import CoordinatorGone
-from regrow.membership.server.http_api import DrainWish
+from regrow.membership.server.http_api import DrainWish, ScaleWish
 from regrow.membership.view import JobView
 from regrow.slurm.client import SlurmClient
 from regrow.slurm.following import FollowedCoordinator
@@ -23,6 +23,7 @@ from regrow.slurm.observing import GANG, Overview, looks_after, node_of_gang, no
 from regrow.slurm.reading import JobNote, JobWishes, SlurmJob, host_list
 from regrow.slurm.room import too_few_without
 from regrow.slurm.scripts import JobPart, script_again, script_of
+from regrow.slurm.training_size import fewer_to_train
 from regrow.slurm.wishes import read_wishes, wishes_file
 
 _NODES_EVERY_S: Final[Seconds] = 30.0
@@ -67,6 +68,8 @@ class Keeper:
         """Hosts that were left since Slurm drains them."""
         self._drained: set[str] = set()
         self._said: set[str] = set()
+        self._refused_size: tuple[int | None, int, int] | None = None
+        """The last size that was refused, and how the job was then: while it is so, nobody asks again."""
         self._trouble = ""
         self._wishes_file = wishes_file(home, run_name(part, seat.job_id))
         self._noted_at = ""
@@ -107,6 +110,7 @@ class Keeper:
             return  # nobody is asked for before the script has come as far as its first step
         now = self._clock()
         self._wishes = read_wishes(self._wishes_file)
+        self._train_fewer(view)
         shape = (self._wishes, *((each.node, each.away, each.draining, each.left) for each in view.nodes))
         if shape == self._shape and now - self._asked_at < self._part.spec.poll_in_seconds:
             return
@@ -119,6 +123,17 @@ class Keeper:
             self._asked_at = -1e9  # what was done is looked at in the next turn
         self._leave_drained(view, now)
         self._drain_bad(now)
+
+    def _train_fewer(self, view: JobView) -> None:
+        """Before anybody is asked to leave, so that who trains moves once."""
+        size = fewer_to_train(self._part.spec, self._wishes, view)
+        asked = (size, view.wanted, len(view.nodes))
+        if size is None or asked == self._refused_size:
+            return
+        answer = self._coordinator.scale(ScaleWish(size, reason=f"{size} replicas are wanted"))
+        if not answer.accepted:
+            self._refused_size = asked
+            self._say_once(f"the job cannot train with {size} replicas: {answer.reason}")
 
     def _note(self) -> None:
         """Write down where the coordinator is; of an elected one that may fail, for replicas have it in their scripts.

@@ -25,6 +25,7 @@ from regrow.slurm.ending import GangEnd
 from regrow.slurm.following import FollowedCoordinator
 from regrow.slurm.keeper import Keeper
 from regrow.slurm.node_words import DO_NOT_RESTART, NodeSeat, exit_code, gang_words, port_of, replica_words, run_name
+from regrow.slurm.notice import GangNotice
 from regrow.slurm.reading import JobWishes
 from regrow.slurm.scripts import JobPart
 from regrow.slurm.wishes import read_wishes, wishes_file
@@ -59,7 +60,8 @@ class NodeTask:
         self._slurm = SlurmClient(environment)
         self._token = environment.get("REGROW_TOKEN", "")
         self._child: subprocess.Popen[bytes] | None = None
-        self._told = False
+        self._told = self._passed_on = False
+        self._notice: GangNotice | None = None
         self._keeper: Keeper | None = None
 
     def run(self) -> int:
@@ -81,6 +83,8 @@ class NodeTask:
         own = host if self._seat.index == 0 else route_to(*endpoint_of("NodeAddr", at), flag="NodeAddr in slurm.conf")
         client = self._followed(at, self._seat.job_id)
         first = self._seat.index == 0
+        if self._part.spec.elect:
+            self._notice = GangNotice(client, self._seat.host, self._part.spec.grace)
         if first or self._part.spec.elect:
             self._keeper = Keeper(self._part, self._seat, self._slurm, client, self._home, self._command, self._say)
         self._start(gang_words(self._part, self._seat, at, own))
@@ -111,9 +115,9 @@ class NodeTask:
     def _end_of_job(self, client: FollowedCoordinator) -> int:
         """The exit code of a job that others have gone on with; this node may have left it long before."""
         reached = time.monotonic()
-        while client.over is None and time.monotonic() - reached < _GONE_S and not self._told:
-            if client.answers():
-                reached = time.monotonic()
+        while client.over is None and time.monotonic() - reached < _GONE_S:
+            if not self._told and client.answers():
+                reached = time.monotonic()  # once told, who ends the job does so soon, or not at all
             time.sleep(_LOOK_FOR_JOB_S)
         return RUN_AGAIN if client.over is None else exit_code(client.over, told_to_leave=self._told)
 
@@ -185,8 +189,8 @@ class NodeTask:
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-        if self._told:
-            self._child.send_signal(signal.SIGTERM)
+        if self._told and self._notice is None:
+            self._pass_on()
 
     def _attend(self, coordinator: FollowedCoordinator, *, leased: bool) -> int:
         """Until what was started has ended: its exit code; 75 where the lease has run out."""
@@ -200,6 +204,8 @@ class NodeTask:
                 pass
             else:
                 return code
+            if self._told and not self._passed_on and (self._notice is None or self._notice.pass_on()):
+                self._pass_on()
             if self._keeper is not None:
                 self._keeper.turn()
             if lease is not None and lease.over():
@@ -220,8 +226,13 @@ class NodeTask:
         """Slurm wants the node back, or its time is up."""
         if not self._told:
             self._told = True
-            if self._child is not None and self._child.returncode is None:
-                self._child.send_signal(signal.SIGTERM)
+            if self._notice is None:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._child is not None and self._child.returncode is None:
+            self._passed_on = True
+            self._child.send_signal(signal.SIGTERM)
 
     def _say(self, text: str) -> None:
         sys.stderr.write(f"regrow: {text}\n")
