@@ -23,6 +23,7 @@ GROUPS = {
         "roles": "Role",
         "rolebindings": "RoleBinding",
     },
+    "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
 }
 NO_NAMESPACE = ("nodes", "namespaces", "clusterroles", "clusterrolebindings", "customresourcedefinitions")

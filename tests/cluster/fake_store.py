@@ -192,7 +192,15 @@ class FakeStore:
         return self._remove(key, new)
 
     def evict(self, namespace: str, name: str) -> None:
-        """As the eviction subresource, where no budget forbids it."""
+        """As the eviction subresource: refused where a budget of the pod would have too few left of those that run."""
+        pod = self.get("pods", namespace, name)
+        for each in self.all_of("poddisruptionbudgets", namespace):
+            wanted = each["spec"]["selector"]["matchLabels"].items()
+            covered = [one for one in self.all_of("pods", namespace) if wanted <= one["metadata"]["labels"].items()]
+            healthy = [one["metadata"]["name"] for one in covered if _healthy(one)]
+            if pod in covered and name in healthy and len(healthy) <= each["spec"]["minAvailable"]:
+                text = "Cannot evict pod as it would violate the pod's disruption budget."
+                raise Refused(429, "TooManyRequests", text)
         self.delete("pods", namespace, name)
 
     def collect(self) -> int:
@@ -252,6 +260,10 @@ class FakeStore:
         self.history.append(change)
         for listener in list(self.listeners):
             listener(change)
+
+
+def _healthy(pod: Manifest) -> bool:
+    return bool(pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"])
 
 
 def _copied(found: Manifest) -> Manifest:

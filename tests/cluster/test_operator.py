@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from click.testing import CliRunner
 from tests.cluster.bed import Bed, bed
@@ -74,6 +75,53 @@ async def test_cut_watches_lost_history_and_an_api_server_that_is_away_are_lived
     cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 4}})
     async with cluster.operator():
         await cluster.until(lambda: len(cluster.pods("Running")) == 4, "the next operator grows it")
+
+
+async def test_a_drain_of_many_nodes_takes_one_pod_of_a_gang_and_the_next_when_that_is_replaced(
+    cluster: Bed,
+) -> None:
+    cluster.store.create("trainingjobs", "team", training_job(replicaCount=3, maxReplicaCount=3))
+
+    def running() -> dict[str, str]:
+        return {each["metadata"]["labels"]["regrow.dev/place"]: each["metadata"]["name"] for each in pods()}
+
+    def pods() -> list[dict[str, Any]]:
+        return cluster.pods("Running")
+
+    def kept() -> list[int]:
+        return [each["spec"]["minAvailable"] for each in cluster.store.all_of("poddisruptionbudgets")]
+
+    async with cluster.operator():
+        await cluster.until(lambda: len(pods()) == 3 and kept() == [2], "the gang runs, and has its budget")
+        before = running()
+        cluster.store.evict("team", before["2"])
+        with pytest.raises(Refused, match="disruption budget"):
+            cluster.store.evict("team", before["1"])
+        await cluster.until(lambda: len(pods()) == 3, "another one runs in its place")
+        cluster.store.evict("team", before["1"])
+        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicaCount": 1}})
+        await cluster.until(lambda: kept() == [0], "a gang of one pod holds up no drain")
+    async with cluster.operator():
+        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicaCount": 2}})
+        await cluster.until(lambda: kept() == [1], "another operator finds it, and changes it")
+    cluster.store.delete("trainingjobs", "team", "job")
+    await cluster.until(lambda: not kept(), "it goes with its job")
+
+
+async def test_a_job_runs_without_its_budget_where_the_operator_may_not_make_one(cluster: Bed) -> None:
+    asked: list[str] = []
+
+    def forbid(verb: str, plural: str, body: dict[str, Any]) -> Refused | None:
+        if plural != "poddisruptionbudgets":
+            return None
+        asked.append(verb)
+        return Refused(403, "Forbidden", "poddisruptionbudgets.policy is forbidden")
+
+    cluster.store.refuse = forbid
+    cluster.store.create("trainingjobs", "team", training_job(**SMALL))
+    async with cluster.operator():
+        await cluster.until(lambda: cluster.status().get("replicas") == 4, "all replicas run")
+    assert asked == ["create"], "it is not asked for again and again"
 
 
 async def test_of_two_operators_one_leads_and_the_other_takes_over(cluster: Bed) -> None:

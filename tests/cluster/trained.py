@@ -81,6 +81,6 @@ class TrainedJob:
         """When the job is deleted nothing of it is left, neither an object nor a process."""
         store = self.cluster.store
         store.delete("trainingjobs", "team", "job")
-        kinds = ("pods", "secrets", "services")
+        kinds = ("pods", "secrets", "services", "poddisruptionbudgets")
         await self.cluster.until(lambda: not any(store.all_of(kind) for kind in kinds), "its objects are gone")
         await self.cluster.until(lambda: not self.cluster.kubelet.running(), "its processes have ended")

@@ -18,7 +18,7 @@ from regrow.operator.events import warning
 from regrow.operator.leadership import Leadership
 from regrow.operator.manifests import as_text, manifests
 from regrow.operator.nodes import BadMark, marking, with_condition
-from regrow.operator.objects import ReplicaPlace, pods, secret, service
+from regrow.operator.objects import ReplicaPlace, budget, pods, secret, service
 from regrow.operator.resource import LEASE_NAME, TrainingJob, read_job
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -r requirements-dev.txt")
@@ -43,6 +43,7 @@ def written() -> dict[str, dict[str, Any]]:
         "pod": of_job[0],
         "service": service(made),
         "secret": secret(made, b"key"),
+        "budget": budget(made),
         "event": warning(made, "NodeAvoided", "n1", 0.0),
         "node": with_condition(node, BadMark("gpu0: xid 79", 5.0), 0.0),
     }

@@ -19,6 +19,7 @@ class ApiKind(StrEnum):
     LEASES = "leases"
     EVENTS = "events"
     NODES = "nodes"
+    BUDGETS = "poddisruptionbudgets"
     LOCAL_QUEUES = "localqueues"
 
 

@@ -19,6 +19,7 @@ from regrow.observe.watch.present import JobFigures
 from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
 from regrow.operator.asking import JobAsker
 from regrow.operator.backends import backend_of
+from regrow.operator.budgets import BudgetKeeper
 from regrow.operator.cache import ClusterCache, JobKey
 from regrow.operator.events import warning
 from regrow.operator.node_watch import NodeWatch
@@ -78,6 +79,7 @@ class Controller:
         self.cache = ClusterCache()
         self._listed = {ApiKind.JOBS: asyncio.Event(), ApiKind.PODS: asyncio.Event()}
         self._prepared: set[str] = set()
+        self._budgets = BudgetKeeper(api)
         self._unsure: dict[JobKey, set[str]] = {}
         """Pods that were asked for, and the answer was lost: they may be there."""
 
@@ -219,6 +221,8 @@ class Controller:
         await self._write(found, job.status, status)
         await self._carry_out(job, actions, seen)  # nothing, where the gang starts anew
         await self._tell(job, status, now)
+        if not reading.over:
+            await self._budgets.keep(job)
         if reading.anew:
             self._queue.add(key)
             return

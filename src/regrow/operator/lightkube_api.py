@@ -43,6 +43,7 @@ _KINDS: Final = {
     ApiKind.LEASES: _of("coordination.k8s.io", "v1", "Lease", "leases"),
     ApiKind.NODES: _of("", "v1", "Node", "nodes", inside=False),
     ApiKind.EVENTS: _of("", "v1", "Event", "events"),
+    ApiKind.BUDGETS: _of("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     ApiKind.LOCAL_QUEUES: _of("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues"),
 }
 

@@ -86,6 +86,23 @@ def service(job: TrainingJob) -> dict[str, Any]:
     }
 
 
+def budget(job: TrainingJob) -> dict[str, Any]:
+    """How many of the job's pods evictions leave: the gang's less one, so a gang of one pod does not hold up a drain.
+
+    Pods that are not ready may always be evicted: nobody trains in them.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _meta(job, service_name(job)),
+        "spec": {
+            "minAvailable": job.spec.replica_count * job.spec.pods_per_replica - 1,
+            "selector": {"matchLabels": {UID_LABEL: job.uid}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
 def pods(job: TrainingJob, replica: ReplicaPlace, avoid: tuple[str, ...]) -> list[dict[str, Any]]:
     """The pods of one replica, complete but for what a backend adds."""
     return [_pod(job, replica, index, avoid) for index in range(job.spec.pods_per_replica)]
