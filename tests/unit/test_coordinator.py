@@ -365,6 +365,19 @@ async def test_the_end_of_a_coordinator_in_whose_place_another_was_elected_is_no
     assert records == [], "the records may be the other one's too"
 
 
+async def test_one_that_leaves_is_found_by_nobody_who_calls_and_still_has_its_agents() -> None:
+    """A launcher whose agent has lost it asks whether it is there: the answer must not be yes while its process ends."""
+    machine = ScriptedMachine(lambda fact: [spawn("node0", "w1")] if isinstance(fact, NodeProgress) else [])
+    async with serving(machine) as (coordinator, _), agent(coordinator) as connected:
+        assert isinstance(await machine.hears(), NodeJoined)
+        assert (await ask(coordinator, "GET", "/time"))[0] == 200
+        await coordinator.let_nobody_in()
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await ask(coordinator, "GET", "/time")
+        await connected.tells(NodeProgress(NodeId("node0"), []))
+        assert isinstance(await connected.gets(), SpawnWorker)
+
+
 async def test_nodes_are_stopped_by_order_and_those_that_do_not_answer_are_named() -> None:
     machine = ScriptedMachine()
     async with (

@@ -32,6 +32,18 @@ async def is_only_silent(url: str, within: Seconds) -> bool:
     return True
 
 
+async def stop_listening(runner: web.AppRunner | None) -> None:
+    """Whoever calls from now on finds nobody; connections that there are stay."""
+    for site in list(runner.sites) if runner is not None else ():
+        await site.stop()
+
+
+async def close(runner: web.AppRunner | None) -> None:
+    """Hang up on everybody."""
+    if runner is not None:
+        await runner.cleanup()
+
+
 async def listen(
     runner: web.AppRunner,
     host: str,

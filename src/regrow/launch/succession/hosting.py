@@ -130,6 +130,8 @@ class NextHost:
             return
         if not self._coordinator.over:
             self._leased.retire()  # the end of this process is what the others notice
+            # As it ends connections are closed, and who then asks whether the coordinator is there must find nobody.
+            await self._coordinator.let_nobody_in()
             return
         if self._entry is not None:
             done = msgspec.structs.replace(self._entry, token="", ended=time.time(), code=end.code)

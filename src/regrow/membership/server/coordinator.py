@@ -161,8 +161,11 @@ class Coordinator:
             self._timer.cancel()
         for link in list(self._links.values()):
             await link.socket.close(message=b"the job has ended")
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await http.close(self._runner)
+
+    async def let_nobody_in(self) -> None:
+        """As if it had ended, for whoever calls from now on; who is connected stays."""
+        await http.stop_listening(self._runner)
 
     @property
     def port(self) -> int:
