@@ -103,8 +103,8 @@ def assert_equal(
     if lost is not None:
         assert all(incident.steps_lost <= lost for incident in disturbed.ledger.incidents)
         return
-    # Where the one rank that had committed a step dies before it has given its state, that step runs again: it dies with
-    # another, or before the first collective of its next step.
+    # Where the one rank that had committed a step dies before it has given its state, that step runs again: so it may
+    # be where it dies with another, or before the first collective of its next step.
     early = {fault.rank for fault in disturbed.ledger.injected if fault.stage in BEFORE_COLLECTIVES}
     for incident in disturbed.ledger.incidents:
         assert incident.steps_lost <= (incident.faults > 1 or not early.isdisjoint(incident.ranks)), incident

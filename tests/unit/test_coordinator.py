@@ -366,7 +366,7 @@ async def test_the_end_of_a_coordinator_in_whose_place_another_was_elected_is_no
 
 
 async def test_one_that_leaves_is_found_by_nobody_who_calls_and_still_has_its_agents() -> None:
-    """A launcher whose agent has lost it asks whether it is there: the answer must not be yes while its process ends."""
+    """Launchers whose agents have lost it ask whether it is there: not while its process ends."""
     machine = ScriptedMachine(lambda fact: [spawn("node0", "w1")] if isinstance(fact, NodeProgress) else [])
     async with serving(machine) as (coordinator, _), agent(coordinator) as connected:
         assert isinstance(await machine.hears(), NodeJoined)
