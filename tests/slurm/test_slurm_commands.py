@@ -96,18 +96,18 @@ def test_a_gang_whose_time_is_up_is_submitted_anew_and_goes_on_from_a_checkpoint
     job: SubmittedJob, tmp_path: Path
 ) -> None:
     keep = tmp_path / "checkpoints"
-    job.limit("2:00")
+    job.limit("6:00")
     flags = ["--data-cache=off", "--checkpoint-every=1h"]  # so what it goes on from was saved at the signal
-    ends = {"signalBeforeEndInSeconds": 30, "gracefulShutdownTimeoutInSeconds": 25}
+    ends = {"signalBeforeEndInSeconds": 90, "gracefulShutdownTimeoutInSeconds": 80}
     gang = job.submit(steps=STEPS, checkpointDir=str(keep), maxRestarts=1, runFlags=flags, **ends)
     job.until_world(gang, 2)
-    job.time_left(gang, 45)
+    job.time_left(gang, 105)
     again = job.cluster.until(lambda: [each for each in job.numbers("job") if each > gang] or None, "it is anew")
     job.ended(gang)
     assert job.exit_code(gang) == 75
     job.until_world(again[0], 2)
     assert 0 < min(job.ledger(again[0]).commits) <= max(job.ledger(gang).commits) + 1, job.output()
-    job.time_left(again[0], 45)
+    job.time_left(again[0], 105)
     job.ended(again[0])
     assert job.exit_code(again[0]) == 75
     job.nothing_queued()
