@@ -42,9 +42,9 @@ def _sleeps() -> dict[str, str] | None:
         except OSError:
             continue  # it has just ended
         fields = dict(line.split(":", 1) for line in lines)
-        if not fields["Name"].strip().startswith(_PREFIX):
+        if not fields.get("Name", "").strip().startswith(_PREFIX):
             continue
-        if fields["State"].split()[0] != "S":
+        if not fields.get("State", "").lstrip().startswith("S"):
             return None
-        found[task] = fields["voluntary_ctxt_switches"]
+        found[task] = fields.get("voluntary_ctxt_switches", "")  # not every sandbox counts them
     return found
