@@ -238,6 +238,7 @@ class ElectionWorld:
     def _follow(self, me: _Launcher, office: Office) -> None:
         if me.follows is not None and office.term > me.follows[0] and me.voters is None:
             me.follows, me.beat = (office.term, int(office.address)), None
+            me.election.follow(LEASE, self._clock(me))
 
     # --- electing ------------------------------------------------------------------------------------------------
 

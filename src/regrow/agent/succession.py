@@ -46,6 +46,8 @@ class NextCoordinator:
             return None
         office = await self._ask(session, "lost", _LONGEST_S)
         self._office = office or self._office
+        if self._unanswered is not None:
+            self._unanswered = asyncio.get_running_loop().time()  # the next one has not been asked before
         return office
 
     async def wait(self, session: aiohttp.ClientSession) -> None:
@@ -72,5 +74,6 @@ class NextCoordinator:
             if self._unanswered is not None and loop.time() - self._unanswered > _NEED_AFTER_S:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     timeout = aiohttp.ClientTimeout(total=_NEED_AFTER_S)
-                    async with session.post(f"{self._launcher}/needed", headers=self._headers, timeout=timeout):
+                    url, whom = f"{self._launcher}/needed", {"after": str(self._office.term)}
+                    async with session.post(url, params=whom, headers=self._headers, timeout=timeout):
                         pass

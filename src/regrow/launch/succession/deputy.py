@@ -75,7 +75,6 @@ class Deputy:
         self._ahead: Seconds = 0.0
         self._beat: Instant | None = None
         self._lost_at: Instant = 0.0
-        self._needed = False
         self._over = False
         self._witness: WitnessFolder | None = None
         self._news = asyncio.Event()
@@ -121,6 +120,7 @@ class Deputy:
     def follow(self, office: Office) -> None:
         """This coordinator is the one that there is, as far as is known."""
         self.office = office
+        self._election.follow(self._lease, self._clock.now())
         self._task = asyncio.create_task(self._run())
 
     async def next(self, term: int) -> Office | None:
@@ -147,7 +147,8 @@ class Deputy:
                 office = await self._find_next(self.office)
                 if office is None:
                     return
-                self.office, self._beat, self._needed = office, None, False
+                self.office, self._beat = office, None
+                self._election.follow(self._lease, self._clock.now())
                 self._tell()
         except Exception as error:  # noqa: BLE001 - whatever it is, this node follows nobody any more, and says why
             self._say(f"{self._node} cannot follow the job's coordinator: {type(error).__name__}: {error}")
@@ -180,13 +181,13 @@ class Deputy:
                 if not election.heard(answer.term, answer.handover, answer.lease, now):
                     return True
                 self._beat, self._lease = answer.beat, answer.lease
-                self._ahead, self._needed = now - answer.beat, False
+                self._ahead = now - answer.beat
                 self._lost_at, failed_at, pause = now, None, _AGAIN_S
                 continue
             # A process that is paused answers nothing either, but its machine takes connections; and training does not
             # need a coordinator between faults.
             if self._clock.now() >= election.bound_until and (
-                self._needed or unreachable or await self._ask_around(office.term) is not None
+                election.misses(office.term) or unreachable or await self._ask_around(office.term) is not None
             ):
                 return True
             await asyncio.sleep(pause)
@@ -239,14 +240,11 @@ class Deputy:
         return answer is not None and self._election.answered(msgspec.msgpack.decode(answer, type=VoteAnswered))
 
     async def _ask_around(self, term: int) -> Office | None:
-        """A coordinator of a later term, of whom another voter knows."""
+        """The coordinator of the latest term, of whom another voter knows, where that is a later one."""
         asked = [self._ask("GET", voter, "/leader") for voter in self._others() if not is_witness(voter)]
-        for answer in await asyncio.gather(*asked):
-            if answer is not None:
-                office = msgspec.json.decode(answer, type=Office)
-                if office.term > term:
-                    return office
-        return None
+        answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
+        offices = [msgspec.json.decode(answer, type=Office) for answer in answers]
+        return max((office for office in offices if office.term > term), key=lambda office: office.term, default=None)
 
     async def _ask(self, method: str, voter: Voter, path: str, body: bytes | None = None) -> bytes | None:
         if self._session is None:
@@ -280,12 +278,13 @@ class Deputy:
         if when == "lost":
             if self.office.term <= after and await self._stands(self.office):
                 return refusal(409, "that coordinator is there, and has given this agent up", "")
-            self._needed = True
+            self._election.miss(after)
         office = await self.next(after)
         return refusal(410, "the job has no coordinator any more", "") if office is None else reply(office)
 
     async def _serve_needed(self, request: web.Request) -> web.Response:
-        self._needed = True
+        """`?after=TERM`: an agent needs the coordinator of this term, which does not answer it."""
+        self._election.miss(int(request.query.get("after", "0")))
         return web.json_response({})
 
     async def _stands(self, office: Office) -> bool:

@@ -34,6 +34,8 @@ class Election:
         self._waits_until: Instant = float("-inf")
         self._seen = 0
         """The newest term in which another has stood."""
+        self._missed = 0
+        """The newest term whose coordinator an agent needs and gets no answer from."""
 
     @property
     def possible(self) -> bool:
@@ -48,11 +50,23 @@ class Election:
         names = [voter.name for voter in self.handover.voters]
         return names.index(self.me.name) if self.me.name in names and self.handover.memory else None
 
+    def follow(self, lease: Seconds, now: Instant) -> None:
+        """Another coordinator is in office: so long it may take to answer at all."""
+        self.bound_until = max(self.bound_until, now + lease)
+
+    def miss(self, term: int) -> None:
+        """An agent needs the coordinator of this term, and gets no answer. It says nothing of a later one."""
+        self._missed = max(self._missed, term)
+
+    def misses(self, term: int) -> bool:
+        """Whether the coordinator of this term is needed, and has answered nothing since."""
+        return self._missed >= term
+
     def heard(self, term: int, handover: Handover | None, lease: Seconds, now: Instant) -> bool:
         """The coordinator of this term has answered; False where a newer one is known, so that it is none any more."""
         if term < self.term:
             return False
-        self.term = term
+        self.term, self._missed = term, 0
         self.bound_until = max(self.bound_until, now + lease)
         if handover is not None and (self.handover is None or handover.version > self.handover.version):
             self.handover = handover

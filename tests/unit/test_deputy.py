@@ -1,0 +1,203 @@
+"""A launcher that follows coordinators: which of them it leaves, and for whose sake."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from tests.unit.test_agent_environment import config
+
+from regrow.agent.succession import NextCoordinator
+from regrow.core.ids import NodeId, WorkerId
+from regrow.core.messages import WorkerExited
+from regrow.core.messages.elections import CoordinatorPresent, Handover, LauncherPresent, Office, VoteAnswered, Voter
+from regrow.launch.succession.deputy import Deputy, Elected
+from regrow.membership.succession.voters import VOTE_LEASE
+
+LONG_S = 60.0
+"""Against a hang."""
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Peers:
+    """The other nodes of a job of three, in one server: coordinators of terms 1 and 2, and the launchers that vote.
+
+    A coordinator answers until it is silenced; then it hangs up. Nobody votes.
+    """
+
+    def __init__(self) -> None:
+        self.silent: set[int] = set()
+        self.leader = 1
+        self.seen = asyncio.Condition()
+        self.presents = {1: 0, 2: 0}
+        self.votes_asked = 0
+        self.address = ""
+
+    def office(self, term: int) -> Office:
+        return Office(term, f"http://{self.address}/{term}")
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        app = web.Application()
+        app.add_routes([web.post("/{term}/launcher", self._beat), web.post("/vote", self._vote)])
+        app.add_routes([web.get("/leader", self._tell)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self.address = f"127.0.0.1:{runner.addresses[0][1]}"
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LONG_S), self.seen:
+            await self.seen.wait_for(condition)
+
+    async def stays(self, term: int) -> bool:
+        """Whether the launcher is still with this coordinator, which it tries twice more, or looks for another."""
+        before, asked = self.presents[term], self.votes_asked
+        await self.until(lambda: self.presents[term] >= before + 2 or self.votes_asked > asked)
+        return self.votes_asked == asked
+
+    async def silence(self, term: int) -> None:
+        """Let nothing that this coordinator has answered be under way any more."""
+        self.silent.add(term)
+        before = self.presents[term]
+        await self.until(lambda: self.presents[term] >= before + 2)
+
+    async def _beat(self, request: web.Request) -> web.Response:
+        term = int(request.match_info["term"])
+        present = msgspec.msgpack.decode(await request.read(), type=LauncherPresent)
+        async with self.seen:
+            self.presents[term] += 1
+            self.seen.notify_all()
+        if term in self.silent:
+            if request.transport is not None:
+                request.transport.close()
+            return web.Response()
+        await asyncio.sleep(0)
+        voters = [present.voter, *(Voter(f"node{n}@x", NodeId(f"node{n}"), self.address) for n in (0, 2))]
+        answer = CoordinatorPresent(term, 0.0, VOTE_LEASE, Handover(term, 1, voters, NodeId("node0"), b"memory"))
+        return web.Response(body=msgspec.msgpack.encode(answer))
+
+    async def _vote(self, _: web.Request) -> web.Response:
+        async with self.seen:
+            self.votes_asked += 1
+            self.seen.notify_all()
+        return web.Response(body=msgspec.msgpack.encode(VoteAnswered(False, 1)))
+
+    async def _tell(self, _: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(self.office(self.leader)))
+
+
+class Follower:
+    """A deputy that follows the second coordinator, after the first was lost."""
+
+    def __init__(self, peers: Peers, deputy: Deputy, clock: ManualClock, session: aiohttp.ClientSession) -> None:
+        self.peers, self.deputy, self.clock, self._session = peers, deputy, clock, session
+
+    async def ask(self, path: str, method: str = "POST") -> int:
+        async with self._session.request(method, f"{self.deputy.url}{path}") as response:
+            return response.status
+
+
+@asynccontextmanager
+async def following(*, answered: bool) -> AsyncIterator[Follower]:
+    """`answered`: whether the second coordinator has answered before it fell silent."""
+
+    async def elected(_: Elected) -> str:
+        raise AssertionError("nobody has voted")
+
+    peers, clock = Peers(), ManualClock()
+    headers = {"Authorization": "Bearer secret"}
+    async with (
+        peers.serving(),
+        aiohttp.ClientSession(headers=headers) as session,
+        Deputy(
+            NodeId("node1"),
+            token="secret",
+            bind="127.0.0.1",
+            advertise="127.0.0.1",
+            say=lambda _: None,
+            take_office=elected,
+            clock=clock,
+        ) as deputy,
+    ):
+        deputy.follow(peers.office(1))
+        await peers.until(lambda: peers.presents[1] > 1)  # it has the handover
+        await peers.silence(1)
+        peers.silent |= set() if answered else {2}
+        peers.leader = 2
+        clock.time += VOTE_LEASE
+        async with asyncio.timeout(LONG_S):
+            assert await deputy.next(1) == peers.office(2)
+        if answered:
+            await peers.until(lambda: peers.presents[2] > 1)
+            await peers.silence(2)
+            clock.time += VOTE_LEASE
+        yield Follower(peers, deputy, clock, session)
+
+
+@pytest.mark.parametrize("miss", ["/needed?after=1", "/needed"])
+async def test_an_agent_that_misses_the_last_coordinator_says_nothing_against_the_next_one(miss: str) -> None:
+    async with following(answered=True) as it:
+        assert await it.ask(miss) == 200
+        assert await it.peers.stays(2)
+        assert await it.ask("/needed?after=2") == 200
+        assert not await it.peers.stays(2)
+
+
+async def test_an_agent_that_looks_for_the_next_coordinator_finds_it_and_says_nothing_against_it() -> None:
+    async with following(answered=True) as it:
+        assert await it.ask("/leader?after=1&when=lost", "GET") == 200
+        assert await it.peers.stays(2)
+
+
+async def test_a_new_coordinator_has_its_lease_to_answer_at_all_though_it_is_missed() -> None:
+    async with following(answered=False) as it:
+        await it.ask("/needed?after=2")
+        assert await it.peers.stays(2)
+        it.clock.time += VOTE_LEASE
+        assert not await it.peers.stays(2)
+
+
+async def test_an_agent_says_which_coordinator_it_misses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regrow.agent.succession._NEED_AFTER_S", 0.2)
+    missed: asyncio.Queue[str] = asyncio.Queue()
+
+    async def needed(request: web.Request) -> web.Response:
+        missed.put_nowait(request.query["after"])
+        return web.json_response({})
+
+    async def leader(_: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(Office(4, "http://host1:1")))
+
+    app = web.Application()
+    app.add_routes([web.post("/needed", needed), web.get("/leader", leader)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession() as session, asyncio.timeout(LONG_S):
+            agent = NextCoordinator(config(launcher=url, term=3))
+            telling = asyncio.create_task(agent.tell_need(session))
+            agent.sent(WorkerExited(WorkerId("w"), -9, 0.0))
+            assert await missed.get() == "3"
+            await agent.find(session)
+            while await missed.get() == "3":
+                pass
+            telling.cancel()
+    finally:
+        await runner.cleanup()
