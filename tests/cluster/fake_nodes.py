@@ -38,7 +38,7 @@ class FakeScheduler:
         return not (spec.get("nodeName") or spec.get("schedulingGates") or meta.get("deletionTimestamp"))
 
     def _fits(self, pod: Manifest, node: str) -> bool:
-        if node in self.unfit or node in _kept_away(pod):
+        if node in self.unfit or node in kept_away(pod):
             return False
         here = [each for each in self._store.all_of("pods") if each["spec"].get("nodeName") == node]
         return sum(each["status"]["phase"] not in _ENDED for each in here) < self.nodes[node]
@@ -198,7 +198,7 @@ class FakeKueue:
         return min(int(pod["metadata"]["resourceVersion"]) for pod in group)
 
 
-def _kept_away(pod: Manifest) -> set[str]:
+def kept_away(pod: Manifest) -> set[str]:
     """Nodes that its affinity forbids."""
     affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})

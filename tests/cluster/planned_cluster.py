@@ -102,9 +102,9 @@ class PlannedCluster:
     def _do(self, action: PlannedAction) -> None:
         if isinstance(action, StartGang):
             for place in action.places:
-                self._start(place)
+                self._start(place, action.avoid)
         elif isinstance(action, StartReplica):
-            self._start(action.place)
+            self._start(action.place, action.avoid)
         elif isinstance(action, ReleaseReplica):
             del self.replicas[action.name]
         else:
@@ -116,28 +116,34 @@ class PlannedCluster:
         by = self.now + action.within
         self._set(action.name, R.LEAVING, leave_by=by, safe_at=by + _LEASE)
 
-    def _start(self, place: int) -> None:
+    def _start(self, place: int, avoid: tuple[str, ...]) -> None:
         assert place not in {each.place for each in self.replicas.values()}, "two for one place"
         self._made += 1
         name = f"made{self._made}"
-        self.replicas[name] = ReplicaSeen(name, place, R.QUEUED, self.now)
+        self.replicas[name] = ReplicaSeen(name, place, R.QUEUED, self.now, avoids=avoid)
 
     def _move(self) -> bool:
         """Whoever waits is given a machine and runs; whoever leaves has left at its time."""
         moved = False
         for name, each in list(self.replicas.items()):
-            busy = sum(other.stage in (R.STARTING, R.RUNNING, R.LEAVING) for other in self.replicas.values())
-            if each.stage is R.QUEUED and busy < self.machines:
-                self._made += 1
-                self._set(name, R.RUNNING, nodes=(f"machine{self._made}",))
+            free = self._free()
+            if each.stage is R.QUEUED and (fit := [node for node in free if node not in each.avoids]):
+                self._set(name, R.RUNNING, nodes=(fit[0],))
                 self._changed, moved = self.now, True
             elif each.stage is R.LEAVING and (each.leave_by is None or each.leave_by <= self.now):
                 del self.replicas[name]
-                self._changed, moved = self.now, True
+                self._changed, moved = self.now if each.nodes else self._changed, True
             elif each.stage in (R.LOST, R.ENDED) and each.safe_at is None:
                 self._set(name, each.stage, safe_at=self.now)
                 moved = True
         return moved
+
+    def _free(self) -> list[str]:
+        """Machines on which nothing is."""
+        holding = [each for each in self.replicas.values() if each.stage in (R.STARTING, R.RUNNING, R.LEAVING)]
+        held = {node for each in holding for node in each.nodes}
+        room = self.machines - sum(bool(each.nodes) for each in holding)
+        return [node for node in (f"node{n}" for n in range(self.machines)) if node not in held][: max(room, 0)]
 
     def _set(self, name: str, stage: ReplicaStage, **fields: object) -> None:
         self.replicas[name] = msgspec.structs.replace(self.replicas[name], stage=stage, since=self.now, **fields)

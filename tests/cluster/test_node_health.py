@@ -10,6 +10,8 @@ from tests.cluster.bed import Bed, bed
 from tests.cluster.fake_store import Refused
 from tests.cluster.jobs import training_job
 
+from regrow.operator.objects import AVOIDS
+
 SIZES: dict[str, Any] = {"replicaCount": 1, "maxReplicaCount": 2, "scaleUpSnoozeTimeInSeconds": 0}
 HYPERPOD = "sagemaker.amazonaws.com/node-health-status"
 
@@ -48,6 +50,25 @@ async def test_a_replacement_goes_elsewhere_when_the_cluster_knows_something_aga
         terms = affinity["nodeSelectorTerms"][0]["matchFields"]
         assert {"key": "metadata.name", "operator": "NotIn", "values": ["n1"]} in terms
         assert newest["spec"]["nodeName"] != "n1"
+
+
+async def test_a_replica_that_waits_is_asked_for_again_when_the_only_free_node_is_well(cluster: Bed) -> None:
+    cluster.scheduler.nodes = {"n1": 1, "n2": 1}
+    cluster.store.patch("nodes", "", "n2", {"spec": {"unschedulable": True}})
+    cluster.store.create("trainingjobs", "team", training_job(**SIZES, replicas=1))
+    async with cluster.operator() as operator:
+        await cluster.until(lambda: operator._nodes and operator._nodes.verdicts, "the nodes were looked at")
+        await cluster.until(lambda: cluster.status().get("phase") == "Training", "the gang trains")
+        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 2}})
+        await cluster.until(lambda: len(cluster.pods("Pending")) == 1, "a replica waits")
+        (waits,) = cluster.pods("Pending")
+        assert waits["metadata"]["annotations"][AVOIDS] == "n2"
+    async with cluster.operator() as another:  # which has not seen any node yet
+        await cluster.until(lambda: another._nodes and another._nodes.verdicts, "the nodes were looked at again")
+        assert cluster.pods("Pending")[0]["metadata"]["name"] == waits["metadata"]["name"]
+        cluster.store.patch("nodes", "", "n2", {"spec": {"unschedulable": None}})
+        await cluster.until(lambda: len(cluster.pods("Running")) == 2, "it has the node")
+        assert cluster.status()["serial"] == 3, "it was asked for again, once"
 
 
 async def test_a_bad_node_under_a_replica_is_told_as_condition_and_event_without_rights_on_nodes(cluster: Bed) -> None:

@@ -54,6 +54,25 @@ async def lose(cluster: Bed, job: TrainedJob, place: int, how: Callable[[str], N
     return node
 
 
+async def test_a_pod_is_deleted_and_the_job_is_scaled_up_where_there_is_room_only_where_it_was(tmp_path: Path) -> None:
+    async with bed(tmp_path, {"n1": 1, "n2": 2}, real=True) as cluster:
+        job = TrainedJob(cluster, tmp_path)
+        cluster.store.create("trainingjobs", "team", micro_job(replicaCount=1, maxReplicaCount=3, replicas=2))
+        async with cluster.operator():
+            await job.until_world(2)
+            cluster.store.delete("pods", "team", job.at(1)["metadata"]["name"])
+            cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 3}})
+            await cluster.until(lambda: 2 in [place for place, _ in job.made], "another place is filled at once")
+            await job.until_world(3)
+            assert sorted(str(each["spec"]["nodeName"]) for each in cluster.pods("Running")) == ["n1", "n2", "n2"]
+            assert cluster.status()["avoidedNodes"] == []
+            assert sorted(place for place, _ in job.made) == [0, 1, 1, 2], "nobody was asked for twice"
+            job.let_go()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+            job.assert_undisturbed(3)
+            await job.assert_no_orphan()
+
+
 async def test_the_leading_operator_is_paused_and_another_killed_while_a_replacement_is_due(tmp_path: Path) -> None:
     async with bed(tmp_path, {"n1": 2}, real=True) as cluster, operators(cluster, tmp_path, 2) as candidates:
         job = TrainedJob(cluster, tmp_path)

@@ -144,6 +144,30 @@ def test_a_lost_node_is_drained_with_its_reason_where_the_job_asks_for_it(job: S
     job.cluster.until(lambda: set(job.cluster.states().values()) == {"idle"} or None, "all nodes are idle")
 
 
+@pytest.mark.full
+def test_a_replica_that_waits_without_a_node_is_asked_for_again_when_the_node_is_bad_no_more(
+    job: SubmittedJob, long_alone: dict[str, Any]
+) -> None:
+    words = ["sbatch", "--parsable", "-p", "high", "-w", "node3", "--exclusive", "-o", "/dev/null"]
+    other = job.cluster.ask(*words, "--wrap", "srun sleep 600")
+    gang = job.submit(steps=LONG, maxReplicaCount=3, badNodeTimeInSeconds=25)
+    job.until_world(gang, 3)
+    assert hosts(job, "job+2") == ["node2"]
+    job.cluster.kill("node2")
+    _, waits = job.cluster.until(
+        lambda: numbers if len(numbers := job.numbers("job+2")) == 2 else None,
+        f"another one is asked for; {job.output()}",
+    )
+    assert "ExcNodeList=node2" in job.cluster.ask("scontrol", "show", "job", str(waits))
+    job.cluster.boot("node2")
+    job.until_world(gang, 3)
+    assert hosts(job, "job+2") == ["node2"] and len(job.numbers("job+2")) == 3, job.output()
+    job.cluster.ask("scancel", other)
+    told = job.finish(gang)
+    job.clear()
+    assert_same(job.here, told, long_alone, 3)
+
+
 def test_a_node_that_is_cut_off_stops_itself_and_never_commits(job: SubmittedJob, long_alone: dict[str, Any]) -> None:
     gang = start_elastic(job)
     (node,) = hosts(job, "job+3")

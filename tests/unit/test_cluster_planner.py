@@ -64,6 +64,7 @@ def observations(draw: st.DrawFn, spec: ElasticSpec) -> JobSeen:
                 leave_by=100.0 if stage is R.LEAVING else None,
                 safe_at=safe,
                 to_blame=draw(st.booleans()),
+                avoids=tuple(f"node{n}" for n in draw(st.sets(st.integers(0, 7)))) if stage is R.QUEUED else (),
             )
         )
     return JobSeen(
@@ -98,6 +99,8 @@ def check_laws(spec: ElasticSpec, observed: JobSeen, actions: list[PlannedAction
         assert not moved or (len(here) > spec.replica_count and not any(each.waits for each in observed.replicas))
         assert len(left) >= min(len(places), spec.replica_count), "below the minimum by its own choice"
         assert len(left) + len(moved) >= min(len(places), wanted_size(spec)), "who runs is sent away for one that waits"
+    anew = [by_name[each.name] for each in actions if isinstance(each, DrainReplica) and "kept away" in each.reason]
+    assert all(each.stage is R.QUEUED and each.avoids for each in anew), "who has machines is asked for again"
     if observed.stage in (JobStage.OVER, JobStage.STOPPED, JobStage.BROKEN):
         assert not started
 
@@ -189,6 +192,42 @@ def test_bad_nodes_are_avoided_until_their_time_is_over() -> None:
     observed = msgspec.structs.replace(seen(R.RUNNING, R.RUNNING), bad_nodes=(BadNode("node7", 10.0),))
     assert plan(PAIR, observed, 9.0) == [StartReplica(2, replacement=False, avoid=("node7",))]
     assert plan(PAIR, observed, 10.0) == [StartReplica(2, replacement=False)]
+
+
+def waiting(*avoids: str, until: float, job: JobStage = JobStage.TRAINING) -> JobSeen:
+    """A pair of which the second waits, kept away from machines; nothing is known of node7 from a time on."""
+    last = ReplicaSeen("r1", 1, R.QUEUED, 5.0, avoids=avoids)
+    return JobSeen(
+        job, (*seen(R.RUNNING).replicas, last), granted=2, changed_at=5.0, bad_nodes=(BadNode("node7", until),)
+    )
+
+
+def test_who_waits_is_asked_for_again_as_soon_as_nothing_is_known_of_a_machine_that_it_avoids() -> None:
+    pair = ElasticSpec(2, 2)
+    observed = waiting("node7", until=10.0)
+    assert (plan(pair, observed, 9.0), next_look(pair, observed, 9.0)) == ([], 10.0)
+    (drain,) = plan(pair, observed, 10.0)
+    assert isinstance(drain, DrainReplica) and (drain.name, drain.within, drain.blame) == ("r1", 0.0, ())
+    assert granted_after(pair, observed, [drain]) == 2
+    left = msgspec.structs.replace(observed, replicas=observed.replicas[:1])
+    assert plan(pair, left, 10.0) == [StartReplica(1, replacement=True)], "at once, whatever has just changed"
+    assert plan(pair, msgspec.structs.replace(observed, retry_at=20.0), 10.0) == [], "nothing is started before"
+
+
+def test_who_waits_to_grow_is_asked_for_again_at_its_place_and_nobody_else_in_its_stead() -> None:
+    wish = ReplicaSeen("r2", 2, R.QUEUED, 5.0, avoids=("node7",))
+    pair = seen(R.RUNNING, R.RUNNING)
+    observed = msgspec.structs.replace(pair, replicas=(*pair.replicas, wish), granted=3, changed_at=5.0)
+    assert [type(each) for each in plan(PAIR, observed, 6.0)] == [DrainReplica]
+    left = msgspec.structs.replace(pair, granted=3, changed_at=5.0)
+    assert plan(PAIR, left, 6.0) == [StartReplica(2, replacement=True)], "no growth, which would have to wait"
+
+
+def test_a_gang_that_waits_is_asked_for_again_in_the_places_that_avoid_too_much() -> None:
+    observed = waiting("node3", "node7", until=10.0, job=JobStage.NEW)
+    assert [each.name for each in plan(PAIR, observed, 5.0) if isinstance(each, DrainReplica)] == ["r1"]
+    left = msgspec.structs.replace(observed, replicas=observed.replicas[:1])
+    assert plan(PAIR, left, 5.0) == [StartGang((1,), ("node7",))]
 
 
 def test_who_runs_on_a_bad_node_moves_one_at_a_time_where_the_gang_is_whole_without_it() -> None:

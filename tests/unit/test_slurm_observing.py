@@ -145,6 +145,33 @@ def test_a_wish_beyond_the_limits_is_the_nearest_that_may_be() -> None:
     assert [each.name for each in orders if isinstance(each, DrainReplica)] == ["5"]
 
 
+def test_who_waits_without_a_node_that_is_not_bad_any_more_is_asked_for_again() -> None:
+    seen = overview(spec(bad_node_time_in_seconds=100.0, max_replica_count=3))
+    names = ("node0", "node1", "r2-5")
+    seen.look(view(*names), [replica(5, 2)], JobWishes(), 0.0)
+    seen.look(view(*names, away=("r2-5",)), [replica(5, 2)], JobWishes(), 1.0)
+    seen.given_back(5)
+    gang, waits = view("node0", "node1"), msgspec.structs.replace(replica(6, 2, "PENDING"), excluded=("host9",))
+    assert seen.look(gang, [waits], JobWishes(), 100.0) == []
+    assert drained(seen.look(gang, [waits], JobWishes(), 101.0)) == ["6"]
+    assert started(seen.look(gang, [replica(6, 2, "CANCELLED")], JobWishes(), 102.0)) == [(2, True, ())]
+
+
+def test_what_a_users_script_excludes_is_asked_for_again_no_more_often_than_a_bad_node_is() -> None:
+    seen = overview(spec(bad_node_time_in_seconds=100.0, max_replica_count=3))
+    gang = view("node0", "node1")
+    waits = [msgspec.structs.replace(replica(n, 2, "PENDING"), excluded=("host9",)) for n in (5, 6)]
+    assert seen.look(gang, waits[:1], JobWishes(), 0.0) == [], "who looked after the job before may have had a reason"
+    assert seen.look(gang, waits[:1], JobWishes(), 99.0) == []
+    assert drained(seen.look(gang, waits[:1], JobWishes(), 100.0)) == ["5"]
+    assert seen.look(gang, waits[1:], JobWishes(), 199.0) == []
+    assert drained(seen.look(gang, waits[1:], JobWishes(), 200.0)) == ["6"]
+
+
+def drained(actions: list[PlannedAction]) -> list[str]:
+    return [each.name for each in actions if isinstance(each, DrainReplica)]
+
+
 def test_nodes_that_are_to_be_avoided_are() -> None:
     seen = overview(spec())
     assert started(seen.look(view("node0", "node1"), [], JobWishes(avoid=("host7",)), 0.0)) == [(2, False, ("host7",))]

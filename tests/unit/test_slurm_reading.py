@@ -22,12 +22,12 @@ from regrow.slurm.reading import (
 from regrow.slurm.wishes import read_wishes, wishes_file, write_wishes
 
 QUEUE = """\
-5|gpt+2|COMPLETED|None|node0|node0|(null)
-7|gpt+3|PENDING|Resources|n/a||(null)
-1|sh|COMPLETED|None|localhost|node[0-3]|(null)
-4|gpt|RUNNING|None|node0|node[0-1]|regrow at=10.78.0.11:20004 home=/root
-8|gpt2|RUNNING|None|node2|node2|(null)
-9|other+1|RUNNING|None|node3|node3|
+5|gpt+2|COMPLETED|None|node0|node0||(null)
+7|gpt+3|PENDING|Resources|n/a||node[2-3]|(null)
+1|sh|COMPLETED|None|localhost|node[0-3]||(null)
+4|gpt|RUNNING|None|node0|node[0-1]||regrow at=10.78.0.11:20004 home=/root
+8|gpt2|RUNNING|None|node2|node2||(null)
+9|other+1|RUNNING|None|node3|node3||
 """
 
 
@@ -35,19 +35,19 @@ def test_the_queue_has_the_jobs_of_one_name_alone_the_oldest_first() -> None:
     assert read_queue(QUEUE, "gpt") == [
         SlurmJob(4, "gpt", None, "RUNNING", "", "node0", ("node0", "node1"), "regrow at=10.78.0.11:20004 home=/root"),
         SlurmJob(5, "gpt+2", 2, "COMPLETED", "", "node0", ("node0",)),
-        SlurmJob(7, "gpt+3", 3, "PENDING", "Resources"),
+        SlurmJob(7, "gpt+3", 3, "PENDING", "Resources", excluded=("node2", "node3")),
     ]
     assert [job.done for job in read_queue(QUEUE, "gpt")] == [False, True, False]
 
 
 @pytest.mark.parametrize("state", ["SIGNALING", "RESIZING"])
 def test_a_job_that_was_sent_a_signal_or_has_lost_a_node_runs(state: str) -> None:
-    (job,) = read_queue(f"4|gpt|{state}|None|node0|node[0-1]|\n", "gpt")
+    (job,) = read_queue(f"4|gpt|{state}|None|node0|node[0-1]||\n", "gpt")
     assert job.state == "RUNNING"
 
 
 def test_lines_that_are_no_jobs_are_left_out() -> None:
-    assert read_queue("slurm_load_jobs error: nothing\n\n4_[1-3]|gpt|PENDING|None|n/a||\n", "gpt") == []
+    assert read_queue("slurm_load_jobs error: nothing\n\n4_[1-3]|gpt|PENDING|None|n/a|||\n", "gpt") == []
 
 
 @pytest.mark.parametrize(

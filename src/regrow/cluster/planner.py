@@ -25,11 +25,13 @@ def plan(spec: ElasticSpec, observed: JobSeen, now: Instant) -> list[PlannedActi
     work.drain_doubles()
     if observed.stage is JobStage.NEW:
         work.give_up_gang()
+        work.ask_anew()
         work.start_gang()
         return work.actions
     work.drain_surplus()
     work.give_up_stuck()
     work.move_from_bad()
+    work.ask_anew()
     work.start()
     return work.actions
 
@@ -53,6 +55,8 @@ def next_look(spec: ElasticSpec, observed: JobSeen, now: Instant) -> Instant | N
         times.extend(at for at in (each.safe_at, each.leave_by) if at is not None)
         if each.stage is ReplicaStage.STARTING or observed.stage is JobStage.NEW:
             times.append(each.since + spec.scaling_timeout_in_seconds)
+        if each.stage is ReplicaStage.QUEUED:
+            times.extend(bad.until for bad in observed.bad_nodes if bad.node in each.avoids)
     return min((at for at in times if at > now), default=None)
 
 
@@ -69,6 +73,8 @@ class _Work:
                 self._blamed.extend(each.nodes)
         self._leaving: set[str] = set()
         """Who does not count any more."""
+        self._anew: list[ReplicaSeen] = []
+        """Who leaves only to be asked for again, and counts as if it stayed."""
         self._freed: set[str] = set()
         """Whose places can be filled at once: certainly nothing of them runs."""
         self.actions: list[PlannedAction] = []
@@ -139,6 +145,19 @@ class _Work:
                 self._drain(each, f"{words[0].node} is bad: {words[0].reason}")
                 return
 
+    def ask_anew(self) -> None:
+        """Who still waits, kept away from a machine that is not bad any more, is asked for again without that.
+
+        It leaves the queue first, and its place is filled when it has: it may just have been given machines.
+        """
+        if self._seen.retry_at > self._now:
+            return
+        bad = set(self._blamed)
+        for each in self._present():
+            if each.stage is ReplicaStage.QUEUED and (good := sorted(set(each.avoids) - bad)):
+                self._drain(each, f"it waits, kept away from {good[0]}, against which nothing is known any more")
+                self._anew.append(each)
+
     def give_up_gang(self) -> None:
         """A gang of which only a part has machines gives them back in time: another job may be waiting for these."""
         limit = self._spec.scaling_timeout_in_seconds
@@ -175,7 +194,7 @@ class _Work:
         """What is missing of the gang and of the granted size, and then one increment more."""
         if self._seen.retry_at > self._now:
             return
-        present, wanted = self._present(), wanted_size(self._spec)
+        present, wanted = [*self._present(), *self._anew], wanted_size(self._spec)
         granted = min(max(self._seen.granted, self._spec.replica_count), wanted)
         count = len(present)
         waiting = sum(each.waits and each.place >= self._spec.replica_count for each in present)

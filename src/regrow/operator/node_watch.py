@@ -29,6 +29,7 @@ class NodeWatch:
         self._told: set[str] = set()
         self.verdicts: dict[str, list[HealthVerdict]] = {}
         """Of nodes that are not well, the worst first."""
+        self._asked = False
 
     async def turn(self, wanted: Mapping[str, BadMark], now: Instant) -> bool:
         """Look once; whether anything has changed. What fails is said once, and tried again at the next turn."""
@@ -36,14 +37,18 @@ class NodeWatch:
             nodes, _ = await self._api.list(ApiKind.NODES)
         except ApiFailure as failure:
             self._say("list", f"nodes cannot be listed, so their health is not known: {failure}")
+            self._asked = self._asked or failure.refused
             return False
+        first, self._asked = not self._asked, True
         before, self.verdicts = self.verdicts, judged(self._table, nodes)
         if self._mark:
             await self._write_marks(nodes, wanted, now)
-        return _shape(before) != _shape(self.verdicts)
+        return first or _shape(before) != _shape(self.verdicts)
 
-    def bad_nodes(self) -> tuple[BadNode, ...]:
-        """Where no replica is to be started, as long as the cluster says so."""
+    def bad_nodes(self) -> tuple[BadNode, ...] | None:
+        """Where no replica is to be started, as long as the cluster says so. None: it has not been asked yet."""
+        if not self._asked:
+            return None
         bad = [(name, found[0]) for name, found in sorted(self.verdicts.items()) if found[0].severity.failed]
         return tuple(BadNode(name, float("inf"), first.text, leave=True) for name, first in bad[:_MOST_AVOIDED])
 

@@ -19,6 +19,8 @@ PLACE_LABEL: Final = f"{GROUP}/place"
 ATTEMPT_LABEL: Final = f"{GROUP}/attempt"
 UID_LABEL: Final = f"{GROUP}/job-uid"
 LEADER_LABEL: Final = f"{GROUP}/leader"
+AVOIDS: Final = f"{GROUP}/avoids"
+"""Annotation: the nodes that the pod was kept away from when it was made."""
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
 _UNREACHABLE_SECONDS: Final = 30
@@ -145,7 +147,7 @@ def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, 
         ATTEMPT_LABEL: str(job.status.attempt),
         **({LEADER_LABEL: "true"} if leader else {}),
     }
-    meta["annotations"] = dict(given.get("annotations") or {})
+    meta["annotations"] = {key: text for key, text in (given.get("annotations") or {}).items() if key != AVOIDS}
     if gang:
         meta["annotations"].setdefault("cluster-autoscaler.kubernetes.io/safe-to-evict", "false")
     spec = template.get("spec") or {}
@@ -156,6 +158,7 @@ def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, 
         spec["priorityClassName"] = priority
     spec["tolerations"] = [*(spec.get("tolerations") or []), *_tolerations()]
     if avoid:
+        meta["annotations"][AVOIDS] = ",".join(avoid)
         _keep_away(spec, avoid)
     _set_command(job, spec["containers"][0], _command(job, replica, index, meta["name"]))
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}

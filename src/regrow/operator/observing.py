@@ -11,7 +11,7 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Instant
 from regrow.core.verdicts import HealthVerdict
 from regrow.observe.watch.present import JobFigures
-from regrow.operator.objects import ATTEMPT_LABEL, JOB_LABEL, PLACE_LABEL, REPLICA_LABEL, UID_LABEL, is_leader
+from regrow.operator.objects import ATTEMPT_LABEL, AVOIDS, JOB_LABEL, PLACE_LABEL, REPLICA_LABEL, UID_LABEL, is_leader
 from regrow.operator.resource import KeptNode, TrainingJob
 
 MENDED: Final = "Mended"
@@ -60,6 +60,8 @@ class PodSeen(msgspec.Struct, frozen=True):
     reason: str = ""
     waiting: str = ""
     """Why its container does not start."""
+    avoids: tuple[str, ...] = ()
+    """Nodes that it was kept away from when it was made."""
 
 
 class JobReading(msgspec.Struct, frozen=True):
@@ -107,6 +109,7 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         exit_code=ended.get("exitCode"),
         reason=status.get("reason") or ended.get("reason") or "",
         waiting=(first.get("waiting") or {}).get("reason", ""),
+        avoids=tuple(node for node in (meta.get("annotations") or {}).get(AVOIDS, "").split(",") if node),
     )
 
 
@@ -115,11 +118,17 @@ def instant(text: str | None) -> Instant | None:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
 
 
-def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode, ...] = ()) -> JobReading:
-    """What stands now, of all pods of the job there are. `bad`: nodes on which the cluster has something to blame."""
+def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode, ...] | None = ()) -> JobReading:
+    """What stands now, of all pods of the job there are.
+
+    `bad`: nodes on which the cluster has something to blame; None: it has not been asked yet, so who waits is left to.
+    """
+    if bad is None:
+        pods, bad = [msgspec.structs.replace(pod, avoids=()) for pod in pods], ()
     current = [each for each in pods if each.attempt == job.status.attempt]
     leader = next((each for each in current if each.leader), None)
-    replicas = _replicas(job, pods, quiet_end=_QUIET_END if leader is not None and not _ended(leader) else 0.0)
+    quiet = _QUIET_END if leader is not None and not _ended(leader) else 0.0
+    replicas = _replicas(job, pods, quiet, now)
     running = sum(each.stage is ReplicaStage.RUNNING for each in replicas)
     waiting = sum(each.waits for each in replicas)
     here = {each.place for each in replicas if each.stage is ReplicaStage.RUNNING}
@@ -199,17 +208,17 @@ def _retry_at(job: TrainingJob, now: Instant) -> Instant:
     return job.status.failed_at + min(_LONGEST_PAUSE, 5.0 * 2.0 ** min(failures - 2, 10))
 
 
-def _replicas(job: TrainingJob, pods: list[PodSeen], *, quiet_end: float) -> list[ReplicaSeen]:
+def _replicas(job: TrainingJob, pods: list[PodSeen], quiet_end: float, now: Instant) -> list[ReplicaSeen]:
     groups: dict[str, list[PodSeen]] = {}
     for pod in pods:
         groups.setdefault(pod.replica, []).append(pod)
-    return [_replica(job, name, groups[name], quiet_end) for name in sorted(groups)]
+    return [_replica(job, name, groups[name], quiet_end, now) for name in sorted(groups)]
 
 
-def _replica(job: TrainingJob, name: str, pods: list[PodSeen], quiet_end: float) -> ReplicaSeen:
+def _replica(job: TrainingJob, name: str, pods: list[PodSeen], quiet_end: float, now: Instant) -> ReplicaSeen:
     """Of several pods the one that is least far speaks for the replica; one that is gone speaks for all."""
     missing = len(pods) < job.spec.pods_per_replica
-    parts = [_part(job, pod, quiet_end) for pod in pods]
+    parts = [_part(job, pod, quiet_end, now) for pod in pods]
     order = [
         ReplicaStage.LEAVING,
         ReplicaStage.LOST,
@@ -235,10 +244,11 @@ def _replica(job: TrainingJob, name: str, pods: list[PodSeen], quiet_end: float)
         leave_by=worst.leave_by,
         safe_at=safe,
         to_blame=bool(blamed),
+        avoids=tuple(sorted({node for part in parts for node in part.avoids})),
     )
 
 
-def _part(job: TrainingJob, pod: PodSeen, quiet_end: float) -> ReplicaSeen:
+def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> ReplicaSeen:
     """One pod, as if it were a replica."""
     nodes = (pod.node,) if pod.node else ()
 
@@ -247,8 +257,8 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float) -> ReplicaSeen:
 
     if pod.deleted_at is not None:
         safe = pod.deleted_at + job.spec.fence_timeout_in_seconds
-        # Whoever is still there after that is on a node that nobody reaches.
-        return seen(ReplicaStage.LEAVING, pod.deleted_at, leave_by=pod.deleted_at, safe_at=safe, to_blame=True)
+        # A deletion says nothing of a node; but whoever is still there after that is on one that nobody reaches.
+        return seen(ReplicaStage.LEAVING, pod.deleted_at, leave_by=pod.deleted_at, safe_at=safe, to_blame=now >= safe)
     if _ended(pod):
         at = pod.finished or pod.created
         quiet = pod.exit_code in (OK, RUN_AGAIN) or pod.phase == "Succeeded"
@@ -264,7 +274,7 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float) -> ReplicaSeen:
         return seen(ReplicaStage.RUNNING, pod.started)
     if pod.node:
         return seen(ReplicaStage.STARTING, pod.scheduled)
-    return seen(ReplicaStage.QUEUED, pod.created)
+    return seen(ReplicaStage.QUEUED, pod.created, avoids=pod.avoids)
 
 
 def _ended(pod: PodSeen) -> bool:

@@ -89,6 +89,8 @@ class Overview:
         self._running: frozenset[str] = frozenset()
         self._changed_at: Instant | None = None
         self._bad = {node: BadNode(node, now + spec.bad_node_time_in_seconds, "lost before") for node in avoid}
+        self._kept_from: dict[str, Instant] = {}
+        """Nodes that those who wait exclude, for a reason that is not known here, and until when they may."""
         self._first: dict[tuple[int, str], Instant] = {}
         """When a Slurm job was first seen in a state."""
         self._joined: set[int] = set()
@@ -129,6 +131,7 @@ class Overview:
             if isinstance(action, DrainReplica | ReleaseReplica):
                 for node in action.blame:
                     self._blame(node, action.reason, now)
+                self._ask_without(action.name, replicas, now)
         return actions
 
     def bad_nodes(self, now: Instant) -> tuple[str, ...]:
@@ -156,6 +159,22 @@ class Overview:
         if not self._failures:
             return 0.0
         return self._failed_at + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10))
+
+    def _avoids(self, job: SlurmJob, now: Instant) -> tuple[str, ...]:
+        """What one that waits need not be kept away from for ever.
+
+        What it excludes and nobody here has blamed was bad for who looked after the job before, or a user's own script
+        excludes it whatever is asked: that is not tried more often than a bad node is.
+        """
+        for node in job.excluded:
+            if node not in self._bad:
+                self._kept_from.setdefault(node, now + self._spec.bad_node_time_in_seconds)
+        return tuple(node for node in job.excluded if self._kept_from.get(node, now) <= now)
+
+    def _ask_without(self, name: str, replicas: list[ReplicaSeen], now: Instant) -> None:
+        bad = self.bad_nodes(now)
+        avoided = (node for each in replicas if each.name == name for node in each.avoids if node not in bad)
+        self._kept_from.update(dict.fromkeys(avoided, now + self._spec.bad_node_time_in_seconds))
 
     def _blame(self, node: str, reason: str, now: Instant) -> None:
         known = self._bad.get(node)
@@ -224,7 +243,7 @@ class Overview:
             until = self._asked[job.job_id]
             return seen(ReplicaStage.LEAVING, leave_by=until, safe_at=until + _KILL_S)
         if job.state == "PENDING":
-            return seen(ReplicaStage.QUEUED)
+            return seen(ReplicaStage.QUEUED, avoids=self._avoids(job, now))
         if job.job_id in self._joined:
             if len(here) < len(known) or job.state == "COMPLETING" or any(each.draining for each in here):
                 return seen(ReplicaStage.LEAVING)

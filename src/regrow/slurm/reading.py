@@ -6,7 +6,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-QUEUE_FORMAT: Final = "%i|%j|%T|%r|%B|%N|%k"
+QUEUE_FORMAT: Final = "%i|%j|%T|%r|%B|%N|%x|%k"
 NODES_FORMAT: Final = "%N|%T|%E"
 _DONE: Final = frozenset(
     {
@@ -27,7 +27,7 @@ _RANGES: Final = re.compile(r"([^,\[\]]*)(?:\[([^\]]*)\])?([^,\[\]]*)(?:,|$)")
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """A line of squeue. `place`: of a replica beyond the gang; None: it is a gang."""
+    """A line of squeue. `place`: of a replica beyond the gang; None: it is a gang. `excluded`: where it may not run."""
 
     job_id: int
     name: str
@@ -37,6 +37,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
     batch_host: str = ""
     nodes: tuple[str, ...] = ()
     comment: str = ""
+    excluded: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -75,10 +76,10 @@ def read_queue(text: str, name: str) -> list[SlurmJob]:
     """The Slurm jobs that belong to the job of this name, the oldest first, of squeue's lines in `QUEUE_FORMAT`."""
     found = []
     for line in text.splitlines():
-        words = line.split("|", 6)
-        if len(words) < 7 or not words[0].isdigit():
+        words = line.split("|", 7)
+        if len(words) < 8 or not words[0].isdigit():
             continue
-        number, called, state, reason, host, nodes, comment = words
+        number, called, state, reason, host, nodes, excluded, comment = words
         place = _place(called, name)
         if called != name and place is None:
             continue
@@ -92,6 +93,7 @@ def read_queue(text: str, name: str) -> list[SlurmJob]:
                 "" if host == "n/a" else host,
                 host_list(nodes),
                 "" if comment == "(null)" else comment,
+                () if excluded in ("(null)", "n/a") else host_list(excluded),
             )
         )
     return sorted(found, key=lambda job: job.job_id)
