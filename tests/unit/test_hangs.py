@@ -35,6 +35,16 @@ SITUATIONS: list[tuple[str, list[Look], list[int]]] = [
     ("stopped between two steps", [look(0, **WAITS), look(1, stopped=True, **OUTSIDE)], [1]),
     ("stopped, for less than the bound", [look(0, **WAITS), look(1, 60.0, stopped=True)], []),
     ("the processes of all are stopped", [look(0, stopped=True), look(1, stopped=True)], []),
+    (
+        "its process is stopped in the last step, and the others are done",
+        [look(0, finished=True, phase=Phase.WAITING), look(1, stopped=True)],
+        [1],
+    ),
+    (
+        "stopped in the last step, with which the others are done since a moment only",
+        [look(0, 5.0, finished=True, phase=Phase.WAITING), look(1, 120.0, stopped=True)],
+        [],
+    ),
     ("all stand in one body", [look(0), look(1), look(2)], []),
     ("the first step of a world of one", [look(0, 800.0)], []),
     ("one evaluates, and all others wait inside the step", [look(0, **OUTSIDE), look(1, **WAITS)], []),

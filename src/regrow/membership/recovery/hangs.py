@@ -92,9 +92,9 @@ def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
     stopped = [look for look in present if look.sight is not None and look.sight.stopped]
     if stopped:
         late = tuple(look for look in stopped if _overdue(look, bounds))
-        if len(stopped) == len(present):
+        if len(stopped) == len(looks):
             return HangVerdict(_given_up(present, bounds), tuple(stopped), "the processes of all ranks are stopped")
-        hung = late if _others_wait(present, stopped, bounds) else ()
+        hung = late if _others_wait(looks, stopped, bounds) else ()
         return HangVerdict(hung, tuple(stopped), "its process is stopped")
     least = min((look.sight.progress for look in present if look.sight is not None), default=(0, 0, 0))
     holding_up = tuple(look for look in present if not _waits(look.sight, least))
@@ -114,12 +114,12 @@ def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
     return HangVerdict(late if _others_wait(present, holding_up, bounds) else (), holding_up, "the others wait for it")
 
 
-def _others_wait(present: Sequence[Look], holding_up: Sequence[Look], bounds: Bounds) -> bool:
+def _others_wait(looks: Sequence[Look], holding_up: Sequence[Look], bounds: Bounds) -> bool:
     """Whether all others have stood still for the bound too.
 
     Where all were slow together, the last one to be done is not to blame as soon as the first one waits for it.
     """
-    others = [look for look in present if look not in holding_up]
+    others = [look for look in looks if look not in holding_up]
     return all(look.sight is not None and look.sight.seconds >= bounds.base for look in others)
 
 
