@@ -13,12 +13,14 @@ from regrow.core.messages import (
     NodeDraining,
     NodeJoined,
     NodeLost,
+    NodeProgress,
     NodeStopped,
     ProveAlive,
     Role,
     SpawnWorker,
     TimeAdvanced,
     Warmth,
+    WorkerCommitted,
     WorkerExited,
 )
 from regrow.core.messages.elections import Handover, LauncherPresent, Office, VoteAnswered, VoteAsked, Voter
@@ -26,7 +28,7 @@ from regrow.core.records import WorkerGone
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
 from regrow.membership.machine import Membership
-from regrow.membership.orders import Command, Deposed
+from regrow.membership.orders import Command, Deposed, EndJob
 from regrow.membership.recovery.doubts import Doubt
 from regrow.membership.scaling import Change
 from regrow.membership.server.launchers import LauncherDesk
@@ -280,6 +282,47 @@ def test_a_notice_runs_while_the_coordinator_may_not_decide() -> None:
     answer(voters, 1, 9.0)
     leased.handle(TimeAdvanced(), 9.0)
     assert machine.heard == [NodeDraining(NodeId("node1"), 27.0, "SIGTERM"), TimeAdvanced()]
+
+
+def test_a_coordinator_that_may_not_decide_stays_while_another_node_tells_of_steps() -> None:
+    leased, until = LeasedMachine(StubMachine(), settled(3), lambda: None), LEASE + 100.0
+    now = LEASE + 1.0
+    while now < until:
+        assert leased.handle(NodeProgress(NodeId("node1"), [committed(int(now))]), now) == []
+        assert leased.handle(TimeAdvanced(), now) == []
+        now += 10.0
+    told = now - 10.0
+    assert leased.handle(TimeAdvanced(), told + 29.9) == []
+    (end,) = leased.handle(TimeAdvanced(), told + 30.0)
+    assert isinstance(end, EndJob) and end.code == 75
+    assert "node1, node2 answered nothing for 30 s" in end.diagnosis
+
+
+def test_what_its_own_node_tells_keeps_no_coordinator_that_may_not_decide() -> None:
+    leased = LeasedMachine(StubMachine(), settled(3), lambda: None)
+    assert leased.handle(TimeAdvanced(), LEASE) == []
+    (end,) = leased.handle(NodeProgress(NodeId("node0"), [committed(1)]), LEASE + 30.0)
+    assert isinstance(end, EndJob)
+
+
+def test_of_steps_that_are_told_while_the_coordinator_may_not_decide_the_newest_are_kept() -> None:
+    machine, voters = StubMachine(), settled(3)
+    leased = LeasedMachine(machine, voters, lambda: None)
+    for step in range(50):
+        for node in ("node1", "node2"):
+            leased.handle(NodeProgress(NodeId(node), [committed(step, f"{node}.w0")]), 6.0)
+        leased.handle(TimeAdvanced(), 6.0)
+    both = [committed(49, "node1.w0"), committed(49, "node1.w1")]
+    leased.handle(NodeProgress(NodeId("node1"), both[1:]), 6.0)
+    answer(voters, 1, 7.0)
+    leased.handle(TimeAdvanced(), 7.0)
+    told = [fact.commits for fact in machine.heard if isinstance(fact, NodeProgress)]
+    assert told == [both[:1], [committed(49, "node2.w0")], both[1:]]
+    assert machine.heard.count(TimeAdvanced()) == 1
+
+
+def committed(step: int, worker: str = "node1.w0") -> WorkerCommitted:
+    return WorkerCommitted(WorkerId(worker), Generation(1), StepNo(step), 0.0, 0.1)
 
 
 class StubMachine:

@@ -7,11 +7,11 @@ import msgspec
 from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import Fact
+from regrow.core.messages import Fact, NodeProgress
 from regrow.core.messages.elections import Office
 from regrow.membership.orders import Command, Deposed, EndJob
 from regrow.membership.server.coordinator import Machine
-from regrow.membership.succession.belated import aged, still_meant
+from regrow.membership.succession.belated import aged, says_all_of, still_meant
 from regrow.membership.succession.voters import Voters
 
 _LOOK_S: Seconds = 0.2
@@ -32,6 +32,8 @@ class LeasedMachine:
         self._machine, self._voters, self._changed = machine, voters, changed
         self._held: list[tuple[Instant, Fact]] = []
         self._blocked_since: Instant | None = None
+        self._told_at: Instant = float("-inf")
+        """When another node last told of a step."""
         self._look_at: Instant | None = None
         self._retired = False
 
@@ -61,7 +63,9 @@ class LeasedMachine:
         """Take in one fact; return what is to be done, in order."""
         if self._retired:
             return []
-        self._held.append((now, event))
+        if isinstance(event, NodeProgress) and event.node != self._voters.me.node:
+            self._told_at = now
+        self._held = [*((since, fact) for since, fact in self._held if not says_all_of(event, fact)), (now, event)]
         if not self._voters.may_decide(now):
             return self._wait(now)
         facts, self._held, self._blocked_since, self._look_at = self._held, [], None, None
@@ -80,7 +84,8 @@ class LeasedMachine:
         self._look_at = now + _LOOK_S
         if self._voters.deposed_by:
             return [_deposed(self._voters.deposed_by)]
-        if now - self._blocked_since < _GIVE_UP_S:
+        # While others train with this coordinator's agents, its end would end all of that.
+        if now - max(self._blocked_since, self._told_at) < _GIVE_UP_S:
             return []
         return [EndJob(RUN_AGAIN, _cut_off([voter.node for voter in self._voters.free(now)]))]
 

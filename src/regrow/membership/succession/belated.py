@@ -15,8 +15,10 @@ from regrow.core.messages import (
     NodeDraining,
     NodeLost,
     NodeOrder,
+    NodeProgress,
     NodeStopped,
     SpawnWorker,
+    TimeAdvanced,
     WorkerOrder,
 )
 from regrow.membership.orders import Command
@@ -27,6 +29,17 @@ def aged(fact: Fact, late: Seconds) -> Fact:
     if isinstance(fact, NodeDraining | DrainRequested):
         return msgspec.structs.replace(fact, grace=max(0.0, fact.grace - late))
     return fact
+
+
+def says_all_of(later: Fact, fact: Fact) -> bool:
+    """Whether a fact that waits says nothing that the later one does not say too: what waits for long stays short."""
+    match fact, later:
+        case TimeAdvanced(), TimeAdvanced():
+            return True
+        case NodeProgress(), NodeProgress():
+            newer = {commit.worker for commit in later.commits}
+            return fact.node == later.node and all(commit.worker in newer for commit in fact.commits)
+    return False
 
 
 def still_meant(commands: Sequence[Command], fact: Fact) -> list[Command]:
