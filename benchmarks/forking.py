@@ -106,7 +106,7 @@ def _run(body: Callable[[Parent], None], parent: Parent) -> None:
     os._exit(code)  # not through the interpreter's end: gloo's threads would be torn down by it
 
 
-def agent(node: int, nodes: int, folder: str) -> Callable[[Parent], None]:
+def agent(node: int, nodes: int, world: int, folder: str) -> Callable[[Parent], None]:
     """An agent's store in a process of its own; says at its end what it has cost."""
 
     async def serve(parent: Parent) -> None:
@@ -120,7 +120,7 @@ def agent(node: int, nodes: int, folder: str) -> Callable[[Parent], None]:
         )
         async with StoreServer(config) as server:
             parent.say(server.address)
-            server.generation_formed(Generation(1), await loop.run_in_executor(None, parent.hear))
+            server.generation_formed(Generation(1), await loop.run_in_executor(None, parent.hear), world)
             parent.say("ready")
             before = cpu()
             await loop.run_in_executor(None, parent.hear)
@@ -130,11 +130,11 @@ def agent(node: int, nodes: int, folder: str) -> Callable[[Parent], None]:
 
 
 @contextmanager
-def agents(nodes: int) -> Iterator[tuple[list[str], list[Child]]]:
-    """So many agents that know one another: their addresses, and their processes."""
+def agents(nodes: int, world: int) -> Iterator[tuple[list[str], list[Child]]]:
+    """So many agents of a job of `world` ranks that know one another: their addresses, and their processes."""
     with (
         tempfile.TemporaryDirectory(prefix="regrow-rendezvous-") as folder,
-        forked(*(agent(node, nodes, folder) for node in range(nodes))) as children,
+        forked(*(agent(node, nodes, world, folder) for node in range(nodes))) as children,
     ):
         stores = [child.hear() for child in children]
         for child in children:

@@ -1,14 +1,15 @@
 """How a job's processes find one another: regrow's store without a root beside torch's TCPStore, in one run.
 
-    python benchmarks/rendezvous.py             # one to two minutes
-    python benchmarks/rendezvous.py --quick     # each size once
+    python benchmarks/rendezvous.py             # two to three minutes
+    python benchmarks/rendezvous.py --quick     # each size once, the largest three times
 
 **Groups.** W processes, forked from one with torch imported, make the default group and a 2-D mesh on gloo and use each
-group once; the time is from the starting signal until the last one is done, the best of three rounds. Both sides run
-with gloo's connections made at once, which is what torchrun starts, and made when needed (`TORCH_GLOO_LAZY_INIT=1`),
-which is what `regrow run` starts. Of these two regrow's keys are served by an agent process for every 8 ranks.
-`backend` is the `regrow` backend, which needs no gloo. TCPStore's server looks up the name of each client; so that a
-slow resolver does not count, it is told to give up at once.
+group once; the time is from the starting signal until the last one is done. All sides have their turn in each of five
+rounds, each round in the other order; the figure is the median. Both stores run with gloo's connections made at once
+(eager), which is what torchrun starts, and made when needed (`TORCH_GLOO_LAZY_INIT=1`), which is what `regrow run`
+starts in so large a world. regrow's keys are served by an agent process for every 8 ranks. `backend` is the `regrow`
+backend, which needs no gloo. TCPStore's server looks up the name of each client; so that a slow resolver does not
+count, it is told to give up at once.
 
 **The store alone**, up to 4,096 ranks, 8 a node. Each rank does what a rendezvous does: it reads one key that rank 0
 writes (an NCCL id), writes its address and reads those of its two neighbours, and passes a barrier (add, wait).
@@ -23,9 +24,11 @@ first generation, by ranks; `start_`, `kill_` and `node_bytes_a_rank_N` the same
 generation after a kill and for the one after the loss of a node's ranks. `form_bytes_busiest_agent_a_rank_N` is the
 most that one agent passes on to others.
 
-`init_s_64` is the time of the groups. So many processes as 1,024 do not fit here: `init_s_1024` and `init_s_4096` are
-the processor seconds for which the busiest node's store server is busy with the store's part of the work, that is its
-requests times what one costs a real server process, measured on both sides. No network and no gloo is in them.
+`init_s_64` is the time of the groups as `regrow run` starts them, `tcpstore_init_s_64` as torchrun does. Like with like
+are `init_s_64` beside `tcpstore_lazy_init_s_64`, and `eager_init_s_64` beside `tcpstore_init_s_64`. So many processes
+as 1,024 do not fit here: `init_s_1024` and `init_s_4096` are the processor seconds for which the busiest node's store
+server is busy with the store's part of the work, that is its requests times what one costs a real server process,
+measured on both sides. No network and no gloo is in them.
 """
 
 import argparse
@@ -37,6 +40,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -57,10 +61,18 @@ from regrow.comm.torch_private import expected_names
 from regrow.core.ids import Generation, Seconds
 
 WORLDS = (2, 4, 8, 16, 32, 64)
-ROUNDS = 3
+ROUNDS, QUICK_ROUNDS = 5, 3
 SIMULATED = (64, 256, 1024, 4096)
 FORMED = (1024, 4096)
 SIDES = ("tcpstore", "tcpstore lazy", "regrow eager", "regrow", "backend")
+FIGURES = {
+    "regrow": "init_s",
+    "regrow eager": "eager_init_s",
+    "backend": "backend_init_s",
+    "tcpstore": "tcpstore_init_s",
+    "tcpstore lazy": "tcpstore_lazy_init_s",
+}
+"""By side: what its time is called in the JSON, before the number of ranks."""
 
 
 # --- groups in real processes ---------------------------------------------------------------------------------------
@@ -81,7 +93,7 @@ def rank_of(rank: int, world: int, side: str, place: str) -> Callable[[Parent], 
             formation = Formation(Generation(1), rank, world, place, site)
             groups.install(rank=rank, world=world, formation=formation, form_s=60.0)
         elif side.startswith("regrow"):
-            store = AgentStore(place, TOKEN, "g1/env/")
+            store = AgentStore(place, TOKEN, f"g1/env{world}.1/")
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         else:
             dist.init_process_group("gloo", init_method=f"tcp://{place}", rank=rank, world_size=world)
@@ -100,11 +112,20 @@ def rank_of(rank: int, world: int, side: str, place: str) -> Callable[[Parent], 
 def time_groups(world: int, side: str) -> Seconds:
     """From the starting signal until the last rank has used all groups."""
     if side.startswith("regrow") or side == "backend":
-        with agents(max(1, world // PER_NODE)) as (stores, _):
+        with agents(max(1, world // PER_NODE), world) as (stores, _):
             return _time_ranks(world, side, [stores[rank * len(stores) // world] for rank in range(world)])
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     return _time_ranks(world, side, [f"localhost:{port}"] * world)
+
+
+def time_in_turns(world: int, rounds: int) -> dict[str, Seconds]:
+    """Each side's median."""
+    times: dict[str, list[Seconds]] = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in SIDES if number % 2 else SIDES[::-1]:
+            times[side].append(time_groups(world, side))
+    return {side: median(found) for side, found in times.items()}
 
 
 def _time_ranks(world: int, side: str, places: list[str]) -> Seconds:
@@ -136,7 +157,7 @@ def tcp_server(parent: Parent) -> None:
 
 def cost_of_requests() -> tuple[Seconds, Seconds]:
     """Processor seconds of a server for one request: an agent's, and TCPStore's."""
-    with agents(1) as (stores, children):
+    with agents(1, CLIENTS) as (stores, children):
         ours = [AgentStore(stores[0], TOKEN, "g1/") for _ in range(CLIENTS)]
         requests = _load(ours, gets=1)
         children[0].tell("end")
@@ -168,7 +189,7 @@ def _load(stores: list[Any], gets: int) -> int:
 
 def show_groups(times: dict[int, dict[str, Seconds]], console: Console) -> None:
     """A row for each world."""
-    table = Table(title="groups made and used: seconds, best of 3")
+    table = Table(title="groups made and used: seconds, medians")
     for column in ("ranks", *SIDES):
         table.add_column(column, justify="right", no_wrap=True)
     for world, row in times.items():
@@ -210,16 +231,17 @@ def show_formations(loads: dict[int, dict[str, FormationLoad]], console: Console
 def main() -> int:
     """Measure, print, write; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="each size once")
+    parser.add_argument("--quick", action="store_true", help="each size once, the largest three times")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     warn_if_busy()
     expected_names.check()  # imports what a zygote has imported too
-    console, figures, rounds = Console(), dict[str, float](), 1 if args.quick else ROUNDS
+    console, figures = Console(), dict[str, float]()
+    rounds = {world: 1 if args.quick else ROUNDS for world in WORLDS} | {
+        max(WORLDS): QUICK_ROUNDS if args.quick else ROUNDS
+    }
     try:
-        times = {
-            world: {side: min(time_groups(world, side) for _ in range(rounds)) for side in SIDES} for world in WORLDS
-        }
+        times = {world: time_in_turns(world, rounds[world]) for world in WORLDS}
         show_groups(times, console)
         agents_cost, tcp_cost = cost_of_requests()  # before this process has threads
         costs = TcpCosts()
@@ -236,8 +258,7 @@ def main() -> int:
     figures |= show_formations({world: formations(world) for world in FORMED}, console)
     console.print(f"one request costs an agent {1e6 * agents_cost:.0f} µs, TCPStore {1e6 * tcp_cost:.0f} µs")
     for world, row in times.items():
-        figures |= {f"init_s_{world}": row["regrow"], f"tcpstore_init_s_{world}": row["tcpstore"]}
-        figures |= {f"backend_init_s_{world}": row["backend"], f"tcpstore_lazy_init_s_{world}": row["tcpstore lazy"]}
+        figures |= {f"{FIGURES[side]}_{world}": seconds for side, seconds in row.items()}
     for (world, kind), (ours, theirs) in loads.items():
         name = "" if kind == "all" else f"{kind}_"
         for field, mine, its in zip(Load._fields, ours, theirs, strict=True):

@@ -87,7 +87,12 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("capacity_s", most=5.0),
     ),
     "recipes": tuple(Target(f"recipe_over_plain_{method}", most=1.02) for method in ("pretrain", "lora")),
-    "rendezvous": (Target("form_bytes_a_rank_4096", least=0.8, most=1.2, of="form_bytes_a_rank_1024"),),
+    "rendezvous": (
+        Target("init_s_64", most=1.0, of="tcpstore_init_s_64"),
+        Target("init_s_64", most=1.0, of="tcpstore_lazy_init_s_64"),
+        Target("eager_init_s_64", most=1.0, of="tcpstore_init_s_64"),
+        Target("form_bytes_a_rank_4096", least=0.8, most=1.2, of="form_bytes_a_rank_1024"),
+    ),
     "recovery": (
         Target("steps_redone", most=0),
         Target("not_recovered", most=0),
