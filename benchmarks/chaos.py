@@ -3,17 +3,20 @@
     python benchmarks/chaos.py              # 30 minutes of faults a side, one every 20 s: over an hour
     python benchmarks/chaos.py --quick      # at most 8 minutes
 
-Needs root and `ip` (iproute2): each host is a network namespace with its own launcher. Three hosts have two ranks
-each, a fourth is the spare. On each side two jobs of the same steps go on beside each other: one that nobody disturbs,
-and one that has the faults of the seed's plan. *Goodput* is how long the undisturbed job took for its steps, as a share
-of what the disturbed one took for them; of one that is not at its end by then, its share of the steps. Torchrun's side
-has the same plan, a checkpoint every 50 steps on a local disk, a spare host, collectives that end after 20 s, and
+Needs root and `ip` (iproute2): each host is a network namespace with its own launcher, and a process of ours carries
+the frames between them, so that links can be slow and lossy on any kernel. Three hosts have two ranks each, a fourth
+is the spare. On each side two jobs of the same steps go on beside each other: one that nobody disturbs, and one that
+has the faults of the seed's plan. *Goodput* is how long the undisturbed job took for its steps, as a share of what
+the disturbed one took for them; of one that is not at its end by then, its share of the steps. Torchrun's side has
+the same plan, a checkpoint every 50 steps on a local disk, a spare host, collectives that end after 20 s, and
 whatever ends there is started again as it is for regrow.
 
-Faults: a rank is killed (SIGKILL), a rank hangs (SIGSTOP for ever; regrow has `--hang-timeout 2`, 90 s otherwise),
-an agent or the coordinator's launcher is paused for 5 s, all processes of a host are killed and its launcher started
-again, a host's link is cut until the job goes on without it (regrow has `--node-lease 3`, 10 s otherwise). The host of
-the first launcher is not lost here: `tests/process/test_succession.py` measures that.
+Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for ever; regrow has
+`--hang-timeout 2`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher for 5 s
+and 1 kills it, 2 kill all processes of a host and 1 those of the coordinator's, 2 cut a host's link, both ways or what
+it sends, until the job goes on without it (regrow has `--node-lease 3`, 10 s otherwise), and for 3 s 1 has all frames
+come 200 ms later and 1 loses 5 of 100. Launchers that have ended are started again a second later. Under torchrun an
+agent is its launcher, and the coordinator the launcher of the host that its store is on.
 """
 
 import argparse
@@ -21,180 +24,33 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Self
 
 import psutil
+from chaos_faults import DECK, RECOVERY_S, plan, strike
+from chaos_jobs import Job, Progress, Stuck
 from rich.console import Console
 from rich.table import Table
 from targets import tell, warn_if_busy
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from tests.process.network import Network
-
-from regrow.core.records import StepCommitted
 from regrow.observe.ledger import Ledger, read_records
-from regrow.observe.tail import RecordTail
 
-HERE = Path(__file__).resolve().parent
-HOSTS, RANKS_A_HOST = 4, 2
-WORLD = (HOSTS - 1) * RANKS_A_HOST
-PACE, STEP_GUESS = 0.15, 0.19
-"""Seconds: what a step sleeps, and what it takes in all, to know how many steps fill the minutes."""
+STEP_GUESS = 0.19
+"""Seconds: what a step takes in all, to know how many steps fill the minutes."""
 CALM_STEPS = 20
 """At the beginning and at the end, without faults."""
-PAUSE_S, HANG_S, LEASE_S = 5.0, 2.0, 3.0
-START_S, RECOVERY_S = 120.0, 90.0
-DECK = {"rank killed": 13, "rank hangs": 1, "agent paused": 2, "coordinator paused": 1, "host killed": 2, "link cut": 1}
-"""How many of 20 faults are of which kind."""
-QUICK_DECK = {**dict.fromkeys(DECK, 1), "rank killed": 4}
-
-
-class Stuck(Exception):
-    """The job did not come back after a fault, or did not start."""
-
-
-@dataclass
-class Progress:
-    """What a job has committed, from its records."""
-
-    tail: RecordTail
-    first: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    """When a rank committed a step for the first time, by step and rank."""
-    losses: dict[tuple[int, int], set[float]] = field(default_factory=lambda: defaultdict(set))
-    pids: dict[int, int] = field(default_factory=dict)
-    newest: int = -1
-    """The newest step that every rank has committed."""
-    redone: set[int] = field(default_factory=set)
-    """Steps that a rank computed again after it had committed them."""
-
-    def look(self) -> None:
-        """Read what is new."""
-        for line in self.tail.poll():
-            if not isinstance(line, StepCommitted):
-                continue
-            if line.rank in self.first[line.step] and not line.adopted:
-                self.redone.add(line.step)
-            self.first[line.step].setdefault(line.rank, line.at)
-            if not line.adopted:  # else the worker has the state of that step from another
-                self.losses[line.step, line.rank].add(line.metrics["loss"])
-                self.pids[line.rank] = int(line.metrics["pid"])
-        # What a host had committed last may never have been written: only its ranks' lines of that step are missing.
-        whole = (step for step in range(max(self.first, default=-1), self.newest, -1) if self.whole(step))
-        self.newest = next(whole, self.newest)
-
-    def whole(self, step: int) -> bool:
-        """Whether every rank's commit is known."""
-        return len(self.first.get(step, ())) == WORLD
-
-    def at(self, step: int) -> float:
-        """When every rank had committed a step, one that is whole."""
-        return max(self.first[step].values())
-
-
-class Job:
-    """A job on hosts of its own. Left, nothing of it is running."""
-
-    def __init__(self, side: str, name: str, folder: Path, steps: int) -> None:
-        self.side, self.name, self.steps = side, name, steps
-        self.folder = folder / f"{side}-{name}"
-        self.records = self.folder / "jobs" / name if side == "regrow" else self.folder
-        self.progress = Progress(RecordTail(self.records))
-        self.network = Network(HOSTS)
-        self._launchers: dict[int, subprocess.Popen[bytes]] = {}
-        self._log = folder / f"{side}-{name}.log"
-
-    def __enter__(self) -> Self:
-        self.folder.mkdir()
-        self.network.open()
-        for host in range(HOSTS):
-            self.start(host)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.network.close()
-        for process in self._launchers.values():
-            process.wait(30)
-
-    def start(self, host: int) -> None:
-        """The launcher of a host."""
-        endpoint = f"{self.network.address(0)}:29400"
-        if self.side == "regrow":
-            words = ["regrow", "run", f"--job={self.name}", f"--nnodes={HOSTS}", "--spares=1", f"--node-rank={host}"]
-            words += [f"--rdzv-endpoint={endpoint}", f"--bind={self.network.address(host)}"]
-            words += ["--standby=1", "--warmth=built", "--max-faults=100000", f"--hang-timeout={HANG_S:g}"]
-            words += [f"--node-lease={LEASE_S:g}"]
-        else:
-            words = ["torch.distributed.run", f"--nnodes={HOSTS - 1}", f"--rdzv-id={self.name}", "--rdzv-backend=c10d"]
-            words += [
-                f"--rdzv-endpoint={endpoint}",
-                f"--rdzv-conf=is_host={host == 0}",
-                "--max-restarts=100000",
-                f"--local-addr={self.network.address(host)}",
-            ]
-        words += [f"--nproc-per-node={RANKS_A_HOST}", str(HERE / "chaos_training.py"), f"--side={self.side}"]
-        words += [f"--steps={self.steps}", f"--pace={PACE}", f"--records={self.folder}"]
-        around = {"REGROW_HOME": str(self.folder), "REGROW_TOKEN": self.name, "OMP_NUM_THREADS": "1"}
-        around |= {"GLOO_SOCKET_IFNAME": "eth0", "XDG_RUNTIME_DIR": str(self.folder), "REGROW_NO_HEALTH": "1"}
-        # Without this variable torchrun's restarts hang or die now and then: it would lose more than it has to.
-        around |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        command = ["ip", "netns", "exec", self.network.name(host), sys.executable, "-m", *words]
-        with self._log.open("ab") as log:
-            self._launchers[host] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **around}
-            )
-
-    def restart(self, host: int) -> None:
-        """The host is there again: its launcher as before."""
-        self._launchers[host].wait(30)
-        self.start(host)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the digest is written."""
-        return (self.folder / "digest").exists()
-
-    @property
-    def digest(self) -> str:
-        """Of the last state."""
-        return (self.folder / "digest").read_text()
-
-    def wait(self, step: int, seconds: float, beside: Callable[[], object] = lambda: None) -> None:
-        """Until every rank has committed it. Raises `Stuck`."""
-        deadline = time.monotonic() + seconds
-        while self.progress.newest < step:
-            self.progress.look()
-            beside()
-            if time.monotonic() > deadline:
-                raise Stuck(f"{self.side} {self.name}: step {step} was not reached in {seconds:.0f} s; see {self._log}")
-            time.sleep(0.05)
-
-    def host_of(self, rank: int) -> int:
-        """Where a rank is now."""
-        pid = self.progress.pids[rank]
-        return next(host for host in range(HOSTS) if pid in self.network.processes(host))
-
-    def launcher(self, host: int) -> int:
-        """Its process."""
-        return self._launchers[host].pid
-
-    def agent(self, host: int) -> int:
-        """The process that looks after a host's workers: torchrun is its own."""
-        if self.side == "torchrun":
-            return self.launcher(host)
-        children = psutil.Process(self.launcher(host)).children()
-        return next(int(child.pid) for child in children if "regrow.agent" in child.cmdline())
+START_S = 120.0
+AGAIN_S = 1.0
+"""So long after a fault a cluster has launchers that have ended back again."""
 
 
 @dataclass
@@ -203,45 +59,6 @@ class Struck:
 
     kind: str
     cost: float
-
-
-def plan(seed: int, faults: int, *, quick: bool) -> list[str]:
-    """So many kinds in an order drawn from the seed, each as often as the deck says."""
-    draw, deck = random.Random(seed), QUICK_DECK if quick else DECK
-    cards: list[str] = []
-    while len(cards) < faults:
-        fresh = [kind for kind, count in deck.items() for _ in range(count)]
-        draw.shuffle(fresh)
-        cards += fresh
-    return cards[:faults]
-
-
-def strike(job: Job, kind: str, draw: random.Random) -> None:
-    """Let one fault happen, and mend what a cluster mends: hosts and links come back."""
-    rank = draw.randrange(WORLD)
-    away = draw.choice(sorted({job.host_of(rank) for rank in range(WORLD)} - {0}))
-    match kind:
-        case "rank killed":
-            os.kill(job.progress.pids[rank], signal.SIGKILL)
-        case "rank hangs":
-            os.kill(job.progress.pids[rank], signal.SIGSTOP)
-        case "agent paused" | "coordinator paused":
-            pid = job.agent(away) if kind == "agent paused" else job.launcher(0)
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(PAUSE_S)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        case "host killed":
-            job.network.kill(away)
-            time.sleep(1.0)
-            job.restart(away)
-        case "link cut":
-            before = job.progress.newest
-            job.network.cut(away)
-            try:
-                job.wait(before + 10, RECOVERY_S)
-            finally:
-                job.network.join(away)
 
 
 def disturb(job: Job, kinds: list[str], every: float, seed: int, calm: Job) -> Iterator[Struck]:
@@ -256,7 +73,9 @@ def disturb(job: Job, kinds: list[str], every: float, seed: int, calm: Job) -> I
             return
         began, before = time.monotonic(), job.progress.newest
         strike(job, kind, draw)
-        job.wait(before + 10, RECOVERY_S, calm.progress.look)
+        time.sleep(AGAIN_S)
+        job.restart()
+        job.wait(before + 10, RECOVERY_S, calm.progress.look, job.restart)
         while time.monotonic() < began + every * draw.uniform(0.8, 1.2):
             job.progress.look()
             calm.progress.look()
@@ -362,7 +181,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--side", choices=["regrow", "torchrun"], help="only this one")
     parser.add_argument(
-        "--quick", action="store_true", help="2.4 minutes a side; each kind once, kills of ranks four times"
+        "--quick", action="store_true", help="4 minutes a side; each kind once, kills of ranks four times"
     )
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
@@ -372,7 +191,7 @@ def main() -> int:
         return 1
     warn_if_busy()
     folder = Path(tempfile.mkdtemp(prefix="regrow-chaos-", dir="/tmp"))
-    minutes, every = (2.4, 16.0) if args.quick else (args.minutes, args.every)
+    minutes, every = (3.2, 12.0) if args.quick else (args.minutes, args.every)
     sides = [args.side] if args.side else ["regrow", "torchrun"]
     results = {
         side: measure(side, folder, minutes=minutes, every=every, seed=args.seed, quick=args.quick) for side in sides

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 SEED = 1234
-IN, WIDTH, SAMPLES = 32, 256, 4
+IN, WIDTH, SAMPLES = 32, 64, 4
 
 
 def build() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:

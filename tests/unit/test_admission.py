@@ -109,3 +109,9 @@ def test_of_thousands_that_register_nobody_is_looked_at_again_for_each() -> None
         told += made.introduce(node, here)
     assert told == [*named(*(f"node{rank}" for rank in range(nodes))), NodeId("spot"), NodeId("late")]
     assert here.looks == 1, "all that are connected were gone through for each that came"
+
+
+def test_an_elected_coordinator_gives_nobody_the_name_of_a_node_that_it_has_not_heard_of_yet() -> None:
+    made = Admission(facts(3, 3), None, named("node0", "node1", "node4"))
+    assert [offered(made, [])[0] for _ in range(2)] == ["node3", "node5"]
+    assert offered(made, [], "node4")[0] == "node4", "who was lost and is back may say who it is"

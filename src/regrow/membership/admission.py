@@ -44,11 +44,14 @@ class Admission:
     Args:
         facts: how many nodes there may be.
         first: the nodes that the job starts on, in their order; None: whoever comes is let in as it comes.
+        known: nodes that have been in the job under an earlier coordinator; they may come back, and nobody else is
+            given their names.
     """
 
-    def __init__(self, facts: JobSpec, first: Sequence[NodeId] | None) -> None:
+    def __init__(self, facts: JobSpec, first: Sequence[NodeId] | None, known: Collection[NodeId] = ()) -> None:
         self._facts = facts
         self._first = first
+        self._known = frozenset(known)
         self._introduced: set[NodeId] = set()
         self._next = 0
         """So many of the first nodes have been introduced."""
@@ -65,7 +68,7 @@ class Admission:
             raise UsageError(f"{name} is one of the nodes that the job starts on", hint="choose another --name")
         if refusal := self.refusal(name, connected):
             raise UsageError(refusal[0], hint=refusal[1])
-        while NodeId(f"node{self._numbered}") in connected or NodeId(f"node{self._numbered}") in self._introduced:
+        while self._is_taken(NodeId(f"node{self._numbered}"), connected):
             self._numbered += 1
         rank = self._numbered
         self._numbered += 1
@@ -73,6 +76,9 @@ class Admission:
         if (match := _NUMBERED.fullmatch(name)) is not None and int(match.group(1)) == self._numbered:
             self._numbered += 1
         return msgspec.structs.replace(template, node=name or NodeId(f"node{rank}"), node_rank=rank)
+
+    def _is_taken(self, name: NodeId, connected: Collection[NodeId]) -> bool:
+        return name in connected or name in self._introduced or name in self._known
 
     def refusal(self, node: NodeId, connected: Collection[NodeId]) -> tuple[str, str] | None:
         """Why a node may not be in the job, and what to do instead; None: it may."""

@@ -86,6 +86,7 @@ class NextHost:
             token=plan.token,
             record=lambda item: disk.do(partial(events.write, item, time.time())),
             host=plan.bind,
+            known={*nodes, *memory.named},
             lease=facts.node_lease,
             routes=desk.routes(),
         )

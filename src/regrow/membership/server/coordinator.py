@@ -88,10 +88,10 @@ class Coordinator:
         host, port: where to listen; port 0 is any free one.
         nodes: those that the job starts on; the machine is told of them in this order, whichever comes first. Others
             may come later, as far as the job's facts allow. Without it: whoever comes, in that order.
+        known: nodes that earlier coordinators have had in the job: nobody else is given their names.
         lease: seconds after which an agent that answers nothing counts as lost.
         near: nodes whose agents are children of this process: it sees their end, and a pause of theirs is none.
-        clock: gives the machine its time.
-        routes: more that can be asked.
+        clock, routes: gives the machine its time; more that can be asked.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Coordinator:
         host: str = "127.0.0.1",
         port: int = 0,
         nodes: Sequence[NodeId] | None = None,
+        known: Collection[NodeId] = (),
         lease: Seconds = 10.0,
         near: Collection[NodeId] = (),
         clock: Clock | None = None,
@@ -111,15 +112,14 @@ class Coordinator:
         self.watchers: list[Watcher] = []
         self.on_node_lost: list[Callable[[NodeId], None]] = []
         """Told of every node that is lost."""
-        self.crash = ""
-        """Stack of a defect of regrow's own that ended the job, for the record and not for the screen."""
+        self.crash = ""  # the stack of a defect of regrow's own that ended the job, not for the screen
         self.offer: JoinOffer | None = None
         """What nodes that come later are told, all but their names; None: their launchers cannot ask."""
         self._machine = machine
         self._secret = f"Bearer {token}".encode()
         self._record = record
         self._host, self._port = host, port
-        self._admission = Admission(machine.facts, nodes)
+        self._admission = Admission(machine.facts, nodes, known)
         self._lease, self._near = lease, frozenset(near)
         self._clock = clock or MonotonicClock()
         self._routes = routes

@@ -1,0 +1,94 @@
+"""What strikes the jobs of `chaos.py`: kinds of faults, how often each comes, and how each is made."""
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+
+from chaos_jobs import HOSTS, WORLD, Job
+
+PAUSE_S, WEATHER_S, RECOVERY_S = 5.0, 3.0, 90.0
+DELAY_S, LOSS = 0.2, 0.05
+DECK = {
+    "rank killed": 24,
+    "two ranks killed": 2,
+    "rank hangs": 2,
+    "agent killed": 1,
+    "agent paused": 2,
+    "coordinator paused": 1,
+    "coordinator killed": 1,
+    "host killed": 2,
+    "coordinator's host killed": 1,
+    "link cut": 1,
+    "link cut one way": 1,
+    "200 ms delay": 1,
+    "5 % loss": 1,
+}
+"""How many of 40 faults are of which kind."""
+QUICK_DECK = {**dict.fromkeys(DECK, 1), "rank killed": 4}
+
+
+def plan(seed: int, faults: int, *, quick: bool) -> list[str]:
+    """So many kinds in an order drawn from the seed, each as often as the deck says."""
+    draw, deck = random.Random(seed), QUICK_DECK if quick else DECK
+    cards: list[str] = []
+    while len(cards) < faults:
+        fresh = [kind for kind, count in deck.items() for _ in range(count)]
+        draw.shuffle(fresh)
+        cards += fresh
+    return cards[:faults]
+
+
+def strike(job: Job, kind: str, draw: random.Random) -> None:
+    """Let one fault happen, and mend what a cluster mends: hosts and links come back. Raises `Stuck`."""
+    rank, coordinator = draw.randrange(WORLD), job.coordinator
+    other = (rank + draw.randrange(1, WORLD)) % WORLD
+    away = draw.choice(sorted({job.host_of(rank) for rank in range(WORLD)} - {coordinator}))
+    match kind:
+        case "rank killed":
+            os.kill(job.progress.pids[rank], signal.SIGKILL)
+        case "two ranks killed":
+            first, second = job.progress.pids[rank], job.progress.pids[other]
+            os.kill(first, signal.SIGKILL)
+            time.sleep(draw.uniform(0.0, 0.3))
+            with suppress(ProcessLookupError):  # under torchrun all of a host are ended by then
+                os.kill(second, signal.SIGKILL)
+        case "rank hangs":
+            os.kill(job.progress.pids[rank], signal.SIGSTOP)
+        case "agent paused" | "coordinator paused":
+            pid = job.agent(away) if kind == "agent paused" else job.launcher(coordinator)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(PAUSE_S)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        case "agent killed":
+            os.kill(job.agent(away), signal.SIGKILL)
+        case "coordinator killed":
+            os.kill(job.launcher(coordinator), signal.SIGKILL)
+        case "host killed" | "coordinator's host killed":
+            job.network.kill(away if kind == "host killed" else coordinator)
+        case "link cut" | "link cut one way":
+            _cut(job, away, one_way=kind != "link cut")
+        case "200 ms delay" | "5 % loss":
+            job.network.weather(**({"delay": DELAY_S} if kind == "200 ms delay" else {"loss": LOSS}))
+            time.sleep(WEATHER_S)
+            job.network.weather()
+
+
+def _cut(job: Job, host: int, *, one_way: bool) -> None:
+    """Until the job goes on without that host."""
+    before, others = job.progress.newest, [other for other in range(HOSTS) if other != host]
+    if one_way:
+        for other in others:
+            job.network.lose(host, other)
+    else:
+        job.network.cut(host)
+    try:
+        job.wait(before + 10, RECOVERY_S)
+    finally:
+        if one_way:
+            for other in others:
+                job.network.find(host, other)
+        else:
+            job.network.join(host)
