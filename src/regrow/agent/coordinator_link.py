@@ -71,8 +71,9 @@ class CoordinatorLink:
         if self._need is not None:
             self._need.cancel()
         if self._sender is not None:
-            with contextlib.suppress(TimeoutError):  # a coordinator that reads no more is not waited for
-                await asyncio.wait_for(self._sender, _FLUSH_S)
+            # A coordinator that reads no more is not waited for, nor is one that could not be reached.
+            await asyncio.wait({self._sender}, timeout=_FLUSH_S)
+            self._sender.cancel()
         if self._socket is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._socket.close(), _FLUSH_S)

@@ -1,5 +1,6 @@
 """What the kernel knows of processes: who is whose child, in which session, in which state. Linux only."""
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -101,6 +102,16 @@ def exit_code_of(pid: int) -> int | None:
     if not int(fields[_STAT_FLAGS]) & _PF_EXITING:
         return None
     return os.waitstatus_to_exitcode(int(fields[_STAT_EXIT_CODE]))
+
+
+def is_in_signal(pid: int, number: int) -> bool:
+    """Whether a process has yet to take a signal, or its main thread is in the handler of it."""
+    held = 0
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith((b"SigPnd:", b"ShdPnd:", b"SigBlk:")):
+                held |= int(line.split()[1], 16)
+    return bool(held >> (number - 1) & 1)
 
 
 def all_processes() -> list[ProcessStat]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from regrow.agent.workers.channel import WorkerChannel
 from regrow.agent.workers.early_exit import EarlyExit
 from regrow.agent.workers.fencing import kill_worker, signal_group
-from regrow.agent.workers.processes import exit_code_of, stat_of
+from regrow.agent.workers.processes import exit_code_of, is_in_signal, stat_of
 from regrow.core.board import BatchShown, Board
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
@@ -28,6 +28,8 @@ from regrow.core.messages import (
 )
 
 _DUMP_S: Seconds = 0.3
+_DUMP_AT_MOST_S: Seconds = 1.5
+_LOOK_S: Seconds = 0.02
 _ADOPTION_S: Seconds = 0.0005
 _log = logging.getLogger("regrow.agent")
 
@@ -144,11 +146,15 @@ class Worker:
             signal.pidfd_send_signal(self._pidfd, number)
 
     async def dump_stacks(self) -> None:
-        """Have it write the stacks of its threads into its output; returns after a moment. A stopped one cannot."""
+        """Have it write its threads' stacks into its output; returns when it has, or soon. A stopped one cannot."""
         if self.pid is None or self.stopped:
             return
         self.strike(signal.SIGUSR2)
+        until = time.monotonic() + _DUMP_AT_MOST_S
         await asyncio.sleep(_DUMP_S)
+        # On a busy machine it has to wait for a processor first.
+        while is_in_signal(self.pid, signal.SIGUSR2) and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
 
     def listen(self, on_dying: Callable[["Worker"], None]) -> None:
         """Have `on_dying` called as soon as its end begins, if that can be had. To be repeated now and then."""
