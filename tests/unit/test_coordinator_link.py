@@ -12,6 +12,8 @@ from tests.unit.test_coordinator import ScriptedMachine, agent, serving
 from regrow.agent.coordinator_link import CoordinatorLink
 from regrow.core.ids import NodeId
 from regrow.core.messages import AgentOrder, NodeJoined, NodeLost, StopNode
+from regrow.core.messages.elections import Office
+from regrow.membership.server.http_replies import reply
 
 PATIENCE = 30.0
 STOP = StopNode(NodeId("near"), "done", 0.0)
@@ -93,3 +95,31 @@ async def test_an_agent_of_the_coordinators_own_is_not_lost_by_its_silence_as_ot
                 assert await machine.hears() == NodeLost(NodeId(node), "it answered nothing for 0.3 s", silent=0.3)
         assert coordinator.connected == ["node0"]
         assert machine.heard.empty()
+
+
+async def test_an_agent_whose_next_coordinator_is_lost_before_it_got_there_asks_for_the_one_after_it() -> None:
+    first, third = PausedCoordinator(), PausedCoordinator()
+    asked = []
+
+    async def leader(request: web.Request) -> web.Response:
+        if request.query["when"] == "later":
+            await asyncio.sleep(PATIENCE)
+        asked.append(after := int(request.query["after"]))
+        offices = {1: Office(2, "http://127.0.0.1:9"), 2: Office(3, f"http://127.0.0.1:{third.port}")}
+        return reply(offices[after]) if after in offices else web.Response(status=410)
+
+    app = web.Application()
+    app.add_routes([web.get("/leader", leader)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    for each in (first, third):
+        each.go_on()
+    async with first.serving(), third.serving():
+        settings = config(node=STOP.node, coordinator=f"http://127.0.0.1:{first.port}", near=True, patience=0.3)
+        launcher = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with CoordinatorLink(msgspec.structs.replace(settings, launcher=launcher, lease=0.3)) as link:
+            link.register(store="", vault="")
+            assert await asyncio.wait_for(orders(link), PATIENCE) == [STOP, STOP]
+    await runner.cleanup()
+    assert asked == [1, 2, 3]

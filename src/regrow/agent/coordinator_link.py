@@ -173,20 +173,19 @@ class CoordinatorLink:
         """Register with the coordinator that has taken the place of the one that is lost; whether there is one."""
         if self._session is None or self._joined is None:
             return False
-        office = await self._next.find(self._session)
-        if office is None:
-            return False
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.wait({self._sender})
-        _log.warning("node %s turns to another coordinator, at %s", self._config.node, office.address)
-        try:
-            self._socket = await self._connect(self._session, office.address)
-            await self._socket.send_bytes(self._encoder.encode(self._joined))
-        except (CoordinatorUnreachable, ConnectionError, aiohttp.ClientError):
-            return False
-        self._sender = asyncio.create_task(self._send_all(self._socket))
-        return True
+        while (office := await self._next.find(self._session)) is not None:
+            if self._sender is not None:
+                self._sender.cancel()
+                await asyncio.wait({self._sender})
+            _log.warning("node %s turns to another coordinator, at %s", self._config.node, office.address)
+            try:
+                self._socket = await self._connect(self._session, office.address)
+                await self._socket.send_bytes(self._encoder.encode(self._joined))
+            except (CoordinatorUnreachable, ConnectionError, aiohttp.ClientError):
+                continue  # it is lost too, and there may be one after it
+            self._sender = asyncio.create_task(self._send_all(self._socket))
+            return True
+        return False
 
     async def _orders_of(self, socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[AgentOrder]:
         while True:

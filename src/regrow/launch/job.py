@@ -141,6 +141,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     """Where the coordinator listens; 0: any free port."""
     endpoint: tuple[str, int] = (LOOPBACK, 0)
     """Where the other nodes find the coordinator."""
+    term: int = 1  # of the coordinator that is found there
     watch: tuple[str, int] | None = None  # where metrics and the live page are served
     node_metrics: tuple[str, int] | None = None  # where agents serve their own; each further one a port further
     advertise: str = ""  # how the others reach this node; empty: worked out from the route to the coordinator

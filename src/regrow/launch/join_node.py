@@ -51,7 +51,7 @@ def join(plan: JobPlan, office: Office | None = None, *, agent_command: Sequence
 
     Args:
         plan: this node's part of the job.
-        office: where the coordinator is; None: at the endpoint of the plan, and the first.
+        office: where the coordinator is; None: at the endpoint of the plan.
         agent_command: what starts an agent.
 
     Returns:
@@ -66,7 +66,7 @@ def join(plan: JobPlan, office: Office | None = None, *, agent_command: Sequence
         speaker.note(note)
     adopt_orphans()
     try:
-        office = office or Office(1, tls.url(address_of(*plan.endpoint)))
+        office = office or Office(plan.term, tls.url(address_of(*plan.endpoint)))
         end = asyncio.run(_Joining(plan, office, agent_command, speaker).run())
     finally:
         report_left(speaker)

@@ -84,6 +84,7 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
         token=token,
         bind=bind,
         endpoint=endpoint,
+        term=offer.term,
         node_metrics=node_metrics,
         advertise=flags.local_addr,
         master_port=offer.master_port,

@@ -36,6 +36,8 @@ class JoinOffer(msgspec.Struct, frozen=True):
     """What workers get to end when the job does."""
     local: bool = False
     """All nodes of the job are on one machine, and use unix sockets."""
+    term: int = 1
+    """Of the coordinator that offers it."""
 
 
 class Admission:

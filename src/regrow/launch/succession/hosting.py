@@ -90,7 +90,7 @@ class NextHost:
             lease=facts.node_lease,
             routes=desk.routes(),
         )
-        coordinator.offer = plan.offer(facts)
+        coordinator.offer = msgspec.structs.replace(plan.offer(facts), term=elected.term)
         coordinator.watchers.append(self._speaker.record)
         if plan.watch is not None:
             acts = HttpApi(coordinator, facts, lambda: machine.world, machine.snapshot).actions()
