@@ -60,7 +60,8 @@ class Net:
         self._links.add((sender, agent))
         caller = sender if sender in self._keepers else ""
         await asyncio.sleep(0)
-        reply = await self._keepers[agent].carry_out(request, caller)  # type: ignore[arg-type]
+        keeper = self._keepers[agent]
+        reply = keeper.at_once(request, caller) or await keeper.carry_out(request, caller)  # type: ignore[arg-type]
         await asyncio.sleep(0)
         if reply.error:
             raise Failed(reply.error)

@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from regrow.agent.store.routing import home
 from regrow.comm.store import AgentStore
 from regrow.core.errors import GenerationHalted
-from regrow.core.ids import Generation
+from regrow.core.ids import Generation, Seconds
+from regrow.core.messages.store import StoreGet, StoreMessage, StoreReply, StoreSet
 
 NODES = 3
 
@@ -54,6 +55,27 @@ def test_gloo_forms_its_groups_through_three_agents(running: Agents, tmp_path: P
     addresses = [server.address for server in running.servers]
     results = play(6, tmp_path, group_over, addresses, lazy)
     assert results == [15.0 * 6] * 6
+
+
+def test_a_wait_for_where_a_rank_listens_brings_it_so_that_gloo_asks_once(
+    running: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, asked = "env6.1/0//cpu//0/5", []
+    ask = AgentStore._ask
+
+    def counted(store: AgentStore, request: StoreMessage, wait: Seconds = 0.0) -> StoreReply:
+        asked.append(type(request))
+        return ask(store, request, wait)
+
+    monkeypatch.setattr(AgentStore, "_ask", counted)
+    reader, writer = running.client(0), running.client(2)
+    writer.set(key, "here")
+    assert len(running.servers[2].keeper.table) == 1, "with the agent of rank 5"
+    reader.wait([key])
+    assert reader.get(key) == b"here"
+    assert asked == [StoreSet, StoreGet]
+    assert reader.get(key) == b"here"
+    assert asked == [StoreSet, StoreGet, StoreGet], "what was brought is used once"
 
 
 def test_an_agent_that_ends_ends_the_waits_for_its_keys_with_an_error_that_names_it(running: Agents) -> None:

@@ -30,7 +30,12 @@ class Net:
 
     async def ask(self, node: int, request: StoreRequest) -> StoreReply:
         """As a worker of this node."""
-        return await self.keepers[f"a{node}"].carry_out(request)
+        return await self._answered(f"a{node}", request, "")
+
+    async def _answered(self, agent: str, request: StoreRequest, caller: str) -> StoreReply:
+        """As the agent's door does it."""
+        keeper = self.keepers[agent]
+        return keeper.at_once(request, caller) or await keeper.carry_out(request, caller)
 
     async def carry(self, sender: str, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
         """From one agent to another and back."""
@@ -38,7 +43,7 @@ class Net:
         if agent in self.dead or sender in self.dead:
             raise StoreNodeLost(f"{agent} has ended")
         self.asked[agent] += 1
-        reply = await asyncio.wait_for(self.keepers[agent].carry_out(request, sender), within)  # type: ignore[arg-type]
+        reply = await asyncio.wait_for(self._answered(agent, request, sender), within)  # type: ignore[arg-type]
         await self._travel()
         if agent in self.dead:
             raise StoreNodeLost(f"{agent} has ended")

@@ -2,6 +2,8 @@ import asyncio
 import socket
 import struct
 
+from tests.unit.frames import next_message
+
 from regrow.agent.workers.channel import WorkerChannel
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, StepNo, WorkerId
@@ -69,7 +71,7 @@ async def test_orders_to_a_worker_that_does_not_read_wait_without_blocking_and_c
     reader, writer = await asyncio.open_connection(sock=ends.theirs)
     codec: FrameCodec[WorkerOrder] = FrameCodec(WorkerOrder)
     for number in range(count):
-        order = await asyncio.wait_for(codec.read(reader), 10.0)
+        order = await next_message(codec, reader, 10.0)
         assert isinstance(order, HaltGeneration) and order.generation == number
     writer.close()
     ends.channel.close()

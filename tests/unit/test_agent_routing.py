@@ -52,6 +52,13 @@ def test_a_placed_key_lives_with_the_node_of_its_rank_and_is_read_straight_there
         assert [next_hop(key, node, 4, 32) for node in range(4)] == [rank // 8] * 4
 
 
+def test_where_a_rank_listens_in_the_default_group_is_kept_by_its_own_agent() -> None:
+    for rank in range(32):
+        assert home(f"g1/env32.1/0//cpu//0/{rank}", 4, 32) == rank // 8
+    others = {home(f"g1/env32.1/0//7//cpu//0/{rank}", 4, 32) == rank // 8 for rank in range(32)}
+    assert others == {True, False}, "in another group the number is not the rank of the world"
+
+
 def test_gloos_addresses_are_read_straight_from_their_home_and_nccls_ids_through_the_tree() -> None:
     assert is_direct("g1/env1/default_pg/0//cpu//0/17")
     assert not is_direct("g1/env1/default_pg/0//cuda//0")

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.frames import next_message
 from tests.unit.test_agent_environment import config
 
 from regrow.agent.store.keys import KeyTable
 from regrow.agent.store.server import StoreServer
+from regrow.core import strangers
 from regrow.core.ids import Generation
 from regrow.core.messages.store import (
     NO_COUNTER,
@@ -35,7 +37,12 @@ class Client:
 
     async def ask(self, request: msgspec.Struct) -> StoreReply | None:
         self.writer.write(self.codec.frame(request))
-        return await asyncio.wait_for(self.codec.read(self.reader), 90.0)
+        return await next_message(self.codec, self.reader, 90.0)
+
+    async def hear(self) -> StoreReply:
+        reply = await next_message(self.codec, self.reader, 90.0)
+        assert reply is not None
+        return reply
 
     async def reply(self, request: msgspec.Struct) -> StoreReply:
         reply = await self.ask(request)
@@ -85,6 +92,42 @@ async def test_a_client_that_does_not_greet_is_hung_up_on(tmp_path: Path) -> Non
 async def test_a_frame_that_is_no_request_is_hung_up_on(tmp_path: Path) -> None:
     async with store(tmp_path) as (_, client):
         assert await client.ask(StoreReply(number=3)) is None
+
+
+async def test_who_says_nothing_is_hung_up_on_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regrow.agent.store.server._HELLO_S", 0.05)
+    before = strangers.refused.counts.get("store", 0)
+    async with store(tmp_path) as (server, greeted):
+        reader, _ = await asyncio.open_unix_connection(server.address.removeprefix("unix:"))
+        assert await asyncio.wait_for(reader.read(), 90.0) == b""
+        assert strangers.refused.counts["store"] == before + 1
+        assert await greeted.ask(StoreCount()) == StoreReply(), "who has greeted may be silent"
+
+
+async def test_frames_are_requests_however_they_are_cut(tmp_path: Path) -> None:
+    async with store(tmp_path) as (server, _):
+        reader, writer = await asyncio.open_unix_connection(server.address.removeprefix("unix:"))
+        client = Client(reader, writer)
+        requests = [StoreHello("t"), *(StoreSet(f"k{at}", b"x" * at, ask=at) for at in range(1, 40))]
+        said = b"".join(client.codec.frame(request) for request in requests)
+        for at in range(0, len(said), 7):
+            writer.write(said[at : at + 7])
+            await asyncio.sleep(0)
+        assert [(await client.hear()).ask for _ in requests] == list(range(40))
+        assert len(server.keeper.table) == 39
+
+
+async def test_a_client_that_does_not_take_its_answers_is_asked_for_no_more(tmp_path: Path) -> None:
+    size, count = 1 << 20, 64
+    async with store(tmp_path) as (server, writer):
+        await writer.ask(StoreSet("large", b"x" * size))
+        client, _ = await connect(server)
+        client.writer.write(b"".join(client.codec.frame(StoreGet("large", 0.0, ask=at + 1)) for at in range(count)))
+        async with asyncio.timeout(90.0):
+            while not (full := [each for each in server._serving if each._full]):
+                await writer.ask(StoreCount())
+        assert full[0]._transport.get_write_buffer_size() < 4 * size
+        assert [(await client.hear()).ask for _ in range(count)] == list(range(1, count + 1))
 
 
 async def test_reading_waits_for_the_writer(tmp_path: Path) -> None:

@@ -67,6 +67,31 @@ async def test_what_neighbours_read_costs_the_same_in_any_world() -> None:
         assert set(net.asked.values()) == {1}
 
 
+async def test_what_an_agent_knows_is_answered_at_once_and_what_it_does_not_is_not() -> None:
+    net = Net(4)
+    mine, other = placed("g1/k", 2), placed("g1/k", 3)
+    keeper = net.keepers["a2"]
+    assert keeper.at_once(StoreGet(mine, PATIENCE_S)) is None, "it has to be waited for"
+    assert keeper.at_once(StoreSet(mine, b"1")) == StoreReply()
+    assert keeper.at_once(StoreGet(mine, 0.0)) == StoreReply(value=b"1")
+    assert keeper.at_once(StoreSet(other, b"x")) is None, "it lives elsewhere"
+    assert keeper.at_once(StoreGet("g2/k", 0.0)) is None, "nothing is known of that generation"
+    await net.ask(3, StoreSet(other, b"x"))
+    assert (await net.ask(2, StoreGet(other, PATIENCE_S))).value == b"x"
+    assert keeper.at_once(StoreWait([mine, other], 0.0)) == StoreReply(), "of the other it has a copy"
+
+
+async def test_no_value_is_changed_at_once_of_which_there_are_copies() -> None:
+    net = Net(4)
+    key = placed("g1/k", 2)
+    await net.ask(2, StoreSet(key, b"1"))
+    assert (await net.ask(0, StoreGet(key, PATIENCE_S))).value == b"1"
+    for change in (StoreSet(key, b"2"), StoreAdd(key, 1), StoreDelete(key), StoreCompareSet(key, b"1", b"2")):
+        assert net.keepers["a2"].at_once(change) is None
+    assert (await net.ask(2, StoreAdd(key, 1))).number == 2
+    assert (await net.ask(0, StoreGet(key, PATIENCE_S))).value == b"2"
+
+
 async def test_additions_of_all_are_added_up_on_the_way() -> None:
     net = Net(64)
     replies = await at_once(net, *((node, StoreAdd("g1/n", 1)) for node in range(64) for _ in range(8)))

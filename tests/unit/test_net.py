@@ -15,9 +15,9 @@ from regrow.core.net import (
     connect,
     hang_up,
     listen,
-    open_stream,
+    open_connection,
     same_secret,
-    serve_streams,
+    serve,
 )
 from regrow.core.wire import FrameCodec
 
@@ -102,18 +102,33 @@ def test_only_the_same_secret_is_the_same() -> None:
     assert not same_secret("tokem", "token") and not same_secret("", "token") and not same_secret("töken", "token")
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
-async def test_streams_meet_at_an_endpoint(kind: str, tmp_path: Path) -> None:
-    async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(await reader.readexactly(5))
-        writer.close()
+class Echo(asyncio.Protocol):
+    """Says what it hears, to the other end where it serves, and to `heard`."""
 
+    def __init__(self, *, serves: bool) -> None:
+        self.serves = serves
+        self.transport: asyncio.Transport
+        self.heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self.serves:
+            self.transport.write(data)
+            self.transport.close()
+        self.heard.set_result(data)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+async def test_two_ends_meet_at_an_endpoint(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "server" if kind == "unix" else None
-    server, endpoint = await serve_streams(attend, path, bind="127.0.0.1", advertise="127.0.0.1")
-    reader, writer = await open_stream(endpoint)
-    writer.write(b"hello")
-    assert await reader.read() == b"hello"
-    writer.close()
+    server, endpoint = await serve(lambda: Echo(serves=True), path, bind="127.0.0.1", advertise="127.0.0.1")
+    caller = await open_connection(lambda: Echo(serves=False), endpoint)
+    caller.transport.write(b"hello")
+    assert await asyncio.wait_for(caller.heard, PATIENCE) == b"hello"
+    caller.transport.close()
     server.close()
 
 

@@ -10,10 +10,10 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from regrow.core import tls, tunnel
 from regrow.core.errors import ProtocolError, RegrowError, UsageError
@@ -28,7 +28,7 @@ _END_S: Seconds = 10.0
 _PAUSE_S: Seconds = 0.05
 _log = logging.getLogger(__name__)
 
-Attend = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Speaking = TypeVar("Speaking", bound=asyncio.Protocol)
 
 
 def same_secret(given: str | bytes, token: str | bytes) -> bool:
@@ -247,18 +247,23 @@ class ThreadServer:
 # --- in an event loop ----------------------------------------------------------------------------------------------
 
 
-async def open_stream(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def open_connection(protocol: Callable[[], Speaking], endpoint: str) -> Speaking:
     """A connection to an endpoint. Raises `OSError` or `UsageError`."""
-    place = _place(endpoint)
+    place, loop = _place(endpoint), asyncio.get_running_loop()
     if isinstance(place, str):
-        return await asyncio.open_unix_connection(place)
-    return await asyncio.open_connection(*place, ssl=tls.calling())
+        _, speaking = await loop.create_unix_connection(protocol, place)
+    else:
+        _, speaking = await loop.create_connection(protocol, *place, ssl=tls.calling())
+    return speaking
 
 
-async def serve_streams(attend: Attend, path: Path | None, *, bind: str, advertise: str) -> tuple[asyncio.Server, str]:
+async def serve(
+    protocol: Callable[[], asyncio.Protocol], path: Path | None, *, bind: str, advertise: str
+) -> tuple[asyncio.Server, str]:
     """Serve connections to a unix socket; without a path, to any TCP port. The server and its endpoint."""
+    loop = asyncio.get_running_loop()
     if path is not None:
         path.unlink(missing_ok=True)
-        return await asyncio.start_unix_server(attend, str(path)), f"unix:{path}"
-    server = await asyncio.start_server(attend, bind, 0, ssl=tls.serving())
+        return await loop.create_unix_server(protocol, str(path)), f"unix:{path}"
+    server = await loop.create_server(protocol, bind, 0, ssl=tls.serving())
     return server, f"tcp:{advertise}:{server.sockets[0].getsockname()[1]}"

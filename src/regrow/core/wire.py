@@ -1,6 +1,5 @@
 """Length-prefixed msgpack frames: how two processes of a job speak. Nothing is ever unpickled."""
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -49,28 +48,24 @@ class FrameCodec(Generic[Incoming]):
 
     def take(self, received: bytearray) -> Iterator[Incoming]:
         """The messages that have arrived whole, which are taken away. Raises `ProtocolError`."""
-        at = 0
-        try:
-            while len(received) - at >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(received, at)
-                _check_length(length)
-                start, end = at + _LENGTH.size, at + _LENGTH.size + length
-                if len(received) < end:
-                    break
-                at = end
-                yield self.decode(bytes(received[start:end]))
-        finally:
-            del received[:at]
+        while (message := self.next(received)) is not None:
+            yield message
 
-    async def read(self, reader: asyncio.StreamReader, most: int = MAX_FRAME_BYTES) -> Incoming | None:
-        """The next message, of `most` bytes, or None when the peer has closed. Raises `ProtocolError`."""
-        try:
-            head = await reader.readexactly(_LENGTH.size)
-            (length,) = _LENGTH.unpack(head)
-            _check_length(length, most)
-            return self.decode(await reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
+    def next(self, received: bytearray, most: int = MAX_FRAME_BYTES) -> Incoming | None:
+        """The first message, of `most` bytes, which is taken away; None where it is not there as a whole.
+
+        Raises `ProtocolError`; what was received is of no use then.
+        """
+        if len(received) < _LENGTH.size:
             return None
+        (length,) = _LENGTH.unpack_from(received)
+        _check_length(length, most)
+        end = _LENGTH.size + length
+        if len(received) < end:
+            return None
+        body = bytes(received[_LENGTH.size : end])
+        del received[:end]
+        return self.decode(body)
 
 
 def _check_length(length: int, most: int = MAX_FRAME_BYTES) -> None:

@@ -106,6 +106,10 @@ class CachedValues:
         """This agent is given a copy in this very moment."""
         self._holders.setdefault(key, set()).add(holder)
 
+    def is_held(self, key: str) -> bool:
+        """Whether somebody was given a copy."""
+        return key in self._holders
+
     def fetch(self, key: FetchKey) -> Fetch | None:
         """The question under way that a new reader may join."""
         fetch = self._fetches.get(key)

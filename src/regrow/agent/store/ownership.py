@@ -80,6 +80,14 @@ class KeyOwnership:
             await asyncio.wait({self._news}, timeout=left)
         return agents
 
+    def is_here(self, key: str) -> bool | None:
+        """Whether this agent keeps the key; None where nothing is known of its generation, yet or any more."""
+        generation = generation_of(key)
+        if self._alone or generation is None:
+            return True
+        agents = self._agents.get(generation)
+        return None if agents is None else home(key, len(agents.stores), agents.world) == agents.own
+
     async def to(self, key: str) -> KeyRoute | None:
         """How to get to the key; None where it lives here. Raises `StoreRefusal`."""
         agents = await self.agents(key)

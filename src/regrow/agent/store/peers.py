@@ -11,10 +11,11 @@ from regrow.agent.store.cached import seen
 from regrow.core.errors import ProtocolError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.messages.store import StoreCancel, StoreHello, StoreMessage, StoreReply
-from regrow.core.net import open_stream
+from regrow.core.net import open_connection
 from regrow.core.wire import FrameCodec
 
 _CONNECT_S: Seconds = 10.0
+_CODEC: FrameCodec[StoreReply] = FrameCodec(StoreReply)
 _log = logging.getLogger("regrow.agent")
 
 
@@ -67,10 +68,9 @@ class PeerLinks:
     async def _connect(self, agent: str) -> "_Link":
         try:
             async with asyncio.timeout(_CONNECT_S):
-                reader, writer = await open_stream(agent)
+                link = await open_connection(lambda: _Link(agent), agent)
         except (OSError, UsageError) as error:
             raise StoreNodeLost(f"{agent} cannot be reached: {str(error) or type(error).__name__}") from error
-        link = _Link(agent, reader, writer)
         await link.ask(StoreHello(self._token, self._own), _CONNECT_S)
         return link
 
@@ -95,18 +95,19 @@ class PeerLinks:
             opening.result().close("this agent has hung up")
 
 
-class _Link:
+class _Link(asyncio.Protocol):
     """One connection. Answers find their questions by number."""
 
-    def __init__(self, agent: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, agent: str) -> None:
         self._agent = agent
-        self._reader, self._writer = reader, writer
-        self._codec: FrameCodec[StoreReply] = FrameCodec(StoreReply)
+        self._transport: asyncio.Transport
+        self._received = bytearray()
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[StoreReply]] = {}
         self._lost = ""
-        self._reading = asyncio.get_running_loop().create_task(self._read())
-        self._reading.add_done_callback(seen)
+        self._room = asyncio.Event()
+        """Set unless the other side takes what is sent too slowly."""
+        self._room.set()
 
     @property
     def lost(self) -> bool:
@@ -123,38 +124,55 @@ class _Link:
         answer.add_done_callback(seen)
         try:
             async with asyncio.timeout(within):
-                self._writer.write(self._codec.frame(msgspec.structs.replace(request, ask=number)))
-                await self._writer.drain()
+                self._transport.write(_CODEC.frame(msgspec.structs.replace(request, ask=number)))
+                if not self._room.is_set():
+                    await self._room.wait()
                 return await answer
         except TimeoutError:
             raise StoreNodeLost(f"{self._agent} has not answered within {within:.0f} s") from None
-        except ConnectionError as error:
-            raise StoreNodeLost(f"the connection to {self._agent} broke: {error}") from error
         finally:
             del self._asked[number]
             if not answer.done() or answer.cancelled():
                 self._withdraw(number)
 
     def _withdraw(self, number: int) -> None:
-        if not self._lost and not self._writer.is_closing():
-            self._writer.write(self._codec.frame(StoreCancel(ask=number)))
+        if not self._lost and not self._transport.is_closing():
+            self._transport.write(_CODEC.frame(StoreCancel(ask=number)))
 
-    async def _read(self) -> None:
-        reason = f"{self._agent} has ended"
+    # --- what the event loop calls -----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Questions may be asked."""
+        self._transport = transport  # type: ignore[assignment]  # of a stream, so it writes
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of answers."""
+        self._received += data
         try:
-            while (reply := await self._codec.read(self._reader)) is not None:
+            while not self._lost and (reply := _CODEC.next(self._received)) is not None:
                 answer = self._asked.get(reply.ask)
                 if answer is not None and not answer.done():
                     answer.set_result(reply)
         except ProtocolError as error:
-            reason = f"{self._agent} does not speak this protocol: {error}"
-        self.close(reason)
+            self.close(f"{self._agent} does not speak this protocol: {error}")
+
+    def pause_writing(self) -> None:
+        """Too much is to be sent: who asks more waits."""
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._room.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The other side has ended, or this one has hung up."""
+        self.close(f"{self._agent} has ended" if error is None else f"the connection to {self._agent} broke: {error}")
 
     def close(self, reason: str) -> None:
         """Hang up; all that is asked ends with `StoreNodeLost`."""
         self._lost = self._lost or reason
-        self._reading.cancel()
-        self._writer.close()
+        self._room.set()
+        self._transport.close()
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(StoreNodeLost(self._lost))

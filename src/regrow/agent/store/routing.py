@@ -10,9 +10,12 @@ import re
 
 import xxhash
 
+from regrow.core.messages.store import gloo_address
+
 RADIX = 8
 _PLACED = re.compile(r"@(\d+)$")
-_GLOO = re.compile(r"//\w+//\d+/\d+$")
+_DEFAULT_GROUP = "0"
+"""torch's name of it; its ranks are those of the world."""
 
 
 def home(key: str, nodes: int, world: int) -> int:
@@ -23,20 +26,28 @@ def home(key: str, nodes: int, world: int) -> int:
         nodes: agents in the table.
         world: ranks of the job, dealt out to the nodes in order.
     """
-    match = _PLACED.search(key)
-    if match is not None and int(match.group(1)) < world:
-        return int(match.group(1)) * nodes // max(world, 1)
+    rank = _rank_of(key)
+    if rank is not None and rank < world:
+        return rank * nodes // world
     return xxhash.xxh3_64_intdigest(key.encode()) % nodes
+
+
+def _rank_of(key: str) -> int | None:
+    """The rank of the world that writes the key, as far as its name says."""
+    match = _PLACED.search(key)
+    if match is not None:
+        return int(match.group(1))
+    address = gloo_address(key)
+    return address.rank if address is not None and address.group == _DEFAULT_GROUP else None
 
 
 def is_direct(key: str) -> bool:
     """Whether the key tells something of one rank, such as its address: then few read it, or each rank has one.
 
     Such keys have different homes, so their readers ask these without a tree, and still no agent is asked more than
-    others. They are the placed ones, and those in which gloo publishes where a rank listens
-    (`<group>//<device>//<number>/<rank>`).
+    others. They are the placed ones, and those in which gloo publishes where a rank listens.
     """
-    return _PLACED.search(key) is not None or _GLOO.search(key) is not None
+    return _PLACED.search(key) is not None or gloo_address(key) is not None
 
 
 def parent(node: int, root: int, nodes: int) -> int:

@@ -18,12 +18,14 @@ from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Seconds
 from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest, StoreTable
-from regrow.core.net import same_secret, serve_streams
+from regrow.core.net import same_secret, serve
 from regrow.core.strangers import refused
-from regrow.core.wire import FrameCodec
+from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 
 _HELLO_S: Seconds = 10.0
 _HELLO_BYTES = 64 << 10
+_END_S: Seconds = 5.0
+_CODEC: FrameCodec[StoreRequest] = FrameCodec(StoreRequest)
 _log = logging.getLogger("regrow.agent")
 
 
@@ -43,7 +45,7 @@ class StoreServer:
         self.peers = PeerLinks(config.token)
         self._tables = tables
         self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: set[_Conversation] = set()
         self.address = ""
         self.keeper = self._keeper()
 
@@ -53,7 +55,7 @@ class StoreServer:
     async def __aenter__(self) -> Self:
         config = self._config
         path = Path(config.socket_dir) / "store" if config.one_machine else None
-        serving = serve_streams(self._serve, path, bind=config.bind, advertise=config.advertise)
+        serving = serve(self._conversation, path, bind=config.bind, advertise=config.advertise)
         self._server, self.address = await serving
         self.peers.open(self.address)
         self.keeper = self._keeper()
@@ -63,30 +65,20 @@ class StoreServer:
         if self._server is not None:
             self._server.close()
         await self.peers.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        left = [conversation.hang_up() for conversation in self._serving]
+        if left:
+            await asyncio.wait(left, timeout=_END_S)
 
     def generation_formed(self, generation: Generation, stores: Sequence[str] = (), world: int = 0) -> None:
         """Keep the keys of this generation of `world` ranks, spread over these agents, and those of the one before."""
         self.keeper.learn(generation, stores, world)
         self.keeper.drop_before(Generation(generation - 1))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-        try:
-            await _Conversation(self._answer, self._token, reader, writer).run()
-        except (ProtocolError, TimeoutError) as error:
-            refused.add("store", str(error) or "no greeting came")
-        except ConnectionError:
-            pass  # the client died; its agent sees that
-        except asyncio.CancelledError:
-            pass  # this agent ends
-        finally:
-            writer.close()
+    def _conversation(self) -> "_Conversation":
+        return _Conversation(self._at_once, self._answer, self._token, self._serving)
+
+    def _at_once(self, request: StoreRequest, caller: str) -> StoreReply | None:
+        return self.keeper.at_once(request, caller)
 
     async def _answer(self, request: StoreRequest, caller: str) -> StoreReply:
         if isinstance(request, StoreTable) and self._tables is not None:
@@ -94,65 +86,134 @@ class StoreServer:
         return await self.keeper.carry_out(request, caller)
 
 
-class _Conversation:
-    """One client: a worker, or another agent. Requests that wait do not hold up others."""
+class _Conversation(asyncio.Protocol):
+    """One client: a worker, or another agent. Requests that wait do not hold up others.
+
+    Args:
+        at_once: the answer to a request that waits for nothing; None to others.
+        carry_out: answers those.
+        token: what the client must know.
+        serving: of all that are going on.
+    """
 
     def __init__(
         self,
+        at_once: Callable[[StoreRequest, str], StoreReply | None],
         carry_out: Callable[[StoreRequest, str], Awaitable[StoreReply]],
         token: bytes,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        serving: "set[_Conversation]",
     ) -> None:
-        self._carry_out = carry_out
+        self._at_once, self._carry_out = at_once, carry_out
         self._token = token
-        self._reader = reader
-        self._writer = writer
-        self._caller = ""
-        self._codec: FrameCodec[StoreRequest] = FrameCodec(StoreRequest)
+        self._serving = serving
+        self._transport: asyncio.Transport
+        self._hello_timer: asyncio.TimerHandle | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._caller: str | None = None
+        self._received = bytearray()
+        self._full = False
+        """Whether the client takes its answers too slowly: then its requests wait."""
         self._answering: dict[int, asyncio.Task[None]] = {}
 
-    async def run(self) -> None:
-        """Answer until the client leaves. Raises `ProtocolError` where it has no business here."""
-        hello = await asyncio.wait_for(self._codec.read(self._reader, _HELLO_BYTES), _HELLO_S)
-        if hello is None:
-            return
+    # --- what the event loop calls -----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It may greet now."""
+        self._transport = transport  # type: ignore[assignment]  # of a stream, so it writes
+        self._serving.add(self)
+        self._hello_timer = asyncio.get_running_loop().call_later(_HELLO_S, self._refuse, "no greeting came")
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of requests."""
+        self._received += data
+        self._go_on()
+
+    def pause_writing(self) -> None:
+        """Too much is to be sent: read no more for now."""
+        self._full = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._full = False
+        self._go_on()
+        if not self._full:
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The client has left, or was hung up on: nobody waits for answers any more."""
+        self._serving.discard(self)
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        for task in list(self._answering.values()):
+            task.cancel()
+        if not self._over.done():
+            self._over.set_result(None)
+
+    # --- the conversation --------------------------------------------------------------------------------------
+
+    def hang_up(self) -> "asyncio.Future[None]":
+        """End it; done when it has ended."""
+        self._transport.close()
+        return self._over
+
+    def _go_on(self) -> None:
+        """Take the requests that are there as a whole."""
+        try:
+            while not self._full and not self._transport.is_closing():
+                greeted = self._caller is not None
+                request = _CODEC.next(self._received, MAX_FRAME_BYTES if greeted else _HELLO_BYTES)
+                if request is None:
+                    return
+                if greeted:
+                    self._take(request)
+                else:
+                    self._greet(request)
+        except ProtocolError as error:
+            self._refuse(str(error))
+
+    def _refuse(self, why: str) -> None:
+        if not self._transport.is_closing():
+            refused.add("store", why)
+            self._transport.close()
+
+    def _greet(self, hello: StoreRequest) -> None:
         if not isinstance(hello, StoreHello) or not same_secret(hello.token, self._token):
             raise ProtocolError("the client does not know the job's token")
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
         self._caller = hello.agent
         self._say(StoreReply(), hello.ask)
-        try:
-            while (request := await self._codec.read(self._reader)) is not None:
-                self._take(request)
-                await self._writer.drain()
-        finally:
-            for task in list(self._answering.values()):
-                task.cancel()
 
     def _take(self, request: StoreRequest) -> None:
-        asked = self._answering.get(request.ask)
+        number, caller = request.ask, self._caller or ""
+        asked = self._answering.get(number)
         if isinstance(request, StoreCancel):
             if asked is not None:
                 asked.cancel()
             return
         if asked is not None:
-            raise ProtocolError(f"request {request.ask} is not answered yet, and was sent again")
-        task = asyncio.get_running_loop().create_task(self._answer(request))
-        self._answering[request.ask] = task
-        task.add_done_callback(lambda done: self._answered(request.ask, done))
+            raise ProtocolError(f"request {number} is not answered yet, and was sent again")
+        reply = self._at_once(request, caller)
+        if reply is not None:
+            self._say(reply, number)
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(request, caller))
+        self._answering[number] = task
+        task.add_done_callback(lambda done: self._answered(number, done))
 
     def _answered(self, number: int, done: "asyncio.Task[None]") -> None:
         del self._answering[number]
         if not done.cancelled() and (error := done.exception()) is not None:
             _log.error("a request to the store could not be answered", exc_info=error)
-            self._writer.close()  # so that nobody waits for the answer
+            self._transport.close()  # so that nobody waits for the answer
 
-    async def _answer(self, request: StoreRequest) -> None:
-        self._say(await self._carry_out(request, self._caller), request.ask)
+    async def _answer(self, request: StoreRequest, caller: str) -> None:
+        self._say(await self._carry_out(request, caller), request.ask)
 
     def _say(self, reply: StoreReply, number: int) -> None:
         try:
-            frame = self._codec.frame(msgspec.structs.replace(reply, ask=number))
+            frame = _CODEC.frame(msgspec.structs.replace(reply, ask=number) if number else reply)
         except ProtocolError as error:
-            frame = self._codec.frame(StoreReply(error=str(error), ask=number))
-        self._writer.write(frame)
+            frame = _CODEC.frame(StoreReply(error=str(error), ask=number))
+        self._transport.write(frame)

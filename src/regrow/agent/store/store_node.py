@@ -7,13 +7,14 @@ linearizable: before a value that was handed out changes, all copies of it are f
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from regrow.agent.store.cached import CachedValues, Fetch, Found, seen
 from regrow.agent.store.keys import KeyTable, StoreRefusal
 from regrow.agent.store.ownership import KeyOwnership, KeyRoute
 from regrow.agent.store.peers import StoreNodeLost, StorePeers
+from regrow.agent.store.prompt import PromptAnswers, Rewrite, rewrite, told
 from regrow.core.ids import Generation, Instant, Seconds
 from regrow.core.messages.store import (
     TIMEOUT,
@@ -66,7 +67,7 @@ class StoreNode:
         self._peers = peers
         self._ways = KeyOwnership(address, alone=alone)
         self._changing: dict[str, asyncio.Future[None]] = {}
-        self._rewritten: set[str] = set()
+        self._prompt = PromptAnswers(self.table, self.copies, self._ways, self._changing)
         self._sums: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
         self._summing: set[asyncio.Task[None]] = set()
 
@@ -77,14 +78,18 @@ class StoreNode:
     def drop_before(self, oldest: Generation) -> None:
         """Forget all of the generations before this one, and end what waits for their keys."""
         self.table.drop_before(oldest)
-        self._rewritten = {key for key in self._rewritten if not self.table.is_old(key)}
+        self._prompt.drop_before()
         self.copies.drop(self.table.is_old)
         self._peers.keep_only(self._ways.drop_before(oldest))
 
     # --- requests ----------------------------------------------------------------------------------------------
 
+    def at_once(self, request: StoreRequest, caller: str = "") -> StoreReply | None:
+        """The answer to a request of a worker of this node, or of the agent `caller`; None: `carry_out` has it."""
+        return self._prompt.answer(request, caller)
+
     async def carry_out(self, request: StoreRequest, caller: str = "") -> StoreReply:
-        """Answer a request of a worker of this node, or of the agent `caller`."""
+        """Answer a request that is not answered at once."""
         try:
             return await self._carry_out(request, caller)
         except StoreRefusal as refused:
@@ -93,15 +98,16 @@ class StoreNode:
     async def _carry_out(self, request: StoreRequest, caller: str) -> StoreReply:
         match request:
             case StoreGet(key=key, timeout=timeout, queue=queue):
-                return _told(await self._read(key, _until(timeout), caller, queue=queue))
+                found = await self._read(key, _until(timeout), caller, queue=queue)
+                return StoreReply(error=TIMEOUT) if found is None else told(found)
             case StoreMultiGet(keys=keys, timeout=timeout):
-                found = await self._read_all(keys, timeout, queue=False)
-                if found is None:
+                every = await self._read_all(keys, timeout, queue=False)
+                if every is None:
                     return StoreReply(error=TIMEOUT)
-                return StoreReply(values=[each.value or b"" for each in found])
+                return StoreReply(values=[each.value or b"" for each in every])
             case StoreWait(keys=keys, timeout=timeout):
-                found = await self._read_all(keys, timeout, queue=True)
-                return StoreReply() if found is not None else StoreReply(error=TIMEOUT)
+                every = await self._read_all(keys, timeout, queue=True)
+                return StoreReply() if every is not None else StoreReply(error=TIMEOUT)
             case StoreCheck(keys=keys):
                 return StoreReply(number=int(await self._read_all(keys, 0.0, queue=True) is not None))
             case StoreAdd(key=key, amount=amount):
@@ -126,28 +132,19 @@ class StoreNode:
 
     async def _change(self, request: Change, caller: str) -> StoreReply:
         """What is done where the key lives."""
-        table = self.table
         way = await self._ways.to(request.key)
         if way is not None:
             return await self._at_home(way, request, caller)
         match request:
-            case StoreSet(key=key, value=value):
-                await self._write(key, lambda: table.put(key, value))
-                return StoreReply()
-            case StoreAppend(key=key, value=value):
-                await self._write(key, lambda: table.append(key, value))
-                return StoreReply()
-            case StoreCompareSet(key=key, expected=expected, desired=desired):
-                return StoreReply(value=await self._write(key, lambda: table.compare_set(key, expected, desired)))
-            case StoreDelete(key=key):
-                return StoreReply(number=int(await self._write(key, lambda: table.delete(key))))
             case StorePush(key=key, value=value):
-                table.push(key, value)
+                self.table.push(key, value)
                 return StoreReply()
             case StorePop(key=key, timeout=timeout):
                 return await self._pop(key, _until(timeout))
             case StoreLength(key=key):
-                return StoreReply(number=table.length(key))
+                return StoreReply(number=self.table.length(key))
+            case _:
+                return await self._write(request)
 
     async def _at_home(self, way: KeyRoute, request: Change, caller: str) -> StoreReply:
         """What the key's home answers; a pop may have to wait there."""
@@ -194,7 +191,7 @@ class StoreNode:
             self.table.refuse_old(key)
             value = self.copies.get(key)
             if value is not None:
-                return self._hand_out(key, value, caller)
+                return self._prompt.hand_out(key, value, caller)
             fetch = self.copies.fetch((key, waits, queue)) or self._begin(way, Fetch((key, waits, queue), until))
             early = not fetch.sent
             grace = ANSWER_S if fetch.until <= until else 0.0  # its own end will be told by who was asked
@@ -204,14 +201,11 @@ class StoreNode:
                 if not waits or _now() >= until:
                     return None
             elif early or found.keep:
-                return found._replace(keep=False) if found.value is None else self._hand_out(key, found.value, caller)
-
-    def _hand_out(self, key: str, value: bytes, caller: str) -> Found:
-        """Whoever gets a copy to keep is noted in the same moment; a value that is no longer kept here is not one."""
-        keep = bool(caller) and self.copies.get(key) is value
-        if keep:
-            self.copies.note(key, caller)
-        return Found(value, keep)
+                return (
+                    found._replace(keep=False)
+                    if found.value is None
+                    else self._prompt.hand_out(key, found.value, caller)
+                )
 
     def _begin(self, way: KeyRoute, fetch: Fetch) -> Fetch:
         self.copies.begin(fetch)
@@ -247,16 +241,9 @@ class StoreNode:
 
     async def _read_here(self, key: str, until: Instant, caller: str, *, queue: bool) -> Found | None:
         while True:
-            value = self.table.get(key)
-            if value is not None:
-                # A key that changes is not worth the work of forgetting it each time; one that is being changed has
-                # its old value until all copies are forgotten, and no new ones are made meanwhile.
-                keep = bool(caller) and key not in self._rewritten
-                if keep:
-                    self.copies.note(key, caller)
-                return Found(value, keep)
-            if queue and self.table.length(key):
-                return Found(None, False)
+            found = self._prompt.find_here(key, caller, queue=queue)
+            if found is not None:
+                return found
             if not await self._arrives(key, until):
                 return None
 
@@ -286,18 +273,19 @@ class StoreNode:
         while (change := self._changing.get(key)) is not None:
             await asyncio.wait({change})
 
-    async def _write(self, key: str, change: Callable[[], Result]) -> Result:
+    async def _write(self, request: Rewrite) -> StoreReply:
         """Change a value that lives here, when no copy of it is left anywhere."""
+        key = request.key
         await self._settled(key)
         holders = self.copies.forget(key)
         if not holders:
-            return change()
-        self._rewritten.add(key)
+            return rewrite(self.table, request)
+        self._prompt.rewritten.add(key)
         done = self._changing[key] = asyncio.get_running_loop().create_future()
         try:
             await self._forget(key, holders)
             holders = set()
-            return change()
+            return rewrite(self.table, request)
         finally:
             self.copies.restore(key, holders)
             del self._changing[key]
@@ -320,7 +308,7 @@ class StoreNode:
         """Add, here or on the way to the key's home, together with what others add in the meantime."""
         way = await self._ways.to(key)
         if way is None:
-            return await self._write(key, lambda: self.table.add(key, amount))
+            return (await self._write(StoreAdd(key, amount))).number
         mine: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         mine.add_done_callback(seen)
         if key in self._sums:
@@ -359,14 +347,6 @@ def _now() -> Instant:
 
 def _until(timeout: Seconds) -> Instant:
     return _now() + min(max(timeout, 0.0), _WAIT_LIMIT_S)
-
-
-def _told(found: Found | None) -> StoreReply:
-    if found is None:
-        return StoreReply(error=TIMEOUT)
-    if found.value is None:
-        return StoreReply(number=1)
-    return StoreReply(value=found.value, keep=found.keep)
 
 
 def _refuse(reply: StoreReply) -> None:

@@ -4,9 +4,32 @@ A worker speaks to the agent of its node, agents speak to one another. `ask` num
 reply carries the number of its request, and may overtake others.
 """
 
+import re
+from typing import NamedTuple
+
 import msgspec
 
 from regrow.core.ids import Seconds
+
+_GLOO = re.compile(r"([^/]*)//\w+//\d+/(\d+)$")
+
+
+class GlooAddress(NamedTuple):
+    """A key in which gloo publishes where a rank listens: written once, and read by those that connect to it.
+
+    Attributes:
+        group: torch's name of the group; "0" is the default group.
+        rank: in that group.
+    """
+
+    group: str
+    rank: int
+
+
+def gloo_address(key: str) -> GlooAddress | None:
+    """What the key says, if it is one of gloo's: `<prefix>/<group>//<device>//<number>/<rank>`."""
+    match = _GLOO.search(key)
+    return None if match is None else GlooAddress(match.group(1), int(match.group(2)))
 
 
 def placed(name: str, rank: int) -> str:

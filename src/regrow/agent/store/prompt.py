@@ -1,0 +1,141 @@
+"""Answers that wait for nothing and for no other agent: most of them, as each rank's own keys live with its own agent.
+
+They are given within the call in which a request came, without a task of its own.
+"""
+
+from collections.abc import Container, Iterable
+
+from regrow.agent.store.cached import CachedValues, Found
+from regrow.agent.store.keys import KeyTable, StoreRefusal
+from regrow.agent.store.ownership import KeyOwnership
+from regrow.core.messages.store import (
+    StoreAdd,
+    StoreAppend,
+    StoreCheck,
+    StoreCompareSet,
+    StoreDelete,
+    StoreGet,
+    StoreLength,
+    StoreMultiGet,
+    StorePush,
+    StoreReply,
+    StoreRequest,
+    StoreSet,
+    StoreWait,
+)
+
+Rewrite = StoreSet | StoreAppend | StoreCompareSet | StoreDelete | StoreAdd
+"""Changes of a value, of which copies may be elsewhere."""
+_DONE = StoreReply()
+
+
+def rewrite(table: KeyTable, request: Rewrite) -> StoreReply:
+    """Change a value that lives here. Raises `StoreRefusal`."""
+    match request:
+        case StoreSet(key=key, value=value):
+            table.put(key, value)
+            return _DONE
+        case StoreAppend(key=key, value=value):
+            table.append(key, value)
+            return _DONE
+        case StoreAdd(key=key, amount=amount):
+            return StoreReply(number=table.add(key, amount))
+        case StoreCompareSet(key=key, expected=expected, desired=desired):
+            return StoreReply(value=table.compare_set(key, expected, desired))
+        case StoreDelete(key=key):
+            return StoreReply(number=int(table.delete(key)))
+
+
+def told(found: Found) -> StoreReply:
+    """The answer to a read."""
+    if found.value is None:
+        return StoreReply(number=1)
+    return StoreReply(value=found.value, keep=found.keep)
+
+
+class PromptAnswers:
+    """What one agent can answer by itself.
+
+    Args:
+        table: the keys that live here.
+        copies: of keys that live elsewhere, and who was given a copy.
+        ways: where keys live.
+        changing: keys whose copies are being forgotten.
+    """
+
+    def __init__(self, table: KeyTable, copies: CachedValues, ways: KeyOwnership, changing: Container[str]) -> None:
+        self._table, self._copies, self._ways, self._changing = table, copies, ways, changing
+        self.rewritten: set[str] = set()
+        """Keys that were changed when copies were out: none are given any more."""
+
+    def answer(self, request: StoreRequest, caller: str) -> StoreReply | None:
+        """The answer; None where something has to be waited for, or asked elsewhere."""
+        try:
+            return self._answer(request, caller)
+        except StoreRefusal as refused:
+            return StoreReply(error=str(refused))
+
+    def _answer(self, request: StoreRequest, caller: str) -> StoreReply | None:
+        match request:
+            case StoreGet(key=key, queue=queue):
+                found = self._find(key, caller, queue=queue)
+                return None if found is None else told(found)
+            case StoreWait(keys=keys):
+                return None if self._find_all(keys, queue=True) is None else _DONE
+            case StoreSet() | StoreAdd() | StoreAppend() | StoreCompareSet() | StoreDelete():
+                key = request.key
+                free = key not in self._changing and not self._copies.is_held(key)
+                return rewrite(self._table, request) if free and self._ways.is_here(key) else None
+            case StoreMultiGet(keys=keys):
+                every = self._find_all(keys, queue=False)
+                return None if every is None else StoreReply(values=[each.value or b"" for each in every])
+            case StoreCheck(keys=keys):
+                return None if self._find_all(keys, queue=True) is None else StoreReply(number=1)
+            case StorePush(key=key, value=value):
+                if not self._ways.is_here(key):
+                    return None
+                self._table.push(key, value)
+                return _DONE
+            case StoreLength(key=key):
+                return StoreReply(number=self._table.length(key)) if self._ways.is_here(key) else None
+            case _:
+                return None
+
+    def _find_all(self, keys: Iterable[str], *, queue: bool) -> list[Found] | None:
+        every = []
+        for key in keys:
+            found = self._find(key, "", queue=queue)
+            if found is None:
+                return None
+            every.append(found)
+        return every
+
+    def _find(self, key: str, caller: str, *, queue: bool) -> Found | None:
+        here = self._ways.is_here(key)
+        if here:
+            return self.find_here(key, caller, queue=queue)
+        value = None if here is None else self._copies.get(key)
+        return None if value is None else self.hand_out(key, value, caller)
+
+    def find_here(self, key: str, caller: str, *, queue: bool) -> Found | None:
+        """What is there of a key that lives here."""
+        value = self._table.get(key)
+        if value is not None:
+            # A key that changes is not worth the work of forgetting it each time; one that is being changed has its old
+            # value until all copies are forgotten, and no new ones are made meanwhile.
+            keep = bool(caller) and key not in self.rewritten
+            if keep:
+                self._copies.note(key, caller)
+            return Found(value, keep)
+        return Found(None, False) if queue and self._table.length(key) else None
+
+    def hand_out(self, key: str, value: bytes, caller: str) -> Found:
+        """Whoever gets a copy to keep is noted in the same moment; a value that is no longer kept here is not one."""
+        keep = bool(caller) and self._copies.get(key) is value
+        if keep:
+            self._copies.note(key, caller)
+        return Found(value, keep)
+
+    def drop_before(self) -> None:
+        """Forget the keys of generations that are over."""
+        self.rewritten = {key for key in self.rewritten if not self._table.is_old(key)}
