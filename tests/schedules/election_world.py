@@ -182,14 +182,17 @@ class ElectionWorld:
             if self.launchers[coordinator].dead and self._apart(me.number, coordinator) is None:
                 me.election.released(self._clock(me))
             else:
-                held = me.election.handover
-                version = (0, 0) if held is None else held.version
-                present = LauncherPresent(me.election.me, *version, me.beat)
-                self._send(me, coordinator, lambda to: self._present(to, me, term, present))
+                self._beat(me, term, coordinator)
             if self._clock(me) >= me.election.bound_until:
                 self._look_for_another(me, term)
 
         self._at(me, act)
+
+    def _beat(self, me: _Launcher, term: int, coordinator: int) -> None:
+        held = me.election.handover
+        version = (0, 0) if held is None else held.version
+        present = LauncherPresent(me.election.me, *version, me.beat)
+        self._send(me, coordinator, lambda to: self._present(to, me, term, present))
 
     def _present(self, host: _Launcher, sender: _Launcher, term: int, present: LauncherPresent) -> None:
         voters = host.voters
@@ -239,6 +242,7 @@ class ElectionWorld:
         if me.follows is not None and office.term > me.follows[0] and me.voters is None:
             me.follows, me.beat = (office.term, int(office.address)), None
             me.election.follow(LEASE, self._clock(me))
+            self._beat(me, *me.follows)
 
     # --- electing ------------------------------------------------------------------------------------------------
 

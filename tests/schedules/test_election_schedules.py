@@ -109,6 +109,25 @@ def test_a_coordinator_that_is_lost_has_a_successor_within_two_leases(
         assert again - at < LEASE / 2, "who is known to have ended is not waited for"
 
 
+@pytest.mark.parametrize(
+    ("launchers", "seed", "at", "how"),
+    [
+        (6, 1644, 14.79174127718753, "dies"),
+        (5, 2840, 17.729228204711415, "dies"),
+        (7, 1776, 13.74875952749742, "cut"),
+        (5, 578, 7.451763973081124, "pauses"),
+    ],
+)
+def test_who_is_elected_is_followed_by_all_though_others_stood_at_the_same_moment(
+    launchers: int, seed: int, at: float, how: str
+) -> None:
+    """Those that it had not reached yet voted for a third one, and could follow it no more: nobody might decide."""
+    world = ElectionWorld(launchers, seed, [Event(at, how, frozenset({0}), 1000.0)])
+    world.run(at + 2 * LEASE)
+    assert_one_after_the_other(world.decisions)
+    assert world.decisions[-1].term > 1, world.decisions[-1]
+
+
 def test_of_two_launchers_the_one_that_is_left_elects_nobody() -> None:
     world = ElectionWorld(2, 0, [Event(5.0, "dies", frozenset({0}))])
     world.run(END_S)

@@ -122,6 +122,32 @@ def test_a_launcher_votes_once_a_term_and_not_while_the_coordinator_counts_on_it
     assert not election.heard(1, None, LEASE, LEASE), "the coordinator of the older term is none any more"
 
 
+def test_a_launcher_that_has_voted_votes_for_nobody_else_until_the_elected_one_may_have_begun() -> None:
+    election = held_by(1, 4)
+    version = settled(4).handover("node1@x").version
+    assert election.vote(VoteAsked(2, "node2@x", version), LEASE)
+    for trial in (True, False):
+        assert not election.vote(VoteAsked(3, "node3@x", version, trial=trial), LEASE + 1.9)
+        assert election.vote(VoteAsked(4 - trial, "node2@x", version, trial=trial), LEASE + 1.9)
+    assert not election.vote(VoteAsked(5, "node3@x", version), LEASE + 3.8), "it has voted again"
+    assert election.vote(VoteAsked(5, "node3@x", version), LEASE + 4.0)
+
+
+def test_launchers_stand_in_other_turns_in_each_term_so_that_two_who_shared_the_votes_do_not_share_them_again() -> None:
+    elections = [held_by(number, 5) for number in range(1, 5)]
+    for term in range(2, 12):
+        now, next_at = 100.0 * term, []
+        for election in elections:
+            assert election.stand(now) is not None
+            election.answered(VoteAnswered(False, term))
+            turn = now
+            while election.stand(turn) is None:
+                turn += 0.05
+            next_at.append(turn)
+        assert len({round(turn - now, 1) for turn in next_at}) == len(elections)
+        assert max(next_at) - now < 2.0
+
+
 @pytest.mark.parametrize(
     "asked",
     [

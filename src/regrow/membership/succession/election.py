@@ -11,7 +11,11 @@ from regrow.core.messages.elections import Handover, VoteAnswered, VoteAsked, Vo
 _TURN_S: Seconds = 0.3
 """The voters stand one after the other, so that one is elected before the next one stands."""
 _WAIT_S: Seconds = 2.0
-"""So long a launcher that has voted for another waits for it to begin."""
+"""So long a launcher that has voted for another waits for it to begin, and votes for nobody else.
+
+Else a third one could be voted for after the quorum has elected, by those that it has not reached yet: these could
+follow it no more, and those that it has reached would be bound to one that may not decide.
+"""
 FEWEST_VOTERS = 3
 """Of two, the one that is left is no majority."""
 
@@ -30,6 +34,8 @@ class Election:
         """The newest that was heard of, or voted in."""
         self.bound_until: Instant = float("-inf")
         """Until then the coordinator counts on this launcher."""
+        self._voted_for = ""
+        """Whom it waits for."""
         self._next: Instant = float("-inf")
         self._waits_until: Instant = float("-inf")
         self._seen = 0
@@ -83,11 +89,13 @@ class Election:
             return False
         if asked.name not in {voter.name for voter in mine.voters} or asked.version < mine.version:
             return False
+        if now < self._waits_until and asked.name != self._voted_for:
+            return False
         if asked.trial:
             return True
         self.term = asked.term
         if asked.name != self.me.name:
-            self._waits_until = now + _WAIT_S
+            self._waits_until, self._voted_for = now + _WAIT_S, asked.name
         return True
 
     def stand(self, now: Instant) -> VoteAsked | None:
@@ -97,8 +105,10 @@ class Election:
             return None
         if now < max(self.bound_until + _TURN_S * turn, self._next, self._waits_until):
             return None
-        self._next = now + _TURN_S * (len(mine.voters) + turn)
-        return VoteAsked(max(self.term, self._seen) + 1, self.me.name, mine.version, trial=True)
+        term = max(self.term, self._seen) + 1
+        # Whoever has stood at the same moment as another stands at another one next: the turns go round with the terms.
+        self._next = now + _TURN_S * (1 + (turn + term) % len(mine.voters))
+        return VoteAsked(term, self.me.name, mine.version, trial=True)
 
     def campaign(self, asked: VoteAsked, now: Instant) -> VoteAsked | None:
         """They would: ask them to do so. Its own vote is given; None: meanwhile it is not free any more."""
