@@ -296,3 +296,34 @@ def test_an_incident_of_4000_ranks_takes_no_time_that_grows_with_its_square() ->
     job.joined().stepped(1)
     assert len(job.all(IncidentClosed)) == 1
     assert time.process_time() - begun < 3.0
+
+
+def restarted() -> Job:
+    """All workers are started again, from a checkpoint, and build."""
+    job = Job(2, durable=True).trained(4)
+    for rank in (0, 1):
+        job.exited(job.of(rank))
+    for rank in (0, 1):
+        job.ready(job.of(rank))
+    for fence in job.all(FenceWorker):
+        job.exited(fence.worker)
+    for rank in (0, 1):
+        job.tell(WorkerStarted(job.of(rank), 100 + rank))
+    return job
+
+
+def test_workers_that_are_started_again_and_never_come_to_a_step_are_started_anew() -> None:
+    job = restarted()
+    began = job.now
+    hanging = {job.of(0), job.of(1)}
+    job.wait()
+    assert job.now - began >= 2 * job.machine.facts.build_deadline - 1.0, "they read a checkpoint, too"
+    assert {fence.worker for fence in job.all(FenceWorker)} >= hanging
+    assert "not ready for its first step in time" in job.last(Noted).text
+
+
+def test_how_long_a_script_may_build_that_has_never_come_to_a_step_nobody_knows() -> None:
+    job = Job(2)
+    for rank in (0, 1):
+        job.tell(WorkerStarted(job.of(rank), 100 + rank))
+    assert job.machine.next_deadline() is None

@@ -1,6 +1,6 @@
 """What each state waits for, until when, and who is late."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from regrow.core.ids import Instant, Seconds
 from regrow.core.job import JobSpec
@@ -20,6 +20,10 @@ from regrow.membership.states import (
 
 LAST_ACTS_S: Seconds = 86400.0
 """A rank that exports or uploads when all others have ended is waited for so long; one that never ends, no longer."""
+SWITCH_S: Seconds = 300.0
+"""How long a change of the world that nobody hurries waits for the agreed step."""
+AGAIN = 2
+"""How much longer all workers may build that are started again, together, than one that joins the others."""
 
 
 def earliest(state: State, roster: Roster, facts: JobSpec) -> Instant | None:
@@ -32,14 +36,10 @@ def late(state: State, roster: Roster, facts: JobSpec, now: Instant) -> list[Wor
     match state:
         case Building():
             ready = roster.oldest(Stage.READY)
-            # Nobody knows how long a script runs that never says it is ready; once one has, the others should too.
-            stages = BUILDING if ready and now >= ready.since + facts.build_deadline else (Stage.ORDERED,)
-            slow = BUILDING if len(stages) > 1 else ()
-            return [
-                worker
-                for worker in roster.seated(*stages)
-                if worker.stage in slow or now >= worker.since + facts.build_deadline
-            ]
+            if ready and now >= ready.since + facts.build_deadline:
+                return list(roster.seated(*BUILDING))
+            ordered = [w for w in roster.seated(Stage.ORDERED) if now >= w.since + facts.build_deadline]
+            return ordered or [w for w in roster.seated(*_again(roster)) if now >= w.since + _again_by(facts)]
         case Forming(deadline=at):
             return list(roster.seated(Stage.JOINING)) if now >= at else []
         case Training():
@@ -64,6 +64,7 @@ def _waits(state: State, roster: Roster, facts: JobSpec) -> Iterator[Instant]:
                 yield at
             if roster.count(*BUILDING):
                 yield from _built_by(roster, facts, Stage.ORDERED, Stage.READY)
+                yield from (each.since + _again_by(facts) for each in _oldest(roster, _again(roster)))
         case Forming(deadline=at) | Switching(deadline=at) | Waiting(deadline=at):
             yield at
         case Closing(again_at=at) | Releasing(again_at=at):
@@ -84,8 +85,22 @@ def _waits(state: State, roster: Roster, facts: JobSpec) -> Iterator[Instant]:
             pass
 
 
-def _built_by(roster: Roster, facts: JobSpec, *stages: Stage, seated: bool = True) -> Iterator[Instant]:
+def _again(roster: Roster) -> tuple[Stage, ...]:
+    """Who may be late though nobody is ready: a script that never came to a step may run for any time."""
+    return (Stage.STARTING, Stage.IDLE) if roster.begun else ()
+
+
+def _again_by(facts: JobSpec) -> Seconds:
+    """How long a script may build that is started again: it reads a checkpoint, too."""
+    return AGAIN * facts.build_deadline
+
+
+def _oldest(roster: Roster, stages: Sequence[Stage], *, seated: bool = True) -> Iterator[WorkerRecord]:
     for stage in stages:
         oldest = roster.oldest(stage, seated=seated)
         if oldest is not None:
-            yield oldest.since + facts.build_deadline
+            yield oldest
+
+
+def _built_by(roster: Roster, facts: JobSpec, *stages: Stage, seated: bool = True) -> Iterator[Instant]:
+    return (each.since + facts.build_deadline for each in _oldest(roster, stages, seated=seated))

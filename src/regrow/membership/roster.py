@@ -198,6 +198,8 @@ class Roster:
         """Whether ranks hold different parts of the state."""
         self.grouped = False
         """Whether the script has made groups of its own, in which ranks may have different parts."""
+        self.begun = False
+        """Whether all ranks have come to their first step once."""
         self.early = ""
         """Why standbys of some nodes wait before the script, whatever warmth was asked for; empty: they do not."""
         self.imports: list[str] = []

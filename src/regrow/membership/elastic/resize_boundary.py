@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from regrow.core.ids import Instant, Rank, Seconds, StepNo
 from regrow.core.messages import HaltMissed, WorkerHalted
+from regrow.membership.deadlines import SWITCH_S
 from regrow.membership.job import Job
 from regrow.membership.pace import Pace
 from regrow.membership.recovery.ladder import Ladder
@@ -23,8 +24,6 @@ _LEAVE_S: Seconds = 1.0
 """What a worker that must leave needs for it."""
 _STOP_S: Seconds = 0.5
 """What a halt at once needs before that."""
-_PATIENCE_S: Seconds = 300.0
-"""How long a change that nobody hurries waits for the agreed step."""
 MOST_TRIES = 3
 """How often a step is agreed upon before all are halted at once."""
 
@@ -137,7 +136,7 @@ class ResizeBoundary:
         elif state.at is not None and self._may_wait(now):
             # Nobody is kept from a step: who stands already would wait for the others there, whatever happens.
             longer = max(state.deadline - self._begun_at, 0.0)
-            self._job.goto(replace(state, deadline=min(now + longer, self._begun_at + _PATIENCE_S)))
+            self._job.goto(replace(state, deadline=min(now + longer, self._begun_at + SWITCH_S)))
             self._orders.halt_before(state.at, self._job.generation, self._reason)
         else:
             self._at_once("not all have stopped in time", now)
@@ -180,7 +179,7 @@ class ResizeBoundary:
 
     def _may_wait(self, now: Instant) -> bool:
         """Whether there is time for the agreed step to come."""
-        return self._by == float("inf") and now < self._begun_at + _PATIENCE_S
+        return self._by == float("inf") and now < self._begun_at + SWITCH_S
 
     def _at_once(self, reason: str, now: Instant) -> None:
         job, state = self._job, self._job.state
