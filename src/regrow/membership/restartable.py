@@ -183,6 +183,11 @@ class RestartableMachine:
         expected = self._takeover.expected if self._takeover is not None else ()
         return [*self._joined, *expected]
 
+    @property
+    def entering(self) -> bool:
+        """Whether the agents are being asked, and nothing is decided meanwhile."""
+        return self._takeover is not None
+
     def remember(self) -> JobMemory:
         """What a successor could not be told by the agents."""
         return self.machine.remember() if self._takeover is None else self._takeover.memory

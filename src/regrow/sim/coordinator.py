@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from regrow.core.ids import Instant, NodeId, Seconds
+from regrow.core.ids import Instant, NodeId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
     AgentOrder,
@@ -21,14 +21,12 @@ from regrow.core.messages import (
     WorkerOrder,
 )
 from regrow.membership.machine import Command, EndJob, Membership
+from regrow.membership.recovery.worst_case import ARRIVE_S
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.succession.memory import CoordinatorLoss, JobMemory
 from regrow.membership.succession.written import MemoryWriter, read
 from regrow.sim.invariants import Invariants
 from regrow.sim.network import Timeline
-
-_ARRIVE_S: Seconds = 10.0
-"""So long the agents may take to find the next one."""
 
 
 class DefectiveMembership(Membership):
@@ -107,7 +105,7 @@ class SimCoordinator:
         memory, nodes = read(self._handover, 0.0)
         memory.loss, self._handover = loss, None
         expected = [node for node in nodes if node != loss.node]
-        self._machine = RestartableMachine(self._make, memory, expected, self._timeline.now + _ARRIVE_S)
+        self._machine = RestartableMachine(self._make, memory, expected, self._timeline.now + ARRIVE_S)
         self.tell(TimeAdvanced())
 
     def tell(self, fact: Fact) -> None:
@@ -124,6 +122,7 @@ class SimCoordinator:
         told = self.laws.told(commands, self.machine)
         self.log.extend((now, command) for command in told)
         self.laws.decided(told, self.machine, now)
+        self.laws.limits.decided(fact, told, self._machine, now)
         for command in commands:
             self._carry_out(command)
         if isinstance(fact, TimeAdvanced):

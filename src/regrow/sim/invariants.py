@@ -28,6 +28,7 @@ from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.scaling import Limits
 from regrow.membership.states import Ended, Releasing, Training
+from regrow.sim.time_limits import TimeLimits
 from regrow.sim.workers import SimWorker
 
 PLANNED = ("grow", "shrink", "preempt")
@@ -50,10 +51,12 @@ class Invariants:
     Args:
         facts: what the job was started with.
         workers: all simulated workers that there have been.
+        limits: how long what goes wrong may take.
     """
 
-    def __init__(self, facts: JobSpec, workers: Mapping[WorkerId, SimWorker]) -> None:
+    def __init__(self, facts: JobSpec, workers: Mapping[WorkerId, SimWorker], limits: TimeLimits) -> None:
         self._facts = facts
+        self.limits = limits
         self._workers = workers
         self._spawned: dict[WorkerId, NodeId] = {}
         self._fenced: set[WorkerId] = set()

@@ -44,6 +44,7 @@ from regrow.sim.invariants import InvariantBroken, Invariants, require
 from regrow.sim.network import Network, NetworkConditions, Timeline
 from regrow.sim.script import Doing, SimScript
 from regrow.sim.sights import Lookout, watched
+from regrow.sim.time_limits import TimeLimits
 from regrow.sim.uplinks import Offices, Uplinks
 from regrow.sim.workers import SimWorker
 
@@ -64,6 +65,7 @@ class World:
         wishes: what is asked for.
         slots: of each of the first nodes, if that is more than the ranks it begins with.
         seed: of everything drawn.
+        promised: the settings by which the time is judged that mending takes; None: those of the job.
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class World:
         wishes: Sequence[Wish] = (),
         slots: int | None = None,
         seed: int = 0,
+        promised: JobSpec | None = None,
     ) -> None:
         self.script = script or SimScript()
         self.durable = StepNo(0)
         self.workers: dict[WorkerId, SimWorker] = {}
-        self.laws = Invariants(facts, self.workers)
+        limits = TimeLimits(promised or facts, weather or NetworkConditions(), self.workers, require)
+        self.laws = Invariants(facts, self.workers, limits)
         self.bad_moments: set[str] = set()
         """What has gone wrong so far, for tests that ask whether a failure was deserved."""
         self._facts = facts
@@ -256,12 +260,14 @@ class World:
         known = node in self._there() and self._uplinks.term_of(node) is not None
         if known and self._there() != {node} and not isinstance(self.machine.state, Gathering):
             self._offices.lose(node)
+            self.laws.limits.coordinator_lost(self.now())
             self.lose(node, SimFault("node", back=strike.back))
 
     def lose(self, node: NodeId, strike: SimFault) -> None:
         """An agent is gone or stopped; the coordinator learns it at once, or when the lease is over."""
         if node not in self._connected or node in self._losing:
             return
+        self.laws.limits.disturbed(self.now())
         self._losing.add(node)
         self._lives[node] += 1
         self._agents.end(node)
@@ -309,6 +315,7 @@ class World:
     def hung(self, worker: SimWorker) -> None:
         """The agents see it, as any worker that stands still; the coordinator judges."""
         self.bad_moments.add("hang")
+        self.laws.limits.stuck(worker, self.now())
         self._lookout.watch()
 
     def progressed(self, worker: SimWorker, commit: WorkerCommitted) -> None:
@@ -357,6 +364,7 @@ class World:
 
     def exited(self, worker: SimWorker, code: int) -> None:
         """The agent sees the end of a process; it is told even over a bad connection, or the node counts as lost."""
+        self.laws.limits.disturbed(self.now())
         overtakes = self._rng.random() < self._weather.overtaking_exit
         channel = ("exit", worker.worker) if overtakes else worker.worker
         late = self._rng.uniform(0.0, self._weather.late_exit) if self._weather.late_exit else 0.0

@@ -15,7 +15,7 @@ from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import Forming, Switching, Training
 
-_FRESH_S: Seconds = 12.0
+FRESH_S: Seconds = 12.0
 """A look that is older says nothing any more: the worker goes on, or its agent is paused."""
 _JUDGE_S: Seconds = 0.2
 _SAY_S: Seconds = 60.0
@@ -66,7 +66,7 @@ class Standstills:
     def sight(self, worker: WorkerRecord, now: Instant) -> WorkerSight | None:
         """The last look at a worker; None where there is none that still says something."""
         seen = self._sights.get(worker.worker)
-        return seen[0] if seen is not None and now - seen[1] <= _FRESH_S else None
+        return seen[0] if seen is not None and now - seen[1] <= FRESH_S else None
 
     def overdue(self, now: Instant) -> list[WorkerRecord]:
         """Who has been told to halt, does not come, and hangs; nobody else is ended for being late."""

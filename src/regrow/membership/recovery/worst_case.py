@@ -1,0 +1,145 @@
+"""The longest that each rung of recovery may take, as a sum of the deadlines on the way. Pure.
+
+From when a fault is known to the next step that all have committed, or to the job's end, with nothing else going wrong
+meanwhile. Whoever is late is taken for a fault of its own, and so is what goes wrong on the way: then it begins anew.
+`docs/protocol.md` has the table; `sim/time_limits.py` holds every incident of every simulated schedule to it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from regrow.core.ids import Seconds
+from regrow.core.job import JobSpec
+from regrow.core.messages import Warmth
+from regrow.membership.checkpoints import SNAPSHOT_S, WRITE_S
+from regrow.membership.deadlines import AGAIN, SWITCH_S
+from regrow.membership.recovery.hangs import BETWEEN, Bounds
+from regrow.membership.recovery.proof_of_life import PROOF_S
+from regrow.membership.recovery.standstill import FRESH_S
+
+ELECTED_S: Seconds = 20.0
+"""Within which another coordinator is elected, where a majority of the voters is there."""
+ARRIVE_S: Seconds = 10.0
+"""Within which the agents come to it; who does not is lost."""
+_LOOKS = 2
+"""It takes so many looks at a worker until it is said to hang."""
+_TICKS = 3
+"""Of a quarter of a halt's patience each: from when a worker is late to the first look, the second, and the verdict."""
+
+
+class Wait(StrEnum):
+    """What may be waited for, by its letter in the formulas."""
+
+    HALT = "H"
+    """Survivors say where they stand; who does not by then hangs, and is ended."""
+    PROOF = "P"
+    """A standby that is given a rank answers."""
+    BUILD = "B"
+    """A newcomer comes to the next stage of its start: its process is there, its script stands before its loop."""
+    NODE = "N"
+    """A lost node comes back."""
+    FORM = "F"
+    """All stand in the new generation, and newcomers have the state."""
+    COMMIT = "C"
+    """The first step; who stands still in it for so long hangs."""
+    SWITCH = "S"
+    """All stop before the agreed step of a planned change, or are halted at once."""
+    END = "E"
+    """All workers end."""
+    WRITE = "W"
+    """The checkpoint that is being written is on disk, or given up."""
+    SAVE = "D"
+    """The state of halted ranks is on disk, or will not be."""
+    ELECTION = "V"
+    """Another coordinator is elected, and agents have come to it."""
+    REPORTS = "R"
+    """All agents have told what they hold."""
+
+
+Formula = tuple[tuple[tuple[int, Wait], ...], ...]
+"""A sum; of what stands together, and is waited for at the same time, the longest counts."""
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """What a rung may take. `formula`: in letters. `total`: with the job's settings."""
+
+    formula: str
+    total: Seconds
+
+
+def hang_bound(facts: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
+    """For how long a worker may stand still, as `hangs` judges: `standing` bounds, by what is seen of it.
+
+    Args:
+        facts: of the job. Its longest step counts as shorter than a tenth of the bound.
+        standing: 1 where it is blocked; `hangs.COMPUTING`, which an ordered bound does away with; `hangs.BETWEEN`.
+        patience: how far the bound was raised since ranks were replaced in vain.
+    """
+    bounds = Bounds.of(facts.hang_timeout, facts.hang_floor, 0.0, patience)
+    return bounds.base * (1.0 if bounds.ordered and standing < BETWEEN else standing)
+
+
+def unnoticed(facts: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
+    """How long a rank may stand still in its step before that is known: until the others have waited for it too."""
+    others = hang_bound(facts, standing=1.0, patience=patience)
+    return others + hang_bound(facts, standing=standing, patience=patience) + _LOOKS * FRESH_S
+
+
+def waits(facts: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wait, Seconds]:
+    """Each deadline; arguments as of `hang_bound`."""
+    bound = hang_bound(facts, standing=standing, patience=patience)
+    ticks = _TICKS * facts.halt_patience / 4
+    saves = facts.checkpoint_every > 0
+    return {
+        Wait.HALT: max(facts.halt_deadline, bound) + _LOOKS * FRESH_S + ticks,
+        Wait.PROOF: PROOF_S,
+        Wait.BUILD: facts.build_deadline,
+        Wait.NODE: facts.node_deadline,
+        Wait.FORM: facts.form_deadline,
+        Wait.COMMIT: unnoticed(facts, standing=standing, patience=patience),
+        Wait.SWITCH: SWITCH_S,
+        Wait.END: facts.halt_deadline,
+        Wait.WRITE: 2 * WRITE_S if saves else 0.0,
+        Wait.SAVE: SNAPSHOT_S + 2 * WRITE_S if saves else 0.0,
+        Wait.ELECTION: ELECTED_S + ARRIVE_S,
+        Wait.REPORTS: facts.node_deadline,
+    }
+
+
+def formulas(warmth: Warmth) -> Mapping[str, Formula]:
+    """The sum of each rung; `warmth`: of the standbys, of which one that waits before its script has more to do."""
+    halt, proof = (1, Wait.HALT), (1, Wait.PROOF)
+    newcomer = (3 if warmth is Warmth.IMPORTS else 2, Wait.BUILD)
+    on: Formula = (((1, Wait.FORM),), ((1, Wait.COMMIT),))
+    node, switch = (1, Wait.NODE), (1, Wait.SWITCH)
+    again = ((1 + AGAIN, Wait.BUILD),)
+    return {
+        "retry": ((halt,), *on),
+        "standby": ((halt, proof), *on),
+        "fork": ((halt, newcomer), *on),
+        "node": ((halt, node), (newcomer,), *on),
+        "shrink": ((halt, newcomer), *on),
+        "grow": ((switch,), (halt,), *on),
+        "preempt": ((switch,), (halt, node), (newcomer,), *on),
+        "restart": ((halt, newcomer, node), ((1, Wait.END),), ((1, Wait.WRITE), node), again, *on),
+        "end": ((halt, newcomer, node), ((1, Wait.SAVE),)),
+        "coordinator": (((1, Wait.ELECTION),), (halt, node), (newcomer,), *on),
+        "defect": (((1, Wait.REPORTS),), (halt,), *on),
+    }
+
+
+def worst_cases(facts: JobSpec, *, standing: float, patience: float = 1.0) -> dict[str, WorstCase]:
+    """What each rung may take with these settings; arguments as of `hang_bound`."""
+    each = waits(facts, standing=standing, patience=patience)
+    return {
+        rung: WorstCase(written(formula), sum(max(times * each[what] for times, what in stage) for stage in formula))
+        for rung, formula in formulas(facts.warmth).items()
+    }
+
+
+def written(formula: Formula) -> str:
+    """For people."""
+    stages = [[f"{times} {what}" if times > 1 else str(what) for times, what in stage] for stage in formula]
+    return " + ".join(stage[0] if len(stage) == 1 else f"max({', '.join(stage)})" for stage in stages)
