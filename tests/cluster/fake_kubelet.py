@@ -62,6 +62,8 @@ class FakeKubelet:
             meta, phase = pod["metadata"], pod["status"]["phase"]
             name, deleted = meta["name"], meta.get("deletionTimestamp")
             process = self.processes.get(name)
+            if process is not None and self._node[name] not in self._lost:
+                self._mounted(pod)
             since = self._lost.get(pod["spec"].get("nodeName", ""))
             if since is not None:
                 if not deleted and self._store.wall() - since >= _tolerated(pod):
@@ -129,6 +131,8 @@ class FakeKubelet:
                 env[each["name"]] = secret["stringData"][source["key"]]
         services = {f"{each['metadata']['name']}.{meta['namespace']}.svc" for each in self._store.all_of("services")}
         words = [self._resolved(word, services, env) for word in container["command"]]
+        for there, here in self._mounted(pod).items():
+            words = [word.replace(there, str(here)) for word in words]
         with (self._folder / f"{meta['name']}.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *words], cwd=self._folder, env=env, stdout=log, stderr=subprocess.STDOUT
@@ -138,6 +142,21 @@ class FakeKubelet:
         state = {"state": {"running": {"startedAt": self._store.stamp()}}}
         status = {"phase": "Running", "podIP": _HERE, "containerStatuses": [state]}
         self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
+
+    def _mounted(self, pod: Manifest) -> dict[str, Path]:
+        """Volumes of the downward API, with the pod's annotations as they are now: where they are for it, and here."""
+        mounts = {each["name"]: each["mountPath"] for each in pod["spec"]["containers"][0].get("volumeMounts", [])}
+        found = {}
+        for volume in (each for each in pod["spec"].get("volumes", []) if "downwardAPI" in each):
+            folder = found[mounts[volume["name"]]] = self._folder / f"{pod['metadata']['name']}.{volume['name']}"
+            folder.mkdir(exist_ok=True)
+            for item in volume["downwardAPI"]["items"]:
+                key = re.fullmatch(r"metadata\.annotations\['(.+)'\]", item["fieldRef"]["fieldPath"])
+                assert key is not None
+                said = (pod["metadata"].get("annotations") or {}).get(key.group(1), "")
+                (folder / f".{item['path']}").write_text(said)
+                (folder / f".{item['path']}").replace(folder / item["path"])
+        return found
 
     def _resolved(self, word: str, services: set[str], env: dict[str, str]) -> str:
         for service in services:

@@ -45,6 +45,10 @@ class StoreApi:
         meta = body["metadata"]
         return self._ask(lambda: self._store.replace(kind, meta["namespace"], meta["name"], body, part="status"))
 
+    async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str]) -> Manifest:
+        change = {"metadata": {"annotations": notes}}
+        return self._ask(lambda: self._store.patch(kind, namespace, name, change))
+
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
         if not force:
             self.asked_to_end.add(name)
@@ -95,6 +99,8 @@ class ScheduledOperator:
 
     async def look_at(self, key: JobKey) -> None:
         """At one job; nobody is asked to leave while fewer than the gang would train without it."""
+        with contextlib.suppress(ApiFailure):
+            await self.controller._find_unsure(key)  # as it does before it decides: what it knows then counts
         before = self._training(key)
         self._api.asked_to_end.clear()
         with contextlib.suppress(ApiFailure):

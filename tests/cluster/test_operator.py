@@ -16,6 +16,7 @@ from tests.cluster.jobs import training_job
 
 from regrow.cli.tree import commands
 from regrow.operator.leadership import Leadership
+from regrow.operator.objects import NODE_RANK, TOPOLOGY
 
 SMALL: dict[str, Any] = {"replicaCount": 2, "maxReplicaCount": 4, "maxPendingReplicas": 2}
 SMALL["scaleUpSnoozeTimeInSeconds"] = 0
@@ -322,3 +323,30 @@ async def test_jobs_are_submitted_shown_and_scaled_from_a_terminal(cluster: Bed,
         assert "is to have 3 replicas" in await say("scale", "job", "--replicas", "3")
         await cluster.until(lambda: len(cluster.pods("Running")) == 3, "it is made smaller")
     assert "there is no" in await say("status", "other") or "not found" in await say("status", "other")
+
+
+async def test_ranks_of_a_gang_under_one_rack_are_neighbours_whatever_order_its_nodes_come_in(cluster: Bed) -> None:
+    rack = "example.com/rack"
+    cluster.scheduler.nodes = {f"n{number}": 1 for number in range(5)}
+    for number in range(5):
+        meta = {"name": f"n{number}", "labels": {rack: "a" if number % 2 == 0 else "b"}}
+        cluster.store.create("nodes", "", {"metadata": meta, "spec": {}, "status": {}})
+    cluster.store.create("trainingjobs", "team", training_job(**(SMALL | {"replicaCount": 4}), topologyLabels=[rack]))
+    async with cluster.operator():
+        await cluster.until(lambda: cluster.condition("PodsPlaced").get("status") == "True", "all were told")
+        await cluster.until(lambda: len(cluster.pods("Running")) == 4, "they run")
+    told = {pod["spec"]["nodeName"]: pod["metadata"]["annotations"] for pod in cluster.pods()}
+    ranks = {node: int(notes[NODE_RANK]) for node, notes in told.items()}
+    assert ranks == {"n0": 0, "n2": 1, "n1": 2, "n3": 3}
+    assert {notes[TOPOLOGY] for node, notes in told.items() if node in ("n0", "n2")} == {"/a"}
+    async with cluster.operator():  # another one, which knows it from the job's status
+        cluster.store.patch("nodes", "", "n2", {"metadata": {"labels": {rack: "b"}}})
+        lost = next(pod for pod in cluster.pods() if pod["spec"]["nodeName"] == "n1")["metadata"]["name"]
+        cluster.store.delete("pods", "team", lost, grace=0)
+        await cluster.until(
+            lambda: (
+                len(cluster.pods("Running")) == 4 and lost not in {pod["metadata"]["name"] for pod in cluster.pods()}
+            ),
+            "another one joins",
+        )
+        assert cluster.status()["seats"] == [0, 2, 1, 3]

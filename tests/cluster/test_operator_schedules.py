@@ -13,7 +13,7 @@ from tests.cluster.jobs import training_job
 from tests.cluster.scheduled_operator import ScheduledOperator
 
 from regrow.operator.crd import crd
-from regrow.operator.objects import JOB_LABEL, PLACE_LABEL, UID_LABEL
+from regrow.operator.objects import ATTEMPT_LABEL, JOB_LABEL, NODE_RANK, PLACE_LABEL, UID_LABEL
 
 _LEASE = 15.0
 _IN_TEST = 12
@@ -50,6 +50,7 @@ class Schedule:
             priorityClassName="gang",
             elasticPriorityClassName="elastic",
             maxRestarts=1000,
+            topologyLabels=["example.com/rack"] if seed % 3 == 0 else [],
             **(more if backend == "kueue" else {}),
         )
         self.kueue.quota["queue"] = sum(self.nodes.nodes.values())
@@ -106,6 +107,9 @@ class Schedule:
         )
         assert max(places.values(), default=0) <= 1, f"two pods for one place: {places}"
         assert all(int(place) < self.high for _, place in places), "beyond the maximum"
+        notes = [(each["metadata"]["labels"][ATTEMPT_LABEL], each["metadata"]["annotations"]) for each in known]
+        told = Counter((attempt, said[NODE_RANK]) for attempt, said in notes if said.get(NODE_RANK))
+        assert max(told.values(), default=0) <= 1, f"two pods are one node: {told}"
 
     async def rest(self, rounds: int = 400) -> None:
         """Nothing happens any more, and there is room on one node alone; in the end all that is wanted runs there."""

@@ -1,15 +1,21 @@
 """Nodes, leaders and quota are lost under real trainings: no bit changes, and each loss is made good once."""
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.cluster.bed import Bed, bed
 from tests.cluster.operators import operators
 from tests.cluster.trained import TrainedJob, micro_job
 
 from regrow.core.exit_codes import RUN_AGAIN
+from regrow.membership.view import JobView
+from regrow.operator.objects import NODE_RANK
 
 pytestmark = pytest.mark.full
 
@@ -52,6 +58,45 @@ async def lose(cluster: Bed, job: TrainedJob, place: int, how: Callable[[str], N
     assert job.at(place)["metadata"]["name"] != pod["metadata"]["name"]
     assert job.at(place)["spec"]["nodeName"] != node
     return node
+
+
+async def test_a_gangs_ranks_follow_the_racks_of_its_nodes_and_a_replica_that_joins_knows_its_own(
+    tmp_path: Path,
+) -> None:
+    rack = "example.com/rack"
+    async with bed(tmp_path, {f"n{number}": 1 for number in range(1, 5)}, real=True) as cluster:
+        for name, where in (("n1", "a"), ("n2", "b"), ("n3", "a"), ("n4", "b")):
+            labels = {rack: where}
+            cluster.store.create("nodes", "", {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {}})
+        job = TrainedJob(cluster, tmp_path)
+        body = micro_job(replicaCount=3, maxReplicaCount=4, topologyLabels=[rack])
+        cluster.store.create("trainingjobs", "team", body)
+        async with cluster.operator():
+            await job.until_world(4)
+            home = tmp_path / f"{job.at(0)['metadata']['name']}.home"
+            told = msgspec.json.decode(said(home, "status", "job", "--json"), type=JobView).nodes
+            assert [(each.node, each.domain) for each in told] == [
+                ("node0", "a"),
+                ("node1", "a"),
+                ("node2", "b"),
+                (job.at(3)["metadata"]["name"], "b"),
+            ]
+            assert [job.at(place)["metadata"]["annotations"].get(NODE_RANK) for place in range(4)] == [
+                "0",
+                "2",
+                "1",
+                None,
+            ]
+            job.let_go()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+            job.assert_undisturbed(4)
+            await job.assert_no_orphan()
+
+
+def said(home: Path, *words: str) -> bytes:
+    """What regrow says in a pod."""
+    env = {**os.environ, "REGROW_HOME": str(home)}
+    return subprocess.run([sys.executable, "-m", "regrow", *words], env=env, capture_output=True, check=True).stdout
 
 
 async def test_a_pod_is_deleted_and_the_job_is_scaled_up_where_there_is_room_only_where_it_was(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """Commands about Kubernetes: its operator, and jobs from a terminal."""
 
+import os
+import signal
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from regrow.core.errors import UsageError
+from regrow.core.exit_codes import RUN_AGAIN
 
 
 def _needs_lightkube() -> None:
@@ -133,6 +137,29 @@ def convert(file: Path, script: str, pods_per_replica: int) -> int:
     if not made.unknown:
         click.echo(made.text, nl=False)
     return 1 if made.unknown else 0
+
+
+@k8s.command("placed", hidden=True)
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--ranked", is_flag=True, help="Not without the number of its node.")
+@click.option("--domain", is_flag=True, help="With what its node fails together with.")
+@click.option("--within", default="360s", metavar="TIME", help="How long it waits.  [360s]")
+@click.argument("words", nargs=-1, required=True)
+def be_placed(folder: Path, ranked: bool, domain: bool, within: str, words: tuple[str, ...]) -> int:
+    """Begin with WORDS as soon as FOLDER says where this pod is; the operator's pods start by this."""
+    from regrow.launch.checks import some_time
+    from regrow.operator.placing.waiting import NotPlaced, placed_words
+
+    def leave(*_: object) -> None:
+        raise SystemExit(RUN_AGAIN)
+
+    signal.signal(signal.SIGTERM, leave)  # the first process of a container ignores it otherwise
+    try:
+        told = placed_words(folder, words, ranked=ranked, domain=domain, within=some_time("--within", within))
+    except NotPlaced as error:
+        click.echo(f"regrow: {error}", err=True)
+        return RUN_AGAIN
+    os.execv(sys.executable, [sys.executable, "-m", "regrow", *told])
 
 
 COMMANDS = (operator, k8s)

@@ -79,6 +79,10 @@ class ClusterApi(Protocol):
         """Write its status alone, unless it has changed since it was read."""
         ...
 
+    async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str]) -> Manifest:
+        """Add annotations to it, whatever else has changed since it was read."""
+        ...
+
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
         """End it in its own grace; `force`: forget it at once, for nothing of it runs any more."""
         ...

@@ -5,6 +5,7 @@ two controllers one alone can start it, and a name never comes twice.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from regrow.operator.node_watch import NodeWatch
 from regrow.operator.nodes import BadMark
 from regrow.operator.objects import ReplicaPlace, pods, secret, service
 from regrow.operator.observing import JobReading, PodSeen, against, found_nodes, read, start_trouble
+from regrow.operator.placing.telling import PodPlacer
 from regrow.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
 from regrow.operator.status import (
     JobFinding,
@@ -41,6 +43,8 @@ from regrow.operator.work_queue import WorkQueue
 RESYNC_EVERY: Final[Seconds] = 30.0
 ASK_EVERY: Final[Seconds] = 30.0
 _RELIST_PAUSE: Final[Seconds] = 1.0
+_NODES_PAUSE: Final[Seconds] = 1.0
+"""However many wait for what is known of nodes, they are not listed more often."""
 _WORKERS: Final = 8
 _LOG = logging.getLogger("regrow.operator")
 Wall = Callable[[], Instant]
@@ -80,6 +84,7 @@ class Controller:
         self._listed = {ApiKind.JOBS: asyncio.Event(), ApiKind.PODS: asyncio.Event()}
         self._prepared: set[str] = set()
         self._budgets = BudgetKeeper(api)
+        self._placer = PodPlacer(api, nodes)
         self._unsure: dict[JobKey, set[str]] = {}
         """Pods that were asked for, and the answer was lost: they may be there."""
 
@@ -166,7 +171,9 @@ class Controller:
                     self._touch(set(self.cache.jobs()))
             except Exception:  # noqa: BLE001 - whatever a node looks like, jobs are looked after
                 _LOG.exception("the health of nodes: a defect of regrow")
-            await asyncio.sleep(self._ask_every)
+            await asyncio.sleep(min(self._ask_every, _NODES_PAUSE))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._nodes.look_soon.wait(), max(0.0, self._ask_every - _NODES_PAUSE))
 
     def _wanted_marks(self, now: Instant) -> dict[str, BadMark]:
         """Nodes that jobs have quarantined."""
@@ -213,13 +220,17 @@ class Controller:
         found_bad = found_nodes(job, seen, figures, now)
         actions = [] if reading.anew else plan(job.spec.elastic(), reading.seen, now)
         said = [*findings(job, reading), *_pod_findings(seen, actions), *await self._queue_trouble(job, reading)]
+        said += self._placer.findings(job, seen)
         if self._nodes is not None or found_bad:
             known = {} if self._nodes is None else self._nodes.verdicts
             said.append(nodes_finding(against(seen, known, found_bad)))
-        status = next_status(job, reading, actions, now, figures, found_bad)
+        seats = self._placer.seats(job, seen)
+        status = next_status(job, reading, actions, now, figures, found_bad, seats)
         status = with_conditions(status, said, job.generation, now)
         await self._write(found, job.status, status)
         await self._carry_out(job, actions, seen)  # nothing, where the gang starts anew
+        for pod in await self._placer.tell(msgspec.structs.replace(job, status=status), seen):
+            self.cache.put(ApiKind.PODS, pod)
         await self._tell(job, status, now)
         if not reading.over:
             await self._budgets.keep(job)

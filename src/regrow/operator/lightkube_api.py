@@ -12,6 +12,7 @@ from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.core.resource import ApiInfo, ResourceDef
 from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource, create_api_info
 from lightkube.models.core_v1 import PodTemplateSpec
+from lightkube.types import PatchType
 
 from regrow.core.errors import UsageError
 from regrow.operator.api import ApiFailure, ApiKind, Manifest
@@ -114,6 +115,12 @@ class LightkubeApi:
         meta = body["metadata"]
         where = meta.get("namespace") or None
         return await self._ask(self._client.replace(_KINDS[kind][1](body), meta["name"], namespace=where))
+
+    async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str]) -> Manifest:
+        """As `ClusterApi.annotate`."""
+        change = {"metadata": {"annotations": notes}}
+        asked = self._client.patch(_KINDS[kind][0], name, change, namespace=namespace, patch_type=PatchType.MERGE)
+        return await self._ask(asked)
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
         """As `ClusterApi.delete`."""

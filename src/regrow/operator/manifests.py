@@ -67,7 +67,7 @@ def rules(*, mark_nodes: bool = False) -> list[dict[str, Any]]:
         {"apiGroups": [GROUP], "resources": [f"{PLURAL}/status"], "verbs": ["update"]},
         # An owner reference with blockOwnerDeletion needs this where the admission plug-in for it is on.
         {"apiGroups": [GROUP], "resources": [f"{PLURAL}/finalizers"], "verbs": ["update"]},
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "patch", "delete"]},
         {"apiGroups": [""], "resources": ["services", "secrets"], "verbs": ["create"]},
         {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": ["get", "create", "update"]},
         {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get"]},

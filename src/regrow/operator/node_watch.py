@@ -1,7 +1,8 @@
 """Looks at the cluster's nodes every half a minute, and marks bad ones where that is allowed. Nothing waits for it."""
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from regrow.cluster.node_health import HealthTable
 from regrow.cluster.observed import BadNode
@@ -30,6 +31,12 @@ class NodeWatch:
         self.verdicts: dict[str, list[HealthVerdict]] = {}
         """Of nodes that are not well, the worst first."""
         self._asked = False
+        self._keys: set[str] = set()
+        self._labels: dict[str, dict[str, str]] = {}
+        """Of each node, those labels that somebody has asked for."""
+        self._sought: set[str] = set()
+        self.look_soon = asyncio.Event()
+        """Somebody waits for what is known of a node."""
 
     async def turn(self, wanted: Mapping[str, BadMark], now: Instant) -> bool:
         """Look once; whether anything has changed. What fails is said once, and tried again at the next turn."""
@@ -38,8 +45,9 @@ class NodeWatch:
         except ApiFailure as failure:
             self._say("list", f"nodes cannot be listed, so their health is not known: {failure}")
             self._asked = self._asked or failure.refused
-            return False
+            return failure.refused and self._keep_labels([])
         first, self._asked = not self._asked, True
+        first |= self._keep_labels(nodes)
         before, self.verdicts = self.verdicts, judged(self._table, nodes)
         if self._mark:
             await self._write_marks(nodes, wanted, now)
@@ -51,6 +59,29 @@ class NodeWatch:
             return None
         bad = [(name, found[0]) for name, found in sorted(self.verdicts.items()) if found[0].severity.failed]
         return tuple(BadNode(name, float("inf"), first.text, leave=True) for name, first in bad[:_MOST_AVOIDED])
+
+    def labels_of(self, node: str, keys: Sequence[str]) -> dict[str, str] | None:
+        """Those labels of a node; None: they are not known yet, and are looked for now.
+
+        Of a node that is not there, or where nodes may not be listed, there are none.
+        """
+        if node not in self._labels or not self._keys.issuperset(keys):
+            self._keys.update(keys)
+            self._sought.add(node)
+            self.look_soon.set()
+            return None
+        return {key: self._labels[node][key] for key in keys if key in self._labels[node]}
+
+    def _keep_labels(self, nodes: list[Manifest]) -> bool:
+        """Whether somebody waits for them."""
+        self.look_soon.clear()
+        found = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in nodes} if self._keys else {}
+        sought = {node: found.get(node, {}) for node in self._sought} | found
+        self._labels = {
+            node: {key: str(labels[key]) for key in self._keys & labels.keys()} for node, labels in sought.items()
+        }
+        waited, self._sought = bool(self._sought), set()
+        return waited
 
     async def _write_marks(self, nodes: list[Manifest], wanted: Mapping[str, BadMark], now: Instant) -> None:
         changed, left_out = marking(nodes, wanted, now)

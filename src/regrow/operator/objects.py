@@ -21,10 +21,20 @@ UID_LABEL: Final = f"{GROUP}/job-uid"
 LEADER_LABEL: Final = f"{GROUP}/leader"
 AVOIDS: Final = f"{GROUP}/avoids"
 """Annotation: the nodes that the pod was kept away from when it was made."""
+TOPOLOGY: Final = f"{GROUP}/topology"
+"""Annotation: where the pod's node is, `/zone/rack`, once it has one; `/`: nothing is known."""
+NODE_RANK: Final = f"{GROUP}/node-rank"
+"""Annotation: which node of the job a pod of the gang is; empty: the gang's pods do not all have their nodes yet."""
+PLACED_FOLDER: Final = "/etc/regrow/placed"
+"""Where a pod reads both, as files."""
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
+_OURS: Final = (AVOIDS, TOPOLOGY, NODE_RANK)
 _UNREACHABLE_SECONDS: Final = 30
 _DOMAIN: Final = "REGROW_DOMAIN"
+_VOLUME: Final = "regrow-placed"
+_PLACED_MARGIN: Final = 60
+"""How much longer than a gang may wait for all its nodes, its pods wait to be told where they are."""
 _WAIT_FOR_JOB: Final = "--wait=60s"
 """A replica may have its machine before pod 0's coordinator listens."""
 _GRACE_MARGIN: Final = 15
@@ -147,7 +157,7 @@ def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, 
         ATTEMPT_LABEL: str(job.status.attempt),
         **({LEADER_LABEL: "true"} if leader else {}),
     }
-    meta["annotations"] = {key: text for key, text in (given.get("annotations") or {}).items() if key != AVOIDS}
+    meta["annotations"] = {key: text for key, text in (given.get("annotations") or {}).items() if key not in _OURS}
     if gang:
         meta["annotations"].setdefault("cluster-autoscaler.kubernetes.io/safe-to-evict", "false")
     spec = template.get("spec") or {}
@@ -160,7 +170,13 @@ def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, 
     if avoid:
         meta["annotations"][AVOIDS] = ",".join(avoid)
         _keep_away(spec, avoid)
-    _set_command(job, spec["containers"][0], _command(job, replica, index, meta["name"]))
+    words = _command(job, replica, index, meta["name"])
+    if _is_placed(job, replica):
+        words = ["regrow", "k8s", "placed", PLACED_FOLDER, *_placed_flags(job, replica), "--", *words[1:]]
+        _mount_place(spec)
+        if replica.begins:
+            meta["annotations"][NODE_RANK] = ""
+    _set_command(job, spec["containers"][0], words)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
@@ -187,6 +203,28 @@ def _keep_away(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
         each["matchFields"] = [*each.get("matchFields", []), *terms]
 
 
+def _is_placed(job: TrainingJob, replica: ReplicaPlace) -> bool:
+    """Whether its pods must be told where they are before they can begin."""
+    return bool(job.spec.topology_labels) and (replica.begins or not job.spec.domain_label)
+
+
+def _placed_flags(job: TrainingJob, replica: ReplicaPlace) -> list[str]:
+    within = f"--within={job.spec.scaling_timeout_in_seconds + _PLACED_MARGIN:g}s"
+    return [*(["--ranked"] if replica.begins else []), *([] if job.spec.domain_label else ["--domain"]), within]
+
+
+def _mount_place(spec: dict[str, Any]) -> None:
+    """Labels of a node cannot be read in a pod, but annotations of the pod can, and when they change."""
+    items = [
+        {"path": key.partition("/")[2], "fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}}
+        for key in (TOPOLOGY, NODE_RANK)
+    ]
+    spec["volumes"] = [*(spec.get("volumes") or []), {"name": _VOLUME, "downwardAPI": {"items": items}}]
+    first = spec["containers"][0]
+    mount = {"name": _VOLUME, "mountPath": PLACED_FOLDER, "readOnly": True}
+    first["volumeMounts"] = [*(first.get("volumeMounts") or []), mount]
+
+
 def _set_command(job: TrainingJob, container: dict[str, Any], words: list[str]) -> None:
     container["command"] = words
     container.pop("args", None)
@@ -210,7 +248,7 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
         here.append(f"--domain=$({_DOMAIN})")
     if not replica.begins:
         back = spec.elastic().max_replica_count == spec.replica_count
-        node = f"node{replica.place * spec.pods_per_replica + index}" if back else name
+        node = f"node{job.node_rank(replica.place, index)}" if back else name
         there = [f"--join={address(job)}", _WAIT_FOR_JOB]
         return ["regrow", "agent", *there, *here, f"--name={node}", f"--grace={grace}"]
     sizes = allowed_sizes(spec.elastic())
@@ -220,7 +258,7 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
         "run",
         f"--job={job.name}",
         f"--nnodes={least * each}:{most * each}",
-        f"--node-rank={replica.place * each + index}",
+        *([] if _is_placed(job, replica) else [f"--node-rank={replica.place * each + index}"]),
         f"--nproc-per-node={spec.ranks_per_pod}",
         f"--replicas={least}:{most}",
         f"--replica-ranks={each * spec.ranks_per_pod}",

@@ -11,7 +11,17 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Instant
 from regrow.core.verdicts import HealthVerdict
 from regrow.observe.watch.present import JobFigures
-from regrow.operator.objects import ATTEMPT_LABEL, AVOIDS, JOB_LABEL, PLACE_LABEL, REPLICA_LABEL, UID_LABEL, is_leader
+from regrow.operator.objects import (
+    ATTEMPT_LABEL,
+    AVOIDS,
+    JOB_LABEL,
+    NODE_RANK,
+    PLACE_LABEL,
+    REPLICA_LABEL,
+    TOPOLOGY,
+    UID_LABEL,
+    is_leader,
+)
 from regrow.operator.resource import KeptNode, TrainingJob
 
 MENDED: Final = "Mended"
@@ -62,6 +72,10 @@ class PodSeen(msgspec.Struct, frozen=True):
     """Why its container does not start."""
     avoids: tuple[str, ...] = ()
     """Nodes that it was kept away from when it was made."""
+    topology: str = ""
+    """Where it was told that its node is; empty: nobody has yet."""
+    seated: bool = True
+    """Whether it knows which node of the job it is, or does not ask."""
 
 
 class JobReading(msgspec.Struct, frozen=True):
@@ -87,6 +101,7 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
     first = (status.get("containerStatuses") or [{}])[0].get("state") or {}
     ended, running = first.get("terminated") or {}, first.get("running") or {}
     scheduled = conditions.get("PodScheduled") or {}
+    notes = meta.get("annotations") or {}
     return PodSeen(
         name=meta["name"],
         version=str(meta.get("resourceVersion", "")),
@@ -109,7 +124,9 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         exit_code=ended.get("exitCode"),
         reason=status.get("reason") or ended.get("reason") or "",
         waiting=(first.get("waiting") or {}).get("reason", ""),
-        avoids=tuple(node for node in (meta.get("annotations") or {}).get(AVOIDS, "").split(",") if node),
+        avoids=tuple(node for node in notes.get(AVOIDS, "").split(",") if node),
+        topology=notes.get(TOPOLOGY, ""),
+        seated=notes.get(NODE_RANK, "-") != "",
     )
 
 
@@ -167,13 +184,16 @@ def _bad(node: KeptNode) -> BadNode:
 
 def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
     """Where the pod is that regrow calls by this name of a node; empty: it is not there, or has no node."""
-    each = job.spec.pods_per_replica
     for pod in pods:
-        index = int(pod.name.rsplit("-", 1)[-1]) if each > 1 else 0
-        called = name in (pod.name, f"node{pod.place * each + index}")
+        called = name in (pod.name, f"node{job.node_rank(pod.place, index_of(job, pod))}")
         if called and pod.attempt == job.status.attempt and not _ended(pod):
             return pod.node
     return ""
+
+
+def index_of(job: TrainingJob, pod: PodSeen) -> int:
+    """Which of its replica's pods it is."""
+    return int(pod.name.rsplit("-", 1)[-1]) if job.spec.pods_per_replica > 1 else 0
 
 
 def _mended(job: TrainingJob) -> bool:

@@ -97,6 +97,15 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
             "does so, pods have topology.kubernetes.io/zone of their node. Default: each node alone."
         ),
     ] = ""
+    topology_labels: Annotated[
+        list[str],
+        Meta(
+            max_length=8,
+            description="Labels of nodes that say where in the network they are, from the widest to the narrowest (a "
+            "zone, a block, a rack): near ranks of the gang become neighbours, and copies of state are kept in another "
+            "place, unless domainLabel says what fails together. Default: ranks follow the replicas' places.",
+        ),
+    ] = []
     run_flags: Annotated[list[str], Meta(description="Further flags of regrow run, for example --buddy-every=20.")] = []
     checkpoint_dir: Annotated[
         str, Meta(description="As --checkpoint-dir; a gang that must start anew resumes from there.")
@@ -176,6 +185,8 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     changed_at: float | None = None
     failures: int = 0
     failed_at: float = 0.0
+    seats: list[int] = []
+    """Of each pod of the gang, by its place, the number of its node in the job, where spec.topologyLabels say that."""
     serial: int = 0
     """How many replicas were started; each has a number of its own, and no name comes twice."""
     over: str = ""
@@ -195,6 +206,11 @@ class TrainingJob(msgspec.Struct, frozen=True):
     spec: TrainingJobSpec
     status: TrainingJobStatus = TrainingJobStatus()
     deleting: bool = False
+
+    def node_rank(self, place: int, index: int) -> int:
+        """The number, in the job, of the node that a pod of the gang is. `index`: of the pod in its replica."""
+        at = place * self.spec.pods_per_replica + index
+        return self.status.seats[at] if at < len(self.status.seats) else at
 
 
 class SpecRefused(Exception):
@@ -257,6 +273,7 @@ def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
             f"is {spec.domain_label!r}, which is no key of a label: give one as kubectl get pods --show-labels says it"
         )
         found.append(SizeProblem("domainLabel", text))
+    found.extend(SizeProblem("topologyLabels", text) for text in _label_problems(spec.topology_labels))
     containers = (spec.template.get("spec") or {}).get("containers")
     if not isinstance(containers, list) or not containers or not isinstance(containers[0], dict):
         found.append(
@@ -265,3 +282,9 @@ def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
     elif not containers[0].get("image"):
         found.append(SizeProblem("template.spec.containers[0].image", "is missing: give an image that has regrow"))
     return found
+
+
+def _label_problems(labels: list[str]) -> list[str]:
+    wrong = [each for each in labels if re.fullmatch(_LABEL, each, re.ASCII) is None]
+    found = [f"has {each!r}, which is no key of a label: kubectl get nodes --show-labels has them" for each in wrong]
+    return found + (["has a label twice: name each level once"] if len(set(labels)) < len(labels) else [])

@@ -32,10 +32,12 @@ def next_status(
     now: Instant,
     figures: JobFigures | None = None,
     found: tuple[KeptNode, ...] = (),
+    seats: list[int] | None = None,
 ) -> TrainingJobStatus:
     """The status once these actions are done; the conditions are added by `with_conditions`.
 
     `figures`: what the job has said of itself; None: nothing new. `found`: nodes that failed its examinations.
+    `seats`: what the gang's pods are told; None: as before.
     """
     old, spec = job.status, job.spec.elastic()
     started = sum(len(each.places) if isinstance(each, StartGang) else 1 for each in actions if _starts(each))
@@ -64,6 +66,7 @@ def next_status(
         failures=failures,
         failed_at=now if failures > old.failures else old.failed_at,
         serial=old.serial + started,
+        seats=[] if anew else old.seats if seats is None else seats,
         over=reading.over,
         avoided_nodes=_avoided(job, actions, found, now),
         observed_generation=job.generation,
