@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.unit.membership_job import Job, form
 
-from regrow.core.ids import Generation, NodeId, StepNo
+from regrow.core.ids import Generation, NodeId, Seconds, StepNo
 from regrow.core.messages import (
     ErrorReport,
     FenceWorker,
@@ -298,9 +298,11 @@ def test_an_incident_of_4000_ranks_takes_no_time_that_grows_with_its_square() ->
     assert time.process_time() - begun < 3.0
 
 
-def restarted() -> Job:
-    """All workers are started again, from a checkpoint, and build."""
-    job = Job(2, durable=True).trained(4)
+def restarted(took: Seconds = 0.0) -> Job:
+    """All workers are started again, from a checkpoint, and build. `took`: what they needed at first."""
+    job = Job(2, durable=True)
+    job.now += took
+    job.trained(4)
     for rank in (0, 1):
         job.exited(job.of(rank))
     for rank in (0, 1):
@@ -320,6 +322,13 @@ def test_workers_that_are_started_again_and_never_come_to_a_step_are_started_ane
     assert job.now - began >= 2 * job.machine.facts.build_deadline - 1.0, "they read a checkpoint, too"
     assert {fence.worker for fence in job.all(FenceWorker)} >= hanging
     assert "not ready for its first step in time" in job.last(Noted).text
+
+
+def test_a_script_that_took_long_at_first_may_take_longer_again() -> None:
+    job = restarted(took=3 * 3600.0)
+    began = job.now
+    job.wait()
+    assert job.now - began >= 6 * 3600.0 - 1.0
 
 
 def test_how_long_a_script_may_build_that_has_never_come_to_a_step_nobody_knows() -> None:

@@ -39,7 +39,7 @@ def late(state: State, roster: Roster, facts: JobSpec, now: Instant) -> list[Wor
             if ready and now >= ready.since + facts.build_deadline:
                 return list(roster.seated(*BUILDING))
             ordered = [w for w in roster.seated(Stage.ORDERED) if now >= w.since + facts.build_deadline]
-            return ordered or [w for w in roster.seated(*_again(roster)) if now >= w.since + _again_by(facts)]
+            return ordered or [w for w in roster.seated(*_again(roster)) if now >= w.since + _again_by(roster, facts)]
         case Forming(deadline=at):
             return list(roster.seated(Stage.JOINING)) if now >= at else []
         case Training():
@@ -64,7 +64,7 @@ def _waits(state: State, roster: Roster, facts: JobSpec) -> Iterator[Instant]:
                 yield at
             if roster.count(*BUILDING):
                 yield from _built_by(roster, facts, Stage.ORDERED, Stage.READY)
-                yield from (each.since + _again_by(facts) for each in _oldest(roster, _again(roster)))
+                yield from (each.since + _again_by(roster, facts) for each in _oldest(roster, _again(roster)))
         case Forming(deadline=at) | Switching(deadline=at) | Waiting(deadline=at):
             yield at
         case Closing(again_at=at) | Releasing(again_at=at):
@@ -87,12 +87,12 @@ def _waits(state: State, roster: Roster, facts: JobSpec) -> Iterator[Instant]:
 
 def _again(roster: Roster) -> tuple[Stage, ...]:
     """Who may be late though nobody is ready: a script that never came to a step may run for any time."""
-    return (Stage.STARTING, Stage.IDLE) if roster.begun else ()
+    return (Stage.STARTING, Stage.IDLE) if roster.first_build is not None else ()
 
 
-def _again_by(facts: JobSpec) -> Seconds:
-    """How long a script may build that is started again: it reads a checkpoint, too."""
-    return AGAIN * facts.build_deadline
+def _again_by(roster: Roster, facts: JobSpec) -> Seconds:
+    """How long a script may build that is started again: it reads a checkpoint, too, and may be a slow one."""
+    return AGAIN * max(facts.build_deadline, roster.first_build or 0.0)
 
 
 def _oldest(roster: Roster, stages: Sequence[Stage], *, seated: bool = True) -> Iterator[WorkerRecord]:

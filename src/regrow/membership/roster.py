@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, StepNo, WorkerId
+from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import Member, NodeJoined, Role
 
 
@@ -198,8 +198,9 @@ class Roster:
         """Whether ranks hold different parts of the state."""
         self.grouped = False
         """Whether the script has made groups of its own, in which ranks may have different parts."""
-        self.begun = False
-        """Whether all ranks have come to their first step once."""
+        self.first_build: Seconds | None = None
+        """How long the first workers took until all were ready for their first step; None: they are not yet."""
+        self._opened: Instant | None = None
         self.early = ""
         """Why standbys of some nodes wait before the script, whatever warmth was asked for; empty: they do not."""
         self.imports: list[str] = []
@@ -235,6 +236,7 @@ class Roster:
 
     def add_worker(self, seat: Seat, role: Role, now: Instant, *, candidate: bool = False) -> WorkerRecord:
         """A new worker with an id never used before. A standby holds no rank yet, nor does a candidate."""
+        self._opened = now if self._opened is None else self._opened
         number = self.named.get(seat.node, 0)
         self.named[seat.node] = number + 1
         worker = WorkerRecord(WorkerId(f"{seat.node}.w{number}"), seat.node, role, None, seat.local_rank, since=now)
@@ -246,6 +248,11 @@ class Roster:
         elif role is not Role.STANDBY:
             self.seat(worker, seat.rank, seat.local_rank, now)
         return worker
+
+    def built(self, now: Instant) -> None:
+        """All are ready for a step."""
+        if self.first_build is None:
+            self.first_build = now - (now if self._opened is None else self._opened)
 
     def adopt(self, worker: WorkerRecord) -> None:
         """A worker that another coordinator has started, or one of its that is gone."""

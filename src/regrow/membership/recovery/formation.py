@@ -76,7 +76,8 @@ class Generations:
     def form(self, generation: Generation, now: Instant) -> None:
         """Order a membership, when it is known where it starts. Who has the state gives it to who has not."""
         standings = [recovery_point.standing(worker) for worker in self._roster.seated()]
-        self._roster.sharded, self._roster.begun = len({each.holding for each in standings}) > 1, True
+        self._roster.built(now)
+        self._roster.sharded = len({each.holding for each in standings}) > 1
         start: recovery_point.Start | recovery_point.Uncovered | None = self.doubts.start(standings)
         if start is None and self.doubts.open is not None:
             self._ladder.restart(say.no_agreed_state(self.doubts.open.step), now)
