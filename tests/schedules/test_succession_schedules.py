@@ -26,10 +26,10 @@ from tests.schedules.test_membership_schedules import (
     strikes,
 )
 
-from regrow.core.ids import Rank
-from regrow.core.messages import NodeLost
+from regrow.core.ids import Rank, StepNo
+from regrow.core.messages import NodeJoined, NodeLost, StopNode
 from regrow.core.records import GenerationFormed, IncidentClosed, WorkerGone
-from regrow.sim.faults import SimFault
+from regrow.sim.faults import SimFault, Wish
 from regrow.sim.schedule import Promised, SimSchedule
 from regrow.sim.script import Doing, SimScript
 
@@ -90,6 +90,22 @@ def test_who_is_said_to_be_lost_is_only_who_was_there() -> None:
     assert not [line for _, line in world.log if isinstance(line, NodeLost)]
     (closed,) = (line for _, line in world.log if isinstance(line, IncidentClosed))
     assert closed.ranks == [Rank(0), Rank(1)]
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_notice_that_was_given_to_a_node_before_it_was_lost_with_the_coordinator_ends_with_it(least: int) -> None:
+    """The agent that comes back there has got none: it stays, and has ranks."""
+    schedule = SimSchedule(
+        job(1, nodes=2, durable=True, min_replicas=least, max_replicas=2),
+        SimScript(until=StepNo(40), build=1.0),
+        strikes=[SimFault("coordinator", rank=Rank(0), after=5.001, back=2.0)],
+        wishes=[Wish("drain", 5.0, node=1, grace=60.0, back=None)],
+        promise=Promised.THE_LAST_STEP,
+    )
+    schedule.run(world := schedule.world())
+    said = [line for _, line in world.log]
+    assert [line.store for line in said if isinstance(line, NodeJoined) and line.node == "n1"][1:] == ["store of n1.1"]
+    assert not [line for line in said if isinstance(line, StopNode)]
 
 
 @pytest.mark.parametrize("what", FAMILIES)

@@ -137,6 +137,34 @@ def test_the_notice_of_a_node_that_is_lost_is_none_for_the_next_agent_there(fail
     assert failed.remember().given_back == []
 
 
+def elected(failed: RestartableMachine) -> RestartableMachine:
+    """Another coordinator, which has the memory of the one that was lost, and waits for both agents."""
+    return RestartableMachine(make, failed.remember(), NODES, 20.0)
+
+
+def test_a_notice_that_an_elected_coordinator_hears_ends_with_the_node(failed: RestartableMachine) -> None:
+    machine = elected(failed)
+    machine.handle(NodeJoined(NODES[1], NODES[1], 1, "node1:1"), 5.0)
+    machine.handle(NodeDraining(NODES[1], 30.0, "SIGUSR1"), 5.5)
+    machine.handle(NodeLost(NODES[1], "x"), 6.0)
+    for node, store in zip(NODES, ("node0:1", "node1:2"), strict=True):
+        machine.handle(NodeJoined(node, node, 1, store), 7.0)
+    for node in NODES:
+        machine.handle(NodeReport(node, 1, []), 7.5)
+    assert machine.machine.roster.nodes[NODES[1]].leave_by is None
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_notice_is_for_the_agent_that_got_it_wherever_it_turns(failed: RestartableMachine, again: bool) -> None:
+    report(failed)
+    failed.handle(NodeDraining(NODES[1], 30.0, "SIGUSR1"), 4.0)
+    machine = elected(failed)
+    for node, store in zip(NODES, ("node0:1", "node1:2" if again else "node1:1"), strict=True):
+        machine.handle(NodeJoined(node, node, 1, store), 5.0)
+        machine.handle(NodeReport(node, 1, []), 5.0)
+    assert machine.machine.roster.nodes[NODES[1]].leave_by == (None if again else 34.0)
+
+
 def test_a_world_that_is_built_anew_after_a_failure_says_when_it_has_become_smaller() -> None:
     """It had grown from one replica to two; a node went while the agents were asked."""
     facts = JobSpec(JobId("j"), 1, 1, 0, Warmth.IMPORTS, 10, 60.0, None, True, min_replicas=1, max_replicas=2)

@@ -195,7 +195,7 @@ def memory() -> JobMemory:
         spent=[90.0, 104.0],
         doubt=Doubt(StepNo(6), frozenset({Rank(1), Rank(0)})),
         quarantined={NodeId("n3"): "twice"},
-        given_back=[GivenBack(NodeId("n2"), 150.0, "preempted")],
+        given_back=[GivenBack(NodeId("n2"), 150.0, "preempted", "n2:1")],
         gone={WorkerId("n1.w1"), WorkerId("n1.w0")},
         named={NodeId("n1"): 4},
         checkpoints=2,
@@ -208,7 +208,7 @@ def test_what_is_handed_over_comes_back_with_times_of_the_other_clock() -> None:
     known = memory()
     assert nodes == ["n0", "n1"]
     assert back.spent == [1090.0, 1104.0]
-    assert back.given_back == [GivenBack(NodeId("n2"), 1150.0, "preempted")]
+    assert back.given_back == [GivenBack(NodeId("n2"), 1150.0, "preempted", "n2:1")]
     assert back.change == Change("grow", 2, "room", 1130.0)
     assert back.incidents.open is not None and back.incidents.count == known.incidents.count
     assert (back.incidents.open.opened_at, back.incidents.open.fault_at) == (1105.0, 1104.0)

@@ -197,8 +197,8 @@ class Membership:
         """Enter a job that runs already. `joined`: the agents that are there; each has reported, `failures` after."""
         if self._memory is not None:
             self._succession.adopt(joined, reports, failures, self._memory, now)
-            for given in self._memory.given_back:
-                self._resizing.draining(NodeDraining(given.node, max(0.0, given.leave_by - now), given.reason), now)
+            for notice in self._succession.notices(self._memory, now):
+                self._resizing.draining(notice, now)
         self._settle(now)
         return self._orders.take()
 

@@ -114,7 +114,7 @@ class _Takeover:
         """
         told = [aged(fact, now - since) for since, fact in self._news]
         self.memory.given_back += [
-            GivenBack(fact.node, now + fact.grace, fact.reason)
+            GivenBack(fact.node, now + fact.grace, fact.reason, self.joined[fact.node].store)
             for fact in told
             if isinstance(fact, NodeDraining | DrainRequested) and fact.node in self.joined
         ]
@@ -129,12 +129,18 @@ class _Takeover:
                 self.expected.discard(fact.node)
                 self.joined.pop(fact.node, None)
                 self.reports.pop(fact.node, None)
+                # Its notice ends with it: who comes after it on that node has none.
+                self._news = [each for each in self._news if not _notice_of(fact.node, each[1])]
                 self._news.append((now, fact))
             case TimeAdvanced() | NodeProgress() | NodeSeen():
                 pass  # they are said again
             case _:
                 # Also what stands in the report: that is entered once.
                 self._news.append((now, fact))
+
+
+def _notice_of(node: NodeId, fact: Fact) -> bool:
+    return isinstance(fact, NodeDraining | DrainRequested) and fact.node == node
 
 
 class RestartableMachine:

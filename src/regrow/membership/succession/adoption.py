@@ -12,6 +12,7 @@ from regrow.core.ids import Instant, NodeId, Rank, WorkerId
 from regrow.core.messages import (
     GenerationTable,
     Member,
+    NodeDraining,
     NodeJoined,
     NodeReport,
     Role,
@@ -87,7 +88,7 @@ class Succession:
             doubt=self._generations.doubts.open,
             quarantined={node.node: node.quarantined for node in nodes if node.quarantined},
             given_back=[
-                GivenBack(node.node, node.leave_by, node.leave_reason)
+                GivenBack(node.node, node.leave_by, node.leave_reason, node.store)
                 for node in nodes
                 if node.leave_by is not None and not node.away  # another agent of it has got no notice
             ],
@@ -95,6 +96,15 @@ class Succession:
             named=dict(self._roster.named),
             checkpoints=self._checkpoints.attempts,
         )
+
+    def notices(self, memory: JobMemory, now: Instant) -> list[NodeDraining]:
+        """Those of the nodes that are given back: of the agents that got them, as far as they are there."""
+        there = {node.node: node.store for node in self._roster.living_nodes()}
+        return [
+            NodeDraining(given.node, max(0.0, given.leave_by - now), given.reason)
+            for given in memory.given_back
+            if there.get(given.node) == given.store
+        ]
 
     def adopt(
         self,

@@ -12,11 +12,12 @@ from regrow.membership.scaling import Change
 
 @dataclass(frozen=True)
 class GivenBack:
-    """A node is to be given back by then. `reason`: who asks."""
+    """A node is to be given back by then. `reason`: who asks. `store`: of the agent there; the next has no notice."""
 
     node: NodeId
     leave_by: Instant
     reason: str
+    store: str
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class WrittenMemory(msgspec.Struct, frozen=True):
     spent: list[Instant]
     doubt: tuple[StepNo, list[Rank]] | None
     quarantined: dict[NodeId, str]
-    given_back: list[tuple[NodeId, Instant, str]]
+    given_back: list[tuple[NodeId, Instant, str, str]]
     gone: list[WorkerId]
     named: dict[NodeId, int]
     checkpoints: int
@@ -82,7 +82,7 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         spent=memory.spent,
         doubt=None if doubt is None else (doubt.step, sorted(doubt.wrong)),
         quarantined=memory.quarantined,
-        given_back=[(each.node, each.leave_by, each.reason) for each in memory.given_back],
+        given_back=[(each.node, each.leave_by, each.reason, each.store) for each in memory.given_back],
         gone=sorted(memory.gone),
         named=memory.named,
         checkpoints=memory.checkpoints,
@@ -118,7 +118,7 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
         spent=[at + ahead for at in written.spent],
         doubt=None if written.doubt is None else Doubt(written.doubt[0], frozenset(written.doubt[1])),
         quarantined=written.quarantined,
-        given_back=[GivenBack(node, by + ahead, reason) for node, by, reason in written.given_back],
+        given_back=[GivenBack(node, by + ahead, why, store) for node, by, why, store in written.given_back],
         gone=set(written.gone),
         named=written.named,
         checkpoints=written.checkpoints,
