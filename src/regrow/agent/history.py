@@ -68,6 +68,8 @@ class _Life:
         return WorkerPast(worker=self.spawn.worker, **fields)
 
     def enter(self, order: FormGeneration) -> None:
+        if order.generation <= self.generation:
+            return  # it is told a second time: what has happened in that generation since has happened
         self.rank, self.local_rank = order.rank, order.local_rank
         self.generation, self.begins_at = order.generation, order.step
         self.entered = order.generation if self.entered is None else self.entered

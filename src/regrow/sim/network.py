@@ -56,6 +56,29 @@ class Timeline:
         return True
 
 
+class Downlink:
+    """The order of what is said to one agent: as on a stream, nothing comes again after a question that came later.
+
+    The agent has answered the question without it, and what stands behind a question does not wait for its echo.
+    """
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._heard = 0
+
+    def place(self, *, question: bool) -> int:
+        """Where what is said now stands: behind so many questions, itself among them."""
+        self._asked += question
+        return self._asked
+
+    def arrives(self, place: int, *, question: bool) -> bool:
+        """Whether what stands there is heard as it comes: not if a later question was, nor a question twice."""
+        if place < self._heard + question:
+            return False
+        self._heard = place if question else self._heard
+        return True
+
+
 class Network:
     """Carries messages.
 

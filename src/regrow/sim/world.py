@@ -1,6 +1,7 @@
 """A whole job in virtual time: the machine of production, and around it agents, workers and a network that are not."""
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from regrow.agent.held_tables import Feasible
@@ -41,7 +42,7 @@ from regrow.sim.collectives import Group
 from regrow.sim.coordinator import SimCoordinator
 from regrow.sim.faults import SimFault, Wish, striking
 from regrow.sim.invariants import InvariantBroken, Invariants, require
-from regrow.sim.network import Network, NetworkConditions, Timeline
+from regrow.sim.network import Downlink, Network, NetworkConditions, Timeline
 from regrow.sim.script import Doing, SimScript
 from regrow.sim.sights import Lookout, watched
 from regrow.sim.time_limits import TimeLimits
@@ -111,8 +112,7 @@ class World:
         )
         self._lives: dict[NodeId, int] = {}
         """How many agents each node has lost; whoever belongs to one of those is heard no more."""
-        self._asked: dict[NodeId, int] = {}
-        """How often each node was asked to report."""
+        self._downlinks: defaultdict[NodeId, Downlink] = defaultdict(Downlink)
         self._connected: set[NodeId] = set()
         self._losing: set[NodeId] = set()
         """Lost, and the coordinator does not know it yet."""
@@ -163,16 +163,16 @@ class World:
         term = self._uplinks.term_of(node)
         if node not in self._connected - self._losing or term is None:
             return
-        life, asked = self._lives[node], self._asked.get(node, 0)
+        life, downlink, question = self._lives[node], self._downlinks[node], isinstance(order, ReportNode)
+        place = downlink.place(question=question)
 
         def deliver() -> None:
             again = isinstance(order, SpawnWorker) and order.worker in self.workers
             there = self._uplinks.term_of(node) == term and self._lives[node] == life
-            if there and self._asked.get(node, 0) == asked and not again:
-                self._asked[node] = asked + isinstance(order, ReportNode)
+            if there and not again and downlink.arrives(place, question=question):
                 self._agents.obey(node, order)
 
-        self._network.send(("to", node), deliver, sure=isinstance(order, ReportNode))
+        self._network.send(("to", node), deliver, sure=question)
 
     def _obey(self, node: NodeId, order: Feasible) -> None:
         match order:
