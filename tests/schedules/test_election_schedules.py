@@ -90,6 +90,15 @@ def test_where_only_the_link_between_two_is_cut_or_the_disk_is_gone_the_coordina
     assert world.decisions[-1].at > 20.0 + 3 * LEASE
 
 
+def succeeded(launchers: int, seed: int, at: float, how: str) -> ElectionWorld:
+    """The first coordinator is lost then, and another has its place within two leases."""
+    world = ElectionWorld(launchers, seed, [Event(at, how, frozenset({0}), 1000.0)])
+    world.run(at + 2 * LEASE)
+    assert_one_after_the_other(world.decisions)
+    assert world.decisions[-1].term > 1, world.decisions[-1]
+    return world
+
+
 @given(
     st.integers(3, 8),
     st.integers(0, 2**32),
@@ -100,10 +109,7 @@ def test_where_only_the_link_between_two_is_cut_or_the_disk_is_gone_the_coordina
 def test_a_coordinator_that_is_lost_has_a_successor_within_two_leases(
     launchers: int, seed: int, at: float, how: str
 ) -> None:
-    world = ElectionWorld(launchers, seed, [Event(at, how, frozenset({0}), 1000.0)])
-    world.run(at + 2 * LEASE)
-    assert_one_after_the_other(world.decisions)
-    assert world.decisions[-1].term > 1, world.decisions[-1]
+    world = succeeded(launchers, seed, at, how)
     if how == "dies":
         again = next(decision.at for decision in world.decisions if decision.term > 1)
         assert again - at < LEASE / 2, "who is known to have ended is not waited for"
@@ -122,10 +128,7 @@ def test_who_is_elected_is_followed_by_all_though_others_stood_at_the_same_momen
     launchers: int, seed: int, at: float, how: str
 ) -> None:
     """Those that it had not reached yet voted for a third one, and could follow it no more: nobody might decide."""
-    world = ElectionWorld(launchers, seed, [Event(at, how, frozenset({0}), 1000.0)])
-    world.run(at + 2 * LEASE)
-    assert_one_after_the_other(world.decisions)
-    assert world.decisions[-1].term > 1, world.decisions[-1]
+    succeeded(launchers, seed, at, how)
 
 
 def test_of_two_launchers_the_one_that_is_left_elects_nobody() -> None:

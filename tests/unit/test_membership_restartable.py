@@ -85,6 +85,18 @@ def test_a_node_that_goes_in_any_case_is_not_refused_and_is_given_back_afterward
     assert failed.machine.roster.nodes[NODES[1]].leave_reason == "preempted"
 
 
+def test_how_long_the_first_start_took_is_known_to_the_next_machine() -> None:
+    machine = RestartableMachine(make)
+    for node in NODES:
+        machine.handle(NodeJoined(node, node, 1, f"{node}:1"), 1.0)
+    before = machine.machine
+    before.roster.first_build = 7000.0
+    machine.handle(DrainRequested(NODES[1], 30.0, "x"), 2.0)
+    report(machine)
+    assert machine.machine is not before
+    assert machine.machine.roster.first_build == 7000.0
+
+
 def test_what_agents_and_signals_say_meanwhile_is_heard_afterwards(failed: RestartableMachine) -> None:
     assert failed.handle(NodeDraining(NODES[1], 30.0, "SIGUSR1"), 2.5) == []
     assert failed.handle(StopRequested("Ctrl-C"), 2.6) == []

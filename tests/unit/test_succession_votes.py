@@ -199,6 +199,7 @@ def memory() -> JobMemory:
         gone={WorkerId("n1.w1"), WorkerId("n1.w0")},
         named={NodeId("n1"): 4},
         checkpoints=2,
+        first_build=300.0,
     )
 
 
@@ -219,6 +220,7 @@ def test_what_is_handed_over_comes_back_with_times_of_the_other_clock() -> None:
         "gone",
         "named",
         "checkpoints",
+        "first_build",
         "restarts",
         "resumes",
         "wanted",

@@ -9,9 +9,8 @@ import pytest
 from regrow.core.ids import JobId
 from regrow.core.job import JobSpec
 from regrow.core.messages import Warmth
-from regrow.launch.succession import hosting
 from regrow.membership.incident import RUNGS
-from regrow.membership.recovery import hangs, worst_case
+from regrow.membership.recovery import hangs
 from regrow.membership.recovery.worst_case import Wait, formulas, waits, worst_cases
 
 PROTOCOL = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
@@ -73,7 +72,3 @@ def test_a_standby_that_waits_before_its_script_has_one_stage_more_to_go() -> No
     formula = {warmth: worst_cases(msgspec.structs.replace(DEFAULTS, warmth=warmth), standing=1.0) for warmth in Warmth}
     assert formula[Warmth.BUILT]["fork"].formula == "max(H, 2 B) + F + C"
     assert formula[Warmth.IMPORTS]["fork"].formula == "max(H, 3 B) + F + C"
-
-
-def test_agents_have_as_long_to_come_to_an_elected_coordinator_as_the_sum_says() -> None:
-    assert worst_case.ARRIVE_S == hosting._ARRIVE_S

@@ -22,8 +22,10 @@ LAST_ACTS_S: Seconds = 86400.0
 """A rank that exports or uploads when all others have ended is waited for so long; one that never ends, no longer."""
 SWITCH_S: Seconds = 300.0
 """How long a change of the world that nobody hurries waits for the agreed step."""
+ARRIVE_S: Seconds = 10.0
+"""So long the agents may take to find another coordinator; who comes later is lost, and comes back."""
 AGAIN = 2
-"""How much longer all workers may build that are started again, together, than one that joins the others."""
+"""Workers that are all started again may build for so many times what one gets that joins the others."""
 
 
 def earliest(state: State, roster: Roster, facts: JobSpec) -> Instant | None:

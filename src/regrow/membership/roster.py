@@ -251,8 +251,8 @@ class Roster:
 
     def built(self, now: Instant) -> None:
         """All are ready for a step."""
-        if self.first_build is None:
-            self.first_build = now - (now if self._opened is None else self._opened)
+        if self.first_build is None and self._opened is not None:
+            self.first_build = now - self._opened
 
     def adopt(self, worker: WorkerRecord) -> None:
         """A worker that another coordinator has started, or one of its that is gone."""

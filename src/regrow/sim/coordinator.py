@@ -20,8 +20,8 @@ from regrow.core.messages import (
     WorkerExited,
     WorkerOrder,
 )
+from regrow.membership.deadlines import ARRIVE_S
 from regrow.membership.machine import Command, EndJob, Membership
-from regrow.membership.recovery.worst_case import ARRIVE_S
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.succession.memory import CoordinatorLoss, JobMemory
 from regrow.membership.succession.written import MemoryWriter, read

@@ -21,6 +21,7 @@ from regrow.launch import folder
 from regrow.launch.console import Console
 from regrow.launch.job import JobPlan
 from regrow.launch.succession.deputy import Elected
+from regrow.membership.deadlines import ARRIVE_S
 from regrow.membership.machine import Membership
 from regrow.membership.orders import Deposed, EndJob
 from regrow.membership.restartable import RestartableMachine
@@ -37,8 +38,6 @@ from regrow.observe.record import EventWriter
 from regrow.observe.watch.acting import PageActions
 from regrow.observe.watch.site import WatchSite
 
-_ARRIVE_S: Seconds = 10.0
-"""So long the agents may take to find another coordinator; who comes later is lost, and comes back."""
 _HOLD_AGAIN_S: Seconds = 0.2
 
 
@@ -71,7 +70,7 @@ class NextHost:
         memory.loss = CoordinatorLoss(elected.handover.writer, elected.lost_at)
         expected = [node for node in nodes if node != elected.handover.writer]
         machine = self._machine = RestartableMachine(
-            lambda memory: Membership(facts, (), plan.resume, memory=memory), memory, expected, now + _ARRIVE_S
+            lambda memory: Membership(facts, (), plan.resume, memory=memory), memory, expected, now + ARRIVE_S
         )
         voters = Voters.of_successor(elected.me, elected.term, VOTE_LEASE, elected.handover, now)
         writer = MemoryWriter(lambda: (machine.remember(), machine.nodes))

@@ -13,15 +13,13 @@ from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import Warmth
 from regrow.membership.checkpoints import SNAPSHOT_S, WRITE_S
-from regrow.membership.deadlines import AGAIN, SWITCH_S
+from regrow.membership.deadlines import AGAIN, ARRIVE_S, SWITCH_S
 from regrow.membership.recovery.hangs import BETWEEN, Bounds
 from regrow.membership.recovery.proof_of_life import PROOF_S
 from regrow.membership.recovery.standstill import FRESH_S
 
 ELECTED_S: Seconds = 20.0
 """Within which another coordinator is elected, where a majority of the voters is there."""
-ARRIVE_S: Seconds = 10.0
-"""Within which the agents come to it; who does not is lost."""
 _LOOKS = 2
 """It takes so many looks at a worker until it is said to hang."""
 _TICKS = 3

@@ -4,9 +4,7 @@ import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
-from typing import Protocol
 
-import msgspec
 from aiohttp import WSMsgType, web
 
 from regrow.core import http
@@ -14,7 +12,6 @@ from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
-from regrow.core.job import JobSpec
 from regrow.core.messages import (
     AgentFact,
     AgentOrder,
@@ -34,6 +31,7 @@ from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 from regrow.membership.admission import Admission, JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale, Command, EndJob
 from regrow.membership.server.agent_link import AgentLink
+from regrow.membership.server.hosted import Machine
 from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.http_replies import refusal, unknown, words_of
 
@@ -52,32 +50,6 @@ Watcher = Callable[[Record | NodeProgress], None]
 """Told of every record, and of the newest commits of each node, as they come."""
 
 
-class Machine(Protocol):
-    """What the server asks of the membership machine."""
-
-    @property
-    def facts(self) -> JobSpec:
-        """What the job was started with."""
-        ...
-
-    @property
-    def world(self) -> int:
-        """Ranks of the present world, or of the one that is being formed."""
-        ...
-
-    def handle(self, event: Fact, now: Instant) -> list[Command]:
-        """Take in one fact; return what is to be done, in order."""
-        ...
-
-    def next_deadline(self) -> Instant | None:
-        """When `TimeAdvanced` must be sent at the latest."""
-        ...
-
-    def snapshot(self) -> msgspec.Struct:
-        """What the job looks like, for people."""
-        ...
-
-
 class Coordinator:
     """Hosts a membership machine: `async with Coordinator(machine, token=...) as coordinator`.
 
@@ -91,7 +63,8 @@ class Coordinator:
         known: nodes that earlier coordinators have had in the job: nobody else is given their names.
         lease: seconds after which an agent that answers nothing counts as lost.
         near: nodes whose agents are children of this process: it sees their end, and a pause of theirs is none.
-        clock, routes: gives the machine its time; more that can be asked.
+        clock: gives the machine its time.
+        routes: more that can be asked.
     """
 
     def __init__(
@@ -112,7 +85,8 @@ class Coordinator:
         self.watchers: list[Watcher] = []
         self.on_node_lost: list[Callable[[NodeId], None]] = []
         """Told of every node that is lost."""
-        self.crash = ""  # the stack of a defect of regrow's own that ended the job, not for the screen
+        self.crash = ""
+        """Stack of a defect of regrow's own that ended the job, for the record and not for the screen."""
         self.offer: JoinOffer | None = None
         """What nodes that come later are told, all but their names; None: their launchers cannot ask."""
         self._machine = machine

@@ -10,7 +10,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import Fact, NodeProgress
 from regrow.core.messages.elections import Office
 from regrow.membership.orders import Command, Deposed, EndJob
-from regrow.membership.server.coordinator import Machine
+from regrow.membership.server.hosted import Machine
 from regrow.membership.succession.belated import aged, says_all_of, still_meant
 from regrow.membership.succession.voters import Voters
 

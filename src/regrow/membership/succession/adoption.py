@@ -95,6 +95,7 @@ class Succession:
             gone=self._gone | {w.worker for w in self._roster.workers.values() if w.stage is Stage.GONE},
             named=dict(self._roster.named),
             checkpoints=self._checkpoints.attempts,
+            first_build=self._roster.first_build,
         )
 
     def notices(self, memory: JobMemory, now: Instant) -> list[NodeDraining]:
@@ -152,6 +153,7 @@ class Succession:
         self._ladder.budget.times.extend(memory.spent)
         self._roster.named.update(memory.named)
         self._checkpoints.attempts = memory.checkpoints
+        self._roster.first_build = memory.first_build
         self._generations.telling, self._generations.doubts.open = memory.telling, memory.doubt
 
     def _enter_nodes(

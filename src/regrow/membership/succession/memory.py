@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from regrow.core.ids import Instant, NodeId, StepNo, WorkerId
+from regrow.core.ids import Instant, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.messages import GenerationTable, WorldChange
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
@@ -50,6 +50,7 @@ class JobMemory:
         gone: workers whose end was written down.
         named: how many workers of each node have had names.
         checkpoints: how many were begun.
+        first_build: how long the first workers took to their first step; None: they have not come to it.
         loss: how it was lost; None: it has failed, and its process goes on.
     """
 
@@ -71,4 +72,5 @@ class JobMemory:
     gone: set[WorkerId] = field(default_factory=set)
     named: dict[NodeId, int] = field(default_factory=dict)
     checkpoints: int = 0
+    first_build: Seconds | None = None
     loss: CoordinatorLoss | None = None

@@ -39,6 +39,7 @@ class WrittenMemory(msgspec.Struct, frozen=True):
     gone: list[WorkerId]
     named: dict[NodeId, int]
     checkpoints: int
+    first_build: Seconds | None
     nodes: list[NodeId]
 
 
@@ -86,6 +87,7 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         gone=sorted(memory.gone),
         named=memory.named,
         checkpoints=memory.checkpoints,
+        first_build=memory.first_build,
         nodes=sorted(nodes),
     )
 
@@ -122,6 +124,7 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
         gone=set(written.gone),
         named=written.named,
         checkpoints=written.checkpoints,
+        first_build=written.first_build,
     )
     return memory, written.nodes
 
