@@ -8,15 +8,17 @@ the frames between them, so that links can be slow and lossy on any kernel. Thre
 is the spare. On each side two jobs of the same steps go on beside each other: one that nobody disturbs, and one that
 has the faults of the seed's plan. *Goodput* is how long the undisturbed job took for its steps, as a share of what
 the disturbed one took for them; of one that is not at its end by then, its share of the steps. Torchrun's side has
-the same plan, a checkpoint every 50 steps on a local disk, a spare host, collectives that end after 20 s, and
-whatever ends there is started again as it is for regrow.
+the same plan, a checkpoint every 50 steps on a local disk, no spare (with one its agents start all workers again and
+again as soon as a host has come back), collectives that end after 20 s, and whatever ends there is started again as
+it is for regrow.
 
-Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for ever; regrow has
-`--hang-timeout 2`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher for 5 s
-and 1 kills it, 2 kill all processes of a host and 1 those of the coordinator's, 2 cut a host's link, both ways or what
-it sends, until the job goes on without it (regrow has `--node-lease 3`, 10 s otherwise), and for 3 s 1 has all frames
-come 200 ms later and 1 loses 5 of 100. Launchers that have ended are started again a second later. Under torchrun an
-agent is its launcher, and the coordinator the launcher of the host that its store is on.
+Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for ever; regrow
+has `--hang-timeout 2`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher
+for 5 s and 1 kills it, 2 kill all processes of a host and 1 those of the coordinator's, 2 cut a host's link, both
+ways or what it sends, until the job goes on without it, 20 s at most (regrow has `--node-lease 3`, 10 s otherwise),
+and for 3 s 1 has all frames come 200 ms later and 1 loses 5 of 100. Launchers that have ended are started again a
+second later. Under torchrun an agent is its launcher, and the coordinator the launcher of the host that its store is
+on.
 """
 
 import argparse
@@ -181,7 +183,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--side", choices=["regrow", "torchrun"], help="only this one")
     parser.add_argument(
-        "--quick", action="store_true", help="4 minutes a side; each kind once, kills of ranks four times"
+        "--quick", action="store_true", help="2.7 minutes of faults a side; each kind once, kills of ranks four times"
     )
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
@@ -191,7 +193,7 @@ def main() -> int:
         return 1
     warn_if_busy()
     folder = Path(tempfile.mkdtemp(prefix="regrow-chaos-", dir="/tmp"))
-    minutes, every = (3.2, 12.0) if args.quick else (args.minutes, args.every)
+    minutes, every = (2.7, 10.0) if args.quick else (args.minutes, args.every)
     sides = [args.side] if args.side else ["regrow", "torchrun"]
     results = {
         side: measure(side, folder, minutes=minutes, every=every, seed=args.seed, quick=args.quick) for side in sides

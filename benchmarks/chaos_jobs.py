@@ -86,7 +86,8 @@ class Job:
     def __enter__(self) -> Self:
         self.folder.mkdir()
         self.network.open()
-        for host in range(HOSTS):
+        # Without a spare: when a host has come back beside one, torchrun's agents restart all workers again and again.
+        for host in range(HOSTS if self.side == "regrow" else HOSTS - 1):
             self.start(host)
         return self
 
