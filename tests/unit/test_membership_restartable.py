@@ -20,7 +20,9 @@ from regrow.core.messages import (
     Role,
     ScaleRequested,
     SpawnWorker,
+    StopNode,
     StopRequested,
+    TimeAdvanced,
     Warmth,
     WorkerExited,
     WorkerReady,
@@ -154,6 +156,10 @@ def elected(failed: RestartableMachine) -> RestartableMachine:
     return RestartableMachine(make, failed.remember(), NODES, 20.0)
 
 
+def asks(machine: RestartableMachine) -> bool:
+    return machine.entering
+
+
 def test_a_notice_that_an_elected_coordinator_hears_ends_with_the_node(failed: RestartableMachine) -> None:
     machine = elected(failed)
     machine.handle(NodeJoined(NODES[1], NODES[1], 1, "node1:1"), 5.0)
@@ -175,6 +181,50 @@ def test_a_notice_is_for_the_agent_that_got_it_wherever_it_turns(failed: Restart
         machine.handle(NodeJoined(node, node, 1, store), 5.0)
         machine.handle(NodeReport(node, 1, []), 5.0)
     assert machine.machine.roster.nodes[NODES[1]].leave_by == (None if again else 34.0)
+
+
+def test_an_agent_that_comes_late_to_another_coordinator_has_its_time_to_answer(failed: RestartableMachine) -> None:
+    """At 20.0 all must have come; at 30.0 all must have answered."""
+    machine = elected(failed)
+    machine.handle(NodeJoined(NODES[0], NODES[0], 1, "node0:1"), 9.0)
+    machine.handle(NodeReport(NODES[0], 1, []), 9.5)
+    machine.handle(NodeJoined(NODES[1], NODES[1], 1, "node1:1"), 19.5)
+    assert machine.next_deadline() == 29.5
+    assert machine.handle(TimeAdvanced(), 20.0) == []
+    machine.handle(NodeReport(NODES[1], 1, []), 29.0)
+    assert not asks(machine) and machine.nodes == NODES
+
+
+def test_an_agent_that_comes_and_answers_nothing_is_lost(failed: RestartableMachine) -> None:
+    machine = elected(failed)
+    machine.handle(NodeJoined(NODES[0], NODES[0], 1, "node0:1"), 8.0)
+    machine.handle(NodeJoined(NODES[1], NODES[1], 1, "node1:1"), 9.0)
+    machine.handle(NodeReport(NODES[1], 1, []), 9.5)
+    assert machine.next_deadline() == 18.0
+    (stop, *_) = machine.handle(TimeAdvanced(), 18.0)
+    assert stop == StopNode(NODES[0], "it did not tell a new coordinator of its workers within 10 s", 0.0)
+    assert not asks(machine) and machine.nodes == NODES[1:]
+
+
+def test_agents_that_come_again_and_again_keep_no_coordinator_from_its_work(failed: RestartableMachine) -> None:
+    machine, now = elected(failed), 10.0
+    while asks(machine) and now < 100.0:
+        machine.handle(TimeAdvanced(), now)
+        if asks(machine):
+            for node in NODES:
+                machine.handle(NodeJoined(node, node, 1, f"{node}:{now}"), now)
+        now += 1.0
+    assert now == 31.0
+
+
+def test_who_is_asked_for_the_newest_table_has_its_time_for_that_too(failed: RestartableMachine) -> None:
+    machine = elected(failed)
+    for node in NODES:
+        machine.handle(NodeJoined(node, node, 1, f"{node}:1"), 10.0)
+    machine.handle(NodeReport(NODES[0], 1, []), 10.5)
+    (asked,) = machine.handle(NodeReport(NODES[1], 1, [], table=9), 19.0)
+    assert asked == ReportNode(NODES[1], 1, table=True)
+    assert machine.next_deadline() == 29.0
 
 
 def test_a_world_that_is_built_anew_after_a_failure_says_when_it_has_become_smaller() -> None:

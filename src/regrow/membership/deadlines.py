@@ -23,7 +23,10 @@ LAST_ACTS_S: Seconds = 86400.0
 SWITCH_S: Seconds = 300.0
 """How long a change of the world that nobody hurries waits for the agreed step."""
 ARRIVE_S: Seconds = 10.0
-"""So long the agents may take to find another coordinator; who comes later is lost, and comes back."""
+"""So long the agents may take to find another coordinator, and each of them then to answer it.
+
+Who comes later is lost, and comes back.
+"""
 AGAIN = 2
 """Workers that are all started again may build for so many times what one gets that joins the others."""
 

@@ -32,6 +32,7 @@ from regrow.core.messages import (
     WorkerStarted,
 )
 from regrow.membership import diagnosis as say
+from regrow.membership.deadlines import ARRIVE_S
 from regrow.membership.machine import Membership
 from regrow.membership.orders import AnswerScale, Command, EndJob
 from regrow.membership.succession.belated import aged, still_meant
@@ -62,7 +63,7 @@ class _Takeover:
         number: of the question.
         memory: what the last machine knew.
         joined: the agents that are there.
-        deadline: for their reports.
+        deadline: for their reports, or, where none is there yet, for the agents to come.
         expected: nodes whose agents have still to come.
     """
 
@@ -75,8 +76,11 @@ class _Takeover:
         expected: Collection[NodeId] = (),
     ) -> None:
         self.number = number
-        self.memory, self.joined, self.deadline = memory, dict(joined), deadline
+        self.memory, self.joined = memory, dict(joined)
         self.expected = set(expected)
+        self._arrive_by, self._last = deadline, deadline + ARRIVE_S
+        self._due = dict.fromkeys(joined, deadline)
+        """Until when each of those that are there is to report."""
         self.reports: dict[NodeId, NodeReport] = {}
         self._news: list[tuple[Instant, Fact]] = []
 
@@ -85,7 +89,19 @@ class _Takeover:
         """Who has still to report."""
         return [node for node in self.joined if node not in self.reports]
 
-    def lacks_table(self) -> ReportNode | None:
+    @property
+    def deadline(self) -> Instant:
+        """When somebody is late next, if nobody reports until then."""
+        awaited = [self._due[node] for node in self.awaited]
+        return min(awaited if awaited and not self.expected else [*awaited, self._arrive_by])
+
+    def late(self, now: Instant) -> list[NodeId]:
+        """Whose report is due. Those that have not come in time are waited for no more."""
+        if now >= self._arrive_by:
+            self.expected.clear()
+        return [node for node in self.awaited if now >= self._due[node]]
+
+    def lacks_table(self, now: Instant) -> ReportNode | None:
         """The question for a newer table than the last machine is known to have made."""
         known = 0 if self.memory.table is None else self.memory.table.head.number
         newest = max(self.reports.values(), key=lambda report: report.table, default=None)
@@ -95,11 +111,16 @@ class _Takeover:
             self.memory.table = newest.newest
             return None
         del self.reports[newest.node]
+        self._due[newest.node] = now + ARRIVE_S
         return ReportNode(newest.node, self.number, table=True)
 
-    def joins(self, fact: NodeJoined) -> ReportNode:
-        """An agent comes to another coordinator, and is asked."""
+    def joins(self, fact: NodeJoined, now: Instant) -> ReportNode:
+        """An agent comes to another coordinator, and is asked. However late it comes, it has its time to answer.
+
+        But one that comes after the last that is waited for, or again and again, has what is left of the whole.
+        """
         self.joined[fact.node] = fact
+        self._due[fact.node] = min(now + ARRIVE_S, self._last)
         self.expected.discard(fact.node)
         self.reports.pop(fact.node, None)
         # One before it is lost, as its report says by what is not in it.
@@ -267,14 +288,12 @@ class RestartableMachine:
             return [*answer]
         late: list[Command] = [*answer]
         if isinstance(event, NodeJoined) and self._succeeds:
-            late.append(takeover.joins(event))
+            late.append(takeover.joins(event, now))
         else:
             takeover.hear(event, now)
-        if isinstance(event, TimeAdvanced) and now >= takeover.deadline:
-            takeover.deadline = now + self.facts.node_deadline
-            takeover.expected.clear()
-            reason = say.agent_silent(self.facts.node_deadline)
-            for node in takeover.awaited:
+        if isinstance(event, TimeAdvanced):
+            reason = say.agent_silent(ARRIVE_S if self._succeeds else self.facts.node_deadline)
+            for node in takeover.late(now):
                 takeover.hear(NodeLost(node, reason), now)
                 self._joined.pop(node, None)
                 late.append(StopNode(node, reason, 0.0))
@@ -284,7 +303,7 @@ class RestartableMachine:
         """All agents have reported: another machine goes on."""
         if takeover.awaited or takeover.expected:
             return []
-        if (asked := takeover.lacks_table()) is not None:
+        if (asked := takeover.lacks_table(now)) is not None:
             return [asked]
         self._takeover, self._succeeds = None, False
         news = takeover.news(now)

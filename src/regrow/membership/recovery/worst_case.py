@@ -50,7 +50,7 @@ class Wait(StrEnum):
     SAVE = "D"
     """The state of halted ranks is on disk, or will not be."""
     ELECTION = "V"
-    """Another coordinator is elected, and agents have come to it."""
+    """Another coordinator is elected; agents have come to it, have told what they hold, and one the newest table."""
     REPORTS = "R"
     """All agents have told what they hold."""
 
@@ -101,7 +101,7 @@ def waits(facts: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wai
         Wait.END: facts.halt_deadline,
         Wait.WRITE: 2 * WRITE_S if saves else 0.0,
         Wait.SAVE: SNAPSHOT_S + 2 * WRITE_S if saves else 0.0,
-        Wait.ELECTION: ELECTED_S + ARRIVE_S,
+        Wait.ELECTION: ELECTED_S + 3 * ARRIVE_S,
         Wait.REPORTS: facts.node_deadline,
     }
 
