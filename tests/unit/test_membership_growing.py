@@ -1,7 +1,7 @@
 """A world that grows, and requests that are refused, fact by fact."""
 
 import pytest
-from tests.unit.elastic_job import candidates, elastic, grown, phase, planned, scale, shrunk, stop
+from tests.unit.elastic_job import candidates, comes, elastic, grown, lose, phase, planned, scale, shrunk, stop
 from tests.unit.membership_job import Job, form
 
 from regrow.core.ids import NO_STATE, NodeId, StepNo
@@ -61,6 +61,20 @@ def test_the_world_is_larger_from_the_agreed_step_on_and_that_is_an_incident_of_
     assert closed.hydrated_bytes == 3000
     view = job.machine.snapshot()
     assert (view.replicas, view.wanted, view.min_replicas, view.max_replicas, view.phase) == (3, 3, 1, 6, "training")
+
+
+def test_nodes_that_hold_a_replica_together_make_the_world_grow_when_the_last_of_them_has_come() -> None:
+    job = elastic(2, slots=2, unit=2, max_replicas=3)
+    comes(job, "n1")
+    lose(job, "n1")
+    comes(job, "n2")
+    assert (job.machine.snapshot().wanted, candidates(job)) == (1, []), "one that is gone again does not count"
+    comes(job, "n3")
+    assert (job.machine.snapshot().wanted, len(candidates(job))) == (2, 2)
+    comes(job, "n4")
+    assert job.machine.snapshot().wanted == 2
+    comes(job, "n5")
+    assert job.machine.snapshot().wanted == 3
 
 
 def test_no_fault_is_counted_for_a_change() -> None:

@@ -8,7 +8,7 @@ switched at once. One change is under way at a time; what is asked for meanwhile
 from collections.abc import Sequence
 
 from regrow.core import records as record
-from regrow.core.ids import Generation, Instant, Rank, Seconds
+from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
 from regrow.core.messages import DrainRequested, NodeDraining, NodeJoined, Role, ScaleRequested
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
@@ -46,6 +46,8 @@ class Resizing:
         self._pausing = False
         """A change waits for the least time between two."""
         self._drains = Draining(job, size, mender, switch)
+        self._came: dict[NodeId, int] = {}
+        """Slots of nodes that have come, too few for a replica so far: others may bring the rest."""
         self._no_larger: tuple[int, str] | None = None
         """More replicas than so many cannot be, as a candidate's script has said, and why."""
 
@@ -95,12 +97,20 @@ class Resizing:
         wanted = self._size.wanted
         if new:
             everywhere = sum(each.slots for each in self._roster.usable_nodes()) // unit
-            wanted = max(wanted, min(wanted + node.slots // unit, everywhere, self._most))
+            wanted = max(wanted, min(wanted + self._replicas_more(node), everywhere, self._most))
         size = self._size.limits.fit(min(wanted, job.replicas + self._room()))
         if event.stay is not None and size is not None and size > job.replicas:
             node.unpaid = bool(self._weigh(size, event.stay, now))
         if not node.unpaid and (wanted > self._size.wanted or (size is not None and size > job.replicas)):
             self._size.wanted, self._size.wanted_by = wanted, f"{node.node} has come"
+
+    def _replicas_more(self, node: NodeRecord) -> int:
+        """For how many replicas a new node brings room, with those that brought too little before it."""
+        here = {each.node for each in self._roster.usable_nodes()}
+        came = {name: slots for name, slots in self._came.items() if name in here} | {node.node: node.slots}
+        more, left = divmod(sum(came.values()), self._facts.unit)
+        self._came = {node.node: left} if more else came
+        return more
 
     def changed(self) -> None:
         """Something has happened that may make room, or take it."""
