@@ -1,6 +1,7 @@
 """Operators without HTTP and without waiting: what they hear comes when the test says so, and answers get lost."""
 
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 from tests.cluster.fake_store import FakeStore, Manifest, Refused
@@ -10,7 +11,8 @@ from regrow.operator.api import ApiFailure, ApiKind
 from regrow.operator.cache import JobKey
 from regrow.operator.controller import Controller
 from regrow.operator.observing import read
-from regrow.operator.resource import read_job
+from regrow.operator.pod_seen import PodSeen
+from regrow.operator.resource import TrainingJob, read_job
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -23,6 +25,8 @@ class StoreApi:
         self._lost = lost
         self.asked_to_end: set[str] = set()
         """Pods that were deleted with their grace."""
+        self.deleted: set[str] = set()
+        """Pods that were deleted, with it or without."""
 
     async def list(self, kind: ApiKind) -> tuple[list[Manifest], str]:
         return self._store.all_of(kind), str(self._store.version)
@@ -50,6 +54,7 @@ class StoreApi:
         return self._ask(lambda: self._store.patch(kind, namespace, name, change))
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
+        self.deleted.add(name)
         if not force:
             self.asked_to_end.add(name)
         self._ask(lambda: self._store.delete(kind, namespace, name, grace=0 if force else None))
@@ -98,20 +103,26 @@ class ScheduledOperator:
             await self.look_at(key)
 
     async def look_at(self, key: JobKey) -> None:
-        """At one job; nobody is asked to leave while fewer than the gang would train without it."""
+        """At one job; nobody is asked to leave while fewer than the gang would train without it, and pod 0 never."""
         with contextlib.suppress(ApiFailure):
             await self.controller._find_unsure(key)  # as it does before it decides: what it knows then counts
         before = self._training(key)
         self._api.asked_to_end.clear()
+        self._api.deleted.clear()
         with contextlib.suppress(ApiFailure):
             await self.controller.reconcile(key)
         if before is not None:
-            low, running = before
-            left = {place for name, place in running.items() if name not in self._api.asked_to_end}
-            assert len(left) >= min(low, len(set(running.values()))), f"below the minimum by its own choice: {running}"
+            job, running = before
+            each = job.spec.pods_per_replica
+            there = Counter(pod.place for pod in running)
+            left = Counter(pod.place for pod in running if pod.name not in self._api.asked_to_end)
+            whole, stay = (sum(count == each for count in places.values()) for places in (there, left))
+            assert stay >= min(job.spec.replica_count, whole), f"below the minimum by its own choice: {running}"
+            leaders = {pod.name for pod in running if pod.leader}
+            assert not leaders & self._api.deleted, "pod 0 is sent away while the job trains"
 
-    def _training(self, key: JobKey) -> tuple[int, dict[str, int]] | None:
-        """Of a job that trains, as far as it knows: the gang's size, and the places of pods that run."""
+    def _training(self, key: JobKey) -> tuple[TrainingJob, list[PodSeen]] | None:
+        """A job that trains, as far as it knows, and its pods that run."""
         found = self.controller.cache.job(key)
         if found is None:
             return None
@@ -119,5 +130,4 @@ class ScheduledOperator:
         pods = [pod for pod in self.controller.cache.pods(key) if pod.owner == job.uid]
         if read(job, pods, self._store.wall()).seen.stage is not JobStage.TRAINING:
             return None
-        running = {pod.name: pod.place for pod in pods if pod.phase == "Running" and pod.deleted_at is None}
-        return job.spec.replica_count, running
+        return job, [pod for pod in pods if pod.phase == "Running" and pod.deleted_at is None]

@@ -32,9 +32,13 @@ class Schedule:
         self.losing = False
         low = self.chance.randint(1, 3)
         self.low, self.high = low, low + self.chance.randint(0, 3)
+        self.each = self.chance.choice([1, 1, 2, 3])
+        """Pods of a replica."""
         self.kueue = FakeKueue(self.store, {"queue": 0}, {"high": 10, "low": 1})
         backend = self.chance.choice(["none", "none", "kueue"])
-        self.nodes = FakeScheduler(self.store, {f"n{n}": self.chance.randint(1, 2) for n in range(self.high + 2)})
+        self.nodes = FakeScheduler(
+            self.store, {f"n{n}": self.chance.randint(1, 2) for n in range(self.high * self.each + 2)}
+        )
         self.kubelets = SaidToRun(self.store, lease=_LEASE)
         self.operators = [self._operator(), self._operator()]
         for name, value in (("gang", 10), ("elastic", -100), ("other", 100)):
@@ -44,6 +48,7 @@ class Schedule:
         job = training_job(
             replicaCount=low,
             maxReplicaCount=self.high,
+            podsPerReplica=self.each,
             maxPendingReplicas=self.chance.randint(1, 2),
             scaleUpSnoozeTimeInSeconds=self.chance.choice([0, 30]),
             gracefulShutdownTimeoutInSeconds=5,
@@ -97,27 +102,27 @@ class Schedule:
     def check(self) -> None:
         """What holds at every moment."""
         alive = [each for each in self.kubelets.processes.values() if JOB_LABEL in each["metadata"]["labels"]]
-        places = Counter(
-            (each["metadata"]["labels"][UID_LABEL], each["metadata"]["labels"][PLACE_LABEL]) for each in alive
-        )
+        places = Counter(self._place(each) for each in alive)
         assert max(places.values(), default=0) <= 1, f"two for one place: {places}"
         known = [each for each in self.pods() if each["status"]["phase"] not in ("Succeeded", "Failed")]
-        places = Counter(
-            (each["metadata"]["labels"][UID_LABEL], each["metadata"]["labels"][PLACE_LABEL]) for each in known
-        )
+        places = Counter(self._place(each) for each in known)
         assert max(places.values(), default=0) <= 1, f"two pods for one place: {places}"
-        assert all(int(place) < self.high for _, place in places), "beyond the maximum"
+        assert all(place < self.high and index < self.each for _, place, index in places), "beyond the maximum"
         notes = [(each["metadata"]["labels"][ATTEMPT_LABEL], each["metadata"]["annotations"]) for each in known]
         told = Counter((attempt, said[NODE_RANK]) for attempt, said in notes if said.get(NODE_RANK))
         assert max(told.values(), default=0) <= 1, f"two pods are one node: {told}"
+
+    def _place(self, pod: Manifest) -> tuple[str, int, int]:
+        labels, index = pod["metadata"]["labels"], pod["metadata"]["name"].rsplit("-", 1)[-1]
+        return labels[UID_LABEL], int(labels[PLACE_LABEL]), int(index) if self.each > 1 else 0
 
     async def rest(self, rounds: int = 400) -> None:
         """Nothing happens any more, and there is room on one node alone; in the end all that is wanted runs there."""
         self.losing = False
         self.kubelets.cut.clear()
         self.nodes.unfit.clear()
-        self.nodes.nodes = {self._once_bad(): self.high + 2}
-        self.kueue.quota["queue"] = 4 * self.high + 8
+        self.nodes.nodes = {self._once_bad(): (self.high + 2) * self.each}
+        self.kueue.quota["queue"] = (4 * self.high + 8) * self.each
         for each in self.store.all_of("pods"):
             if JOB_LABEL not in (each["metadata"].get("labels") or {}):
                 self.store.delete("pods", each["metadata"]["namespace"], each["metadata"]["name"], grace=0)
@@ -145,7 +150,24 @@ class Schedule:
         jobs = self.store.all_of("trainingjobs")
         running = [each for each in self.pods() if each["status"]["phase"] == "Running"]
         wanted = sum(each["status"]["desiredReplicas"] for each in jobs)
-        return bool(len(running) == wanted == len(self.pods()))
+        return bool(len(running) == wanted * self.each == len(self.pods()))
+
+    async def lose_beside_pod_0(self) -> None:
+        """Another pod of replica 0 goes, in each way that there is: pod 0 and its gang stay."""
+        for lose in (self._delete, self._force, self._give_up, self._fail):
+            before = self._replica_0()
+            if 0 not in before or self.each == 1:
+                return  # the job is suspended, or replica 0 has no other pod
+            lost = self.chance.randint(1, self.each - 1)
+            lose(before[lost])
+            await self.rest()
+            after = self._replica_0()
+            assert {at for at in after if after[at]["metadata"]["uid"] != before[at]["metadata"]["uid"]} == {lost}
+            attempts = {each["metadata"]["labels"][ATTEMPT_LABEL] for each in (*before.values(), *self.pods())}
+            assert len(attempts) == 1, "the gang has started anew"
+
+    def _replica_0(self) -> dict[int, Manifest]:
+        return {index: pod for pod in self.pods() for _, place, index in [self._place(pod)] if place == 0}
 
     # --- events ------------------------------------------------------------------------------------------------
 
@@ -156,6 +178,18 @@ class Schedule:
     def _kill_pod(self) -> None:
         if pod := self._some():
             self.store.delete("pods", "team", pod["metadata"]["name"])
+
+    def _delete(self, pod: Manifest) -> None:
+        self.store.delete("pods", "team", pod["metadata"]["name"])
+
+    def _force(self, pod: Manifest) -> None:
+        self.store.delete("pods", "team", pod["metadata"]["name"], grace=0)
+
+    def _give_up(self, pod: Manifest) -> None:
+        self.kubelets.end(pod, 75)
+
+    def _fail(self, pod: Manifest) -> None:
+        self.kubelets.end(pod, 137)
 
     def _end_pod(self) -> None:
         pod = self._some("Running")
@@ -220,6 +254,7 @@ async def _play(seed: int, events: int) -> None:
         await schedule.event()
     await schedule.rest()
     assert schedule.settled()
+    await schedule.lose_beside_pod_0()
     for each in schedule.store.all_of("trainingjobs"):
         schedule.store.delete("trainingjobs", "team", each["metadata"]["name"])
     for _ in range(5):

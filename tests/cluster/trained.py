@@ -19,10 +19,10 @@ MICRO = (str(SCRIPTS / "train_micro.py"),)
 
 def micro_job(*, steps: int = STEPS, pace: float = 0.6, **spec: Any) -> dict[str, Any]:
     """A job of the small training in micro-batches, in world-invariant mode; it takes its time until it is let go."""
-    script = [*MICRO, "--steps", str(steps), "--pace", str(pace), "--invariant"]
-    flags = ["--data-cache=off"]
+    script = [*MICRO, "--steps", str(steps), "--pace", str(pace), "--invariant", "--out", "job.out"]
     quick: dict[str, Any] = {"scaleUpSnoozeTimeInSeconds": 0, "gracefulShutdownTimeoutInSeconds": 20}
-    return training_job(script=[*script, "--out", "job.out"], port=held_port(), runFlags=flags, **quick, **spec)
+    given = {"script": script, "port": held_port(), "runFlags": ["--data-cache=off"], **quick}
+    return training_job(**(given | spec))
 
 
 class TrainedJob:
@@ -69,10 +69,15 @@ class TrainedJob:
         """Every loss and the state of every rank bit by bit, no step lost or done twice; kinds of what has happened."""
         alone = self._folder / "alone"
         alone.mkdir()
-        fixed, told = fixed_run(alone, STEPS), self.ledger()
-        assert losses(told) == fixed["losses"]
+        fixed = fixed_run(alone, STEPS)
         finals = [final(self._folder / f"job.{rank}.json") for rank in range(ranks)]
         assert finals == [{"digest": fixed["digest"], "parameters": fixed["parameters"]}] * ranks
+        return self.assert_losses(fixed["losses"])
+
+    def assert_losses(self, undisturbed: dict[int, Any]) -> list[str]:
+        """Every loss bit by bit, no step lost or done twice; kinds of what has happened."""
+        told = self.ledger()
+        assert losses(told) == undisturbed
         assert redone(told) == [] and told.open_incidents == {}
         assert [each.steps_lost for each in told.incidents] == [0] * len(told.incidents)
         return [each.kind for each in told.incidents]

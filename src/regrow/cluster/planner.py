@@ -166,7 +166,7 @@ class _Work:
         whole = sum(each.stage is ReplicaStage.RUNNING for each in gang) >= self._spec.replica_count
         if placed and not whole and self._now >= min(placed) + limit:
             for each in gang:
-                self._drain(each, f"the job's first {self._spec.replica_count} replicas did not run within {limit:g} s")
+                self._drain(each, f"the gang did not run as a whole within {limit:g} s")
 
     def _release(self, each: ReplicaSeen, reason: str) -> None:
         blame = each.nodes if each.to_blame else ()

@@ -8,13 +8,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
-from regrow.cluster.planner import next_look, plan
 from regrow.core.ids import Instant, Seconds
 from regrow.observe.watch.present import JobFigures
 from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
@@ -26,8 +25,10 @@ from regrow.operator.events import warning
 from regrow.operator.node_watch import NodeWatch
 from regrow.operator.nodes import BadMark
 from regrow.operator.objects import ReplicaPlace, pods, secret, service
-from regrow.operator.observing import JobReading, PodSeen, against, found_nodes, read, start_trouble
+from regrow.operator.observing import JobReading, against, found_nodes, read, start_trouble
 from regrow.operator.placing.telling import PodPlacer
+from regrow.operator.planning import PodsStart, PodStep, job_plan, next_turn, pod_steps
+from regrow.operator.pod_seen import PodSeen
 from regrow.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
 from regrow.operator.status import (
     JobFinding,
@@ -218,7 +219,8 @@ class Controller:
         reading = read(job, seen, now, () if self._nodes is None else self._nodes.bad_nodes())
         figures = self._figures_of(job)
         found_bad = found_nodes(job, seen, figures, now)
-        actions = [] if reading.anew else plan(job.spec.elastic(), reading.seen, now)
+        planned = job_plan(job, reading, now)
+        actions = planned.actions
         said = [*findings(job, reading), *_pod_findings(seen, actions), *await self._queue_trouble(job, reading)]
         said += self._placer.findings(job, seen)
         if self._nodes is not None or found_bad:
@@ -228,7 +230,10 @@ class Controller:
         status = next_status(job, reading, actions, now, figures, found_bad, seats)
         status = with_conditions(status, said, job.generation, now)
         await self._write(found, job.status, status)
-        await self._carry_out(job, actions, seen)  # nothing, where the gang starts anew
+        await self._carry_out(job, pod_steps(job, planned, seen), seen)
+        for other in seen:
+            if other.name in reading.rest:
+                await self._delete(job, other, force=False)
         for pod in await self._placer.tell(msgspec.structs.replace(job, status=status), seen):
             self.cache.put(ApiKind.PODS, pod)
         await self._tell(job, status, now)
@@ -237,7 +242,7 @@ class Controller:
         if reading.anew:
             self._queue.add(key)
             return
-        later = next_look(job.spec.elastic(), reading.seen, now)
+        later = next_turn(job, reading, now)
         if later is not None:
             self._queue.add_later(key, later - now)
 
@@ -270,19 +275,14 @@ class Controller:
                 if not failure.conflict:
                     _LOG.warning("job %s/%s: %s: %s; no event: %s", job.namespace, job.name, reason, message, failure)
 
-    async def _carry_out(self, job: TrainingJob, actions: list[PlannedAction], seen: list[PodSeen]) -> None:
-        serial = job.status.serial
-        for action in actions:
-            if isinstance(action, StartGang):
-                await self._prepare(job)
-                places = [ReplicaPlace(place, serial + n, begins=True) for n, place in enumerate(action.places, 1)]
-                await self._start(job, places, action.avoid)
-                serial += len(places)
-            elif isinstance(action, StartReplica):
-                serial += 1
-                await self._start(job, [ReplicaPlace(action.place, serial, begins=False)], action.avoid)
+    async def _carry_out(self, job: TrainingJob, steps: list[PodStep], seen: list[PodSeen]) -> None:
+        for step in steps:
+            if isinstance(step, PodsStart):
+                if step.begins:
+                    await self._prepare(job)
+                await self._start(job, step.replicas, step.avoid)
             else:
-                await self._end(job, action, seen)
+                await self._end(job, step, seen)
 
     async def _prepare(self, job: TrainingJob) -> None:
         """What the pods need to find and to trust each other."""
@@ -298,12 +298,12 @@ class Controller:
                     raise
         self._prepared.add(job.uid)
 
-    async def _start(self, job: TrainingJob, places: list[ReplicaPlace], avoid: tuple[str, ...]) -> None:
+    async def _start(self, job: TrainingJob, places: Sequence[ReplicaPlace], avoid: tuple[str, ...]) -> None:
         made: list[Manifest] = []
         for place in places:
             made.extend(pods(job, place, avoid))
         gang = places[0].place < job.spec.replica_count
-        total = job.spec.pods_per_replica * (job.spec.replica_count if places[0].begins else 1)
+        total = job.spec.pods_per_replica * job.spec.replica_count if places[0].begins else len(made)
         group = f"{job.name}-gang-{job.status.attempt}" if places[0].begins else places[0].name(job)
         backend_of(job).dress(job, made, group=group, total=total, gang=gang)
         try:
@@ -353,7 +353,7 @@ class Controller:
     async def _end(self, job: TrainingJob, action: DrainReplica | ReleaseReplica, seen: list[PodSeen]) -> None:
         force = isinstance(action, ReleaseReplica)
         for pod in seen:
-            if pod.replica != action.name or (pod.deleted_at is not None and not force):
+            if action.name not in (pod.replica, pod.name) or (pod.deleted_at is not None and not force):
                 continue
             _LOG.info("job %s/%s: pod %s ends: %s", job.namespace, job.name, pod.name, action.reason)
             await self._delete(job, pod, force=force)

@@ -47,6 +47,10 @@ class ReplicaPlace(msgspec.Struct, frozen=True):
     place: int
     serial: int
     begins: bool
+    index: int | None = None
+    """Only this one of its pods, in the place of one that is gone; None: all."""
+    part_of: str = ""
+    """The replica that this one pod is for."""
 
     def name(self, job: TrainingJob) -> str:
         """Names never come twice for one job, so an object of that name is this one."""
@@ -116,8 +120,9 @@ def budget(job: TrainingJob) -> dict[str, Any]:
 
 
 def pods(job: TrainingJob, replica: ReplicaPlace, avoid: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The pods of one replica, complete but for what a backend adds."""
-    return [_pod(job, replica, index, avoid) for index in range(job.spec.pods_per_replica)]
+    """The pods of one replica, or the one that is asked for, complete but for what a backend adds."""
+    wanted = range(job.spec.pods_per_replica) if replica.index is None else [replica.index]
+    return [_pod(job, replica, index, avoid) for index in wanted]
 
 
 def is_leader(pod: dict[str, Any]) -> bool:
@@ -152,7 +157,7 @@ def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, 
     meta["labels"] = {
         **(given.get("labels") or {}),
         **meta["labels"],
-        REPLICA_LABEL: name,
+        REPLICA_LABEL: replica.part_of or name,
         PLACE_LABEL: str(replica.place),
         ATTEMPT_LABEL: str(job.status.attempt),
         **({LEADER_LABEL: "true"} if leader else {}),
