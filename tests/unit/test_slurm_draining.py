@@ -1,5 +1,6 @@
 """A job on Slurm from which a node is asked back that it cannot do without: refused before anything is asked of it."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from regrow.membership.orders import AnswerScale
 from regrow.membership.server.http_api import DrainWish
 from regrow.membership.view import JobView, NodeView, WorkerView
 from regrow.slurm.client import SlurmClient
-from regrow.slurm.commands import drain
+from regrow.slurm.commands import drain, undo_drain
 from regrow.slurm.following import FollowedCoordinator
 from regrow.slurm.job_file import SlurmJobSpec
 from regrow.slurm.keeper import Keeper
@@ -126,15 +127,26 @@ def test_who_insists_is_told_what_follows_and_gets_it() -> None:
     cluster = Cluster(view("node0", "node1", "r2-6", away=("r2-6",)))
     assert "it would stand still until another comes" in asked(cluster, "host1", force=True)
     assert cluster.done == [("drain", "gpt-5", "node1", "--grace=30s", "--force")]
-    assert cluster.wishes.avoid == ("host1",)
+    assert list(cluster.wishes.avoid) == ["host1"]
 
 
 def test_a_node_that_the_job_can_do_without_is_given_back() -> None:
     cluster = Cluster(view("node0", "node1", "r2-6"))
-    assert asked(cluster, "host1") == "host1 is given back, within 30 s; job gpt keeps away from it"
-    assert asked(cluster, "host2") == "host2 is given back, within 30 s; job gpt keeps away from it"
+    now = time.time()
+    for host in ("host1", "host2"):
+        assert asked(cluster, host) == f"{host} is given back, within 30 s; job gpt keeps away from it for 3600 s"
     assert cluster.done == [("drain", "gpt-5", "node1", "--grace=30s"), ("leave", "6")]
-    assert cluster.wishes.avoid == ("host1", "host2")
+    assert list(cluster.wishes.avoid) == ["host1", "host2"]
+    assert all(3600 <= until - now < 3700 for until in cluster.wishes.avoid.values()), "as any bad node"
+
+
+def test_a_node_that_was_given_back_can_be_had_again() -> None:
+    cluster = Cluster(view("node0", "node1", "r2-6"))
+    asked(cluster, "host2")
+    with pytest.raises(UsageError, match="was not asked to keep away from host1"):
+        undo_drain("gpt", "host1", cluster, ["regrow"])
+    assert undo_drain("gpt", "host2", cluster, ["regrow"]) == "job gpt may have host2 again"
+    assert cluster.wishes == JobWishes()
 
 
 def test_a_node_that_the_job_refuses_to_give_back_is_not_kept_away_from() -> None:
@@ -163,7 +175,7 @@ def test_nodes_that_slurm_drains_are_left_when_the_job_can_do_without_them_and_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, said = [100.0], list[str]()
-    monkeypatch.setattr("regrow.slurm.keeper.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("regrow.slurm.keeper.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
     slurm, job = Cluster(view()), Coordinator(view("node0", "node1", "r2-6"))
     slurm.drained = ("host1", "host2")
     seat = NodeSeat(5, 0, "host0", "host[0-1]")

@@ -1,6 +1,7 @@
 """Who ends a gang's Slurm job, and whether it is submitted anew; a Slurm that only remembers what it was asked."""
 
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,11 +82,13 @@ def test_a_job_that_is_done_takes_its_waiting_replicas_out_of_the_queue() -> Non
 
 
 def test_a_job_that_can_be_run_again_is_submitted_anew_as_it_was_asked_for_last() -> None:
-    slurm = RememberedSlurm(JobWishes(replicas=4, avoid=("asked",)))
+    slurm = RememberedSlurm(JobWishes(replicas=4, avoid={"asked": time.time() + 60, "long ago": 1.0}))
     ending(slurm, 0).by_first(75, ("lost",))
     assert slurm.asked == ["submit"]
     assert slurm.next is not None
-    assert (slurm.next.attempt, slurm.next.avoid) == (2, ("asked", "bad", "lost"))
+    assert (slurm.next.attempt, slurm.next.avoid) == (2, ("asked", "lost")), (
+        "nothing is known against the other any more"
+    )
     assert slurm.next.spec.replicas == 4
 
 

@@ -174,9 +174,22 @@ def drained(actions: list[PlannedAction]) -> list[str]:
 
 def test_nodes_that_are_to_be_avoided_are() -> None:
     seen = overview(spec())
-    assert started(seen.look(view("node0", "node1"), [], JobWishes(avoid=("host7",)), 0.0)) == [(2, False, ("host7",))]
-    assert seen.bad_nodes(1.0) == ("host7",)
-    assert seen.bad_nodes(3700.0) == ()
+    gang, wish = view("node0", "node1"), JobWishes(avoid={"host7": 100.0})
+    assert started(seen.look(gang, [], wish, 0.0)) == [(2, False, ("host7",))]
+    assert seen.bad_nodes(99.0) == ("host7",)
+    seen.look(gang, [], wish, 150.0)
+    assert seen.bad_nodes(150.0) == (), "not for ever, however long the wish is remembered"
+
+
+def test_a_node_that_a_user_takes_back_is_not_avoided_any_more_unless_it_was_lost_too() -> None:
+    seen = overview(spec(max_replica_count=3))
+    names = ("node0", "node1", "r2-5")
+    wish = JobWishes(avoid={"host7": 100.0, "host9": 100.0})
+    seen.look(view(*names), [replica(5, 2)], wish, 0.0)
+    seen.look(view(*names, away=("r2-5",)), [replica(5, 2)], JobWishes(avoid={"host7": 100.0}), 1.0)
+    assert seen.bad_nodes(1.0) == ("host7", "host9"), "host9 was lost"
+    seen.look(view("node0", "node1"), [], JobWishes(), 2.0)
+    assert seen.bad_nodes(2.0) == ("host9",)
 
 
 def test_replicas_that_end_before_they_have_joined_are_asked_for_less_and_less_often() -> None:

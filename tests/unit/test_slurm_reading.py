@@ -96,10 +96,12 @@ def test_a_comment_of_somebody_else_is_no_note() -> None:
 def test_what_users_ask_is_kept_in_a_file_of_the_runs_own(tmp_path: Path) -> None:
     file = wishes_file(tmp_path, "gpt-7")
     assert read_wishes(file) == JobWishes()
-    asked = JobWishes(replicas=3, avoid=("node1",), over=True)
+    asked = JobWishes(replicas=3, avoid={"node1": 1800.5}, over=True)
     write_wishes(file, asked)
     assert read_wishes(file) == asked
     assert read_wishes(wishes_file(tmp_path, "gpt-8")) == JobWishes()
+    assert asked.avoided(1800.0) == {"node1": 1800.5} and asked.avoided(1801.0) == {}
+    assert asked.on_clock(40.0, 1800.0).avoid == {"node1": 40.5}
     file.write_text("{")
     assert read_wishes(file) == JobWishes()
 

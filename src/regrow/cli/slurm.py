@@ -79,11 +79,20 @@ def scale_job(job: str, replicas: int) -> None:
 @click.argument("job")
 @click.argument("node")
 @click.option("--force", is_flag=True, help="Also where the job then has to stand still until another node joins it.")
-def drain_node(job: str, node: str, force: bool) -> None:
-    """Give NODE of JOB back, by its name in Slurm: its ranks leave it, and the job keeps away from it."""
-    from regrow.slurm.commands import drain
+@click.option("--undo", is_flag=True, help="Let the job have the node again, which it keeps away from.")
+def drain_node(job: str, node: str, force: bool, undo: bool) -> None:
+    """Give NODE of JOB back, by its name in Slurm: its ranks leave it, and the job keeps away from it.
 
-    click.echo(drain(job, node, _slurm(), _command(), force=force))
+    It does for badNodeTimeInSeconds, or until --undo.
+    """
+    from regrow.slurm.commands import drain, undo_drain
+
+    if undo and force:
+        raise UsageError("--undo and --force are both given", hint="leave one of them out")
+    if undo:
+        click.echo(undo_drain(job, node, _slurm(), _command()))
+    else:
+        click.echo(drain(job, node, _slurm(), _command(), force=force))
 
 
 @slurm.command("cancel")

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import shlex
+import time
 from pathlib import Path
 
 import msgspec
@@ -98,7 +99,7 @@ def _wanted_lines(part: JobPart, wishes: JobWishes) -> list[str]:
     wanted = part.spec.elastic_spec(replicas=wishes.replicas)
     count = wanted.max_replica_count if wanted.replicas is None else wanted.replicas
     limits = f"from {part.spec.replica_count} to {part.spec.most}"
-    avoided = sorted({*wishes.avoid, *part.avoid})
+    avoided = sorted({*wishes.avoided(time.time()), *part.avoid})
     return [
         f"wanted: {count} replicas ({limits}), start {part.attempt}",
         *([f"avoided: {', '.join(avoided)}"] if avoided else []),
@@ -138,7 +139,9 @@ def drain(name: str, host: str, slurm: SlurmClient, command: list[str], *, force
         )
         raise UsageError(f"without {host} {few}", hint=hint)
     known = _wishes(gang, part, slurm, command)
-    _wish(gang, part, slurm, command, avoid=tuple(sorted({*known.avoid, host})))
+    now = time.time()
+    until = now + part.spec.bad_node_time_in_seconds
+    _wish(gang, part, slurm, command, avoid={**known.avoided(now), host: until})
     for job in jobs:
         if job.place is not None:
             slurm.leave(job.job_id)
@@ -149,9 +152,22 @@ def drain(name: str, host: str, slurm: SlurmClient, command: list[str], *, force
         except (SlurmFailure, UsageError):
             _wish(gang, part, slurm, command, avoid=known.avoid)
             raise
-    return f"{host} is given back, within {part.spec.grace:g} s; job {name} keeps away from it" + (
+    away = f"for {part.spec.bad_node_time_in_seconds:g} s"
+    return f"{host} is given back, within {part.spec.grace:g} s; job {name} keeps away from it {away}" + (
         f"; {few}" if few else ""
     )
+
+
+def undo_drain(name: str, host: str, slurm: SlurmClient, command: list[str]) -> str:
+    """Let a job have a node again that was drained; what to tell the user. Raises `UsageError`: it was not."""
+    gang, part = _running(name, slurm)
+    avoided = _wishes(gang, part, slurm, command).avoided(time.time())
+    if host not in avoided:
+        known = f"it keeps away from {', '.join(sorted(avoided))}" if avoided else "there is no node that it was"
+        raise UsageError(f"job {name} was not asked to keep away from {host}", hint=known)
+    del avoided[host]
+    _wish(gang, part, slurm, command, avoid=avoided)
+    return f"job {name} may have {host} again"
 
 
 def cancel(name: str, slurm: SlurmClient, command: list[str], *, now: bool) -> str:

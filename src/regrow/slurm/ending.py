@@ -48,7 +48,10 @@ class GangEnd:
         self._wishes, self._say, self._sleep = wishes, say, sleep
 
     def by_first(self, code: int, avoid: tuple[str, ...]) -> None:
-        """On the first node: a gang that can be run again is submitted anew, of another nothing is left."""
+        """On the first node: a gang that can be run again is submitted anew, of another nothing is left.
+
+        `avoid`: nodes that are bad now; of those that this gang was kept away from some may not be any more.
+        """
         queue = self._slurm.queue(self._part.spec.name)
         if code != RUN_AGAIN or self._is_over(queue):
             self.end_replicas(queue)
@@ -75,7 +78,7 @@ class GangEnd:
         if self._is_over(queue):
             self.end_replicas(queue)
         else:
-            self._submit_next(queue, (self._seat.first_host,))
+            self._submit_next(queue, (*self._part.avoid, self._seat.first_host))
         self._slurm.cancel(self._seat.job_id)
 
     def by_successor(self, code: int, at: str) -> None:
@@ -95,7 +98,7 @@ class GangEnd:
         if code == RUN_AGAIN and self._listens(at, queue):
             return  # it is this node that is cut off
         if code == RUN_AGAIN and not self._is_over(queue):
-            self._submit_next(queue, (self._seat.first_host,))
+            self._submit_next(queue, (*self._part.avoid, self._seat.first_host))
         else:
             self.end_replicas(queue)
         try:
@@ -138,7 +141,7 @@ class GangEnd:
             self.end_replicas(queue)
             return
         wishes = self._wishes()
-        gone = tuple(sorted({*self._part.avoid, *wishes.avoid, *avoid}))
+        gone = tuple(sorted({*wishes.avoided(time.time()), *avoid}))
         mine, spec = self._slurm.batch_script(self._seat.job_id), self._part.spec
         if wishes.replicas is not None:
             spec = msgspec.structs.replace(spec, replicas=wishes.replicas)

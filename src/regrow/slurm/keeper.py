@@ -57,7 +57,7 @@ class Keeper:
     ) -> None:
         self._part, self._seat, self._home = part, seat, home
         self._slurm, self._coordinator = slurm, coordinator
-        self._command, self._say, self._clock = command, say, time.monotonic
+        self._command, self._say, self._clock, self._wall = command, say, time.monotonic, time.time
         self._hosts = host_list(seat.hosts)
         self._overview = Overview(part.spec, self._hosts, part.avoid, time.monotonic())
         self._asked_at: Instant = -1e9
@@ -109,7 +109,7 @@ class Keeper:
         if view.phase == "building" and not any(each.away for each in view.nodes):
             return  # nobody is asked for before the script has come as far as its first step
         now = self._clock()
-        self._wishes = read_wishes(self._wishes_file)
+        self._wishes = read_wishes(self._wishes_file).on_clock(now, self._wall())
         self._train_fewer(view)
         shape = (self._wishes, *((each.node, each.away, each.draining, each.left) for each in view.nodes))
         if shape == self._shape and now - self._asked_at < self._part.spec.poll_in_seconds:

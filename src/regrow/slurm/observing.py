@@ -21,6 +21,8 @@ GANG: Final = "gang:"
 """Before the place, in the name of a replica of the gang."""
 _KILL_S: Final[Seconds] = 30.0
 """After its grace, what Slurm gets to end a job: its default KillWait."""
+_ASKED: Final = "asked for"
+"""Why a node is avoided that a user has drained."""
 _FIRST_PAUSE_S: Final[Seconds] = 5.0
 _LONGEST_PAUSE_S: Final[Seconds] = 300.0
 _MOST_HEIRS: Final = 16
@@ -103,10 +105,9 @@ class Overview:
         self._failed_at: Instant = 0.0
 
     def look(self, view: JobView, queue: list[SlurmJob], wishes: JobWishes, now: Instant) -> list[PlannedAction]:
-        """What the planner says, for the job as it is now."""
+        """What the planner says, for the job as it is now. Times in `wishes` are those of the clock that says `now`."""
         spec = planned_sizes(self._spec, wishes)
-        for node in wishes.avoid:
-            self._blame(node, "asked for", now)
+        self._blame_asked(wishes, now)
         nodes = {each.node: each for each in view.nodes}
         self._blame_quarantined(nodes, queue, now)
         replicas = self._gang(nodes, queue, now)
@@ -180,6 +181,16 @@ class Overview:
         known = self._bad.get(node)
         if known is None or known.until <= now:
             self._bad[node] = BadNode(node, now + self._spec.bad_node_time_in_seconds, reason)
+
+    def _blame_asked(self, wishes: JobWishes, now: Instant) -> None:
+        """What users want left alone, as long as they do and no longer."""
+        for node, bad in list(self._bad.items()):
+            if bad.reason == _ASKED and node not in wishes.avoid:
+                del self._bad[node]
+        for node, until in wishes.avoid.items():
+            known = self._bad.get(node)
+            if known is None or known.until < until:
+                self._bad[node] = BadNode(node, until, _ASKED)
 
     def _blame_quarantined(self, nodes: dict[NodeId, NodeView], queue: list[SlurmJob], now: Instant) -> None:
         """Nodes that failed the job's own examinations twice are excluded, though what runs there stays."""

@@ -6,6 +6,8 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from regrow.core.ids import Instant
+
 QUEUE_FORMAT: Final = "%i|%j|%T|%r|%B|%N|%x|%k"
 NODES_FORMAT: Final = "%N|%T|%E"
 _DONE: Final = frozenset(
@@ -63,13 +65,21 @@ class JobNote(msgspec.Struct, frozen=True):
 class JobWishes(msgspec.Struct, frozen=True, omit_defaults=True):
     """What users ask of a job that runs; a file of the gang's first node.
 
-    `replicas`: how many are wanted; None: as the job says. `avoid`: nodes to keep away from. `over`: it is to end, and
-    nothing is to be started again.
+    `replicas`: how many are wanted; None: as the job says. `avoid`: nodes to keep away from, and until when, in seconds
+    since the epoch. `over`: it is to end, and nothing is to be started again.
     """
 
     replicas: int | None = None
-    avoid: tuple[str, ...] = ()
+    avoid: dict[str, Instant] = {}
     over: bool = False
+
+    def avoided(self, wall: Instant) -> dict[str, Instant]:
+        """The nodes whose time is not over. `wall`: seconds since the epoch."""
+        return {node: until for node, until in self.avoid.items() if until > wall}
+
+    def on_clock(self, now: Instant, wall: Instant) -> "JobWishes":
+        """The same with the times of another clock, which says `now` at `wall`."""
+        return msgspec.structs.replace(self, avoid={node: now + at - wall for node, at in self.avoided(wall).items()})
 
 
 def read_queue(text: str, name: str) -> list[SlurmJob]:
