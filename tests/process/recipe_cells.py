@@ -1,6 +1,7 @@
 """Recipes on tiny models of each family, and data of each kind."""
 
 import json
+import os
 import pydoc_data.topics
 import random
 import re
@@ -10,8 +11,9 @@ from pathlib import Path
 import msgspec
 from safetensors.torch import load_file
 from tests.process.elastic import HURRY, Elastic
-from tests.process.launching import Site
+from tests.process.launching import Site, warm
 from tests.process.training import SCRIPTS, Fault, Outcome, train
+from tests.process.warm import WarmProcess, run_forked
 from tests.scripts.tiny_families import save_tiny
 
 from regrow.core.records import WorkerBuilt, WorkerSpawned
@@ -23,8 +25,10 @@ from regrow.recipes.resolving import resolve
 WORLD, STEPS = 4, 5
 MODULES = (
     "peft",
+    "regrow.recipes.preparing",
     "regrow.recipes.training",
     "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
 )
 """What the zygotes of these jobs have imported."""
@@ -56,6 +60,15 @@ def write_data(folder: Path) -> None:
     }
     for name, record in kinds.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record()) + "\n" for _ in range(48)))
+
+
+def _prepare(words: Sequence[str], streams: tuple[int, ...]) -> WarmProcess:
+    """What prepares data, forked for a recipe that is resolved here."""
+    module = "regrow.recipes.preparing"
+    return warm(MODULES).start(module, words, cwd=os.getcwd(), env=os.environ, streams=streams)
+
+
+run_prepare = run_forked(_prepare)
 
 
 def _name(kind: str, family: str, method: str) -> str:

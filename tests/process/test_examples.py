@@ -8,6 +8,7 @@ import pytest
 from tests.process.launching import TRAINERS, Site, site
 from tests.process.recipe_cells import MODULES, write_data
 from tests.process.training import Fault
+from tests.process.warm import AGENTS
 from tests.scripts.tiny_families import save_tiny
 
 from regrow.observe.ledger import Ledger, read_records
@@ -107,7 +108,8 @@ def end_of(here: Site, example: Example, name: str, faults: tuple[Fault, ...]) -
         flags += ["--fault-plan", str(plan)]
     script, words = str(FOLDER / example.file), example.words.format(**fill).split()
     if example.file.endswith(".toml"):
-        done = here.regrow("train", script, *words, *flags)
+        cold = {} if faults else {AGENTS: "0"}  # as users start it: what prepares the data, the agent and its zygote
+        done = here.regrow("train", script, *words, *flags, **cold)
     else:
         done = here.regrow("run", *flags, script, *words)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator
 from math import log
 from statistics import mean
+from types import SimpleNamespace
 
 import pytest
 from tests.process.elastic import losses
 from tests.process.launching import site
-from tests.process.recipe_cells import ALL_BY_PREFERENCE, MODULES, Cells
+from tests.process.recipe_cells import ALL_BY_PREFERENCE, MODULES, Cells, run_prepare
 from tests.process.training import Fault, assert_equal, redone
 
 METHODS = ("full", "pretrain", "lora", "dpo")
@@ -28,6 +29,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
     patch = pytest.MonkeyPatch()
     with site(tmp_path_factory.mktemp("recipes"), *MODULES) as made:
         patch.setenv("XDG_CACHE_HOME", str(made.folder / "cache"))
+        patch.setattr("regrow.recipes.preparing.subprocess", SimpleNamespace(run=run_prepare))
         yield Cells(made)
         made.assert_nothing_left()
     patch.undo()

@@ -2,6 +2,7 @@
 
     pytest ── server (everything imported, one thread)
               └── job: `python -m regrow …`, forked
+                  ├── seeds that become what prepares data, if it is `regrow train`
                   └── agent seed, forked before the job begins; becomes an agent when the launcher starts one
                       ├── zygote seed; becomes a zygote when that agent starts one
                       └── writer seed; becomes the process that writes checkpoints, if there is to be one
@@ -33,7 +34,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
@@ -42,7 +43,7 @@ NETWORK = "REGROW_TEST_NETWORK"
 MOUNT = "REGROW_TEST_MOUNT"
 """What the shell is to mount first, for a job to see alone."""
 AGENTS = "REGROW_TEST_AGENTS"
-"""How many agents a job starts at most, with those in the place of lost ones; more are started cold."""
+"""How many agents a job starts at most, with those in the place of lost ones; more are started cold. 0: all else is."""
 _CLONE_NEWNET = 0x40000000
 _CLONE_NEWNS = 0x00020000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
@@ -60,9 +61,12 @@ _PAD = "REGROW_TEST_PAD"
 _PAD_BYTES = 16 << 10
 _SERVER = "a server"
 _START_S = 180.0
-_SEEDED = ("run", "agent")
+_PREPARING = "regrow.recipes.preparing"
+_SEEDED = ("run", "agent", "train")
 _TRIED = 4
 """Jobs of a trial in which nothing fails."""
+_PREPARED = 2
+"""Sets of rows of a recipe: to train on, and to evaluate with."""
 _REPLACED = 2
 """Agents of a job of several nodes that may be replaced."""
 _PR_SET_PDEATHSIG = 1
@@ -251,6 +255,8 @@ def _become_job(request: dict[str, Any], streams: list[int]) -> None:
     if request["module"] == _AGENT:
         _seed_agents_children(writer=False)
     elif words and words[0] in _SEEDED:
+        if words[0] == "train" and os.environ.get(AGENTS) != "0":
+            _seed_preparers()
         _seed_agents(words)
     elif words and words[0] == "try":
         _seed_jobs()
@@ -427,6 +433,61 @@ def _grow_agent(control: socket.socket, *, writer: bool) -> NoReturn:
     os.setsid()
     _become(request["env"])
     _run(_AGENT, request["words"])
+
+
+def _seed_preparers() -> None:
+    """What prepares data for the `regrow train` that this process becomes."""
+    seeds: list[_Seed] = []
+    for _ in range(_PREPARED):
+        planted = _plant()
+        if isinstance(planted, socket.socket):
+            _grow_preparer(planted)
+        seeds.append(planted)
+
+    def start(words: Sequence[str], streams: tuple[int, ...]) -> _Child | None:
+        if not seeds:
+            return None
+        seed = seeds.pop(0)
+        seed.grow(words, os.environ, streams)
+        return _Child(seed.pid)
+
+    preparing = importlib.import_module(_PREPARING)
+    preparing.subprocess = _Instead(subprocess, run=run_forked(start))  # type: ignore[attr-defined]
+
+
+def _grow_preparer(planted: socket.socket) -> NoReturn:
+    request, streams = _await_growth(planted)
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+        os.close(fd)
+    _become(request["env"])
+    _run(_PREPARING, request["words"])
+
+
+def run_forked(start: Callable[[Sequence[str], tuple[int, ...]], "_Child | WarmProcess | None"]) -> Any:
+    """`subprocess.run` of `python -m` what prepares data, forked; cold where `start` has nobody.
+
+    Args:
+        start: forks it with these words, standard input, output and error.
+    """
+
+    def run(command: Sequence[str], *, input: bytes, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            stdin.write(input)
+            stdin.seek(0)
+            child = None
+            if command[1:3] == ["-m", _PREPARING]:
+                child = start(command[3:], (stdin.fileno(), out.fileno(), err.fileno()))
+            if child is None:
+                return subprocess.run(command, input=input, **options)
+            code = child.wait(_START_S)
+            said = []
+            for file in (out, err):
+                file.seek(0)
+                said.append(file.read())
+            return subprocess.CompletedProcess(command, code, *said)
+
+    return run
 
 
 def _seed_agents_children(writer: bool) -> None:
