@@ -23,6 +23,7 @@ from regrow.operator.node_watch import NodeWatch
 PATIENCE = 240.0
 KEY = b"0123456789abcdef0123456789abcdef"
 _TICK = 0.02
+_LOOK_EVERY = 0.02
 
 
 class BedClock:
@@ -120,7 +121,7 @@ class Bed:
             if time.monotonic() - began > PATIENCE:
                 said = {each["metadata"]["name"]: self.kubelet.output(each["metadata"]["name"]) for each in self.pods()}
                 raise AssertionError(f"not seen: {what}\n{self.store.all_of('trainingjobs')}\n{self.pods()}\n{said}")
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(_LOOK_EVERY)
         return time.monotonic() - began
 
 
@@ -133,6 +134,8 @@ async def bed(folder: Path, nodes: dict[str, int], *, real: bool = False) -> Asy
     fake = FakeApi(store)
     async with serve(fake) as address:
         made = Bed(fake, address, nodes, folder, clock, real=real)
+        if real:
+            made.kubelet.be_ready()
         living = asyncio.create_task(made.live())
         try:
             yield made

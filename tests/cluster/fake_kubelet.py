@@ -10,11 +10,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 from tests.cluster.fake_store import FakeStore, Manifest
+from tests.process.launching import warm
+from tests.process.warm import WarmProcess
 
 _HERE = "127.0.0.1"
 _ENDED = ("Succeeded", "Failed")
@@ -26,14 +27,20 @@ class FakeKubelet:
     def __init__(self, store: FakeStore, folder: Path) -> None:
         self._store = store
         self._folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        """By the pod's name."""
+        self.processes: dict[str, WarmProcess] = {}
+        """By the pod's name. Forked from a process that has imported what pods import."""
         self._node: dict[str, str] = {}
         self._told: set[str] = set()
         self._lost: dict[str, float] = {}
         """Since when, by the node."""
         self._stopped: dict[str, list[int]] = {}
         """Processes of nodes that are cut off, by the node."""
+
+    def be_ready(self) -> None:
+        """Pods start at once from now on, and nothing else of this process waits for it."""
+        with open(os.devnull, "r+") as nothing:
+            streams = (nothing.fileno(),) * 3
+            warm().start("regrow", ["--version"], cwd=str(self._folder), env=os.environ, streams=streams).wait(180)
 
     def power_off(self, node: str) -> None:
         """All that runs there ends at once, and nobody is told."""
@@ -103,7 +110,7 @@ class FakeKubelet:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(10)
 
     def _stop(self, node: str) -> list[int]:
         """None of them sees another one's end; a process that is just being made is found in the next round."""
@@ -133,11 +140,10 @@ class FakeKubelet:
         words = [self._resolved(word, services, env) for word in container["command"]]
         for there, here in self._mounted(pod).items():
             words = [word.replace(there, str(here)) for word in words]
-        with (self._folder / f"{meta['name']}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *words], cwd=self._folder, env=env, stdout=log, stderr=subprocess.STDOUT
-            )
-        self.processes[meta["name"]] = process
+        with (self._folder / f"{meta['name']}.log").open("wb") as log, open(os.devnull) as nothing:
+            streams = (nothing.fileno(), log.fileno(), log.fileno())
+            module, *rest = words
+            self.processes[meta["name"]] = warm().start(module, rest, cwd=str(self._folder), env=env, streams=streams)
         self._node[meta["name"]] = pod["spec"]["nodeName"]
         state = {"state": {"running": {"startedAt": self._store.stamp()}}}
         status = {"phase": "Running", "podIP": _HERE, "containerStatuses": [state]}
