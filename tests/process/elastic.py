@@ -26,6 +26,9 @@ from regrow.observe.ledger import Ledger, read_records
 HURRY = "hurry"
 Found = TypeVar("Found")
 _LOOK_EVERY = 0.01
+"""Seconds, for what may pass."""
+_LOOK_AGAIN = 0.05
+"""Seconds, for what stays once it is there: to ask a job how it is takes it and this process some of a processor."""
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Elastic:
     def client(self) -> CoordinatorClient:
         """The coordinator, as soon as there is one."""
         if self._client is None:
-            entry = self._until(self._entry, "the job is there")
+            entry = self._until(self._entry, "the job is there", _LOOK_AGAIN)
             self._client = CoordinatorClient(entry[0], entry[1])
         return self._client
 
@@ -67,11 +70,11 @@ class Elastic:
 
     def settled(self, replicas: int) -> JobView:
         """Wait until so many replicas train, a step further, and nothing is open."""
-        self._until(lambda: self._trains(replicas), f"{replicas} replicas train")
+        self._until(lambda: self._trains(replicas), f"{replicas} replicas train", _LOOK_AGAIN)
         step = self.view().step
-        settled = self._until(lambda: self._trains(replicas, after=step), f"{replicas} replicas train on")
+        settled = self._until(lambda: self._trains(replicas, after=step), f"{replicas} replicas train on", _LOOK_AGAIN)
         # A fault before the last rank has said that it trains on would be the same incident as the change.
-        self._until(lambda: self._records().open_incidents == {} or None, "its last incident is closed")
+        self._until(lambda: self._records().open_incidents == {} or None, "its last incident is closed", _LOOK_AGAIN)
         return settled
 
     def _records(self) -> Ledger:
@@ -97,15 +100,15 @@ class Elastic:
             others = [each for each in launcher.children(recursive=True) if each.pid not in pids]
             return True if len(others) == 2 and len(pids) == replicas else None
 
-        self._until(look, "all but the agent and its zygote have ended")
+        self._until(look, "all but the agent and its zygote have ended", _LOOK_AGAIN)
 
     def until(self, holds: Callable[[JobView], bool], what: str) -> JobView:
-        """Wait for the job to be like this."""
+        """Wait for the job to be like this from then on."""
 
         def look() -> JobView | None:
             return now if holds(now := self.view()) else None
 
-        return self._until(look, what)
+        return self._until(look, what, _LOOK_AGAIN)
 
     def phase(self, phase: str) -> JobView:
         """Wait for the job to be at this."""
@@ -168,7 +171,7 @@ class Elastic:
             return None
         return entry.address, entry.token
 
-    def _until(self, look: Callable[[], Found | None], what: str) -> Found:
+    def _until(self, look: Callable[[], Found | None], what: str, every: float = _LOOK_EVERY) -> Found:
         deadline = time.monotonic() + PATIENCE
         while True:
             self.job.drain()
@@ -177,7 +180,7 @@ class Elastic:
                 return found
             assert self.job.process.poll() is None, f"the job ended before {what}: {self.job.output}"
             assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}; {self.view()}; {self.job.output}"
-            time.sleep(_LOOK_EVERY)
+            time.sleep(every)
 
 
 def changes(records: list[Record]) -> list[WorldChanged]:
