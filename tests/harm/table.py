@@ -39,6 +39,8 @@ class Habit:
         differs: why its numbers are others in a world of another size; empty: they are the same.
         faults: (rank, step, stage) of the faults that strike it.
         until: steps.
+        imports: what its processes import as they train: seconds for each, where the process they are forked from has
+            not imported it.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Habit:
     differs: str = ""
     faults: tuple[tuple[int, int, str], ...] = ((0, 2, "reduce"), (1, 4, "update"), (2, 6, "commit"), (1, 10, "update"))
     until: int = 12
+    imports: tuple[str, ...] = ()
 
 
 def habit(what: str, **facts: Any) -> Callable[[Run], Run]:

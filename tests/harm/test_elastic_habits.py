@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 from tests.harm.frame import SIZES
 from tests.harm.table import HABITS, Habit, all_habits
-from tests.harm.test_harm import HERE, IMPORTS, PATIENCE_S, ROOT, Run, near, same
+from tests.harm.test_harm import HERE, IMPORTS, PATIENCE_S, ROOT, Run, imports_of, near, same
 from tests.process.elastic import Elastic
 from tests.process.launching import SOURCE, Site, site
 
@@ -40,7 +40,7 @@ def play(here: Site, habit: Habit, world: str) -> Run:
     folder.mkdir()
     words = ["run", "--job", job, "--nproc-per-node", str(SIZES[0]), "--replicas", f"1:{max(SIZES)}"]
     words += [str(HERE / "play.py"), habit.name, "--folder", str(folder), "--world", world]
-    with here.start(*words, PYTHONPATH=os.pathsep.join([SOURCE, str(ROOT)])) as running:
+    with here.importing(imports_of(habit)).start(*words, PYTHONPATH=os.pathsep.join([SOURCE, str(ROOT)])) as running:
         if world == "changing":
             change(Elastic(here, job, running), habit, folder)
         code = running.wait(PATIENCE_S)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.harm.table import OPEN, Habit, all_habits
+from tests.harm.table import OPEN, Habit, all_habits, named
 from tests.process.launching import SOURCE, Site, site, warm
 
 from regrow.observe.ledger import Ledger, read_records
@@ -25,6 +25,11 @@ IMPORTS = ("torch.distributed.optim", "torch._dynamo")
 HABITS = all_habits()
 FEW = ("scheduler_after_the_body_guarded", "static_graph")
 """One of each verdict, for `make test`."""
+
+
+def imports_of(habit: Habit) -> tuple[str, ...]:
+    """What the process has imported from which a habit's are forked."""
+    return habit.imports or IMPORTS
 
 
 class Run:
@@ -67,35 +72,54 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         made.assert_nothing_left()
 
 
-class References:
-    """Runs of plain torch and of plain python, made by one warm process, each habit's when it is first asked for."""
+class Referee:
+    """A process that has imported what habits import, and runs them without regrow, and alone."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, imports: tuple[str, ...]) -> None:
         path = os.pathsep.join([SOURCE, str(ROOT)])
         env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         (asked, self._asks), (self._answers, answers) = os.pipe(), os.pipe()
         words, streams = [str(folder), str(WORLD)], (asked, answers, 2)
-        self._process = warm(IMPORTS).start("tests.harm.reference", words, cwd=str(ROOT), env=env, streams=streams)
+        self._process = warm(imports).start("tests.harm.reference", words, cwd=str(ROOT), env=env, streams=streams)
         os.close(asked)
         os.close(answers)
 
-    def of(self, kind: str, name: str) -> Run:
-        """`plain`, `single` or `alone`. Fails where that run did."""
-        folder = self._folder / kind / name
-        if not folder.exists():
-            os.write(self._asks, f"{name}\n".encode())
-            ready, _, _ = select.select([self._answers], [], [], PATIENCE_S)
-            assert ready and os.read(self._answers, 1 << 10).decode().strip() == name, "no answer"
-        said = "\n".join(path.read_text() for path in folder.glob("log.*"))
-        assert (folder / "ok").exists(), f"the reference itself fails ({kind}): {said}"
-        return Run(folder, 0, said)
+    def run(self, name: str) -> None:
+        """Have a habit run."""
+        os.write(self._asks, f"{name}\n".encode())
+        ready, _, _ = select.select([self._answers], [], [], PATIENCE_S)
+        assert ready and os.read(self._answers, 1 << 10).decode().strip() == name, "no answer"
 
     def close(self) -> None:
         """End the process."""
         os.close(self._asks)
         self._process.wait(PATIENCE_S)
         os.close(self._answers)
+
+
+class References:
+    """Runs of plain torch and of plain python, each habit's made when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._referees: dict[tuple[str, ...], Referee] = {}
+
+    def of(self, kind: str, name: str) -> Run:
+        """`plain`, `single` or `alone`. Fails where that run did."""
+        folder = self._folder / kind / name
+        if not folder.exists():
+            imports = imports_of(named(name))
+            if imports not in self._referees:
+                self._referees[imports] = Referee(self._folder, imports)
+            self._referees[imports].run(name)
+        said = "\n".join(path.read_text() for path in folder.glob("log.*"))
+        assert (folder / "ok").exists(), f"the reference itself fails ({kind}): {said}"
+        return Run(folder, 0, said)
+
+    def close(self) -> None:
+        """End the processes."""
+        for referee in self._referees.values():
+            referee.close()
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +138,7 @@ def play(here: Site, habit: Habit, kind: str, *flags: str, strikes: tuple[str, .
     words += [str(HERE / "play.py"), habit.name, "--folder", str(folder)]
     for strike in strikes:
         words += ["--strike", strike]
-    with here.start(*words, PYTHONPATH=os.pathsep.join([SOURCE, str(ROOT)])) as running:
+    with here.importing(imports_of(habit)).start(*words, PYTHONPATH=os.pathsep.join([SOURCE, str(ROOT)])) as running:
         code = running.wait(PATIENCE_S)
     return Run(folder, code, running.output, Ledger(read_records(here.home / "jobs" / job)))
 

@@ -1,6 +1,7 @@
 """Running `regrow run` as a user would, and looking for what it leaves behind."""
 
 import contextlib
+import copy
 import functools
 import os
 import select
@@ -48,6 +49,12 @@ class Site:
         """How long a command may take, in seconds."""
         self.home = folder / "home"
         self.runtime = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
+
+    def importing(self, imports: tuple[str, ...]) -> "Site":
+        """The same place, for jobs of which the process they are forked from has imported other modules."""
+        other = copy.copy(self)
+        other._imports = imports
+        return other
 
     def environment(self, **more: str) -> dict[str, str]:
         path = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.compiling import COMPILER
 from tests.process.disk_watch import DiskWatch, watched
 from tests.process.launching import Site, site
 from tests.process.training import Fault, Outcome, assert_equal, train
@@ -49,6 +50,8 @@ def run(
     nodes: int = 1,
 ) -> Outcome:
     extra = ("--mode", mode, *more)
+    if "--compile" in more:
+        here = here.importing(COMPILER)
     return train(here, name, *flags, world=WORLD, steps=STEPS, faults=faults, extra=extra, script=SCRIPT, nodes=nodes)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.compiling import COMPILER
 from tests.harm.frame import WIDTH, Trial, backward, ddp, mlp, mse
 from tests.harm.table import DRAWS, FP16, habit
 from torch import nn
@@ -127,13 +128,13 @@ def activation_checkpointing(t: Trial) -> dict[str, Any]:
     return train(t, model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 
 
-@habit("`DDP(torch.compile(net))`")
+@habit("`DDP(torch.compile(net))`", imports=COMPILER)
 def compiled_inside(t: Trial) -> dict[str, Any]:
     model = ddp(torch.compile(mlp(), backend="aot_eager"), bucket_cap_mb=25)
     return train(t, model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 
 
-@habit("`torch.compile(DDP(net))`")
+@habit("`torch.compile(DDP(net))`", imports=COMPILER)
 def compiled_outside(t: Trial) -> dict[str, Any]:
     model = torch.compile(ddp(mlp(), bucket_cap_mb=25), backend="aot_eager")
     return train(t, model, torch.optim.AdamW(model.parameters(), lr=1e-2))

@@ -1,0 +1,11 @@
+"""What jobs that compile have imported before they are forked."""
+
+COMPILER = (
+    "torch.distributed.optim",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    *(f"torch._dynamo.backends.{name}" for name in ("cudagraphs", "distributed", "inductor", "onnxrt", "tvm")),
+    "torch._dynamo.testing",
+    "torch._export.db.logging",
+)
+"""What `torch.compile` imports when it is first used: some seconds of a processor for each process, otherwise."""
