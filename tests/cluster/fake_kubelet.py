@@ -87,8 +87,9 @@ class FakeKubelet:
                 process.send_signal(signal.SIGTERM)
             if deleted and self._store.stamp() > deleted:
                 process.kill()
-            if process.poll() is not None and (deleted or phase not in _ENDED):
-                self._ended(pod, process.returncode, deleted=bool(deleted))
+            code = process.poll()
+            if code is not None and (deleted or phase not in _ENDED):
+                self._ended(pod, code, deleted=bool(deleted))
         known = {each["metadata"]["name"] for each in self._store.all_of("pods")}
         for name in [each for each in self.processes if each not in known and self._node.get(each) not in self._lost]:
             self.processes.pop(name).kill()
