@@ -13,7 +13,15 @@ from tests.unit.test_agent_environment import config
 from regrow.agent.succession import NextCoordinator
 from regrow.core.ids import NodeId, WorkerId
 from regrow.core.messages import WorkerExited
-from regrow.core.messages.elections import CoordinatorPresent, Handover, LauncherPresent, Office, VoteAnswered, Voter
+from regrow.core.messages.elections import (
+    CoordinatorPresent,
+    Handover,
+    LauncherPresent,
+    Office,
+    VoteAnswered,
+    VoteAsked,
+    Voter,
+)
 from regrow.launch.succession.deputy import Deputy, Elected
 from regrow.membership.succession.voters import VOTE_LEASE
 
@@ -42,6 +50,10 @@ class Peers:
         self.presents = {1: 0, 2: 0}
         self.votes_asked = 0
         self.address = ""
+        self.voters: tuple[int, ...] = (0, 2)
+        """In the handover of term 2, beside the launcher itself."""
+        self.follower = ""
+        """Its name."""
 
     def office(self, term: int) -> Office:
         return Office(term, f"http://{self.address}/{term}")
@@ -87,7 +99,9 @@ class Peers:
                 request.transport.close()
             return web.Response()
         await asyncio.sleep(0)
-        voters = [present.voter, *(Voter(f"node{n}@x", NodeId(f"node{n}"), self.address) for n in (0, 2))]
+        self.follower = present.voter.name
+        others = (0, 2) if term == 1 else self.voters
+        voters = [present.voter, *(Voter(f"node{n}@x", NodeId(f"node{n}"), self.address) for n in others)]
         answer = CoordinatorPresent(term, 0.0, VOTE_LEASE, Handover(term, 1, voters, NodeId("node0"), b"memory"))
         return web.Response(body=msgspec.msgpack.encode(answer))
 
@@ -111,15 +125,21 @@ class Follower:
         async with self._session.request(method, f"{self.deputy.url}{path}") as response:
             return response.status
 
+    async def votes(self, asked: VoteAsked) -> bool:
+        body = msgspec.msgpack.encode(asked)
+        async with self._session.post(f"{self.deputy.url}/vote", data=body) as response:
+            return msgspec.msgpack.decode(await response.read(), type=VoteAnswered).granted
+
 
 @asynccontextmanager
-async def following(*, answered: bool) -> AsyncIterator[Follower]:
-    """`answered`: whether the second coordinator has answered before it fell silent."""
+async def following(*, answered: bool, voters: tuple[int, ...] = (0, 2)) -> AsyncIterator[Follower]:
+    """`answered`: whether the second coordinator has answered before it fell silent; `voters`: whom it has named."""
 
     async def elected(_: Elected) -> str:
         raise AssertionError("nobody has voted")
 
     peers, clock = Peers(), ManualClock()
+    peers.voters = voters
     headers = {"Authorization": "Bearer secret"}
     async with (
         peers.serving(),
@@ -147,6 +167,18 @@ async def following(*, answered: bool) -> AsyncIterator[Follower]:
             await peers.silence(2)
             clock.time += VOTE_LEASE
         yield Follower(peers, deputy, clock, session)
+
+
+async def test_a_launcher_that_knows_of_too_few_voters_finds_who_was_elected_by_that_it_was_asked_for_its_vote() -> (
+    None
+):
+    """Whom it has voted for is none of the voters that it knows."""
+    async with following(answered=True, voters=()) as it:
+        it.peers.leader = 3
+        asked = VoteAsked(3, "node5@x", (2, 9), address=it.peers.address, voter=it.peers.follower)
+        assert await it.votes(asked)
+        async with asyncio.timeout(LONG_S):
+            assert await it.deputy.next(2) == it.peers.office(3)
 
 
 @pytest.mark.parametrize("miss", ["/needed?after=1", "/needed"])

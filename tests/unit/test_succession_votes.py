@@ -2,7 +2,10 @@
 
 import asyncio
 
+import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
@@ -23,7 +26,15 @@ from regrow.core.messages import (
     WorkerCommitted,
     WorkerExited,
 )
-from regrow.core.messages.elections import Handover, LauncherPresent, Office, VoteAnswered, VoteAsked, Voter
+from regrow.core.messages.elections import (
+    CoordinatorPresent,
+    Handover,
+    LauncherPresent,
+    Office,
+    VoteAnswered,
+    VoteAsked,
+    Voter,
+)
 from regrow.core.records import WorkerGone
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
@@ -36,7 +47,7 @@ from regrow.membership.server.leased import LeasedMachine
 from regrow.membership.succession.belated import still_meant
 from regrow.membership.succession.election import Election
 from regrow.membership.succession.memory import GivenBack, JobMemory
-from regrow.membership.succession.voters import MOST_VOTERS, Voters
+from regrow.membership.succession.voters import MOST_VOTERS, PASSED_S, Voters
 from regrow.membership.succession.written import MemoryWriter, read
 
 LEASE = 5.0
@@ -115,22 +126,22 @@ def test_a_silent_voter_is_one_no_more_and_a_coordinator_that_is_deposed_decides
 def test_a_launcher_votes_once_a_term_and_not_while_the_coordinator_counts_on_it() -> None:
     election = held_by(1, 3)
     version = settled(3).handover("node1@x").version
-    assert not election.vote(VoteAsked(2, "node2@x", version), LEASE - 0.1)
-    assert election.vote(VoteAsked(2, "node2@x", version, trial=True), LEASE)
-    assert election.vote(VoteAsked(2, "node2@x", version), LEASE), "a trial changes nothing"
-    assert not election.vote(VoteAsked(2, "node0@x", version), LEASE)
+    assert not election.vote(VoteAsked(2, "node2@x", version).to("node1@x"), LEASE - 0.1)
+    assert election.vote(VoteAsked(2, "node2@x", version, trial=True).to("node1@x"), LEASE)
+    assert election.vote(VoteAsked(2, "node2@x", version).to("node1@x"), LEASE), "a trial changes nothing"
+    assert not election.vote(VoteAsked(2, "node0@x", version).to("node1@x"), LEASE)
     assert not election.heard(1, None, LEASE, LEASE), "the coordinator of the older term is none any more"
 
 
 def test_a_launcher_that_has_voted_votes_for_nobody_else_until_the_elected_one_may_have_begun() -> None:
     election = held_by(1, 4)
     version = settled(4).handover("node1@x").version
-    assert election.vote(VoteAsked(2, "node2@x", version), LEASE)
+    assert election.vote(VoteAsked(2, "node2@x", version).to("node1@x"), LEASE)
     for trial in (True, False):
-        assert not election.vote(VoteAsked(3, "node3@x", version, trial=trial), LEASE + 1.9)
-        assert election.vote(VoteAsked(4 - trial, "node2@x", version, trial=trial), LEASE + 1.9)
-    assert not election.vote(VoteAsked(5, "node3@x", version), LEASE + 3.8), "it has voted again"
-    assert election.vote(VoteAsked(5, "node3@x", version), LEASE + 4.0)
+        assert not election.vote(VoteAsked(3, "node3@x", version, trial=trial).to("node1@x"), LEASE + 1.9)
+        assert election.vote(VoteAsked(4 - trial, "node2@x", version, trial=trial).to("node1@x"), LEASE + 1.9)
+    assert not election.vote(VoteAsked(5, "node3@x", version).to("node1@x"), LEASE + 3.8), "it has voted again"
+    assert election.vote(VoteAsked(5, "node3@x", version).to("node1@x"), LEASE + 4.0)
 
 
 def test_launchers_stand_in_other_turns_in_each_term_so_that_two_who_shared_the_votes_do_not_share_them_again() -> None:
@@ -153,22 +164,66 @@ def test_launchers_stand_in_other_turns_in_each_term_so_that_two_who_shared_the_
     [
         VoteAsked(2, "node2@x", (0, 99)),
         VoteAsked(1, "node2@x", (1, 99)),
-        VoteAsked(2, "stranger", (1, 99)),
+        VoteAsked(2, "node2@x", (1, 99), voter="node1@y"),
     ],
+    ids=["knows less", "comes late", "asks another process that was at this address"],
 )
-def test_nobody_votes_for_who_knows_less_comes_late_or_is_no_voter(asked: VoteAsked) -> None:
-    assert not held_by(1, 3).vote(asked, LEASE)
+def test_nobody_votes_for_who_knows_less_or_comes_late_or_has_asked_another(asked: VoteAsked) -> None:
+    assert not held_by(1, 3).vote(asked if asked.voter else asked.to("node1@x"), LEASE)
+
+
+def newcomer_stands(term: int = 2) -> VoteAsked:
+    """The fourth launcher has the handover with which it has become a voter."""
+    election = Election(voter(3))
+    assert election.heard(1, settled(4).handover("node3@x"), LEASE, 0.0)
+    asked = election.stand(100.0)
+    assert asked is not None
+    return VoteAsked(term, asked.name, asked.version, address=asked.address)
+
+
+def test_a_launcher_votes_for_one_that_has_a_newer_set_of_voters_though_it_does_not_know_it_as_a_voter() -> None:
+    election = held_by(1, 3)
+    assert election.handover is not None and len(election.handover.voters) == 3
+    assert election.vote(newcomer_stands().to("node1@x"), LEASE)
+    assert election.candidates == {"node3@x": "host3:1"}, "there it learns whether that one was elected"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_launcher_that_has_not_heard_yet_that_it_votes_does_so_when_it_is_asked(told: bool) -> None:
+    election = Election(voter(2))
+    if told:
+        election.heard(1, settled(2).handover("node2@x"), LEASE, 0.0)
+    assert election.turn is None
+    assert not told or not election.vote(newcomer_stands().to("node2@x"), LEASE - 0.1), "the coordinator counts on it"
+    assert election.vote(newcomer_stands().to("node2@x"), LEASE)
+    assert not election.vote(VoteAsked(2, "node1@x", (1, 99)).to("node2@x"), LEASE + 5.0), "once a term"
+
+
+def test_majorities_of_two_sets_of_voters_that_follow_one_another_have_a_voter_in_common() -> None:
+    for smaller in range(1, MOST_VOTERS):
+        sets = [[voter(number) for number in range(count)] for count in (smaller, smaller + 1)]
+        quorums = [Handover(1, number, names, NodeId("node0")).quorum for number, names in enumerate(sets)]
+        assert sum(quorums) > smaller + 1
+
+
+def test_who_hosts_the_coordinator_votes_for_nobody_until_that_is_gone_not_even_after_a_pause() -> None:
+    election = held_by(1, 3)
+    asked = VoteAsked(9, "node2@x", (1, 99)).to("node1@x")
+    election.enter_office()
+    assert not election.vote(asked, 1000.0) and election.stand(1000.0) is None
+    election.released(1000.0)
+    assert election.vote(asked, 1000.0)
 
 
 def test_who_stands_asks_first_and_learns_from_who_refuses_in_which_term_to_stand() -> None:
     election = held_by(1, 3)
     assert election.stand(LEASE) is None, "it is not its turn"
     asked = election.stand(LEASE + 1.0)
-    assert asked == VoteAsked(2, "node1@x", settled(3).handover("node1@x").version, trial=True)
+    assert asked == VoteAsked(2, "node1@x", settled(3).handover("node1@x").version, trial=True, address="host1:1")
     assert not election.answered(VoteAnswered(False, 7))
     again = election.stand(LEASE + 10.0)
     assert again is not None and again.term == 8
-    assert election.campaign(again, LEASE + 10.0) == VoteAsked(8, "node1@x", again.version)
+    assert election.campaign(again, LEASE + 10.0) == VoteAsked(8, "node1@x", again.version, address="host1:1")
     assert not election.wins(1) and election.wins(2)
 
 
@@ -274,6 +329,35 @@ def test_a_coordinator_that_is_deposed_says_by_whom_and_hears_nothing_more() -> 
     (end,) = leased.handle(TimeAdvanced(), 0.0)
     assert isinstance(end, Deposed) and (end.code, end.by) == (75, office)
     assert machine.heard == []
+
+
+def test_a_coordinator_whose_voters_have_voted_in_a_later_term_gives_way_so_that_they_can_elect() -> None:
+    """They answer it no more, and while it is there those that follow it elect nobody."""
+    voters = settled(3)
+    leased = LeasedMachine(StubMachine(), voters, lambda: None)
+    voters.told("node9@x", Office(1, "http://host0:1", voted=2))
+    assert not voters.passed, "that one is no voter"
+    voters.told("node2@x", Office(1, "http://host0:1", voted=2))
+    assert leased.handle(TimeAdvanced(), LEASE - 0.1) == [], "while it may decide it stays"
+    assert leased.handle(TimeAdvanced(), LEASE) == []
+    assert leased.handle(TimeAdvanced(), LEASE + PASSED_S - 0.1) == [], "somebody may be elected"
+    (end,) = leased.handle(TimeAdvanced(), LEASE + PASSED_S)
+    assert isinstance(end, Deposed) and end.by is None
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_launchers_are_not_told_that_the_job_has_ended_by_a_coordinator_that_gives_way(ends: bool) -> None:
+    voters = settled(1)
+    present = LauncherPresent(voter(1), 1, voters.number)
+    app = web.Application()
+    async with asyncio.timeout(10), LauncherDesk(voters, lambda: voters.memory, "secret") as desk:
+        app.add_routes(desk.routes())
+        async with TestClient(TestServer(app)) as client:
+            asked = asyncio.create_task(client.post("/launcher", data=msgspec.msgpack.encode(present)))
+            await asyncio.sleep(0.1)  # it waits for news
+            desk.end() if ends else desk.give_way()
+            answer = msgspec.msgpack.decode(await (await asked).read(), type=CoordinatorPresent)
+    assert answer.ended is ends
 
 
 def test_what_an_agent_was_to_do_is_not_sent_to_the_next_one_of_its_node() -> None:

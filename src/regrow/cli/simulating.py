@@ -84,20 +84,30 @@ def calibrate(runs: tuple[str, ...], of: str, out: Path | None) -> None:
 def replay(seed: str, as_json: bool) -> int:
     """Run one random schedule of the coordinator's tests again, exactly, and print what happens.
 
-    SEED is a number, or the word that a failed test has printed. The exit code is 1 where a rule of the simulator is
-    broken.
+    SEED is a number, election: and a number for one of the tests of elections, or the word that a failed test has
+    printed. The exit code is 1 where a rule of the simulator is broken.
     """
     import msgspec
 
     from regrow.sim.draws import draw
+    from regrow.sim.elections.trouble import ElectionSchedule, draw_election
+    from regrow.sim.elections.world import ELECTION, election_lines
     from regrow.sim.schedule import BROKEN, SimSchedule, replay_lines
 
-    schedule = draw(int(seed)) if seed.isascii() and seed.isdigit() else SimSchedule.of_code(seed)
+    number = seed.removeprefix(ELECTION)
+    numbered = number.isascii() and number.isdigit()
+    schedule: ElectionSchedule | SimSchedule
+    if seed.startswith(ELECTION):
+        if not numbered:
+            raise UsageError(f"{seed[:40]!r} is no election", hint=f"give its number, as in {ELECTION}11")
+        schedule = draw_election(int(number))
+    else:
+        schedule = draw(int(seed)) if numbered else SimSchedule.of_code(seed)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(schedule)).decode())
         return 0
     line = ""
-    for line in replay_lines(schedule):
+    for line in election_lines(schedule) if isinstance(schedule, ElectionSchedule) else replay_lines(schedule):
         click.echo(line)
     return int(line.startswith(BROKEN))
 

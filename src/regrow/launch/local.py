@@ -89,7 +89,7 @@ def run(
     try:
         launch = _Launch(plan, watchers, agent_command, speaker)
         end = asyncio.run(launch.run())
-        if rejoin is None or not isinstance(end, Deposed):
+        if rejoin is None or not isinstance(end, Deposed) or end.by is None:
             return end.code
         report_left(speaker)
         code = rejoin(msgspec.structs.replace(plan, notes=[]), end.by)
@@ -223,6 +223,7 @@ class _Launch:
         try:
             end = await coordinator.wait_ended()
             if isinstance(end, Deposed):
+                desk.give_way()
                 # Nobody but this node's own agents is told to end: the others are the other coordinator's.
                 await asyncio.gather(*(keeper.end(within=_GIVE_WAY_S) for keeper in keepers.values()))
                 return end
@@ -276,7 +277,7 @@ class _Launch:
             return
         job_dir, entry = self._entry
         now = msgspec.structs.replace(entry, token="", ended=time.time(), code=end.code)
-        if isinstance(end, Deposed):
+        if isinstance(end, Deposed) and end.by is not None:
             now = msgspec.structs.replace(entry, address=urlsplit(end.by.address).netloc)
         try:
             if folder.read_entry(job_dir) == entry:

@@ -41,9 +41,12 @@ class EndJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deposed(EndJob, frozen=True, tag=True):
-    """Over for this coordinator alone: another has been elected, and the job goes on. `by`: where it is."""
+    """Over for this coordinator alone: another has been elected, and the job goes on. `by`: where it is.
 
-    by: Office
+    None: nobody has been, but voters answer this one no more; they elect another when this one is gone.
+    """
+
+    by: Office | None
 
 
 class AnswerScale(msgspec.Struct, frozen=True, tag=True):

@@ -62,13 +62,21 @@ class CoordinatorPresent(msgspec.Struct, frozen=True):
 class VoteAsked(msgspec.Struct, frozen=True):
     """`POST /vote`: who asks would be coordinator in this term. `version`: of the handover that it has.
 
-    `trial`: it only asks whether it would be elected, so that one who would not disturbs nobody.
+    `trial`: it only asks whether it would be elected, so that one who would not disturbs nobody. `voter`: by name, who
+    is asked; another process that has its address by now has not promised what that one has. `address`: of who asks;
+    there the voter learns whether that one was elected.
     """
 
     term: int
     name: str
     version: tuple[int, int]
     trial: bool = False
+    voter: str = ""
+    address: str = ""
+
+    def to(self, voter: str) -> "VoteAsked":
+        """The same, of this voter."""
+        return msgspec.structs.replace(self, voter=voter)
 
 
 class VoteAnswered(msgspec.Struct, frozen=True):
@@ -91,7 +99,8 @@ class WitnessWord(msgspec.Struct, frozen=True):
 
 
 class Office(msgspec.Struct, frozen=True):
-    """Who is coordinator. `address`: its URL."""
+    """Who is coordinator. `address`: its URL. `voted`: in which term who says so has voted last, or would."""
 
     term: int
     address: str
+    voted: int = 0

@@ -35,6 +35,8 @@ _ASK_S: Seconds = 1.0
 _LONGEST_PAUSE_S: Seconds = 0.5
 _ELECTION_S: Seconds = 30.0
 """Where nobody is elected within so long, the job's coordinator is lost for good."""
+_UNASKED_S: Seconds = 5.0
+"""A launcher that knows of too few voters waits so long to be asked by one that knows of more."""
 
 
 class Deputy:
@@ -207,8 +209,8 @@ class Deputy:
 
     async def _find_next(self, lost: Office) -> Office | None:
         """Whoever is elected, this launcher or another; None: nobody is within the time for it."""
-        election, until = self._election, self._clock.now() + _ELECTION_S
-        while election.possible and self._clock.now() < until and not self._over:
+        election, since = self._election, self._clock.now()
+        while self._clock.now() < since + self._patience and not self._over:
             if (found := await self._ask_around(lost.term)) is not None:
                 return found
             asked = election.stand(self._clock.now())
@@ -217,10 +219,16 @@ class Deputy:
                 if asked is None or election.handover is None:
                     continue
                 if election.wins(await self._collect(asked)) and election.term == asked.term:
+                    election.enter_office()
                     elected = Elected(election.me, asked.term, election.handover, self._ahead, self._lost_at)
                     return Office(asked.term, await self._take_office(elected))
             await asyncio.sleep(_AGAIN_S)
         return None
+
+    @property
+    def _patience(self) -> Seconds:
+        """How long somebody may yet be elected."""
+        return _ELECTION_S if self._election.possible or self._election.candidates else _UNASKED_S
 
     def _others(self) -> list[Voter]:
         handover = self._election.handover
@@ -236,23 +244,24 @@ class Deputy:
             if self._witness is None or self._witness.voter != voter:
                 self._witness = WitnessFolder(voter, self._clock)
             return await self._witness.votes(asked)
-        answer = await self._ask("POST", voter, "/vote", msgspec.msgpack.encode(asked))
+        answer = await self._ask("POST", voter.address, "/vote", msgspec.msgpack.encode(asked.to(voter.name)))
         return answer is not None and self._election.answered(msgspec.msgpack.decode(answer, type=VoteAnswered))
 
     async def _ask_around(self, term: int) -> Office | None:
         """The coordinator of the latest term, of whom another voter knows, where that is a later one."""
-        asked = [self._ask("GET", voter, "/leader") for voter in self._others() if not is_witness(voter)]
+        voters = {voter.address for voter in self._others() if not is_witness(voter)}
+        asked = [self._ask("GET", address, "/leader") for address in voters | {*self._election.candidates.values()}]
         answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
         offices = [msgspec.json.decode(answer, type=Office) for answer in answers]
         return max((office for office in offices if office.term > term), key=lambda office: office.term, default=None)
 
-    async def _ask(self, method: str, voter: Voter, path: str, body: bytes | None = None) -> bytes | None:
+    async def _ask(self, method: str, address: str, path: str, body: bytes | None = None) -> bytes | None:
         if self._session is None:
             return None
         timeout = aiohttp.ClientTimeout(total=_ASK_S)
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self._session.request(
-                method, tls.url(f"{voter.address}{path}"), data=body, timeout=timeout
+                method, tls.url(f"{address}{path}"), data=body, timeout=timeout
             ) as response:
                 answer = await response.read()
                 return answer if response.status == 200 else None
@@ -274,7 +283,7 @@ class Deputy:
             return refusal(503, "no coordinator is known yet", "")
         when, after = request.query.get("when", "now"), int(request.query.get("after", "0"))
         if when == "now":
-            return reply(self.office)
+            return reply(msgspec.structs.replace(self.office, voted=self._election.term))
         if when == "lost":
             if self.office.term <= after and await self._stands(self.office):
                 return refusal(409, "that coordinator is there, and has given this agent up", "")

@@ -111,6 +111,8 @@ class NextHost:
         """Where another is elected in the place of this one: launcher and agent find out, as nothing listens here."""
         if isinstance(end := await coordinator.wait_ended(), Deposed):
             self._speaker.say(f"{self._plan.node}: {end.diagnosis}")
+            if self._desk is not None:
+                self._desk.give_way()
             stack, self._stack = self._stack, AsyncExitStack()
             self._coordinator = self._entry = None
             await stack.aclose()

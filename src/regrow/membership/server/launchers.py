@@ -58,7 +58,7 @@ class LauncherDesk:
         self._clock = clock or MonotonicClock()
         self._news = asyncio.Event()
         self._dirty = True
-        self._ended = False
+        self._ended = self._closed = False
         self._task: asyncio.Task[None] | None = None
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -74,6 +74,11 @@ class LauncherDesk:
         self._ended = True
         self._wake()
 
+    def give_way(self) -> None:
+        """The job goes on without this coordinator: launchers that wait for its news are not told that it has ended."""
+        self._closed = True
+        self._wake()
+
     async def __aenter__(self) -> "LauncherDesk":
         """Look after the voters from now on."""
         self._task = asyncio.create_task(self._look_after())
@@ -82,7 +87,8 @@ class LauncherDesk:
 
     async def __aexit__(self, *_: object) -> None:
         """No more."""
-        self.end()
+        if not self._closed:
+            self.end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -122,7 +128,7 @@ class LauncherDesk:
         held = present.number if present.term == voters.term else 0
         loop = asyncio.get_running_loop()
         until = loop.time() + voters.lease / 4
-        while held >= voters.number and not self._ended and loop.time() < until:
+        while held >= voters.number and not self._ended and not self._closed and loop.time() < until:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), until - loop.time())
         handover = voters.handover(name) if held < voters.number else None
@@ -182,9 +188,7 @@ class LauncherDesk:
         try:
             async with session.get(tls.url(f"{voter.address}/leader"), headers=self._headers) as response:
                 if response.status == 200:
-                    office = msgspec.json.decode(await response.read(), type=Office)
-                    if office.term > self.voters.term:
-                        self.voters.deposed_by = office
+                    self.voters.told(voter.name, msgspec.json.decode(await response.read(), type=Office))
         except ClientConnectorError as error:
             if isinstance(error.os_error, ConnectionRefusedError):
                 self.voters.ended(voter.name, self._clock.now())

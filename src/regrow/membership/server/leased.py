@@ -12,7 +12,7 @@ from regrow.core.messages.elections import Office
 from regrow.membership.orders import Command, Deposed, EndJob
 from regrow.membership.server.hosted import Machine
 from regrow.membership.succession.belated import aged, says_all_of, still_meant
-from regrow.membership.succession.voters import Voters
+from regrow.membership.succession.voters import PASSED_S, Voters
 
 _LOOK_S: Seconds = 0.2
 _GIVE_UP_S: Seconds = 30.0
@@ -84,10 +84,17 @@ class LeasedMachine:
         self._look_at = now + _LOOK_S
         if self._voters.deposed_by:
             return [_deposed(self._voters.deposed_by)]
+        if self._voters.passed and now - self._blocked_since >= PASSED_S:
+            return [Deposed(RUN_AGAIN, _PASSED, None)]
         # While others train with this coordinator's agents, its end would end all of that.
         if now - max(self._blocked_since, self._told_at) < _GIVE_UP_S:
             return []
         return [EndJob(RUN_AGAIN, _cut_off([voter.node for voter in self._voters.free(now)]))]
+
+
+_PASSED = (
+    "launchers have voted for another coordinator and answer this one no more, so it gives way, and they elect another"
+)
 
 
 def _deposed(by: Office) -> Deposed:

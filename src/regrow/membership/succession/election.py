@@ -1,8 +1,10 @@
 """A launcher's part in the election of another coordinator. Pure.
 
-It votes once a term, for nobody who knows less than itself, and for nobody while the coordinator may count on it. Once
-it has voted, a coordinator of an older term is none any more. As in Raft (Ongaro, "Consensus: Bridging Theory and
-Practice", chapters 3, 6.4.1 and 9.6), but for turns in place of random waits.
+It votes once a term, for nobody who knows less than itself, and for nobody while the coordinator may count on it. Whom
+it does not know as a voter it votes for as well, and though it does not know that it is one itself: who asks counts the
+votes of those that the newest handover names, and this launcher may not have that one. Once it has voted, a coordinator
+of an older term is none any more. As in Raft (Ongaro, "Consensus: Bridging Theory and Practice", chapters 3, 4.1,
+6.4.1 and 9.6), but for turns in place of random waits.
 """
 
 from regrow.core.ids import Instant, Seconds
@@ -34,6 +36,9 @@ class Election:
         """The newest that was heard of, or voted in."""
         self.bound_until: Instant = float("-inf")
         """Until then the coordinator counts on this launcher."""
+        self.candidates: dict[str, str] = {}
+        """Who has stood since the coordinator has answered last: addresses, by name. Not all are known as voters."""
+        self._in_office = False
         self._voted_for = ""
         """Whom it waits for."""
         self._next: Instant = float("-inf")
@@ -73,21 +78,28 @@ class Election:
         if term < self.term:
             return False
         self.term, self._missed = term, 0
+        self.candidates.clear()
         self.bound_until = max(self.bound_until, now + lease)
         if handover is not None and (self.handover is None or handover.version > self.handover.version):
             self.handover = handover
         return True
 
+    def enter_office(self) -> None:
+        """This launcher hosts the coordinator, which counts on it until it is `released`, also after a pause."""
+        self._in_office = True
+
     def released(self, now: Instant) -> None:
         """The process of the coordinator has certainly ended: it counts on nobody any more."""
-        self.bound_until = min(self.bound_until, now)
+        self.bound_until, self._in_office = min(self.bound_until, now), False
 
     def vote(self, asked: VoteAsked, now: Instant) -> bool:
         """Whether this launcher votes for who asks."""
-        mine, self._seen = self.handover, max(self._seen, asked.term)
-        if mine is None or self.turn is None or now < self.bound_until or asked.term <= self.term:
+        self._seen = max(self._seen, asked.term)
+        if asked.voter == self.me.name != asked.name:
+            self.candidates[asked.name] = asked.address
+        if self._in_office or now < self.bound_until or asked.term <= self.term or asked.voter != self.me.name:
             return False
-        if asked.name not in {voter.name for voter in mine.voters} or asked.version < mine.version:
+        if self.handover is not None and asked.version < self.handover.version:
             return False
         if now < self._waits_until and asked.name != self._voted_for:
             return False
@@ -101,19 +113,19 @@ class Election:
     def stand(self, now: Instant) -> VoteAsked | None:
         """What to ask the others, where it is this launcher's turn: whether they would elect it."""
         turn, mine = self.turn, self.handover
-        if turn is None or mine is None or not self.possible:
+        if turn is None or mine is None or not self.possible or self._in_office:
             return None
         if now < max(self.bound_until + _TURN_S * turn, self._next, self._waits_until):
             return None
         term = max(self.term, self._seen) + 1
         # Whoever has stood at the same moment as another stands at another one next: the turns go round with the terms.
         self._next = now + _TURN_S * (1 + (turn + term) % len(mine.voters))
-        return VoteAsked(term, self.me.name, mine.version, trial=True)
+        return VoteAsked(term, self.me.name, mine.version, trial=True, address=self.me.address)
 
     def campaign(self, asked: VoteAsked, now: Instant) -> VoteAsked | None:
         """They would: ask them to do so. Its own vote is given; None: meanwhile it is not free any more."""
-        real = VoteAsked(asked.term, asked.name, asked.version)
-        return real if now >= self._waits_until and self.vote(real, now) else None
+        real = VoteAsked(asked.term, asked.name, asked.version, address=asked.address)
+        return real if now >= self._waits_until and self.vote(real.to(self.me.name), now) else None
 
     def answered(self, answer: VoteAnswered) -> bool:
         """Whether that is a vote; one that is refused tells in which term to stand next."""

@@ -13,6 +13,8 @@ from regrow.core.messages.elections import Handover, LauncherPresent, Office, Vo
 
 VOTE_LEASE: Seconds = 10.0
 """For so long a launcher that has answered elects nobody else: as long as any node may be unreachable."""
+PASSED_S: Seconds = 3.0
+"""Who stands in a later term is elected within so long, or is not elected while the last coordinator is there."""
 _ENDED = -1
 MOST_VOTERS = 7
 """More would cost messages and hardly make an election likelier to succeed."""
@@ -48,6 +50,8 @@ class Voters:
     _sets: dict[int, list[Voter]] = field(default_factory=dict)
     """The voters of the newest handover that counts, and of all that were written after it, by its number."""
     _launchers: dict[str, _Launcher] = field(default_factory=dict)
+    _passed: set[str] = field(default_factory=set)
+    """Launchers that have voted in a later term."""
 
     def __post_init__(self) -> None:
         self._sets = self._sets or {self.number: [self.me]}
@@ -79,6 +83,18 @@ class Voters:
         if present.term == self.term:
             known.holds = max(known.holds, present.number)
         self._settle()
+
+    @property
+    def passed(self) -> bool:
+        """Whether a voter has voted in a later term: it answers this coordinator no more, though nobody was elected."""
+        return any(voter.name in self._passed for voters in self._sets.values() for voter in voters)
+
+    def told(self, name: str, office: Office) -> None:
+        """A launcher has said whom it follows."""
+        if office.voted > self.term:
+            self._passed.add(name)
+        if office.term > self.term:
+            self.deposed_by = office
 
     def ended(self, name: str, now: Instant) -> None:
         """The process of a launcher has certainly ended. If it was still bound, it has elected nobody, nor will it."""

@@ -1,0 +1,82 @@
+"""What goes wrong around an election, as values."""
+
+import random
+from typing import Literal
+
+import msgspec
+
+from regrow.core.ids import Instant, Seconds
+from regrow.membership.succession.voters import VOTE_LEASE
+
+COORDINATOR = -1
+"""In `Trouble.of`: the launcher that hosts the newest coordinator then."""
+How = Literal["dies", "restarts", "pauses", "cut", "off"]
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """One thing.
+
+    `how`: `dies`; `restarts`, as another process that joins; `pauses`; is `cut` from all others; or is `off`, without
+    the shared disk. `of`: whom, by number. `last`: for how long, or until when it is there again, in seconds.
+    """
+
+    at: Instant
+    how: How
+    of: frozenset[int]
+    last: Seconds = 0.0
+
+
+class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How messages and clocks behave. Probabilities from 0 to 1.
+
+    `lost`: a message never comes. `slow`: it takes up to two leases. `doubled`: a request comes twice. `drift`: by so
+    much a clock is faster or slower, at most. Clocks are also hours apart.
+    """
+
+    lost: float = 0.0
+    slow: float = 0.0
+    doubled: float = 0.05
+    drift: float = 0.0
+
+
+class ElectionSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that a run depends on.
+
+    `launchers`: how many there are; the first hosts the coordinator. `heals`: from then on nothing is lost or slow,
+    cuts and pauses are over, and the law holds that a coordinator comes back; None: never. `witness`: whether there is
+    one. `seed`: of all else.
+    """
+
+    launchers: int
+    seed: int
+    troubles: tuple[Trouble, ...] = ()
+    conditions: Conditions = Conditions()
+    witness: bool = False
+    heals: Instant | None = None
+
+
+def draw_election(number: int) -> ElectionSchedule:
+    """The schedule of this number. The coordinator is lost once at least, or seems so."""
+    rng = random.Random(f"election {number}")
+    witness = rng.random() < 0.2
+    launchers = rng.randint(2, 4) if witness else rng.randint(3, 7)
+    heals = rng.uniform(14.0, 22.0)
+    hows: tuple[How, ...] = ("dies", "restarts", "pauses", "cut", "cut", *(("off",) if witness else ()))
+    at = rng.uniform(1.0, 6.0)
+    loss = Trouble(at, rng.choice(hows[:5]), frozenset([COORDINATOR]), (heals - at) * rng.choice((rng.random(), 1.0)))
+    more = [_trouble(rng, rng.choice(hows), launchers, heals) for _ in range(rng.randint(0, 5))]
+    conditions = Conditions(
+        rng.choice((0.0, 0.05, 0.3)), rng.choice((0.0, 0.02, 0.2)), rng.choice((0.0, 0.05, 0.3)), _DRIFT
+    )
+    return ElectionSchedule(launchers, number, (loss, *more), conditions, witness, heals)
+
+
+_DRIFT = 1e-3
+"""Twice what a clock is set right by while it runs."""
+
+
+def _trouble(rng: random.Random, how: How, launchers: int, heals: Instant) -> Trouble:
+    few = rng.sample(range(launchers), rng.choice((1, 1, 1, 2, launchers - 1)))
+    of = frozenset([COORDINATOR] if rng.random() < 0.4 else few)
+    at = rng.uniform(1.0, heals - 1.0)
+    return Trouble(at, how, of, min(heals - at, rng.uniform(0.1, 2 * VOTE_LEASE)))
