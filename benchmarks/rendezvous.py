@@ -57,7 +57,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from regrow.comm.links import Site
 from regrow.comm.process_groups import Formation, Groups
 from regrow.comm.store import AgentStore
-from regrow.comm.torch_private import expected_names
+from regrow.comm.torch_private import expected_names, group_names
 from regrow.core.ids import Generation, Seconds
 
 WORLDS = (2, 4, 8, 16, 32, 64)
@@ -93,6 +93,7 @@ def rank_of(rank: int, world: int, side: str, place: str) -> Callable[[Parent], 
             formation = Formation(Generation(1), rank, world, place, site)
             groups.install(rank=rank, world=world, formation=formation, form_s=60.0)
         elif side.startswith("regrow"):
+            group_names.watch()  # as `comm/rendezvous.py` does
             store = AgentStore(place, TOKEN, f"g1/env{world}.1/")
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         else:

@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from regrow.agent.store.routing import home
 from regrow.comm.store import AgentStore
+from regrow.comm.torch_private import group_names
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Seconds
-from regrow.core.messages.store import StoreGet, StoreMessage, StoreReply, StoreSet
+from regrow.core.messages.store import StoreGet, StoreMessage, StoreReply
 
 NODES = 3
 
@@ -38,6 +39,7 @@ def group_over(seat: Seat, addresses: list[str], lazy: bool) -> float:
 
     if lazy:
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    group_names.watch()
     store = AgentStore(addresses[seat.rank * NODES // seat.size], TOKEN, "g1/env/")
     dist.init_process_group(
         "gloo", store=store, rank=seat.rank, world_size=seat.size, timeout=timedelta(seconds=DEADLINE)
@@ -55,6 +57,39 @@ def test_gloo_forms_its_groups_through_three_agents(running: Agents, tmp_path: P
     addresses = [server.address for server in running.servers]
     results = play(6, tmp_path, group_over, addresses, lazy)
     assert results == [15.0 * 6] * 6
+    for node, server in enumerate(running.servers):
+        ranks = [int(key.rpartition("/")[2]) for key in server.keeper.table.keys("g1/env/0//cpu")]
+        assert sorted(ranks) == [2 * node, 2 * node + 1]
+        placed = [key for key in server.keeper.table.keys("g1/env/") if "@" in key]
+        assert sorted(int(key.rpartition("@")[2]) for key in placed) == sorted(ranks * 2), "of two groups each"
+
+
+def test_an_address_that_could_not_be_kept_is_told_with_the_next_request(running: Agents) -> None:
+    store = running.client(0)
+    running.at(lambda: setattr(running.servers[0].keeper.table, "_limit", 10))
+    store.set("0//cpu//0/0", "here")
+    with pytest.raises(dist.DistStoreError, match="full"):
+        store.num_keys()
+    assert store.num_keys() == 0, "once"
+
+
+def test_addresses_that_came_with_another_are_not_asked_for(running: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, asked = running.client(0), []
+    ask = AgentStore._ask
+
+    def counted(store: AgentStore, request: StoreMessage, wait: Seconds = 0.0) -> StoreReply:
+        asked.append(request)
+        return ask(store, request, wait)
+
+    for rank in range(2 * NODES):
+        running.client(rank // 2).set(f"0//cpu//0/{rank}", f"here {rank}")
+    monkeypatch.setattr(AgentStore, "_ask", counted)
+    for rank in range(2 * NODES):
+        reader.wait([f"0//cpu//0/{rank}"])
+        assert reader.get(f"0//cpu//0/{rank}") == f"here {rank}".encode()
+    assert len(asked) < 2 * NODES
+    with pytest.raises(dist.DistStoreError, match="timeout"):
+        reader.wait(["0//cpu//0/9"], timedelta(seconds=0.1))
 
 
 def test_a_wait_for_where_a_rank_listens_brings_it_so_that_gloo_asks_once(
@@ -70,12 +105,12 @@ def test_a_wait_for_where_a_rank_listens_brings_it_so_that_gloo_asks_once(
     monkeypatch.setattr(AgentStore, "_ask", counted)
     reader, writer = running.client(0), running.client(2)
     writer.set(key, "here")
-    assert len(running.servers[2].keeper.table) == 1, "with the agent of rank 5"
     reader.wait([key])
+    assert len(running.servers[2].keeper.table) == 1, "with the agent of rank 5"
     assert reader.get(key) == b"here"
-    assert asked == [StoreSet, StoreGet]
+    assert asked == [StoreGet]
     assert reader.get(key) == b"here"
-    assert asked == [StoreSet, StoreGet, StoreGet], "what was brought is used once"
+    assert asked == [StoreGet, StoreGet], "what was brought is used once"
 
 
 def test_an_agent_that_ends_ends_the_waits_for_its_keys_with_an_error_that_names_it(running: Agents) -> None:

@@ -67,6 +67,49 @@ async def test_what_neighbours_read_costs_the_same_in_any_world() -> None:
         assert set(net.asked.values()) == {1}
 
 
+async def test_an_agent_that_asks_for_one_address_gets_the_others_of_that_node_with_it() -> None:
+    net = Net(4, world=8)
+    for group in "ab":
+        for rank in (2, 3):
+            await net.ask(1, StoreSet(placed(f"g1/{group}/{rank}", rank), f"{group}{rank}".encode()))
+    assert (await net.ask(3, StoreGet(placed("g1/a/2", 2), PATIENCE_S))).value == b"a2"
+    asked = net.asked["a1"]
+    for group, rank in (("a", 3), ("b", 2), ("b", 3)):
+        reply = net.keepers["a3"].at_once(StoreGet(placed(f"g1/{group}/{rank}", rank), 0.0))
+        assert reply == StoreReply(value=f"{group}{rank}".encode())
+    await net.ask(1, StoreSet(placed("g1/c/2", 2), b"c2"))
+    assert net.keepers["a1"].at_once(StoreGet(placed("g1/c/2", 2), 0.0, has=4), "a3") == StoreReply(
+        value=b"c2", keep=True, has=5
+    ), "what it has is not told again"
+    assert net.asked["a1"] == asked
+
+
+async def test_a_worker_that_asks_for_one_address_gets_those_of_the_same_group_that_its_agent_knows() -> None:
+    net = Net(4, world=8)
+    mine, other, elsewhere = placed("g1/a/2", 2), placed("g1/a/3", 3), placed("g1/a/6", 6)
+    for key in (mine, other, placed("g1/b/2", 2)):
+        await net.ask(1, StoreSet(key, key.encode()))
+    await net.ask(3, StoreSet(elsewhere, b"far"))
+    keeper = net.keepers["a1"]
+    assert keeper.at_once(StoreGet(mine, 0.0)) == StoreReply(value=mine.encode()), "who wants none gets none"
+    reply = keeper.at_once(StoreGet(mine, 0.0, has=0))
+    assert reply == StoreReply(value=mine.encode(), also={other: other.encode()}, has=2)
+    assert (await net.ask(1, StoreGet(elsewhere, PATIENCE_S))).value == b"far"
+    reply = keeper.at_once(StoreGet(mine, 0.0, has=2))
+    assert reply == StoreReply(value=mine.encode(), also={elsewhere: b"far"}, has=3), "copies too"
+
+
+async def test_no_more_goes_with_one_answer_than_its_limit_and_the_rest_with_the_next() -> None:
+    net = Net(4, world=8)
+    for number in range(20):
+        await net.ask(1, StoreSet(placed(f"g1/a/{number}", 2), bytes(4000)))
+    await net.ask(1, StoreSet(placed("g1/a/20", 2), bytes(5000)))
+    reply = net.keepers["a1"].at_once(StoreGet(placed("g1/a/20", 2), 0.0, has=0))
+    assert reply is not None and (len(reply.also), reply.has) == (8, 8)
+    reply = net.keepers["a1"].at_once(StoreGet(placed("g1/a/0", 2), 0.0, has=16))
+    assert reply is not None and (len(reply.also), reply.has) == (4, 21), "what is large is asked for by itself"
+
+
 async def test_what_an_agent_knows_is_answered_at_once_and_what_it_does_not_is_not() -> None:
     net = Net(4)
     mine, other = placed("g1/k", 2), placed("g1/k", 3)
@@ -135,6 +178,32 @@ async def test_no_read_is_older_than_what_was_written_before_it_began(seed: int)
 
     await asyncio.gather(write(0, "g1/a"), write(5, "g1/b"), write(9, "g1/a"), *(read(node) for node in range(12)))
     assert floor == {"g1/a": 12, "g1/b": 6}
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_no_address_that_came_with_another_is_older_than_what_was_written_before_it_was_read(seed: int) -> None:
+    """As above, for keys of one node, of which copies travel with the answers for others."""
+    net, chance = Net(6, seed=seed), random.Random(seed)
+    floor = {placed(f"g1/a/{number}", 2): 0 for number in range(6)}
+
+    async def write(key: str) -> None:
+        for version in range(1, 4):
+            await net.ask(2, StoreSet(key, str(version).encode()))
+            floor[key] = version
+            for _ in range(chance.randrange(40)):
+                await asyncio.sleep(0)
+
+    async def read(node: int) -> None:
+        for _ in range(30):
+            key = chance.choice(list(floor))
+            least = floor[key]
+            found = int((await net.ask(node, StoreGet(key, PATIENCE_S))).value)
+            assert found >= least, f"{key} was {least} and then {found}"
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*map(write, floor), *(read(node) for node in range(6) if node != 2))
+    assert set(floor.values()) == {3}
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from regrow.comm.store import AgentStore, Connections
+from regrow.comm.torch_private import group_names
 from regrow.comm.torch_private.internals import Store, default_pg_timeout, rendezvous_handlers
 from regrow.core.config import WorkerEnv, meeting_place, rank_variable, rootless
 from regrow.core.errors import UsageError
@@ -53,6 +54,7 @@ class EnvRendezvous:
                 hint="only scripts that call regrow.init() can have standbys; run this one without --standby",
             )
         if self._connections is None:
+            group_names.watch()
             self._connections = Connections(env.store, env.token)
         # A script that leaves its groups and makes them anew must not find the addresses of the old ones.
         self._held[world] += 1

@@ -4,15 +4,19 @@ A worker speaks to the agent of its own node only, which knows where each key li
 """
 
 import os
+import select
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 from torch.distributed import DistNetworkError, DistStoreError, QueueEmptyError
 
+from regrow.comm.torch_private import group_names
 from regrow.comm.torch_private.internals import Store
 from regrow.core.errors import GenerationHalted, ProtocolError
 from regrow.core.ids import Seconds
@@ -38,40 +42,71 @@ from regrow.core.messages.store import (
     StoreSet,
     StoreWait,
     gloo_address,
+    placed,
 )
-from regrow.core.net import connect
-from regrow.core.wire import BlockingChannel, FrameCodec
+from regrow.core.net import connect, hang_up
+from regrow.core.wire import FrameCodec
 
 ANSWER_S: Seconds = 120.0
 """How much longer than the wait that was asked for an answer may take, before the agent counts as hung."""
 FOREVER_S: Seconds = 24 * 3600.0
 """torch's zero, which means no deadline."""
 _IDLE = 2
+_READ_BYTES = 64 << 10
 _CODEC: FrameCodec[StoreReply] = FrameCodec(StoreReply)
 """One for all: it keeps nothing, and is made before workers are forked."""
 
 
 class _Connection:
-    """One stream to the agent; one request at a time."""
+    """One stream to the agent; one request at a time. Nothing is sent before the first."""
 
     def __init__(self, address: str, token: str) -> None:
         self._sock: socket.socket = connect(address)
-        self._channel: BlockingChannel[StoreReply] = BlockingChannel(self._sock, _CODEC)
-        self._replies: Iterator[StoreReply] = self._channel.messages()
-        self.ask(StoreHello(token), ANSWER_S)
+        self._sock.setblocking(False)
+        self._ready = select.poll()
+        self._ready.register(self._sock, select.POLLIN)
+        self._greeting = _CODEC.frame(StoreHello(token, quiet=True))
+        self._received = bytearray()
+        self._quiet = 0
+
+    def tell(self, request: StoreSet, within: Seconds) -> None:
+        """Have it done; where it cannot be, the next answer on this stream says so. Raises what `ask` raises."""
+        self._quiet += 1
+        self._send(msgspec.structs.replace(request, ask=self._quiet, quiet=True), time.monotonic() + within)
 
     def ask(self, request: StoreMessage, within: Seconds) -> StoreReply:
         """The answer. Raises `OSError`, `ValueError` where it was closed meanwhile, and `ProtocolError`."""
-        self._sock.settimeout(within)
-        self._channel.send(request)
-        reply = next(self._replies, None)
-        if reply is None:
-            raise ConnectionResetError("it has closed the connection")
+        until = time.monotonic() + within
+        self._send(request, until)
+        while (reply := _CODEC.next(self._received)) is None:
+            self._await(select.POLLIN, until)
+            more = self._sock.recv(_READ_BYTES)
+            if not more:
+                raise ConnectionResetError("it has closed the connection")
+            self._received += more
         return reply
 
+    def _send(self, request: StoreMessage, until: float) -> None:
+        left, self._greeting = memoryview(self._greeting + _CODEC.frame(request)), b""
+        while left:
+            try:
+                left = left[self._sock.send(left) :]
+            except BlockingIOError:
+                self._ready.modify(self._sock, select.POLLOUT)
+                self._await(select.POLLOUT, until)
+                self._ready.modify(self._sock, select.POLLIN)
+
+    def _await(self, event: int, until: float) -> None:
+        if not self._ready.poll(max(0.0, 1000 * (until - time.monotonic()))):
+            raise TimeoutError("it does not answer" if event == select.POLLIN else "it takes nothing more")
+
+    def hang_up(self) -> None:
+        """End a request that is blocked; who made it closes the connection."""
+        hang_up(self._sock)
+
     def close(self) -> None:
-        """End a request that is blocked."""
-        self._channel.close()
+        """Free it; nothing is asked any more."""
+        self._sock.close()
 
 
 class Connections:
@@ -137,22 +172,19 @@ class AgentStore(Store):
         self._lock = threading.Lock()
         self._in_use: set[_Connection] = set()
         self._addresses: dict[str, bytes] = {}
-        """Where ranks listen, by key: what a wait for it has brought, until the `get` that gloo makes next."""
-        self._connections.give_back(self._connect())
+        """Where ranks listen, by the agents' name of it: what has come with other answers, until it is asked for."""
+        self._has: dict[str, int] = {}
+        """By group: how much of that has come."""
+        self._ranks: dict[str, Sequence[int]] = {}
+        """The ranks of the world in the groups of which this one has published an address, by the keys' beginning."""
 
     # --- asking ------------------------------------------------------------------------------------------------
 
     def _ask(self, request: StoreMessage, wait: Seconds = 0.0) -> StoreReply:
-        connection = self._connect()
-        try:
+        with self._connection() as connection:
             reply = connection.ask(request, wait + ANSWER_S)
-        except (OSError, ValueError, ProtocolError) as error:
-            connection.close()
-            raise self._ended(error) from error
-        finally:
-            with self._lock:
-                self._in_use.discard(connection)
-        self._connections.give_back(connection)
+            if reply.ask != request.ask:
+                raise DistStoreError(reply.error)  # of what was told before on that stream, which ends with this
         if reply.error == TIMEOUT:
             raise DistStoreError(f"wait timeout after {wait:g} s: {_named(request)}")
         if reply.error == NO_COUNTER:
@@ -161,17 +193,35 @@ class AgentStore(Store):
             raise DistStoreError(f"{_named(request)}: {reply.error}")
         return reply
 
-    def _connect(self) -> _Connection:
+    def _tell(self, request: StoreSet) -> None:
+        with self._connection() as connection:
+            connection.tell(request, ANSWER_S)
+
+    @contextmanager
+    def _connection(self) -> Iterator[_Connection]:
+        """A stream for one request; kept for the next, unless this one fails or the store was closed meanwhile."""
         try:
             connection = self._connections.take()
         except (OSError, ProtocolError) as error:
             raise self._ended(error) from error
-        with self._lock:
-            if not self._closed:
+        whole = False
+        try:
+            with self._lock:
+                if self._closed:
+                    raise GenerationHalted("the store of this generation is closed")
                 self._in_use.add(connection)
-                return connection
-        connection.close()
-        raise GenerationHalted("the store of this generation is closed")
+            yield connection
+            whole = True
+        except (OSError, ValueError, ProtocolError) as error:
+            raise self._ended(error) from error
+        finally:
+            with self._lock:
+                self._in_use.discard(connection)
+                whole = whole and not self._closed
+            if whole:
+                self._connections.give_back(connection)
+            else:
+                connection.close()
 
     def _ended(self, error: Exception) -> Exception:
         if self._closed:
@@ -179,10 +229,23 @@ class AgentStore(Store):
         return DistNetworkError(f"the store of this node's agent cannot be reached: {error}")
 
     def _key(self, key: str) -> str:
-        return self._prefix + key
+        """As the agents know it: an address lives with the agent of its rank, where the group's ranks are known."""
+        name = self._prefix + key
+        if not self._ranks:
+            return name
+        group, _, rank = key.rpartition("/")
+        ranks = self._ranks.get(group)
+        if ranks is None or not rank.isdecimal() or int(rank) >= len(ranks):
+            return name
+        return placed(name, ranks[int(rank)])
 
     def _keys(self, keys: Sequence[str]) -> list[str]:
-        return [self._prefix + key for key in keys]
+        return [self._key(key) for key in keys]
+
+    def _named(self, name: str) -> str:
+        """The key as this store's callers know it."""
+        key, at, _ = name.removeprefix(self._prefix).rpartition("@")
+        return key if at and self._key(key) == name else name.removeprefix(self._prefix)
 
     def _limit(self, timeout: timedelta | None = None) -> Seconds:
         # The base class keeps the timeout: C++ sets it there, past any method of ours.
@@ -192,15 +255,30 @@ class AgentStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._ask(StoreSet(self._key(key), _bytes(value)))
+        address = gloo_address(key)
+        if address is None:
+            self._ask(StoreSet(self._key(key), _bytes(value)))
+            return
+        ranks = group_names.ranks_of(address.group)
+        if ranks:
+            self._ranks[key.rpartition("/")[0]] = ranks
+        self._tell(StoreSet(self._key(key), _bytes(value)))  # who needs it waits for it
 
     def get(self, key: str) -> bytes:
         """Read a value, waiting for it up to the store's timeout. Raises `DistStoreError`."""
-        brought = self._addresses.pop(key, None)
-        if brought is not None:
-            return brought
-        limit = self._limit()
-        return self._ask(StoreGet(self._key(key), limit), limit).value
+        limit, name = self._limit(), self._key(key)
+        if gloo_address(name) is None:
+            return self._ask(StoreGet(name, limit), limit).value
+        brought = self._addresses.pop(name, None)
+        return self._address(name, limit) if brought is None else brought
+
+    def _address(self, name: str, limit: Seconds) -> bytes:
+        """Where a rank listens; what the agent knows of others in the group comes with it."""
+        group = name.rpartition("/")[0]
+        reply = self._ask(StoreGet(name, limit, has=self._has.get(group, 0)), limit)
+        self._addresses.update(reply.also)
+        self._has[group] = reply.has
+        return reply.value
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; its new value. Raises `ValueError` where the value is no number."""
@@ -217,10 +295,12 @@ class AgentStore(Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there. Raises `DistStoreError`."""
         limit = self._limit(timeout)
-        if len(keys) == 1 and gloo_address(keys[0]) is not None:  # written once, and read next: half the questions
-            self._addresses[keys[0]] = self._ask(StoreGet(self._key(keys[0]), limit), limit).value
+        names = self._keys(keys)
+        if len(names) == 1 and gloo_address(names[0]) is not None:  # written once, and read next: half the questions
+            if names[0] not in self._addresses:
+                self._addresses[names[0]] = self._address(names[0], limit)
             return
-        self._ask(StoreWait(self._keys(keys), limit), limit)
+        self._ask(StoreWait(names, limit), limit)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write `desired` if the value is `expected`, or if there is none and `expected` is empty.
@@ -248,7 +328,7 @@ class AgentStore(Store):
 
     def list_keys(self) -> list[str]:
         """The keys that this store has, on all nodes; queues are not among them."""
-        return [key.removeprefix(self._prefix) for key in self._ask(StoreList(self._prefix)).keys]
+        return [self._named(key) for key in self._ask(StoreList(self._prefix)).keys]
 
     # --- queues: torch's C++ does not hand these on to a store in Python, so not through a `PrefixStore` ----------
 
@@ -293,7 +373,7 @@ class AgentStore(Store):
             self._closed = True
             in_use = list(self._in_use)
         for connection in in_use:
-            connection.close()
+            connection.hang_up()
         if not self._shared:
             self._connections.close()
 

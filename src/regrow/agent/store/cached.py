@@ -42,6 +42,8 @@ class Fetch:
         self.sent = False
         """Readers who come from now on may use the answer only where it may be cached: it could be too old for them."""
         self.spoiled = False
+        self.forgotten: set[str] = set()
+        """Other keys that were to be forgotten since: what arrives of them must not be kept."""
         self.withdrawn = False
         self._readers = 0
         self._task: asyncio.Task[Found | None] | None = None
@@ -132,6 +134,8 @@ class CachedValues:
                 fetch = self._fetches.pop((key, waits, queue), None)
                 if fetch is not None:
                     fetch.spoil()
+        for fetch in self._fetches.values():
+            fetch.forgotten.add(key)
         return self._holders.pop(key, set())
 
     def restore(self, key: str, holders: set[str]) -> None:

@@ -71,7 +71,7 @@ class PeerLinks:
                 link = await open_connection(lambda: _Link(agent), agent)
         except (OSError, UsageError) as error:
             raise StoreNodeLost(f"{agent} cannot be reached: {str(error) or type(error).__name__}") from error
-        await link.ask(StoreHello(self._token, self._own), _CONNECT_S)
+        link.tell(StoreHello(self._token, self._own, quiet=True))
         return link
 
     def keep_only(self, agents: set[str]) -> None:
@@ -113,6 +113,10 @@ class _Link(asyncio.Protocol):
     def lost(self) -> bool:
         """Whether it has ended."""
         return bool(self._lost)
+
+    def tell(self, message: StoreMessage) -> None:
+        """Send what gets no answer."""
+        self._transport.write(_CODEC.frame(message))
 
     async def ask(self, request: StoreMessage, within: Seconds) -> StoreReply:
         """The answer. Raises `StoreNodeLost`."""

@@ -8,6 +8,8 @@ from collections.abc import Container, Iterable
 from regrow.agent.store.cached import CachedValues, Found
 from regrow.agent.store.keys import KeyTable, StoreRefusal
 from regrow.agent.store.ownership import KeyOwnership
+from regrow.agent.store.published import Published
+from regrow.core.ids import Generation
 from regrow.core.messages.store import (
     StoreAdd,
     StoreAppend,
@@ -29,30 +31,6 @@ Rewrite = StoreSet | StoreAppend | StoreCompareSet | StoreDelete | StoreAdd
 _DONE = StoreReply()
 
 
-def rewrite(table: KeyTable, request: Rewrite) -> StoreReply:
-    """Change a value that lives here. Raises `StoreRefusal`."""
-    match request:
-        case StoreSet(key=key, value=value):
-            table.put(key, value)
-            return _DONE
-        case StoreAppend(key=key, value=value):
-            table.append(key, value)
-            return _DONE
-        case StoreAdd(key=key, amount=amount):
-            return StoreReply(number=table.add(key, amount))
-        case StoreCompareSet(key=key, expected=expected, desired=desired):
-            return StoreReply(value=table.compare_set(key, expected, desired))
-        case StoreDelete(key=key):
-            return StoreReply(number=int(table.delete(key)))
-
-
-def told(found: Found) -> StoreReply:
-    """The answer to a read."""
-    if found.value is None:
-        return StoreReply(number=1)
-    return StoreReply(value=found.value, keep=found.keep)
-
-
 class PromptAnswers:
     """What one agent can answer by itself.
 
@@ -67,6 +45,7 @@ class PromptAnswers:
         self._table, self._copies, self._ways, self._changing = table, copies, ways, changing
         self.rewritten: set[str] = set()
         """Keys that were changed when copies were out: none are given any more."""
+        self.published = Published(self._to_copy, self._to_tell)
 
     def answer(self, request: StoreRequest, caller: str) -> StoreReply | None:
         """The answer; None where something has to be waited for, or asked elsewhere."""
@@ -79,13 +58,13 @@ class PromptAnswers:
         match request:
             case StoreGet(key=key, queue=queue):
                 found = self._find(key, caller, queue=queue)
-                return None if found is None else told(found)
+                return None if found is None else self.told(request, found, caller)
             case StoreWait(keys=keys):
                 return None if self._find_all(keys, queue=True) is None else _DONE
             case StoreSet() | StoreAdd() | StoreAppend() | StoreCompareSet() | StoreDelete():
                 key = request.key
                 free = key not in self._changing and not self._copies.is_held(key)
-                return rewrite(self._table, request) if free and self._ways.is_here(key) else None
+                return self.rewrite(request) if free and self._ways.is_here(key) else None
             case StoreMultiGet(keys=keys):
                 every = self._find_all(keys, queue=False)
                 return None if every is None else StoreReply(values=[each.value or b"" for each in every])
@@ -136,6 +115,45 @@ class PromptAnswers:
             self._copies.note(key, caller)
         return Found(value, keep)
 
-    def drop_before(self) -> None:
+    def told(self, request: StoreGet, found: Found, caller: str) -> StoreReply:
+        """The answer to a read, with more of what is published where that is wanted."""
+        if found.value is None:
+            return StoreReply(number=1)
+        if request.has is None or (caller and not (found.keep and self._ways.is_here(request.key))):
+            return StoreReply(value=found.value, keep=found.keep)
+        if not caller:
+            also, has = self.published.to_worker(request.key, request.has)
+            return StoreReply(value=found.value, also=also, has=has)
+        also, has = self.published.to_agent(request.key, request.has)
+        for key in also:
+            self._copies.note(key, caller)
+        return StoreReply(value=found.value, keep=True, also=also, has=has)
+
+    def _to_copy(self, key: str) -> bytes | None:
+        return None if key in self.rewritten else self._table.get(key)
+
+    def _to_tell(self, key: str) -> bytes | None:
+        return self._table.get(key) if self._ways.is_here(key) else self._copies.get(key)
+
+    def rewrite(self, request: Rewrite) -> StoreReply:
+        """Change a value that lives here. Raises `StoreRefusal`."""
+        table = self._table
+        match request:
+            case StoreSet(key=key, value=value):
+                table.put(key, value)
+                self.published.note_written(key)
+                return _DONE
+            case StoreAppend(key=key, value=value):
+                table.append(key, value)
+                return _DONE
+            case StoreAdd(key=key, amount=amount):
+                return StoreReply(number=table.add(key, amount))
+            case StoreCompareSet(key=key, expected=expected, desired=desired):
+                return StoreReply(value=table.compare_set(key, expected, desired))
+            case StoreDelete(key=key):
+                return StoreReply(number=int(table.delete(key)))
+
+    def drop_before(self, oldest: Generation) -> None:
         """Forget the keys of generations that are over."""
+        self.published.drop_before(oldest)
         self.rewritten = {key for key in self.rewritten if not self._table.is_old(key)}

@@ -17,7 +17,7 @@ from regrow.agent.store.store_node import StoreNode
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Seconds
-from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest, StoreTable
+from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest, StoreSet, StoreTable
 from regrow.core.net import same_secret, serve
 from regrow.core.strangers import refused
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
@@ -25,6 +25,8 @@ from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 _HELLO_S: Seconds = 10.0
 _HELLO_BYTES = 64 << 10
 _END_S: Seconds = 5.0
+_TOGETHER_BYTES = 64 << 10
+"""Answers to requests that came together are sent together, up to this."""
 _CODEC: FrameCodec[StoreRequest] = FrameCodec(StoreRequest)
 _log = logging.getLogger("regrow.agent")
 
@@ -114,6 +116,9 @@ class _Conversation(asyncio.Protocol):
         self._full = False
         """Whether the client takes its answers too slowly: then its requests wait."""
         self._answering: dict[int, asyncio.Task[None]] = {}
+        self._taking = False
+        self._said = bytearray()
+        """Answers to what is being taken."""
 
     # --- what the event loop calls -----------------------------------------------------------------------------
 
@@ -159,18 +164,29 @@ class _Conversation(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Take the requests that are there as a whole."""
+        self._taking = True
         try:
             while not self._full and not self._transport.is_closing():
                 greeted = self._caller is not None
                 request = _CODEC.next(self._received, MAX_FRAME_BYTES if greeted else _HELLO_BYTES)
                 if request is None:
-                    return
+                    break
                 if greeted:
                     self._take(request)
                 else:
                     self._greet(request)
+                if len(self._said) > _TOGETHER_BYTES:
+                    self._send_said()
         except ProtocolError as error:
             self._refuse(str(error))
+        finally:
+            self._taking = False
+            self._send_said()
+
+    def _send_said(self) -> None:
+        said, self._said = self._said, bytearray()
+        if said and not self._transport.is_closing():
+            self._transport.write(said)
 
     def _refuse(self, why: str) -> None:
         if not self._transport.is_closing():
@@ -183,7 +199,7 @@ class _Conversation(asyncio.Protocol):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         self._caller = hello.agent
-        self._say(StoreReply(), hello.ask)
+        self._say(StoreReply(), hello)
 
     def _take(self, request: StoreRequest) -> None:
         number, caller = request.ask, self._caller or ""
@@ -196,7 +212,7 @@ class _Conversation(asyncio.Protocol):
             raise ProtocolError(f"request {number} is not answered yet, and was sent again")
         reply = self._at_once(request, caller)
         if reply is not None:
-            self._say(reply, number)
+            self._say(reply, request)
             return
         task = asyncio.get_running_loop().create_task(self._answer(request, caller))
         self._answering[number] = task
@@ -209,11 +225,17 @@ class _Conversation(asyncio.Protocol):
             self._transport.close()  # so that nobody waits for the answer
 
     async def _answer(self, request: StoreRequest, caller: str) -> None:
-        self._say(await self._carry_out(request, caller), request.ask)
+        self._say(await self._carry_out(request, caller), request)
 
-    def _say(self, reply: StoreReply, number: int) -> None:
+    def _say(self, reply: StoreReply, request: StoreRequest) -> None:
+        if isinstance(request, StoreSet | StoreHello) and request.quiet and not reply.error:
+            return
+        number = request.ask
         try:
-            frame = _CODEC.frame(msgspec.structs.replace(reply, ask=number) if number else reply)
+            frame = _CODEC.frame(reply if reply.ask == number else msgspec.structs.replace(reply, ask=number))
         except ProtocolError as error:
             frame = _CODEC.frame(StoreReply(error=str(error), ask=number))
-        self._transport.write(frame)
+        if self._taking:
+            self._said += frame
+        else:
+            self._transport.write(frame)

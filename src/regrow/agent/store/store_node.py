@@ -11,10 +11,10 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from regrow.agent.store.cached import CachedValues, Fetch, Found, seen
-from regrow.agent.store.keys import KeyTable, StoreRefusal
+from regrow.agent.store.keys import KeyTable, StoreRefusal, generation_of
 from regrow.agent.store.ownership import KeyOwnership, KeyRoute
 from regrow.agent.store.peers import StoreNodeLost, StorePeers
-from regrow.agent.store.prompt import PromptAnswers, Rewrite, rewrite, told
+from regrow.agent.store.prompt import PromptAnswers, Rewrite
 from regrow.core.ids import Generation, Instant, Seconds
 from regrow.core.messages.store import (
     TIMEOUT,
@@ -68,6 +68,8 @@ class StoreNode:
         self._ways = KeyOwnership(address, alone=alone)
         self._changing: dict[str, asyncio.Future[None]] = {}
         self._prompt = PromptAnswers(self.table, self.copies, self._ways, self._changing)
+        self._heard: dict[tuple[Generation | None, str], int] = {}
+        """How much of what another agent's ranks publish has come from it."""
         self._sums: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
         self._summing: set[asyncio.Task[None]] = set()
 
@@ -78,7 +80,8 @@ class StoreNode:
     def drop_before(self, oldest: Generation) -> None:
         """Forget all of the generations before this one, and end what waits for their keys."""
         self.table.drop_before(oldest)
-        self._prompt.drop_before()
+        self._prompt.drop_before(oldest)
+        self._heard = {at: has for at, has in self._heard.items() if at[0] is not None and at[0] >= oldest}
         self.copies.drop(self.table.is_old)
         self._peers.keep_only(self._ways.drop_before(oldest))
 
@@ -99,7 +102,7 @@ class StoreNode:
         match request:
             case StoreGet(key=key, timeout=timeout, queue=queue):
                 found = await self._read(key, _until(timeout), caller, queue=queue)
-                return StoreReply(error=TIMEOUT) if found is None else told(found)
+                return StoreReply(error=TIMEOUT) if found is None else self._prompt.told(request, found, caller)
             case StoreMultiGet(keys=keys, timeout=timeout):
                 every = await self._read_all(keys, timeout, queue=False)
                 if every is None:
@@ -216,14 +219,20 @@ class StoreNode:
         fetch.sent = True
         key, waits, queue = fetch.key
         left = max(0.0, fetch.until - _now()) if waits else 0.0
-        reply = await self._ask_up(way, StoreGet(key, left, queue), left + ANSWER_S)
+        at = (generation_of(key), way.home)
+        has = self._heard.get(at, 0) if way.hop == way.home else None
+        reply = await self._ask_up(way, StoreGet(key, left, queue, has), left + ANSWER_S)
         if reply.error == TIMEOUT:
             return None
         _refuse(reply)
         if reply.number:
             return Found(None, False)
         if reply.keep and not fetch.spoiled:
-            self.copies.keep(key, reply.value)
+            self._heard[at] = max(reply.has, self._heard.get(at, 0))
+            for other, value in {key: reply.value, **reply.also}.items():
+                if other not in fetch.forgotten:
+                    self.copies.keep(other, value)
+                    self._prompt.published.note_known(other)
         return Found(reply.value, reply.keep)
 
     async def _ask_up(self, way: KeyRoute, request: StoreMessage, within: Seconds) -> StoreReply:
@@ -279,13 +288,13 @@ class StoreNode:
         await self._settled(key)
         holders = self.copies.forget(key)
         if not holders:
-            return rewrite(self.table, request)
+            return self._prompt.rewrite(request)
         self._prompt.rewritten.add(key)
         done = self._changing[key] = asyncio.get_running_loop().create_future()
         try:
             await self._forget(key, holders)
             holders = set()
-            return rewrite(self.table, request)
+            return self._prompt.rewrite(request)
         finally:
             self.copies.restore(key, holders)
             del self._changing[key]

@@ -11,7 +11,7 @@ import msgspec
 
 from regrow.core.ids import Seconds
 
-_GLOO = re.compile(r"([^/]*)//\w+//\d+/(\d+)$")
+_GLOO = re.compile(r"([^/]*)//\w+//\d+/(\d+)(?:@\d+)?$")
 
 
 class GlooAddress(NamedTuple):
@@ -27,7 +27,7 @@ class GlooAddress(NamedTuple):
 
 
 def gloo_address(key: str) -> GlooAddress | None:
-    """What the key says, if it is one of gloo's: `<prefix>/<group>//<device>//<number>/<rank>`."""
+    """What the key says, if it is one of gloo's: `<prefix>/<group>//<device>//<number>/<rank>`, and perhaps placed."""
     match = _GLOO.search(key)
     return None if match is None else GlooAddress(match.group(1), int(match.group(2)))
 
@@ -37,7 +37,7 @@ def placed(name: str, rank: int) -> str:
     return f"{name}@{rank}"
 
 
-class StoreMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class StoreMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
     """A request. `ask`: its number on this connection."""
 
     ask: int = 0
@@ -47,10 +47,12 @@ class StoreHello(StoreMessage, frozen=True, tag=True):
     """First frame of a connection: who does not know the job's token is hung up on.
 
     `agent`: where the caller can be told to forget what it has cached; empty for a worker, which caches nothing.
+    `quiet`: it needs no reply.
     """
 
     token: str
     agent: str = ""
+    quiet: bool = False
 
 
 class StoreCancel(StoreMessage, frozen=True, tag=True):
@@ -58,21 +60,24 @@ class StoreCancel(StoreMessage, frozen=True, tag=True):
 
 
 class StoreSet(StoreMessage, frozen=True, tag=True):
-    """Write a value."""
+    """Write a value. `quiet`: there is no reply where that was done."""
 
     key: str
     value: bytes
+    quiet: bool = False
 
 
 class StoreGet(StoreMessage, frozen=True, tag=True):
     """Read a value, waiting up to `timeout` seconds for it to exist.
 
     `queue`: a queue that is not empty will do; the reply then has no value, and 1 in `number`.
+    `has`: of what ranks publish of themselves: how much the asker has got with other answers; None: it wants no more.
     """
 
     key: str
     timeout: Seconds
     queue: bool = False
+    has: int | None = None
 
 
 class StoreMultiGet(StoreMessage, frozen=True, tag=True):
@@ -183,7 +188,8 @@ class StoreTable(StoreMessage, frozen=True, tag=True):
 class StoreReply(StoreMessage, frozen=True, tag=True):
     """The answer to any request. `error`: empty, or one of the constants below, or a sentence.
 
-    `keep`: the asking agent may cache the value, and will be told when it changes.
+    `keep`: the asking agent may cache the value, and will be told when it changes. `also`: other keys and their values,
+    of which the same holds, and `has`: what to say next in `StoreGet.has`.
     """
 
     value: bytes = b""
@@ -192,6 +198,8 @@ class StoreReply(StoreMessage, frozen=True, tag=True):
     values: list[bytes] = []
     keys: list[str] = []
     keep: bool = False
+    also: dict[str, bytes] = {}
+    has: int = 0
 
 
 TIMEOUT = "timeout"

@@ -1,0 +1,78 @@
+"""What ranks tell of themselves, such as where they listen: who asks for one piece of it soon asks for more.
+
+So it gets with the first what it has not got yet: an agent all that this one's ranks have written, and a worker what is
+known here of the same group. How far it has got it says itself, and nothing has to be kept for each.
+"""
+
+from collections.abc import Callable
+
+from regrow.agent.store.keys import generation_of
+from regrow.agent.store.routing import is_direct
+from regrow.core.ids import Generation
+
+_VALUE_BYTES = 4 << 10
+_TOGETHER_BYTES = 32 << 10
+"""The most that goes with one answer; what is left goes with the next."""
+
+
+class Published:
+    """The names of it, in the order in which they became known.
+
+    Args:
+        written: the value of a key that lives here and of which copies may be made; else None.
+        known: the value of a key that lives here, or of which a copy is here; else None.
+    """
+
+    def __init__(self, written: Callable[[str], bytes | None], known: Callable[[str], bytes | None]) -> None:
+        self._written, self._known = written, known
+        self._here: dict[Generation, list[str]] = {}
+        self._groups: dict[str, list[str]] = {}
+
+    def note_written(self, key: str) -> None:
+        """A value was written here."""
+        generation = generation_of(key)
+        if generation is not None and is_direct(key):
+            self._here.setdefault(generation, []).append(key)
+            self.note_known(key)
+
+    def note_known(self, key: str) -> None:
+        """A value was written here, or its copy has come."""
+        if is_direct(key):
+            self._groups.setdefault(group_of(key), []).append(key)
+
+    def to_agent(self, asked: str, has: int) -> tuple[dict[str, bytes], int]:
+        """What goes to an agent with the key that it asks for, and how many it has then, in the order of writing."""
+        generation = generation_of(asked)
+        return _more([] if generation is None else self._here.get(generation, []), asked, has, self._written)
+
+    def to_worker(self, asked: str, has: int) -> tuple[dict[str, bytes], int]:
+        """What goes to a worker, and how many of this group it has then, in the order in which they came here."""
+        return _more(self._groups.get(group_of(asked), []), asked, has, self._known)
+
+    def drop_before(self, oldest: Generation) -> None:
+        """Forget the generations before this one."""
+        self._here = {known: names for known, names in self._here.items() if known >= oldest}
+        self._groups = {
+            group: names for group, names in self._groups.items() if (generation_of(group) or oldest) >= oldest
+        }
+
+
+def group_of(key: str) -> str:
+    """What the names of the addresses of one group have in common."""
+    return key.rpartition("/")[0]
+
+
+def _more(
+    names: list[str], asked: str, has: int, value_of: Callable[[str], bytes | None]
+) -> tuple[dict[str, bytes], int]:
+    found, left = dict[str, bytes](), _TOGETHER_BYTES
+    for at in range(has, len(names)):
+        key = names[at]
+        value = None if key == asked else value_of(key)
+        if value is None or len(value) > _VALUE_BYTES:
+            continue
+        left -= len(key) + len(value)
+        if left < 0:
+            return found, at
+        found[key] = value
+    return found, max(has, len(names))

@@ -1,0 +1,49 @@
+"""Which ranks a group has that torch is making, for as long as it makes it.
+
+torch tells a backend what its group is called and which place this rank has in it. The backend leaves its address in
+the store then, before torch notes the group's ranks anywhere. A store that knows them keeps each address near its rank.
+"""
+
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+_MAKER = "_new_process_group_helper"
+_making = threading.local()
+
+
+def ranks_of(name: str) -> Sequence[int]:
+    """The ranks of the world, in the order of the group, of the one that this thread is making and that is called so.
+
+    Empty where it makes none of that name, where that is the default group, and where this torch does not say.
+    """
+    found, ranks = getattr(_making, "group", ("", ()))
+    return ranks if found == name else ()
+
+
+def watch() -> None:
+    """From now on `ranks_of` knows. May be called again."""
+    maker = vars(c10d).get(_MAKER)
+    code = getattr(maker, "__code__", None)
+    if maker is None or code is None or hasattr(maker, "__wrapped__"):
+        return
+    parameters = code.co_varnames[: code.co_argcount]
+    if not {"group_name", "global_ranks_in_group"} <= set(parameters):
+        return
+    name_at, ranks_at = parameters.index("group_name"), parameters.index("global_ranks_in_group")
+
+    @functools.wraps(maker)
+    def watched(*args: Any, **options: Any) -> Any:
+        name = args[name_at] if len(args) > name_at else options.get("group_name")
+        ranks = args[ranks_at] if len(args) > ranks_at else options.get("global_ranks_in_group")
+        before = getattr(_making, "group", ("", ()))
+        _making.group = (name, tuple(ranks or ()))
+        try:
+            return maker(*args, **options)
+        finally:
+            _making.group = before
+
+    vars(c10d)[_MAKER] = watched
