@@ -48,7 +48,7 @@ test-all: venv
 ORDER ?= none
 UNTIL ?= 1e12
 test-rest: venv
-	$(PYTEST) -m "full and not soak" --no-loadscope-reorder --order $(ORDER) --until $(UNTIL)
+	$(PYTEST) -m "full and not soak" --no-loadscope-reorder --order $(ORDER) --until $(UNTIL) $$($(BIN)/python -m tests.tiers)
 
 # Groups, and kills in DDP and HSDP, under another torch: make test-torch OTHER=/path/to/python; see docs/torch-versions.md.
 TORCH_TESTS := tests/unit/test_comm_expected_names.py tests/process/test_comm_misuse.py tests/process/test_comm_collectives.py \

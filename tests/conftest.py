@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.durations import long_files
-from tests.tiers import is_full, stale
+from tests.tiers import full_files, is_full, stale
 
 # Before torch is imported anywhere: test machines are small and shared, and a step's result must not depend on them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -45,6 +45,7 @@ def nothing_ignored() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
+LONGEST_S = 200.0
 LEFT_OUT = "left out: the time of this run is over"
 
 
@@ -53,14 +54,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--until", type=float, help="begin no test after this time, in seconds since the epoch")
 
 
-def place(seed: str, test: str, long: Collection[str] = ()) -> bytes:
+def place(seed: str, test: str, long: Collection[str] = (), longest: Collection[str] = ()) -> bytes:
     """Where in the order of a seed a test's file stands.
 
-    Files that take long are in the first half: one that came last would be waited for alone.
+    Files that take long are in the first half, the longest in the first quarter: one that came last would be waited
+    for alone.
     """
     file = test.split("::")[0]
     drawn = hashlib.sha256(f"{seed} {file}".encode()).digest()
-    return bytes([drawn[0] // 2]) + drawn[1:] if file in long else drawn
+    return bytes([drawn[0] // (4 if file in longest else 2 if file in long else 1)]) + drawn[1:]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -69,10 +71,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_full(item.nodeid):
             item.add_marker(pytest.mark.full)
+    full = {item.nodeid.split("::")[0] for item in items if item.get_closest_marker("full")}
+    if unseen := full.difference(full_files(config.rootpath)):
+        raise pytest.UsageError(
+            f"tests/tiers.py does not know that tests of these are full: {', '.join(sorted(unseen))}"
+        )
     seed = config.getoption("--order")
     if seed is not None:
-        long = long_files((config.rootpath / "docs" / "tests.md").read_text(encoding="utf-8"))
-        items.sort(key=lambda item: place(seed, item.nodeid, long))
+        page = (config.rootpath / "docs" / "tests.md").read_text(encoding="utf-8")
+        long, longest = long_files(page), long_files(page, over=LONGEST_S)
+        items.sort(key=lambda item: place(seed, item.nodeid, long, longest))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,11 +1,15 @@
 """Which tests belong to the full matrix alone: their like is in `make test`, which proves each seam and stage once.
 
 A name without brackets stands for all cases of a test, `ALL` for all tests of a file. Durations: docs/tests.md.
+`python -m tests.tiers` names the files that have such tests: a run of these alone needs to read no others.
 """
 
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 ALL = ("",)
+_MARK = "pytest.mark.full"
 
 FULL: dict[str, tuple[str, ...]] = {
     "tests/unit/test_comm_device_mesh.py": (
@@ -363,6 +367,12 @@ def is_full(test: str) -> bool:
     return any(_names(entry, name) for entry in FULL.get(file, ()))
 
 
+def full_files(root: Path) -> list[str]:
+    """The files with tests of the full matrix alone, by this table or by marks of their own."""
+    marked = (path for path in (root / "tests").rglob("test_*.py") if _MARK in path.read_text(encoding="utf-8"))
+    return sorted({*FULL, *(str(path.relative_to(root)) for path in marked)})
+
+
 def stale(tests: Iterable[str]) -> list[str]:
     """Entries of the table that name none of these tests, of the files that these tests are in."""
     names: dict[str, list[str]] = {}
@@ -379,3 +389,7 @@ def stale(tests: Iterable[str]) -> list[str]:
 
 def _names(entry: str, name: str) -> bool:
     return not entry or name == entry or name.startswith(f"{entry}[")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(" ".join(full_files(Path.cwd())))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.conftest import place
 from tests.durations import long_files
+from tests.tiers import FULL, full_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,3 +36,12 @@ def test_long_files_begin_in_the_first_half_whatever_the_seed() -> None:
     first = {seed: place(str(seed), "tests/a.py::test_x", long_files(page))[0] for seed in range(40)}
     assert max(first.values()) < 128 and len(set(first.values())) > 10
     assert max(place(str(seed), "tests/b.py::test_y", long_files(page))[0] for seed in range(40)) >= 128
+    longest = {place(str(seed), "tests/a.py::test_x", long_files(page), ["tests/a.py"])[0] for seed in range(40)}
+    assert max(longest) < 64 and len(longest) > 10
+
+
+def test_files_with_tests_of_the_full_matrix_are_known_by_the_table_and_by_their_marks(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_marked.py").write_text("pytestmark = pytest.mark.full\n")
+    (tmp_path / "tests" / "test_plain.py").write_text("def test_it() -> None: ...\n")
+    assert set(full_files(tmp_path)) == {*FULL, "tests/test_marked.py"}
