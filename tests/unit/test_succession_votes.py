@@ -346,15 +346,18 @@ def test_a_coordinator_whose_voters_have_voted_in_a_later_term_gives_way_so_that
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_launchers_are_not_told_that_the_job_has_ended_by_a_coordinator_that_gives_way(ends: bool) -> None:
-    voters = settled(1)
+async def test_launchers_are_not_told_that_the_job_has_ended_by_a_coordinator_that_gives_way(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voters, heard = settled(1), asyncio.Event()
+    monkeypatch.setattr(voters, "heard", lambda *_: heard.set())
     present = LauncherPresent(voter(1), 1, voters.number)
     app = web.Application()
     async with asyncio.timeout(10), LauncherDesk(voters, lambda: voters.memory, "secret") as desk:
         app.add_routes(desk.routes())
         async with TestClient(TestServer(app)) as client:
             asked = asyncio.create_task(client.post("/launcher", data=msgspec.msgpack.encode(present)))
-            await asyncio.sleep(0.1)  # it waits for news
+            await heard.wait()  # and it waits for news
             desk.end() if ends else desk.give_way()
             answer = msgspec.msgpack.decode(await (await asked).read(), type=CoordinatorPresent)
     assert answer.ended is ends
