@@ -166,7 +166,7 @@ class Cells:
         folder, name = self._site.folder, _name("elastic", family, method)
         run = self._run(name, family, method, settings, 2)
         words = ["run", "--job", name, "--nproc-per-node", "2", "--replicas", "1:2", "--replica-ranks", "2"]
-        words += [str(SCRIPTS / "train_recipe.py"), "--run", str(run), "--steps", str(steps), "--pace", "0.2"]
+        words += [str(SCRIPTS / "train_recipe.py"), "--run", str(run), "--steps", str(steps), "--pace", "0.4"]
         (folder / HURRY).unlink(missing_ok=True)
         with self._site.start(*words, "--out", str(folder / f"{name}.out")) as started:
             job = Elastic(self._site, name, started)

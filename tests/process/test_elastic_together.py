@@ -7,7 +7,7 @@ from tests.process.elastic import Elastic, assert_same, fixed_run
 from tests.process.launching import Site
 from tests.process.training import SCRIPTS
 
-STEPS = 300
+STEPS = 100
 
 
 def _words(name: str, *flags: str, extra: tuple[str, ...] = ()) -> list[str]:
@@ -26,7 +26,7 @@ def test_standbys_become_ranks_of_a_larger_world_and_still_replace_lost_ones(
     here: Site, fixed: dict[str, Any], warmth: str
 ) -> None:
     flags = ("--nproc-per-node", "2", "--replicas", "1:4", "--standby", "1", "--warmth", warmth)
-    with here.start(*_words("job", *flags, extra=("--pace", "0.05"))) as started:
+    with here.start(*_words("job", *flags, extra=("--pace", "0.2"))) as started:
         job = Elastic(here, "job", started)
         job.settled(2)
         waiting = job.standby("ready" if warmth == "built" else "idle")
@@ -48,7 +48,7 @@ def test_standbys_become_ranks_of_a_larger_world_and_still_replace_lost_ones(
 def test_checkpoints_copies_and_comparisons_go_on_through_changes(here: Site, fixed: dict[str, Any]) -> None:
     flags = ("--local-nodes", "2", "--nproc-per-node", "1", "--replicas", "1:4", "--slots", "2")
     kept = ("--checkpoint-dir", "kept", "--checkpoint-every", "1s", "--buddy-every", "5", "--digest-every", "10")
-    with here.start(*_words("job", *flags, *kept, extra=("--pace", "0.05"))) as started:
+    with here.start(*_words("job", *flags, *kept, extra=("--pace", "0.2"))) as started:
         job = Elastic(here, "job", started)
         job.settled(2)
         for size in (4, 1, 3):

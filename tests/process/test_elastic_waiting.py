@@ -14,7 +14,7 @@ from tests.process.training import SCRIPTS
 
 from regrow.observe.ledger import Ledger, read_records
 
-STEPS = 300
+STEPS = 100
 SCRIPT = (str(SCRIPTS / "train_micro.py"), "--steps", str(STEPS), "--invariant", "--out", "job.out")
 
 
@@ -31,7 +31,7 @@ def two_nodes(here: Site, *flags: str) -> Iterator[tuple[Elastic, Running, str, 
     token = secrets.token_hex(16)
     words = ("--nnodes", "2:3", "--replicas", "2:3", "--rdzv-endpoint", address, *flags)
     run = ("run", "--job", "job", *words)
-    script = (*SCRIPT, "--pace", "0.05")
+    script = (*SCRIPT, "--pace", "0.2")
     with (
         here.start(*run, "--node-rank", "0", *script, REGROW_TOKEN=token) as zero,
         here.start(*run, "--node-rank", "1", *script, REGROW_TOKEN=token) as one,
