@@ -95,6 +95,7 @@ def test_never_do_two_coordinators_decide(world: ElectionWorld) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @given(worlds())
 @schedules(max(1000, soak()))
 def test_never_do_two_coordinators_decide_in_many_schedules(world: ElectionWorld) -> None:
@@ -122,6 +123,7 @@ def test_never_do_two_coordinators_decide_that_a_witness_may_elect(world: Electi
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @given(witnessed())
 @schedules(max(1000, soak()))
 def test_never_do_two_coordinators_decide_that_a_witness_may_elect_in_many_schedules(world: ElectionWorld) -> None:
