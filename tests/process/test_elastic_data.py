@@ -6,7 +6,7 @@ from tests.process.elastic import Elastic
 from tests.process.launching import Site
 from tests.process.training import SCRIPTS, redone
 
-STEPS = 240
+STEPS = 100
 
 
 def _words(name: str, nproc: int, *extra: str, flags: tuple[str, ...] = ()) -> list[str]:
@@ -25,7 +25,7 @@ def test_shares_of_a_global_batch_follow_the_world(here: Site, cache: str) -> No
     undisturbed = here.regrow(*_words("undisturbed", 2, *extra))
     assert undisturbed.returncode == 0, undisturbed.stdout + undisturbed.stderr
     flags = ("--replicas", "1:4", *(("--data-cache", "off") if cache == "not cached" else ()))
-    with here.start(*_words("job", 2, "--pace", "0.05", *extra, flags=flags)) as started:
+    with here.start(*_words("job", 2, "--pace", "0.12", *extra, flags=flags)) as started:
         job = Elastic(here, "job", started)
         job.settled(2)
         for size in (4, 1, 3):
@@ -39,7 +39,7 @@ def test_shares_of_a_global_batch_follow_the_world(here: Site, cache: str) -> No
 
 
 def test_batches_of_each_rank_fix_the_size_of_the_world_and_that_is_said(here: Site) -> None:
-    with here.start(*_words("job", 2, "--plain", "--pace", "0.02", flags=("--replicas", "1:4"))) as started:
+    with here.start(*_words("job", 2, "--plain", "--pace", "0.05", flags=("--replicas", "1:4"))) as started:
         job = Elastic(here, "job", started)
         job.settled(2)
         answer = job.scale(3)

@@ -6,7 +6,7 @@ from tests.process.launching import Site
 
 from regrow.core.ids import StepNo
 
-STEPS, RATE = 240, 0.01
+STEPS, RATE = 100, 0.01
 SCRIPT = f"""
 import time
 from pathlib import Path
@@ -41,7 +41,7 @@ for step in session.steps(loader, until={STEPS}, microbatches={{1: 6, 2: 12}}):
         step.log(rate=rates[-1], beta=session.setting("beta"), count=count, samples=samples)
         schedule.step()
         if not step.rehearsal and not Path("hurry").exists():
-            time.sleep(min(2.0, 0.05 * {STEPS} / ({STEPS} - step.number)))  # until the test has seen enough
+            time.sleep(min(2.0, 0.12 * {STEPS} / ({STEPS} - step.number)))  # until the test has seen enough
 """
 
 
