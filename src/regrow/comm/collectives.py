@@ -76,8 +76,8 @@ class Collectives:
         _put(tensor, flat)
 
     def _reduce_all(self, flat: torch.Tensor, op: Any, call: Call) -> None:
-        combine = reductions.combine(op)
-        reductions.prepare(op, flat)
+        combine = reductions.combine(call.reduction)
+        reductions.prepare(call.reduction, op, flat)
         direct = self._rounds.direct
         if flat.nbytes <= SMALL_BYTES or flat.numel() < self._size:
             (self._reduce_whole if direct else self._wide.reduce_small)(flat, combine, call)
@@ -86,7 +86,7 @@ class Collectives:
             step = max(self._size, PIECE_BYTES // flat.element_size())
             for start in range(0, flat.numel(), step):
                 reduce(flat[start : start + step], combine, call if start == 0 else None)
-        reductions.finish(op, flat, self._size)
+        reductions.finish(call.reduction, flat, self._size)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor) -> None:
         """The sum of sparse tensors, added up in the order of ranks: every rank hears what the others have."""
@@ -154,6 +154,7 @@ class Collectives:
 
     def reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
         """`output` becomes the reduction of every rank's `parts[rank]`."""
+        kind = reductions.number(op)
         flats = [_flat(part) for part in parts]
         wide = not self._rounds.direct and _even(flats)
         mine = flats[self._rank] = flats[self._rank].clone()
@@ -161,19 +162,19 @@ class Collectives:
             flats = [flat.clone() for flat in flats]
             mine = flats[self._rank]
             for flat in flats:
-                reductions.prepare(op, flat)
+                reductions.prepare(kind, op, flat)
         if wide:
             call = self._call(Operation.reduce_scatter, mine, op=op, whole=mine.nbytes)
-            self._wide.reduce_scatter(flats, reductions.combine(op), call)
-            reductions.finish(op, mine, self._size)
+            self._wide.reduce_scatter(flats, reductions.combine(kind), call)
+            reductions.finish(kind, mine, self._size)
             _put(output, mine)
             return
         arrived = dict(zip(self._others, self._room(mine, len(self._others)), strict=True))
         call = self._call(Operation.reduce_scatter, mine, op=op)
         self._exchange({peer: flats[peer] for peer in self._others}, arrived, call)
         total = torch.empty_like(mine)
-        self._combine_in_order(total, mine, arrived, reductions.combine(op))
-        reductions.finish(op, total, self._size)
+        self._combine_in_order(total, mine, arrived, reductions.combine(kind))
+        reductions.finish(kind, total, self._size)
         _put(output, total)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> None:

@@ -50,21 +50,21 @@ def factor(op: Any) -> Any:
     return kept[1]
 
 
-def combine(op: Any) -> Combine:
-    """What adds, or otherwise joins, the right tensor to the left one in place."""
-    return _COMBINES[number(op)]
+def combine(kind: int) -> Combine:
+    """What adds, or otherwise joins, the right tensor to the left one in place. `kind`: the reduction's number."""
+    return _COMBINES[kind]
 
 
-def prepare(op: Any, flat: torch.Tensor) -> None:
-    """This rank's part before it is joined with the others', in place."""
-    by = factor(op)
+def prepare(kind: int, op: Any, flat: torch.Tensor) -> None:
+    """This rank's part before it is joined with the others', in place. `kind`: the number of `op`."""
+    by = factor(op) if kind == _PREMUL_SUM else None
     if by is not None:
         flat.mul_(by.to(flat.dtype).reshape(-1) if isinstance(by, torch.Tensor) else by)
 
 
-def finish(op: Any, flat: torch.Tensor, size: int) -> None:
-    """What is left to do once all ranks' parts are joined, in place."""
-    if number(op) == _AVG:
+def finish(kind: int, flat: torch.Tensor, size: int) -> None:
+    """What is left to do once all ranks' parts are joined, in place. `kind`: the reduction's number."""
+    if kind == _AVG:
         whole = not (flat.is_floating_point() or flat.is_complex())
         flat.div_(size, rounding_mode="trunc" if whole else None)
 

@@ -8,6 +8,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +22,8 @@ _ANY_S: Seconds = 0.05
 
 Pieces = list[memoryview]
 """What is still to be sent or received, in order."""
+Socks = dict[int, socket.socket]
+"""By peer."""
 _MOST_PIECES = 1000
 """The kernel takes 1,024 in one call."""
 
@@ -95,19 +98,19 @@ class SocketMesh:
         sending: dict[int, Pieces]
         if headers is not None and joined:
             size, check = headers.size, headers.check
-            sending = {peer: _pieces(view) for peer, view in out.items()}
-            coming = {peer: _pieces(view) for peer, view in into.items()}
+            sending = {peer: _row(view) for peer, view in out.items()}
+            coming = {peer: _row(view) for peer, view in into.items()}
             awaited = {peer: Awaited(pieces, pieces[0][:size], check) for peer, pieces in coming.items()}
         else:
             sending, awaited = _sending(out, headers), _awaited(into, headers)
         until = time.monotonic() + deadline
-        self._links.need(sending.keys() | awaited.keys(), lane, until)
-        self._move(sending, awaited, lane)
+        socks = self._socks(sending.keys() | awaited.keys(), lane, until)
+        self._move(sending, awaited, socks)
         if not sending and not awaited:
             return
         poller, by_descriptor = select.poll(), {}
         for peer in sending.keys() | awaited.keys():
-            sock = self._socket(peer, lane)
+            sock = socks[peer]
             by_descriptor[sock.fileno()] = peer
             poller.register(sock, _mask(peer, sending, awaited))
         while sending or awaited:
@@ -118,9 +121,9 @@ class SocketMesh:
                 peer = by_descriptor[descriptor]
                 before = (peer in sending, peer in awaited)
                 if event & (select.POLLOUT | select.POLLERR) and peer in sending:
-                    self._send(peer, sending, lane)
+                    self._send(peer, sending, socks[peer])
                 if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and peer in awaited:
-                    self._receive(peer, awaited, lane)
+                    self._receive(peer, awaited, socks[peer])
                 if event & select.POLLHUP:
                     sending.pop(peer, None)
                 if (peer in sending, peer in awaited) != before:
@@ -149,15 +152,15 @@ class SocketMesh:
             raise DeadlineExceeded(f"{self._name}: nobody sent what was awaited from anyone")
         return [by_descriptor[descriptor] for descriptor, _ in ready]
 
-    def _move(self, sending: dict[int, Pieces], awaited: dict[int, Awaited], lane: int) -> None:
+    def _move(self, sending: dict[int, Pieces], awaited: dict[int, Awaited], socks: Socks) -> None:
         """What goes at once, without asking whether it would."""
         for peer in list(sending):
-            self._send(peer, sending, lane)
+            self._send(peer, sending, socks[peer])
         for peer in list(awaited):
-            self._receive(peer, awaited, lane)
+            self._receive(peer, awaited, socks[peer])
 
-    def _send(self, peer: int, sending: dict[int, Pieces], lane: int) -> None:
-        pieces, sock = sending[peer], self._socket(peer, lane)
+    def _send(self, peer: int, sending: dict[int, Pieces], sock: socket.socket) -> None:
+        pieces = sending[peer]
         try:
             sent = sock.send(pieces[0]) if len(pieces) == 1 else sock.sendmsg(pieces[:_MOST_PIECES])
         except BlockingIOError:
@@ -168,8 +171,8 @@ class SocketMesh:
         if not _advance(pieces, sent):
             del sending[peer]
 
-    def _receive(self, peer: int, awaited: dict[int, Awaited], lane: int) -> None:
-        coming, sock = awaited[peer], self._socket(peer, lane)
+    def _receive(self, peer: int, awaited: dict[int, Awaited], sock: socket.socket) -> None:
+        coming = awaited[peer]
         pieces = coming.pieces
         try:
             count = sock.recv_into(pieces[0]) if len(pieces) == 1 else sock.recvmsg_into(pieces[:_MOST_PIECES])[0]
@@ -187,6 +190,15 @@ class SocketMesh:
         if not left:
             del awaited[peer]
 
+    def _socks(self, peers: AbstractSet[int], lane: int, until: float) -> Socks:
+        """The connections to these peers, which are made where there are none yet."""
+        made = self._links.made
+        try:
+            return {peer: made[peer, lane] for peer in peers}
+        except KeyError:
+            self._links.need(peers, lane, until)
+            return {peer: self._socket(peer, lane) for peer in peers}
+
     def _socket(self, peer: int, lane: int) -> socket.socket:
         sock = self._links.made.get((peer, lane))
         if sock is None:
@@ -200,6 +212,11 @@ class SocketMesh:
     def close(self) -> None:
         """Close all connections; no call may be under way."""
         self._links.close()
+
+
+def _row(given: memoryview | Pieces) -> Pieces:
+    """What goes to one peer, or comes from it, where none of it is empty."""
+    return [given] if isinstance(given, memoryview) else list(given)
 
 
 def _pieces(given: memoryview | Pieces, header: bytes | bytearray = b"") -> Pieces:
