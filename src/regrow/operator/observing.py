@@ -82,7 +82,7 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
     apart = job.spec.pods_per_replica > 1
     first = leader.replica if apart and leader is not None and stage is JobStage.TRAINING else ""
     single = apart and stage is JobStage.NEW
-    replicas = groups.replicas(first)
+    replicas = groups.replicas(first) if first else replicas
     seen = JobSeen(
         stage,
         tuple(groups.places() if single else replicas),

@@ -102,16 +102,13 @@ class PodGroups:
     def _first(self, name: str) -> ReplicaSeen:
         """It runs, or waits for the pods that are to come: whatever is to be done for them is done pod by pod."""
         parts = self._parts_of(name)
-        leader = min(parts, key=lambda part: index_of(self._job, self._pod(name, part.name)))
+        leader = self._parts[min(self._groups[name], key=lambda pod: index_of(self._job, pod)).name]
         if leader.stage is not ReplicaStage.RUNNING:
             return msgspec.structs.replace(leader, name=name)
         whole = len(parts) == self._job.spec.pods_per_replica and _worst(parts).stage is ReplicaStage.RUNNING
         stage = ReplicaStage.RUNNING if whole else ReplicaStage.QUEUED
         nodes = tuple(sorted({node for part in parts for node in part.nodes}))
         return msgspec.structs.replace(leader, name=name, stage=stage, nodes=nodes)
-
-    def _pod(self, replica: str, name: str) -> PodSeen:
-        return next(pod for pod in self._groups[replica] if pod.name == name)
 
 
 def _worst(parts: Sequence[ReplicaSeen]) -> ReplicaSeen:
