@@ -166,6 +166,7 @@ async def test_what_cannot_be_is_said_in_a_condition_that_names_field_and_cure(c
         cluster.store.patch("trainingjobs", "team", "sizes", {"spec": {"maxReplicaCount": 3}})
         await cluster.until(lambda: cluster.condition("SpecValid", "sizes").get("status") == "True", "it is mended")
         cluster.store.patch("trainingjobs", "team", "queued", {"spec": {"suspend": True}})
+        await cluster.until(lambda: cluster.status("queued").get("replicas") == 0, "its pods are given back")
         cluster.store.patch("trainingjobs", "team", "queued", {"spec": {"suspend": False}})
         await cluster.until(lambda: cluster.condition("QueueFound", "queued").get("status") == "False", "queue")
         assert "spec.kueue.queueName is 'nowhere'" in cluster.condition("QueueFound", "queued")["message"]
