@@ -95,7 +95,7 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
         seen,
         started,
         first=msgspec.structs.replace(seen, replicas=tuple(groups.places(first))) if first else None,
-        rest=() if single else groups.rest(first),
+        rest=groups.rest(first) if apart and not single else (),
         over=MENDED if mended and not anew else over,
         failed=failed,
         anew=anew,
