@@ -6,11 +6,11 @@
 Needs root and `ip` (iproute2): each host is a network namespace with its own launcher, and a process of ours carries
 the frames between them, so that links can be slow and lossy on any kernel. Three hosts have two ranks each, a fourth
 is the spare. On each side two jobs of the same steps go on beside each other: one that nobody disturbs, and one that
-has the faults of the seed's plan. *Goodput* is how long the undisturbed job took for its steps, as a share of what
-the disturbed one took for them; of one that is not at its end by then, its share of the steps. Torchrun's side has
-the same plan, a checkpoint every 50 steps on a local disk, no spare (with one its agents start all workers again and
-again as soon as a host has come back), collectives that end after 20 s, and whatever ends there is started again as
-it is for regrow.
+has the faults of the seed's plan. *Goodput* is how long the undisturbed job took for the steps that the disturbed one
+made while there were faults, as a share of that time (what comes after the last one is not in it); of a job that goes
+on no more, the share that it made of all steps. Torchrun's side has the same plan, a checkpoint every 50 steps on a
+local disk, no spare (with one its agents start all workers again and again as soon as a host has come back),
+collectives that end after 20 s, and whatever ends there is started again as it is for regrow.
 
 Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for ever; regrow
 has `--hang-timeout 2`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher
@@ -108,7 +108,7 @@ def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int,
     steps = int(minutes * 60 / STEP_GUESS) + 2 * CALM_STEPS
     kinds = plan(seed, int(minutes * 60 / every), quick=quick)
     print(f"{side}: {steps} steps, {len(kinds)} faults, one about every {every:.0f} s", flush=True)
-    stuck, struck = "", []
+    stuck, struck, over = "", [], None
     with ExitStack() as stack:
         calm, job = (stack.enter_context(Job(side, name, folder, steps)) for name in ("calm", "disturbed"))
         for each in (calm, job):
@@ -116,6 +116,7 @@ def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int,
         try:
             for fault in disturb(job, kinds, every, seed, calm):
                 struck.append(fault)
+            over = time.monotonic()
             if job.progress.newest >= job.steps / 2:  # else it is far behind, and would need hours to its end
                 job.wait(steps - 1, steps * STEP_GUESS + RECOVERY_S, calm.progress.look)
         except (Stuck, StopIteration, KeyError, psutil.Error) as error:
@@ -127,7 +128,7 @@ def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int,
         while not (calm.ended and (job.ended or not at_end)) and time.monotonic() < deadline:
             time.sleep(0.1)
         equal = not stuck and job.ended and job.digest == calm.digest and same_losses(job.progress, calm.progress)
-        result = Result(goodput(job, calm), struck, len(job.progress.redone), equal, stuck)
+        result = Result(goodput(job, calm, over), struck, len(job.progress.redone), equal, stuck)
         if side == "regrow":
             ledger = Ledger(read_records(job.records))
             result.incidents = Counter(f"{incident.kind} → {incident.rung}" for incident in ledger.incidents)
@@ -135,15 +136,16 @@ def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int,
         return result
 
 
-def goodput(job: Job, calm: Job) -> float:
-    """The undisturbed job's time over the disturbed one's; where that is not at its end, its share of steps by then."""
-    ours, theirs, last = job.progress, calm.progress, job.steps - 1
-    usual = theirs.at(last) - theirs.at(CALM_STEPS)
-    if ours.whole(last):
-        return usual / (ours.at(last) - ours.at(CALM_STEPS))
-    until = ours.at(CALM_STEPS) + usual
-    made = sum(ours.whole(step) and ours.at(step) <= until for step in range(CALM_STEPS + 1, ours.newest + 1))
-    return made / (last - CALM_STEPS)
+def goodput(job: Job, calm: Job, over: float | None) -> float:
+    """What the undisturbed job took for the steps that the other made until the faults were `over`, of their time.
+
+    Of a job that went on no more (None): the share that it made of all steps.
+    """
+    ours, theirs, began = job.progress, calm.progress, CALM_STEPS
+    if over is None:
+        return sum(ours.whole(step) for step in range(began + 1, ours.newest + 1)) / (job.steps - 1 - began)
+    last = max(step for step in range(began, ours.newest + 1) if ours.whole(step) and ours.at(step) <= over)
+    return (theirs.at(last) - theirs.at(began)) / (over - ours.at(began))
 
 
 def same_losses(one: Progress, other: Progress) -> bool:
