@@ -24,7 +24,7 @@ from tests.schedules.test_membership_schedules import (
 from regrow.core.ids import Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import FenceWorker, FormGeneration, ScaleRequested, SpawnWorker, Warmth
-from regrow.core.records import IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
+from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
 from regrow.membership.scaling import Limits
 from regrow.sim.faults import SimFault, Wish
 from regrow.sim.invariants import PLANNED
@@ -55,6 +55,7 @@ def elastic_jobs(draw: st.DrawFn, /, **changes: Any) -> JobSpec:
         "standbys": draw(st.sampled_from([0, 0, 1])),
         "warmth": draw(st.sampled_from(Warmth)),
         "durable": True,
+        "checkpoint_every": draw(st.sampled_from([0.0, 0.0, 0.5, 2.0])) if changes.get("durable", True) else 0.0,
         "change_pause": draw(st.sampled_from([0.0, 0.0, 5.0])),
         "leave_deadline": 20.0,
         **changes,
@@ -85,7 +86,7 @@ troubled = (
     elastic_jobs(),
     fair,
     wishes(),
-    strikes(["kill", "kill", "body", "hang", "stall", "node"], [*MOMENTS, *IN_STEP, None]),
+    strikes(["kill", "kill", "body", "hang", "stall", "node", "disk"], [*MOMENTS, *IN_STEP, None]),
     slots,
     seeds,
 )
@@ -322,3 +323,16 @@ def test_soak_schedules_of_changing_worlds() -> None:
     schedules(soak())(given(*troubled)(run_troubled))()
     schedules(soak())(given(*defective)(run_troubled))()
     schedules(soak())(given(*anything)(run_any))()
+
+
+def test_a_world_whose_ranks_have_different_parts_of_the_state_keeps_its_size_while_one_of_them_is_built() -> None:
+    world = World(
+        job(1, nodes=3, durable=True, min_replicas=1, max_replicas=3),
+        script=SimScript(until=UNTIL, build=2.0, parts=3),
+        strikes=[SimFault("kill", Rank(0), after=8.0)],
+        wishes=[Wish("scale", 9.0, replicas=2)],
+    )
+    assert world.run().code == 0
+    said = [line for _, line in world.log]
+    assert [line.replicas for line in said if isinstance(line, ScaleRefused)] == [2]
+    assert {len(line.workers) for line in said if isinstance(line, GenerationFormed)} == {3}

@@ -65,11 +65,13 @@ def job(world: int, **changes: Any) -> JobSpec:
 
 @st.composite
 def jobs(draw: st.DrawFn, /, **changes: Any) -> JobSpec:
+    durable = changes.get("durable", draw(st.booleans()))
     drawn = {
         "nodes": draw(st.integers(1, 2)),
         "standbys": draw(st.integers(0, 2)),
         "warmth": draw(st.sampled_from(Warmth)),
-        "durable": draw(st.booleans()),
+        "durable": durable,
+        "checkpoint_every": draw(st.sampled_from([0.0, 0.0, 0.5, 2.0])) if durable else 0.0,
         "max_restarts": draw(st.sampled_from([None, None, 0, 3])),
         **changes,
     }
@@ -143,7 +145,7 @@ def run_world(facts: JobSpec, script: SimScript, weather: NetworkConditions, pla
 survivable = (
     jobs(durable=True, max_restarts=None),
     fair,
-    strikes(["kill", "body", "body", "hang", "stall", "slow", "slow"], [*MOMENTS, *IN_STEP, None]),
+    strikes(["kill", "body", "body", "hang", "stall", "slow", "slow", "disk"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 
@@ -210,7 +212,7 @@ def test_every_planned_fault_strikes_exactly_once(places: list[tuple[int, int]],
 losing_nodes = (
     jobs(durable=True, max_restarts=None),
     fair,
-    strikes(["node", "node", "freeze", "kill", "hang"], [*MOMENTS, *IN_STEP, None]),
+    strikes(["node", "node", "freeze", "kill", "hang", "disk"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 losing_nodes_for_good = (
@@ -242,7 +244,7 @@ DEFECTS = ["defect", "late defect"]
 defective = (
     jobs(durable=True, max_restarts=None),
     fair,
-    strikes([*DEFECTS, "kill", "body", "hang", "node"], [*MOMENTS, *IN_STEP, None]),
+    strikes([*DEFECTS, "kill", "body", "hang", "node", "disk"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 defective_for_good = (

@@ -38,7 +38,9 @@ several = st.integers(2, 4)
 mended = (
     several.flatmap(lambda nodes: jobs(nodes=nodes, durable=True, max_restarts=None)),
     fair,
-    strikes(["coordinator", "coordinator", *DEFECTS, "kill", "body", "hang", "node", "freeze"], WHEN).map(few_defects),
+    strikes(["coordinator", "coordinator", *DEFECTS, "kill", "body", "hang", "node", "freeze", "disk"], WHEN).map(
+        few_defects
+    ),
     seeds,
 )
 anything = (
@@ -52,7 +54,7 @@ elastic = (
     elastic_jobs(),
     fair,
     wishes(),
-    strikes(["coordinator", "coordinator", "kill", "node"], WHEN),
+    strikes(["coordinator", "coordinator", "kill", "node", "disk"], WHEN),
     slots,
     seeds,
 )

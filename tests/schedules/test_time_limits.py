@@ -9,8 +9,10 @@ import msgspec
 import pytest
 from tests.schedules.test_membership_schedules import job
 
+from regrow.agent.history import NodeHistory
 from regrow.core.ids import Rank, StepNo
 from regrow.core.job import JobSpec
+from regrow.core.messages import NodeReport, ReportNode
 from regrow.membership.incident import RUNGS
 from regrow.membership.recovery.worst_case import worst_cases
 from regrow.sim.faults import SimFault, Wish
@@ -38,6 +40,8 @@ class Late:
     longer: dict[str, Any] = field(default_factory=dict)
     """In the machine's settings."""
     patched: dict[str, float] = field(default_factory=dict)
+    mute: str = ""
+    """The node whose agent tells nobody what it holds, late or not."""
     wishes: list[Wish] = field(default_factory=list)
     slots: int | None = None
 
@@ -53,7 +57,14 @@ class Late:
         )
 
     def run(self, *, longer: bool) -> World:
+        report = NodeHistory.report
+
+        def unless_mute(history: NodeHistory, asked: ReportNode) -> NodeReport:
+            told = report(history, asked)
+            return told if asked.node != self.mute else msgspec.structs.replace(told, number=0)  # to another question
+
         with ExitStack() as stack:
+            stack.enter_context(patch.object(NodeHistory, "report", unless_mute))
             for name, value in self.patched.items() if longer else ():
                 stack.enter_context(patch(f"regrow.{name}", value))
             world = self.world(longer=longer)
@@ -113,9 +124,22 @@ LATE = {
         ],
         {"build_deadline": 50_000.0},
     ),
+    "restart: the checkpoint that is being written": Late(
+        "restart",
+        job(2, durable=True, checkpoint_every=1.0),
+        [
+            SimFault("disk", OTHER, after=8.0, lasts=1e6),
+            SimFault("kill", OTHER, after=12.0),
+            SimFault("kill", ONE, after=12.0),
+        ],
+        patched={"membership.checkpoints.WRITE_S": 50_000.0},
+    ),
     "end: a node that does not come back": Late("end", job(1, nodes=2), [GONE], {"node_deadline": 50_000.0}),
     "end: the state that is saved before": Late(
-        "end", job(1, nodes=2, checkpoint_every=1e6), [GONE], patched={"membership.checkpoints.SNAPSHOT_S": 50_000.0}
+        "end",
+        job(1, nodes=2, checkpoint_every=1e6),
+        [GONE, SimFault("disk", OTHER, after=8.0, lasts=1e6)],
+        patched={"membership.checkpoints.WRITE_S": 50_000.0},
     ),
     "coordinator: agents that do not come": Late(
         "election",
@@ -125,6 +149,13 @@ LATE = {
             SimFault("node", ONE, Doing.COMPUTING, nth=2, after=0.5, back=500.0),
         ],
         patched={"sim.coordinator.ARRIVE_S": 50_000.0},
+    ),
+    "defect: an agent that does not tell what it holds": Late(
+        "reports",
+        job(1, nodes=2),
+        [SimFault("defect", ONE, Doing.COMPUTING, nth=2)],
+        {"node_deadline": 50_000.0},
+        mute="n1",
     ),
 }
 

@@ -101,6 +101,9 @@ def test_a_world_that_cannot_be_cut_into_replicas_is_known_by_its_parts() -> Non
     assert unlike_places(["x", "y", "x", "y"], 2) is None
     assert unlike_places(["x", "y", "x", "y"], 1) == 1
     assert unlike_places(["x", "y", "z", "y"], 2) == 2
+    assert unlike_places(["", "", ""], 1) is None
+    assert unlike_places(["", "y", "z"], 1) == 2, "who is being built makes the others no more alike"
+    assert unlike_places(["", "y", "x", "y"], 2) is None
 
 
 def commit(worker: str, generation: int, step: int, at: float, seconds: float) -> WorkerCommitted:

@@ -170,8 +170,15 @@ def _emptiest(left: Mapping[NodeId, Sequence[int]]) -> NodeId | None:
 
 
 def unlike_places(holdings: Sequence[str], unit: int) -> Rank | None:
-    """The first rank that has another part of the state than the rank at its place in the first replica, if any."""
-    return next((Rank(rank) for rank, holding in enumerate(holdings) if holding != holdings[rank % unit]), None)
+    """The first rank that has another part of the state than one before it at its place in a replica, if any.
+
+    One that has none yet is about to be built as what belongs there.
+    """
+    parts: dict[int, str] = {}
+    for rank, holding in enumerate(holdings):
+        if holding and parts.setdefault(rank % unit, holding) != holding:
+            return Rank(rank)
+    return None
 
 
 def added_ranks(before: int, after: int, unit: int) -> tuple[Rank, ...]:

@@ -25,6 +25,7 @@ from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
 from regrow.membership.succession.memory import CoordinatorLoss, JobMemory
 from regrow.membership.succession.written import MemoryWriter, read
+from regrow.sim.disk import DiskOrder
 from regrow.sim.invariants import Invariants
 from regrow.sim.network import Timeline
 
@@ -148,7 +149,7 @@ class SimCoordinator:
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, EndJob):
             self.end = command
-        elif isinstance(command, SpawnWorker | FenceWorker | StopNode | TableOrder | ReportNode):
+        elif isinstance(command, SpawnWorker | FenceWorker | StopNode | TableOrder | ReportNode | DiskOrder):
             self._send(command.node, command)
         elif isinstance(command, WorkerOrder | JoinGeneration):
             self._send(self.machine.roster.workers[command.worker].node, command)

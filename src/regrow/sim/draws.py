@@ -4,6 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
+
 from regrow.core.ids import JobId, Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import Warmth
@@ -18,8 +20,8 @@ _MOMENTS: list[Doing | None] = [
     *sorted(IN_STEP),
     None,
 ]
-_MENDABLE = ("kill", "kill", "body", "hang", "stall", "slow", "node", "freeze")
-_ALL = ("kill", "hang", "stall", "slow", "raise", "body", "exit", "node", "freeze")
+_MENDABLE = ("kill", "kill", "body", "hang", "stall", "slow", "node", "freeze", "disk")
+_ALL = ("kill", "hang", "stall", "slow", "raise", "body", "exit", "node", "freeze", "disk")
 _MOST_STRIKES, _MOST_WISHES = 8, 6
 _Of = TypeVar("_Of")
 
@@ -30,6 +32,7 @@ def draw(seed: int) -> SimSchedule:
     kind = rng.choice(("mendable", "mendable", "elastic", "any"))
     elastic, mendable = kind == "elastic", kind != "any"
     facts = _elastic_job(rng) if elastic else _job(rng, mendable)
+    facts = msgspec.structs.replace(facts, checkpoint_every=_one(rng, (0.0, 0.5, 2.0)) if facts.durable else 0.0)
     backs: tuple[float | None, ...] = (0.0, 1.0, 20.0) if mendable else (None, 1.0, 20.0, 700.0)
     strikes = [_strike(rng, _MENDABLE if mendable else _ALL, backs) for _ in range(rng.randint(0, _MOST_STRIKES))]
     wishes = [_wish(rng) for _ in range(rng.randint(0, _MOST_WISHES))] if elastic else []

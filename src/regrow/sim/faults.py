@@ -7,6 +7,7 @@ import msgspec
 
 from regrow.core.ids import NodeId, Rank, Seconds, WorkerId
 from regrow.core.messages import ErrorReport
+from regrow.sim.disk import SimDisk
 from regrow.sim.script import IN_STEP, Doing
 from regrow.sim.workers import SimWorker
 
@@ -22,7 +23,7 @@ class SimFault(msgspec.Struct, frozen=True):
 
     To the coordinator: `coordinator`, it is lost with the target's node, and another is elected; `defect`, it raises at
     the next fact before it has done anything about it, and `late defect`, when it has, so that what it has decided is
-    not carried out.
+    not carried out. To the disk that all nodes see: `disk`, nothing that is written there comes to its end for long.
     """
     rank: Rank | None = None
     """None: a standby."""
@@ -31,7 +32,7 @@ class SimFault(msgspec.Struct, frozen=True):
     after: Seconds = 0.0
     """From the start where `doing` is None, else from the moment at which it was entered."""
     lasts: Seconds = 200.0
-    """For how long a `slow` one computes."""
+    """For how long a `slow` one computes, or the disk is stuck."""
     back: Seconds | None = 2.0
     """When a lost node is there again, from the moment at which it is known to be lost; None: never."""
 
@@ -61,6 +62,7 @@ class FaultedWorld(Protocol):
 
     workers: dict[WorkerId, SimWorker]
     bad_moments: set[str]
+    disk: SimDisk
 
     defects: list[str]
     """Those that the coordinator will come to."""
@@ -101,6 +103,9 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
                 target.stall()
             case "stall":
                 pass
+            case "disk":
+                world.bad_moments.add("disk")
+                world.disk.sticks(strike.lasts)
             case "defect" | "late defect":
                 world.defects.append(strike.how)
             case "coordinator":

@@ -1,7 +1,7 @@
 """What must hold at every moment of a job, whatever goes wrong. Checked against what simulated workers really do."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import astuple
 
@@ -52,12 +52,19 @@ class Invariants:
         facts: what the job was started with.
         workers: all simulated workers that there have been.
         limits: how long what goes wrong may take.
+        durable: the step of the newest checkpoint on disk.
     """
 
-    def __init__(self, facts: JobSpec, workers: Mapping[WorkerId, SimWorker], limits: TimeLimits) -> None:
+    def __init__(
+        self,
+        facts: JobSpec,
+        workers: Mapping[WorkerId, SimWorker],
+        limits: TimeLimits,
+        durable: Callable[[], StepNo],
+    ) -> None:
         self._facts = facts
         self.limits = limits
-        self._workers = workers
+        self._workers, self._durable = workers, durable
         self._spawned: dict[WorkerId, NodeId] = {}
         self._fenced: set[WorkerId] = set()
         self._known_gone: set[WorkerId] = set()
@@ -86,7 +93,7 @@ class Invariants:
         self._fresh = True
         """No generation has been formed since all workers were started."""
         self._floor = StepNo(0)
-        """Every rank has had the state of this step since the last restart."""
+        """Every rank has had the state of this step since the last restart, or it was on disk then."""
         self._faults_at: list[Instant] = []
         self._gone_records: Counter[WorkerId] = Counter()
         self.opened: dict[int, IncidentOpened] = {}
@@ -114,6 +121,16 @@ class Invariants:
     def world(self) -> int:
         """Ranks of the newest generation."""
         return len(self._members)
+
+    @property
+    def all_on_disk(self) -> bool:
+        """Whether no step was committed that is not in a durable checkpoint."""
+        return self._durable() >= self._newest
+
+    def all_at(self, step: StepNo) -> bool:
+        """Whether all ranks act, and have the state of this step or a newer one."""
+        living = [worker for worker in self._workers.values() if worker.active]
+        return len(living) == self.world and all(worker.state >= step for worker in living)
 
     def joined(self, node: NodeJoined) -> None:
         """The machine is about to be told of a node."""
@@ -308,7 +325,7 @@ class Invariants:
                 raise InvariantBroken(line.text)
             case Noted() if line.text.startswith("all workers are started again"):
                 self.restarts += 1
-                self._floor = StepNo(0)
+                self._floor = self._durable()
                 self._committed.clear()
                 self._released.clear()
                 self._fresh = True

@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from regrow.core.errors import UsageError
+from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.job import JobSpec
 from regrow.membership.machine import EndJob
 from regrow.sim.faults import SimFault, Wish
@@ -23,6 +24,8 @@ from regrow.sim.world import World
 BROKEN = "BROKEN: "
 """How the last line of a run begins in which something is not as it must be."""
 _PREFIX = "schedule:"
+_TIME_TO_SAVE_S = 5.0
+"""With a shorter notice not all that a job has done may come to the disk."""
 _AFTER_THE_LOOP = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "reclaimed"}
 """What the script does after its last step is not run again; nor is it where all of a node's time was used up."""
 _MENDED_THERE = {"kill after"}
@@ -101,6 +104,8 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         if end.code not in (0, 1, 75):
             return f"it ended with the code {end.code}"
         excused = _AFTER_THE_LOOP - (_MENDED_THERE if self.script.goes_on else set())
+        if self._leaves_in_order(world, end):
+            return ""
         if self.promise is Promised.THE_LAST_STEP and not world.bad_moments & excused:
             if end.code != 0 or end.diagnosis:
                 return f"the job did not come to its last step: {end.diagnosis} (code {end.code})"
@@ -108,6 +113,13 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         if end.code == 0 and self.script.with_session and not _finished(world, self.script):
             return "it ended well, and not all ranks have done the last step"
         return ""
+
+    def _leaves_in_order(self, world: World, end: EndJob) -> bool:
+        """Whether it ends because its nodes are given back, and all that it has done is on disk, if there was time."""
+        drains = [wish for wish in self.wishes if wish.what == "drain"]
+        hurried = any(wish.grace < _TIME_TO_SAVE_S for wish in drains) or "disk" in world.bad_moments
+        on_disk = world.laws.all_on_disk or hurried
+        return bool(self.facts.checkpoint_every and drains) and end.code == RUN_AGAIN and on_disk
 
 
 def replay_lines(schedule: SimSchedule) -> Iterator[str]:

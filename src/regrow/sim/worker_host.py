@@ -4,20 +4,38 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
-from regrow.core.messages import Member, WorkerCommitted, WorkerFact
+from regrow.core.messages import Member, WorkerCommitted, WorkerFact, WorkerStaged
+from regrow.core.messages.checkpoints import SnapshotForDisk
+from regrow.core.messages.copies import SnapshotTaken
+from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
+from regrow.core.messages.sights import StacksTaken
 from regrow.sim.collectives import Group
 from regrow.sim.script import Doing, SimScript
 
 W = TypeVar("W", contravariant=True)
 """The kind of worker that lives there."""
+FOR_THE_AGENT = (
+    StacksTaken | WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
+)
+"""What a worker says to its agent alone."""
+
+
+class Disk(Protocol):
+    """What all nodes can read."""
+
+    durable: StepNo
+    """The step of the newest durable checkpoint."""
 
 
 class WorkerHost(Protocol[W]):
     """What a worker asks of the world it lives in."""
 
     script: SimScript
-    durable: StepNo
-    """The step of the newest durable checkpoint."""
+
+    @property
+    def disk(self) -> Disk:
+        """Has the durable checkpoints."""
+        ...
 
     def now(self) -> Instant:
         """The time."""

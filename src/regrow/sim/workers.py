@@ -194,7 +194,7 @@ class SimWorker:
             self.later(self._around.jitter(script.compute * script.until), "end", 0)
             return
         if self.spawn.role is Role.RANK:
-            self.state = self._around.durable if self.spawn.resume else StepNo(0)
+            self.state = self._around.disk.durable if self.spawn.resume else StepNo(0)
         self._wait(Doing.READY)
         ready = WorkerReady(self.worker, self.state, f"sim:{self.worker}", "layout", script.build)
         if script.parts:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from regrow.agent.held_tables import Feasible
-from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
     AgentFact,
@@ -28,18 +28,16 @@ from regrow.core.messages import (
     WorkerFact,
     WorkerOrder,
     WorkerResumed,
-    WorkerStaged,
     WorkerStarted,
 )
-from regrow.core.messages.checkpoints import SnapshotForDisk
-from regrow.core.messages.copies import SnapshotTaken
-from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
-from regrow.core.messages.sights import StacksTaken
+from regrow.core.messages.checkpoints import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
+from regrow.core.messages.copies import TakeSnapshot
 from regrow.membership.machine import EndJob, Membership
 from regrow.membership.states import Gathering
 from regrow.sim.agents import AgentHost, SimAgents
 from regrow.sim.collectives import Group
 from regrow.sim.coordinator import SimCoordinator
+from regrow.sim.disk import DiskHost, SimDisk
 from regrow.sim.faults import SimFault, Wish, striking
 from regrow.sim.invariants import InvariantBroken, Invariants, require
 from regrow.sim.network import Downlink, Network, NetworkConditions, Timeline
@@ -47,11 +45,8 @@ from regrow.sim.script import Doing, SimScript
 from regrow.sim.sights import Lookout, watched
 from regrow.sim.time_limits import TimeLimits
 from regrow.sim.uplinks import Offices, Uplinks
+from regrow.sim.worker_host import FOR_THE_AGENT
 from regrow.sim.workers import SimWorker
-
-_FOR_THE_AGENT = (
-    StacksTaken | WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
-)
 
 
 class World:
@@ -83,10 +78,9 @@ class World:
         promised: JobSpec | None = None,
     ) -> None:
         self.script = script or SimScript()
-        self.durable = StepNo(0)
         self.workers: dict[WorkerId, SimWorker] = {}
         limits = TimeLimits(promised or facts, weather or NetworkConditions(), self.workers, require)
-        self.laws = Invariants(facts, self.workers, limits)
+        self.laws = Invariants(facts, self.workers, limits, lambda: self.disk.durable)
         self.bad_moments: set[str] = set()
         """What has gone wrong so far, for tests that ask whether a failure was deserved."""
         self._facts = facts
@@ -99,6 +93,8 @@ class World:
         self._uplinks = Uplinks(self._network, self.tell)
         self._offices = Offices(self._coordinator, self._uplinks, self._timeline, self.jitter, self._there)
         self._agents = SimAgents(AgentHost(self._network, self.after, self.say_of_agent, self._obey))
+        host = DiskHost(self.now, self._after_on, self.jitter, self.say_of_agent, self.heard, require)
+        self.disk = SimDisk(facts, max(1, self.script.parts), host)
         self._groups: dict[Generation, Group] = {}
         self._counts: dict[tuple[Rank | None, Doing], int] = {}
         self._strikes = list(strikes)
@@ -182,6 +178,10 @@ class World:
                 self._fence(order)
             case StopNode():
                 self._stop(node)
+            case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
+                self.disk.obey(order)
+            case TakeSnapshot():
+                self.disk.want(self.workers[order.worker], order.step)
             case _ if isinstance(order, WorkerOrder) and order.worker in self.workers:
                 self.laws.received(order)
                 self.workers[order.worker].order(order)
@@ -221,8 +221,7 @@ class World:
         if node in self._losing or node not in self._connected:
             return
         self._losing.add(node)
-        self._lives[node] += 1
-        self._agents.end(node)
+        self._end_agent(node)
         for worker in self.workers.values():
             if worker.spawn.node == node:
                 worker.end(-15)
@@ -269,14 +268,18 @@ class World:
             return
         self.laws.limits.disturbed(self.now())
         self._losing.add(node)
-        self._lives[node] += 1
-        self._agents.end(node)
+        self._end_agent(node)
         lost = [worker for worker in self.workers.values() if worker.spawn.node == node and worker.alive]
         known = self.jitter(0.01) if strike.how == "node" else self._facts.node_lease
         ends = 0.0 if strike.how == "node" else self._facts.node_lease + self._rng.uniform(0.0, 20.0)
         for worker in lost:
             self.after(ends, lambda worker=worker: worker.end(-9))  # type: ignore[misc]
         self.after(known, lambda: self._lost(node, strike, lost))
+
+    def _end_agent(self, node: NodeId) -> None:
+        self._lives[node] += 1
+        self._agents.end(node)
+        self.disk.forget(node)
 
     def _lost(self, node: NodeId, strike: SimFault, lost: Sequence[SimWorker]) -> None:
         self.bad_moments.add(f"lost {type(self.machine.state).__name__.lower()}")
@@ -321,16 +324,11 @@ class World:
     def progressed(self, worker: SimWorker, commit: WorkerCommitted) -> None:
         """A commit: the agent tells of it within a second."""
         self.laws.committed(worker, commit.step)
-        if (commit.step + 1) % 4 == 0 and self._facts.durable:
-            self.durable = max(self.durable, StepNo(commit.step + 1)) if self._all_at(commit.step) else self.durable
+        self.disk.committed(commit.step, by_all=self.laws.all_at(commit.step))
         node = worker.spawn.node
         if not self._unsent.get(node):
             self.after(1.0, lambda: self._report_progress(node))
         self._unsent.setdefault(node, {})[worker.worker] = commit
-
-    def _all_at(self, step: StepNo) -> bool:
-        living = [worker for worker in self.workers.values() if worker.active]
-        return len(living) == self.laws.world and all(worker.state >= step for worker in living)
 
     def _report_progress(self, node: NodeId) -> None:
         unsent, self._unsent[node] = self._unsent[node], {}
@@ -347,6 +345,10 @@ class World:
         """Do it so much later."""
         self._timeline.after(delay, action)
 
+    def _after_on(self, node: NodeId, delay: Seconds, action: Callable[[], None]) -> None:
+        life = self._lives[node]
+        self.after(delay, lambda: action() if self._lives[node] == life else None)
+
     def jitter(self, around: Seconds) -> Seconds:
         """A time that is about so long."""
         return around * self._rng.uniform(0.7, 1.3)
@@ -355,9 +357,7 @@ class World:
         """Carry a fact to the coordinator."""
         if isinstance(fact, WorkerResumed):
             self.laws.acted(worker)
-        if isinstance(fact, _FOR_THE_AGENT):
-            return
-        if not self.heard(worker):
+        if isinstance(fact, FOR_THE_AGENT) or not self.heard(worker):
             return
         self._agents.told(worker.spawn.node, fact)
         self._uplinks.send(worker.spawn.node, worker.worker, fact)
@@ -390,6 +390,7 @@ class World:
 
     def entered(self, worker: SimWorker, doing: Doing) -> None:
         """Strikes that wait for this moment, and the agent's eye on who waits for ever in a collective."""
+        self.disk.entered(worker, doing)
         if watched(worker):
             self._lookout.watch()
         place = worker.rank if worker.seated else None

@@ -166,7 +166,7 @@ class Regroup:
         workers = list(self._roster.seated())
         own = self._unlike or next((worker.fixed for worker in workers if worker.fixed), "")
         holdings = [worker.holding for worker in workers]
-        if own or not all(holdings):
+        if own:
             return own
         return say.unlike_replicas(scaling.unlike_places(holdings, self._facts.unit), self._facts.unit)
 
