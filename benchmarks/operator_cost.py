@@ -42,7 +42,7 @@ from regrow.operator.api import ApiKind
 from regrow.operator.controller import Controller
 from regrow.operator.crd import crd
 from regrow.operator.lightkube_api import LightkubeApi
-from regrow.operator.node_watch import NodeWatch
+from regrow.operator.observed.node_watch import NodeWatch
 
 NODES = 1000
 KEY = b"0123456789abcdef0123456789abcdef"

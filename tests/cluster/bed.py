@@ -18,7 +18,7 @@ from regrow.cluster.node_health import read_table
 from regrow.operator.controller import Controller
 from regrow.operator.crd import crd
 from regrow.operator.lightkube_api import LightkubeApi
-from regrow.operator.node_watch import NodeWatch
+from regrow.operator.observed.node_watch import NodeWatch
 
 PATIENCE = 240.0
 KEY = b"0123456789abcdef0123456789abcdef"

@@ -10,8 +10,8 @@ from regrow.cluster.observed import JobStage
 from regrow.operator.api import ApiFailure, ApiKind
 from regrow.operator.cache import JobKey
 from regrow.operator.controller import Controller
-from regrow.operator.observing import read
-from regrow.operator.pod_seen import PodSeen
+from regrow.operator.observed.observing import read
+from regrow.operator.observed.pod_seen import PodSeen
 from regrow.operator.resource import TrainingJob, read_job
 
 KEY = b"0123456789abcdef0123456789abcdef"

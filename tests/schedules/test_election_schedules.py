@@ -9,8 +9,8 @@ from tests.schedules.test_membership_schedules import schedules, soak
 from regrow.cli import main
 from regrow.membership.succession.voters import VOTE_LEASE as LEASE
 from regrow.membership.succession.voters import Voters
-from regrow.sim.elections.laws import Decision
-from regrow.sim.elections.trouble import Conditions, ElectionSchedule, How, Trouble, draw_election
+from regrow.sim.elections.laws import Decided
+from regrow.sim.elections.trouble import Conditions, ElectionFault, ElectionSchedule, How, draw_election
 from regrow.sim.elections.world import ElectionWorld, election_lines, run_election
 from regrow.sim.invariants import InvariantBroken
 
@@ -20,7 +20,7 @@ END_S = 120.0
 def elections(
     launchers: int,
     seed: int,
-    troubles: list[Trouble],
+    troubles: list[ElectionFault],
     *,
     lost: float = 0.0,
     slow: float = 0.0,
@@ -74,14 +74,14 @@ def worlds(draw: st.DrawFn) -> ElectionWorld:
     launchers = draw(st.integers(3, 8))
     some = st.frozensets(st.integers(0, launchers - 1), min_size=1, max_size=launchers - 1)
     event = st.builds(
-        Trouble, st.floats(1, 90), st.sampled_from(["dies", "pauses", "cut"]), some, st.floats(0.1, 4 * LEASE)
+        ElectionFault, st.floats(1, 90), st.sampled_from(["dies", "pauses", "cut"]), some, st.floats(0.1, 4 * LEASE)
     )
     events = draw(st.lists(event, max_size=6))
     loss, slow = draw(st.sampled_from([0.0, 0.05, 0.3])), draw(st.sampled_from([0.0, 0.02, 0.2]))
     return elections(launchers, draw(st.integers(0, 2**32)), events, lost=loss, slow=slow)
 
 
-def assert_one_after_the_other(decisions: list[Decision]) -> None:
+def assert_one_after_the_other(decisions: list[Decided]) -> None:
     """A term is one launcher's, and nobody decides once one of a later term has."""
     assert [decision.term for decision in decisions] == sorted(decision.term for decision in decisions)
     assert len({(decision.term, decision.by) for decision in decisions}) == len({d.term for d in decisions})
@@ -108,7 +108,11 @@ def witnessed(draw: st.DrawFn) -> ElectionWorld:
     launchers = draw(st.integers(2, 4))
     some = st.frozensets(st.integers(0, launchers - 1), min_size=1, max_size=launchers - 1)
     event = st.builds(
-        Trouble, st.floats(1, 90), st.sampled_from(["dies", "pauses", "cut", "off"]), some, st.floats(0.1, 4 * LEASE)
+        ElectionFault,
+        st.floats(1, 90),
+        st.sampled_from(["dies", "pauses", "cut", "off"]),
+        some,
+        st.floats(0.1, 4 * LEASE),
     )
     events = draw(st.lists(event, max_size=6))
     loss, slow = draw(st.sampled_from([0.0, 0.05, 0.3])), draw(st.sampled_from([0.0, 0.02, 0.2]))
@@ -134,7 +138,7 @@ def test_never_do_two_coordinators_decide_that_a_witness_may_elect_in_many_sched
 @given(st.integers(0, 2**32), st.floats(15, 30), st.sampled_from([["dies"], ["cut", "off"], ["pauses"]]))
 @schedules(25)
 def test_of_two_launchers_with_a_witness_the_one_that_is_left_is_elected(seed: int, at: float, how: list[How]) -> None:
-    world = elections(2, seed, [Trouble(at, each, frozenset({0}), 1000.0) for each in how], witness=True)
+    world = elections(2, seed, [ElectionFault(at, each, frozenset({0}), 1000.0) for each in how], witness=True)
     world.run(at + 4 * LEASE)
     assert_one_after_the_other(world.decisions)
     assert (world.decisions[-1].by, world.decisions[-1].term) == (1, 2)
@@ -146,7 +150,7 @@ def test_of_two_launchers_with_a_witness_the_one_that_is_left_is_elected(seed: i
 @schedules(25)
 def test_where_only_the_link_between_two_is_cut_or_the_disk_is_gone_the_coordinator_stays(seed: int, off: int) -> None:
     how: How = "off" if off else "cut"
-    world = elections(2, seed, [Trouble(20.0, how, frozenset({off}), 1000.0)], witness=True)
+    world = elections(2, seed, [ElectionFault(20.0, how, frozenset({off}), 1000.0)], witness=True)
     world.run(20.0 + 4 * LEASE)
     assert {decision.by for decision in world.decisions} == {0}
     assert world.decisions[-1].at > 20.0 + 3 * LEASE
@@ -154,7 +158,7 @@ def test_where_only_the_link_between_two_is_cut_or_the_disk_is_gone_the_coordina
 
 def succeeded(launchers: int, seed: int, at: float, how: How) -> ElectionWorld:
     """The first coordinator is lost then, and another has its place within two leases."""
-    world = elections(launchers, seed, [Trouble(at, how, frozenset({0}), 1000.0)])
+    world = elections(launchers, seed, [ElectionFault(at, how, frozenset({0}), 1000.0)])
     world.run(at + 2 * LEASE)
     assert_one_after_the_other(world.decisions)
     assert world.decisions[-1].term > 1, world.decisions[-1]
@@ -194,7 +198,7 @@ def test_who_is_elected_is_followed_by_all_though_others_stood_at_the_same_momen
 
 
 def test_of_two_launchers_the_one_that_is_left_elects_nobody() -> None:
-    world = elections(2, 0, [Trouble(5.0, "dies", frozenset({0}))])
+    world = elections(2, 0, [ElectionFault(5.0, "dies", frozenset({0}))])
     world.run(END_S)
     assert {decision.term for decision in world.decisions} == {1}
 
@@ -202,7 +206,7 @@ def test_of_two_launchers_the_one_that_is_left_elects_nobody() -> None:
 @pytest.mark.parametrize("silent", [1, 2])
 def test_a_coordinator_decides_on_while_those_that_are_silent_could_elect_nobody(silent: int) -> None:
     """Of five voters three elect. Those that are lost one after the other are voters no more."""
-    events = [Trouble(10.0 + 30.0 * turn, "cut", frozenset({turn + 1}), 1000.0) for turn in range(3)]
+    events = [ElectionFault(10.0 + 30.0 * turn, "cut", frozenset({turn + 1}), 1000.0) for turn in range(3)]
     world = elections(5, silent, events)
     world.run(END_S)
     assert {decision.by for decision in world.decisions} == {0}
@@ -211,7 +215,7 @@ def test_a_coordinator_decides_on_while_those_that_are_silent_could_elect_nobody
 
 
 def test_a_coordinator_that_most_voters_have_left_decides_nothing_more() -> None:
-    world = elections(5, 1, [Trouble(10.0, "cut", frozenset({1, 2, 3}), 1000.0)])
+    world = elections(5, 1, [ElectionFault(10.0, "cut", frozenset({1, 2, 3}), 1000.0)])
     world.run(END_S)
     assert_one_after_the_other(world.decisions)
     assert max(decision.at for decision in world.decisions if decision.by == 0) <= 10.0 + LEASE
@@ -220,7 +224,7 @@ def test_a_coordinator_that_most_voters_have_left_decides_nothing_more() -> None
 
 def test_when_most_launchers_end_at_once_the_coordinator_goes_on() -> None:
     """Nothing listens at their addresses any more, so they have elected nobody."""
-    world = elections(5, 1, [Trouble(10.0, "dies", frozenset({1, 2, 3}))])
+    world = elections(5, 1, [ElectionFault(10.0, "dies", frozenset({1, 2, 3}))])
     world.run(END_S)
     assert {decision.by for decision in world.decisions} == {0}
     assert world.decisions[-1].at > END_S - 1

@@ -12,8 +12,8 @@ from regrow.core.ids import NodeId
 from regrow.core.verdicts import Action, Severity
 from regrow.observe.watch.present import JobFigures, SuspectNode
 from regrow.operator.nodes import CONDITION, TAINT, UNTIL, BadMark, judged, marking, with_condition
-from regrow.operator.observing import against, found_nodes, node_of, read
-from regrow.operator.pod_seen import read_pod
+from regrow.operator.observed.observing import against, found_nodes, node_of, read
+from regrow.operator.observed.pod_seen import read_pod
 from regrow.operator.resource import KeptNode, TrainingJob, TrainingJobStatus, read_job
 from regrow.operator.status import news_of_nodes, next_status, nodes_finding, with_conditions
 

@@ -15,7 +15,7 @@ from regrow.observe.watch.figures import FiguresDesk
 from regrow.observe.watch.present import JobFigures, SuspectNode
 from regrow.operator.asking import JobAsker
 from regrow.operator.objects import token_of
-from regrow.operator.observing import read
+from regrow.operator.observed.observing import read
 from regrow.operator.resource import TrainingJob, TrainingJobStatus, read_job
 from regrow.operator.status import next_status
 

@@ -8,10 +8,10 @@ from tests.cluster.jobs import training_job
 from regrow.cluster.node_health import HealthTable
 from regrow.cluster.observed import BadNode, ReplicaStage
 from regrow.operator.api import ApiFailure
-from regrow.operator.node_watch import NodeWatch
 from regrow.operator.objects import AVOIDS, ReplicaPlace, pods
-from regrow.operator.observing import read
-from regrow.operator.pod_seen import PodSeen, read_pod
+from regrow.operator.observed.node_watch import NodeWatch
+from regrow.operator.observed.observing import read
+from regrow.operator.observed.pod_seen import PodSeen, read_pod
 from regrow.operator.resource import TrainingJob, TrainingJobStatus, read_job
 
 

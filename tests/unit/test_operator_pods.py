@@ -8,9 +8,9 @@ from tests.cluster.jobs import training_job
 from regrow.cluster.actions import DrainReplica, ReleaseReplica
 from regrow.cluster.observed import JobStage, ReplicaStage
 from regrow.operator.objects import ReplicaPlace, pods
-from regrow.operator.observing import JobReading, read
+from regrow.operator.observed.observing import JobReading, read
+from regrow.operator.observed.pod_seen import PodSeen, read_pod
 from regrow.operator.planning import PodsStart, job_plan, next_turn, pod_steps
-from regrow.operator.pod_seen import PodSeen, read_pod
 from regrow.operator.resource import TrainingJob, TrainingJobStatus, read_job
 
 R = ReplicaStage

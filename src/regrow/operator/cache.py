@@ -1,7 +1,7 @@
 """What is known of the cluster: the jobs, and the little that counts of their pods."""
 
 from regrow.operator.api import ApiKind, Manifest
-from regrow.operator.pod_seen import PodSeen, read_pod
+from regrow.operator.observed.pod_seen import PodSeen, read_pod
 
 JobKey = tuple[str, str]
 """Namespace and name."""

@@ -14,7 +14,7 @@ from regrow.operator.api import ApiFailure, ApiKind, Manifest
 from regrow.operator.crd import crd
 from regrow.operator.lightkube_api import LightkubeApi, misspelt_field
 from regrow.operator.objects import JOB_LABEL
-from regrow.operator.pod_seen import read_pod
+from regrow.operator.observed.pod_seen import read_pod
 from regrow.operator.resource import GROUP, KIND, VERSION, SpecRefused, TrainingJob, read_job, read_status
 
 Say = Callable[[str], None]

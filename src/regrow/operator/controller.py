@@ -22,13 +22,13 @@ from regrow.operator.backends import backend_of
 from regrow.operator.budgets import BudgetKeeper
 from regrow.operator.cache import ClusterCache, JobKey
 from regrow.operator.events import warning
-from regrow.operator.node_watch import NodeWatch
 from regrow.operator.nodes import BadMark
 from regrow.operator.objects import ReplicaPlace, pods, secret, service
-from regrow.operator.observing import JobReading, against, found_nodes, read, start_trouble
+from regrow.operator.observed.node_watch import NodeWatch
+from regrow.operator.observed.observing import JobReading, against, found_nodes, read, start_trouble
+from regrow.operator.observed.pod_seen import PodSeen
 from regrow.operator.placing.telling import PodPlacer
 from regrow.operator.planning import PodsStart, PodStep, job_plan, next_turn, pod_steps
-from regrow.operator.pod_seen import PodSeen
 from regrow.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
 from regrow.operator.status import (
     JobFinding,

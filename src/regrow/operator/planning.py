@@ -10,8 +10,8 @@ from regrow.cluster.planner import next_look, plan
 from regrow.cluster.sizes import ElasticSpec
 from regrow.core.ids import Instant
 from regrow.operator.objects import ReplicaPlace
-from regrow.operator.observing import JobReading
-from regrow.operator.pod_seen import PodSeen, index_of
+from regrow.operator.observed.observing import JobReading
+from regrow.operator.observed.pod_seen import PodSeen, index_of
 from regrow.operator.resource import TrainingJob
 
 
@@ -27,7 +27,7 @@ class PodsStart(msgspec.Struct, frozen=True):
         return any(each.begins for each in self.replicas)
 
 
-class JobPlan(msgspec.Struct, frozen=True):
+class PodPlan(msgspec.Struct, frozen=True):
     """What the planner says. `first`: of the pods of replica 0, each by itself."""
 
     job: tuple[PlannedAction, ...] = ()
@@ -43,12 +43,12 @@ PodStep = PodsStart | DrainReplica | ReleaseReplica
 """One that is done. What leaves is named: a replica, or one pod."""
 
 
-def job_plan(job: TrainingJob, reading: JobReading, now: Instant) -> JobPlan:
+def job_plan(job: TrainingJob, reading: JobReading, now: Instant) -> PodPlan:
     """For a job as it is now; nothing where its gang starts anew, for then nothing is there any more."""
     if reading.anew:
-        return JobPlan()
+        return PodPlan()
     first = () if reading.first is None else plan(_pods_alone(job, 1), reading.first, now)
-    return JobPlan(tuple(plan(_sizes(job, reading), reading.seen, now)), tuple(first))
+    return PodPlan(tuple(plan(_sizes(job, reading), reading.seen, now)), tuple(first))
 
 
 def next_turn(job: TrainingJob, reading: JobReading, now: Instant) -> Instant | None:
@@ -59,7 +59,7 @@ def next_turn(job: TrainingJob, reading: JobReading, now: Instant) -> Instant | 
     return min((at for at in times if at is not None), default=None)
 
 
-def pod_steps(job: TrainingJob, planned: JobPlan, pods: Sequence[PodSeen]) -> list[PodStep]:
+def pod_steps(job: TrainingJob, planned: PodPlan, pods: Sequence[PodSeen]) -> list[PodStep]:
     """The same in pods, with the numbers that `next_status` counts as taken. `pods`: all there are."""
     steps: list[PodStep] = []
     serial = job.status.serial

@@ -14,7 +14,7 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.operator.controller import Controller
 from regrow.operator.leadership import Leadership
 from regrow.operator.lightkube_api import LightkubeApi
-from regrow.operator.node_watch import NodeWatch
+from regrow.operator.observed.node_watch import NodeWatch
 
 _LOG = logging.getLogger("regrow.operator")
 _SHORTEST_KEY = 16

@@ -13,7 +13,7 @@ from regrow.cluster.sizes import wanted_size
 from regrow.core.ids import Instant
 from regrow.observe.watch.present import JobFigures
 from regrow.operator.objects import JOB_LABEL
-from regrow.operator.observing import MENDED, JobReading
+from regrow.operator.observed.observing import MENDED, JobReading
 from regrow.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus
 
 _SHOWN_NODES: Final = 5

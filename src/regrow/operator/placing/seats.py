@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from regrow.cluster.topology import rank_order
-from regrow.operator.pod_seen import PodSeen, index_of
+from regrow.operator.observed.pod_seen import PodSeen, index_of
 from regrow.operator.resource import TrainingJob
 
 _LONGEST_NAME: Final = 64

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
-from regrow.operator.node_watch import NodeWatch
 from regrow.operator.objects import NODE_RANK, TOPOLOGY
+from regrow.operator.observed.node_watch import NodeWatch
+from regrow.operator.observed.pod_seen import PodSeen, index_of
 from regrow.operator.placing.seats import gang_pods, path_of, path_text, seats
-from regrow.operator.pod_seen import PodSeen, index_of
 from regrow.operator.resource import TrainingJob
 from regrow.operator.status import JobFinding
 

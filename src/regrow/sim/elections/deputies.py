@@ -8,7 +8,7 @@ from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, 
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.witness import is_witness
 from regrow.sim.elections.carriers import Carriers, SimLauncher
-from regrow.sim.elections.disk import WITNESS, SimDisk
+from regrow.sim.elections.disk import WITNESS, WitnessDisk
 from regrow.sim.elections.laws import ElectionLaws
 
 _POLL_S: Seconds = 0.5
@@ -29,7 +29,7 @@ class SimDeputies:
         self,
         carriers: Carriers,
         laws: ElectionLaws,
-        disk: SimDisk,
+        disk: WitnessDisk,
         present: Callable[[SimLauncher, SimLauncher, int, LauncherPresent], None],
         begin: Callable[[SimLauncher, Voters], None],
     ) -> None:

@@ -12,7 +12,7 @@ _OLD_LIST = 0.1
 """So often the newest name is missing in a list of names."""
 
 
-class SimDisk:
+class WitnessDisk:
     """Its places, of which each is written once.
 
     Args:

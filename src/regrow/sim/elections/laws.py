@@ -14,7 +14,7 @@ ELECTED_S: Seconds = 10.0
 
 
 @dataclass
-class Decision:
+class Decided:
     """A coordinator has decided something. `by`: its launcher's number."""
 
     at: Instant
@@ -30,7 +30,7 @@ class ElectionLaws:
     """
 
     def __init__(self, carriers: Carriers) -> None:
-        self.decisions: list[Decision] = []
+        self.decisions: list[Decided] = []
         self.offices: dict[int, int] = {1: 0}
         """Who was elected in which term."""
         self._terms: dict[int, int] = {}
@@ -45,13 +45,13 @@ class ElectionLaws:
 
     def decided(self, launcher: SimLauncher, term: int) -> None:
         """A coordinator decides something."""
-        last = self.decisions[-1] if self.decisions else Decision(0.0, 0, launcher.number)
+        last = self.decisions[-1] if self.decisions else Decided(0.0, 0, launcher.number)
         if term < last.term:
             said = f"launcher {launcher.number} decides in term {term}, and launcher {last.by} has in term {last.term}"
             raise InvariantBroken(f"two coordinators decide: {said}")
         if self.offices[term] != launcher.number:
             raise InvariantBroken(f"launcher {launcher.number} decides in a term in which it was not elected: {term}")
-        self.decisions.append(Decision(self._carriers.now, term, launcher.number))
+        self.decisions.append(Decided(self._carriers.now, term, launcher.number))
 
     def obeys(self, launcher: SimLauncher, term: int) -> None:
         """A launcher has taken the word of the coordinator of this term."""

@@ -10,7 +10,7 @@ from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, 
 from regrow.membership.succession.voters import PASSED_S, VOTE_LEASE, Voters
 from regrow.membership.succession.witness import is_witness
 from regrow.sim.elections.carriers import Carriers, SimLauncher
-from regrow.sim.elections.disk import SimDisk
+from regrow.sim.elections.disk import WitnessDisk
 from regrow.sim.elections.laws import ElectionLaws
 
 _DECIDE_S: Seconds = 0.3
@@ -33,7 +33,7 @@ class SimOffices:
         self,
         carriers: Carriers,
         laws: ElectionLaws,
-        disk: SimDisk | None,
+        disk: WitnessDisk | None,
         answered: Callable[[SimLauncher, int, CoordinatorPresent], None],
         deposed: Callable[[SimLauncher, Office | None], None],
     ) -> None:

@@ -9,11 +9,11 @@ from regrow.core.ids import Instant, Seconds
 from regrow.membership.succession.voters import VOTE_LEASE
 
 COORDINATOR = -1
-"""In `Trouble.of`: the launcher that hosts the newest coordinator then."""
+"""In `ElectionFault.of`: the launcher that hosts the newest coordinator then."""
 How = Literal["dies", "restarts", "pauses", "cut", "off"]
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class ElectionFault(msgspec.Struct, frozen=True):
     """One thing.
 
     `how`: `dies`; `restarts`, as another process that joins; `pauses`; is `cut` from all others; or is `off`, without
@@ -49,7 +49,7 @@ class ElectionSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     launchers: int
     seed: int
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[ElectionFault, ...] = ()
     conditions: Conditions = Conditions()
     witness: bool = False
     heals: Instant | None = None
@@ -63,7 +63,9 @@ def draw_election(number: int) -> ElectionSchedule:
     heals = rng.uniform(14.0, 22.0)
     hows: tuple[How, ...] = ("dies", "restarts", "pauses", "cut", "cut", *(("off",) if witness else ()))
     at = rng.uniform(1.0, 6.0)
-    loss = Trouble(at, rng.choice(hows[:5]), frozenset([COORDINATOR]), (heals - at) * rng.choice((rng.random(), 1.0)))
+    loss = ElectionFault(
+        at, rng.choice(hows[:5]), frozenset([COORDINATOR]), (heals - at) * rng.choice((rng.random(), 1.0))
+    )
     more = [_trouble(rng, rng.choice(hows), launchers, heals) for _ in range(rng.randint(0, 5))]
     conditions = Conditions(
         rng.choice((0.0, 0.05, 0.3)), rng.choice((0.0, 0.02, 0.2)), rng.choice((0.0, 0.05, 0.3)), _DRIFT
@@ -75,8 +77,8 @@ _DRIFT = 1e-3
 """Twice what a clock is set right by while it runs."""
 
 
-def _trouble(rng: random.Random, how: How, launchers: int, heals: Instant) -> Trouble:
+def _trouble(rng: random.Random, how: How, launchers: int, heals: Instant) -> ElectionFault:
     few = rng.sample(range(launchers), rng.choice((1, 1, 1, 2, launchers - 1)))
     of = frozenset([COORDINATOR] if rng.random() < 0.4 else few)
     at = rng.uniform(1.0, heals - 1.0)
-    return Trouble(at, how, of, min(heals - at, rng.uniform(0.1, 2 * VOTE_LEASE)))
+    return ElectionFault(at, how, of, min(heals - at, rng.uniform(0.1, 2 * VOTE_LEASE)))

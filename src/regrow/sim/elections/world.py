@@ -11,10 +11,10 @@ from regrow.core.messages.elections import CoordinatorPresent, Office
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.sim.elections.carriers import Carriers, SimLauncher
 from regrow.sim.elections.deputies import SimDeputies
-from regrow.sim.elections.disk import SimDisk
-from regrow.sim.elections.laws import Decision, ElectionLaws, limit
+from regrow.sim.elections.disk import WitnessDisk
+from regrow.sim.elections.laws import Decided, ElectionLaws, limit
 from regrow.sim.elections.offices import SimOffices
-from regrow.sim.elections.trouble import COORDINATOR, ElectionSchedule, Trouble, draw_election
+from regrow.sim.elections.trouble import COORDINATOR, ElectionFault, ElectionSchedule, draw_election
 from regrow.sim.schedule import BROKEN
 
 ELECTION = "election:"
@@ -33,7 +33,7 @@ class ElectionWorld:
         self._rng = rng = random.Random(schedule.seed)
         self.carriers = carriers = Carriers(rng, schedule.conditions, schedule.heals)
         self.laws = ElectionLaws(carriers)
-        disk = SimDisk(carriers)
+        disk = WitnessDisk(carriers)
         self._offices = SimOffices(
             carriers, self.laws, disk if schedule.witness else None, self._answered, self._give_way
         )
@@ -50,7 +50,7 @@ class ElectionWorld:
         return repr(self.schedule)
 
     @property
-    def decisions(self) -> list[Decision]:
+    def decisions(self) -> list[Decided]:
         """All that were made."""
         return self.laws.decisions
 
@@ -90,7 +90,7 @@ class ElectionWorld:
 
     # --- what goes wrong ---------------------------------------------------------------------------------------
 
-    def _happens(self, trouble: Trouble) -> None:
+    def _happens(self, trouble: ElectionFault) -> None:
         carriers = self.carriers
         of = {max(self.laws.offices.items())[1] if each == COORDINATOR else each for each in trouble.of}
         ends = carriers.now + trouble.last

@@ -13,7 +13,7 @@ import msgspec
 from regrow.cluster.observed import ReplicaSeen, ReplicaStage
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Instant
-from regrow.operator.pod_seen import PodSeen, has_ended, index_of
+from regrow.operator.observed.pod_seen import PodSeen, has_ended, index_of
 from regrow.operator.resource import TrainingJob
 
 _QUIET_END: Final = 5.0

@@ -10,8 +10,8 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Instant
 from regrow.core.verdicts import HealthVerdict
 from regrow.observe.watch.present import JobFigures
-from regrow.operator.pod_seen import PodSeen, has_ended, index_of
-from regrow.operator.replicas import PodGroups
+from regrow.operator.observed.pod_seen import PodSeen, has_ended, index_of
+from regrow.operator.observed.replicas import PodGroups
 from regrow.operator.resource import KeptNode, TrainingJob
 
 MENDED: Final = "Mended"
