@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -135,6 +135,24 @@ sizes = st.integers(1, 30)
     wants=st.lists(places, max_size=2),
     until=st.none() | st.integers(0, 32),
     limit=st.integers(1, 4),
+)
+@example(
+    readers=[],
+    there={Key(1, 0, 3): 2, Key(1, 1, 3): 1},
+    budget=2,
+    estimate=1,
+    wants=[Key(0, 0, 3), Key(1, 0, 3)],
+    until=None,
+    limit=1,
+)
+@example(
+    readers=[Key(0, 0, 3), Key(1, 1, 3)],
+    there={Key(1, 0, 3): 1, Key(2, 1, 3): 1},
+    budget=2,
+    estimate=1,
+    wants=[],
+    until=2,
+    limit=1,
 )
 def test_any_decision_fits_and_spares_what_is_needed(
     readers: list[Key],

@@ -72,7 +72,10 @@ class Keeping:
         excess = sum(there.values()) + coming - self.budget
         evict: list[Key] = []
         if excess > 0:
-            for key in sorted((key for key in there if key not in claimed), key=lambda key: _last_needed(key, lanes)):
+            # What is waited for and has no room beside what comes before it goes last, what is never read again first.
+            free = (key for key in there if key not in claimed)
+            read = {key for key in there if until is None or key.step < until}
+            for key in sorted(free, key=lambda key: (key in wants, key in read, _last_needed(key, lanes))):
                 evict.append(key)
                 excess -= there[key]
                 if excess <= 0:
