@@ -6,6 +6,7 @@ once, without a word. Its link can be cut instead.
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -248,13 +249,22 @@ def need_slurm() -> None:
         pytest.skip("Slurm's daemons and their namespaces need root")
     asked = os.environ.get("REGROW_TEST_INSTALL", "") == "1"
     if _missing() and asked and shutil.which("apt-get") is not None:
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        for words in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *PACKAGES]):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(["apt-get", *words], env=environment, capture_output=True, timeout=_APT_S, check=False)
+        _install()
     if missing := _missing():
         how = "could not be installed by apt-get" if asked else "are installed with REGROW_TEST_INSTALL=1"
         pytest.skip(f"{', '.join(missing)} not found; {' and '.join(PACKAGES)} {how}")
+
+
+def _install() -> None:
+    """With apt-get, of which only one works at a time: other test processes wait, and find that it is done."""
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    with open(Path(tempfile.gettempdir()) / "regrow-tests-install.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _missing():
+            return
+        for words in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *PACKAGES]):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(["apt-get", *words], env=environment, capture_output=True, timeout=_APT_S, check=False)
 
 
 def _missing() -> list[str]:
