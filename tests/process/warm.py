@@ -20,6 +20,7 @@ import asyncio
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import io
@@ -241,10 +242,15 @@ def _tell(report: int, text: str) -> None:
 # --- in a job -----------------------------------------------------------------------------------------------------
 
 
-def _become_job(request: dict[str, Any], streams: list[int]) -> None:
+def _take_streams(streams: list[int]) -> None:
+    """As standard input, output and error."""
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
+
+
+def _become_job(request: dict[str, Any], streams: list[int]) -> None:
+    _take_streams(streams)
     _become(request["env"])
     if NETWORK in request["env"]:
         _enter(request["env"][NETWORK])
@@ -362,6 +368,17 @@ def _plant() -> "_Seed | socket.socket":
     return theirs
 
 
+def _plant_some(count: int, grow: Callable[[socket.socket], NoReturn]) -> list["_Seed"]:
+    """So many seeds, each of which waits in `grow`."""
+    seeds: list[_Seed] = []
+    for _ in range(count):
+        planted = _plant()
+        if isinstance(planted, socket.socket):
+            grow(planted)
+        seeds.append(planted)
+    return seeds
+
+
 def _await_growth(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
     packet, fds, _, _ = socket.recv_fds(control, _PACKET, 8)
     control.close()
@@ -373,12 +390,7 @@ def _await_growth(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _seed_jobs() -> None:
     """Jobs for the trial that this process becomes."""
-    seeds: list[_Seed] = []
-    for _ in range(_TRIED):
-        planted = _plant()
-        if isinstance(planted, socket.socket):
-            _grow_job(planted)
-        seeds.append(planted)
+    seeds = _plant_some(_TRIED, _grow_job)
     trial = importlib.import_module("regrow.launch.trial")
     trial.subprocess = _Instead(subprocess, Popen=_popen_jobs(seeds))  # type: ignore[attr-defined]
 
@@ -410,12 +422,7 @@ def _seed_agents(words: Sequence[str]) -> None:
     """Agents for the launcher that this process becomes."""
     nodes = int(words[words.index("--local-nodes") + 1]) if "--local-nodes" in words else 1
     most = int(os.environ.get(AGENTS, nodes + _REPLACED if nodes > 1 else 1))
-    seeds: list[_Seed] = []
-    for _ in range(most):
-        planted = _plant()
-        if isinstance(planted, socket.socket):
-            _grow_agent(planted, writer="--checkpoint-dir" in words)
-        seeds.append(planted)
+    seeds = _plant_some(most, functools.partial(_grow_agent, writer="--checkpoint-dir" in words))
     child = importlib.import_module("regrow.launch.child")
     child.asyncio = _Instead(asyncio, create_subprocess_exec=_exec_seeds(seeds))  # type: ignore[attr-defined]
     supervisor = importlib.import_module("regrow.launch.agent_supervisor")
@@ -437,12 +444,7 @@ def _grow_agent(control: socket.socket, *, writer: bool) -> NoReturn:
 
 def _seed_preparers() -> None:
     """What prepares data for the `regrow train` that this process becomes."""
-    seeds: list[_Seed] = []
-    for _ in range(_PREPARED):
-        planted = _plant()
-        if isinstance(planted, socket.socket):
-            _grow_preparer(planted)
-        seeds.append(planted)
+    seeds = _plant_some(_PREPARED, _grow_preparer)
 
     def start(words: Sequence[str], streams: tuple[int, ...]) -> _Child | None:
         if not seeds:
@@ -457,9 +459,7 @@ def _seed_preparers() -> None:
 
 def _grow_preparer(planted: socket.socket) -> NoReturn:
     request, streams = _await_growth(planted)
-    for number, fd in enumerate(streams):
-        os.dup2(fd, number)
-        os.close(fd)
+    _take_streams(streams)
     _become(request["env"])
     _run(_PREPARING, request["words"])
 

@@ -9,8 +9,8 @@ from tests.schedules.test_membership_schedules import schedules, soak
 from regrow.cli import main
 from regrow.membership.succession.voters import VOTE_LEASE as LEASE
 from regrow.membership.succession.voters import Voters
+from regrow.sim.elections.faults import Conditions, ElectionFault, ElectionSchedule, How, draw_election
 from regrow.sim.elections.laws import Decided
-from regrow.sim.elections.trouble import Conditions, ElectionFault, ElectionSchedule, How, draw_election
 from regrow.sim.elections.world import ElectionWorld, election_lines, run_election
 from regrow.sim.invariants import InvariantBroken
 
@@ -20,13 +20,13 @@ END_S = 120.0
 def elections(
     launchers: int,
     seed: int,
-    troubles: list[ElectionFault],
+    faults: list[ElectionFault],
     *,
     lost: float = 0.0,
     slow: float = 0.0,
     witness: bool = False,
 ) -> ElectionWorld:
-    return ElectionWorld(ElectionSchedule(launchers, seed, tuple(troubles), Conditions(lost, slow), witness))
+    return ElectionWorld(ElectionSchedule(launchers, seed, tuple(faults), Conditions(lost, slow), witness))
 
 
 @pytest.mark.parametrize("hundred", range(10))

@@ -26,7 +26,7 @@ def job(cluster: SlurmCluster, tmp_path: Path) -> Iterator[SubmittedJob]:
 @pytest.mark.full
 def test_who_borrows_gives_back_to_the_other_team_and_to_inference_and_takes_the_night(job: SubmittedJob) -> None:
     job.partitions = {"gang": "team-a", "elastic": "spot"}
-    gang = job.submit(steps=3000, maxReplicaCount=4, maxPendingReplicas=2)
+    gang = job.submit(steps=1000, maxReplicaCount=4, maxPendingReplicas=2)
     job.until_world(gang, 4)  # two nodes of its own, and two that are idle
     for partition in ("team-b", "inference"):
         words = ["sbatch", "--parsable", "-p", partition, "-N2", "--exclusive", "-o", "/dev/null"]

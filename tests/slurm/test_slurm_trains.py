@@ -242,6 +242,7 @@ def test_at_slurms_notice_an_elected_coordinator_saves_the_state_and_the_gang_st
 ) -> None:
     flags = ["--data-cache=off", "--checkpoint-every=1h"]  # so what it goes on from was saved at the notice
     elects = {"maxReplicaCount": 3, "spares": 1, "elect": True, "leaseInSeconds": 30}
+    elects["gracefulShutdownTimeoutInSeconds"] = 120  # what is to be shown is not how fast a busy machine writes
     gang = job.submit(steps=FOREVER, checkpointDir=str(tmp_path / "checkpoints"), runFlags=flags, **elects)
     job.until_world(gang, 3)
     job.cluster.kill("node0")

@@ -227,6 +227,16 @@ def test_who_is_asked_for_the_newest_table_has_its_time_for_that_too(failed: Res
     assert machine.next_deadline() == 29.0
 
 
+def test_who_is_asked_for_the_newest_table_has_no_less_time_than_before(failed: RestartableMachine) -> None:
+    """Where the coordinator is the same one agents have until `node_deadline`."""
+    deadline = failed.next_deadline()
+    assert deadline is not None and deadline > 500.0
+    failed.handle(NodeReport(NODES[0], 1, []), 3.0)
+    (asked,) = failed.handle(NodeReport(NODES[1], 1, [], table=9), 4.0)
+    assert asked == ReportNode(NODES[1], 1, table=True)
+    assert failed.next_deadline() == deadline
+
+
 def test_a_world_that_is_built_anew_after_a_failure_says_when_it_has_become_smaller() -> None:
     """It had grown from one replica to two; a node went while the agents were asked."""
     facts = JobSpec(JobId("j"), 1, 1, 0, Warmth.IMPORTS, 10, 60.0, None, True, min_replicas=1, max_replicas=2)

@@ -90,7 +90,7 @@ def replay(seed: str, as_json: bool) -> int:
     import msgspec
 
     from regrow.sim.draws import draw
-    from regrow.sim.elections.trouble import ElectionSchedule, draw_election
+    from regrow.sim.elections.faults import ElectionSchedule, draw_election
     from regrow.sim.elections.world import ELECTION, election_lines
     from regrow.sim.schedule import BROKEN, SimSchedule, replay_lines
 

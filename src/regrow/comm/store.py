@@ -242,7 +242,7 @@ class AgentStore(Store):
     def _keys(self, keys: Sequence[str]) -> list[str]:
         return [self._key(key) for key in keys]
 
-    def _named(self, name: str) -> str:
+    def _callers_key(self, name: str) -> str:
         """The key as this store's callers know it."""
         key, at, _ = name.removeprefix(self._prefix).rpartition("@")
         return key if at and self._key(key) == name else name.removeprefix(self._prefix)
@@ -328,7 +328,7 @@ class AgentStore(Store):
 
     def list_keys(self) -> list[str]:
         """The keys that this store has, on all nodes; queues are not among them."""
-        return [self._named(key) for key in self._ask(StoreList(self._prefix)).keys]
+        return [self._callers_key(key) for key in self._ask(StoreList(self._prefix)).keys]
 
     # --- queues: torch's C++ does not hand these on to a store in Python, so not through a `PrefixStore` ----------
 

@@ -111,7 +111,7 @@ class _Takeover:
             self.memory.table = newest.newest
             return None
         del self.reports[newest.node]
-        self._due[newest.node] = now + ARRIVE_S
+        self._due[newest.node] = max(self._due[newest.node], now + ARRIVE_S)
         return ReportNode(newest.node, self.number, table=True)
 
     def joins(self, fact: NodeJoined, now: Instant) -> ReportNode:

@@ -119,7 +119,8 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         drains = [wish for wish in self.wishes if wish.what == "drain"]
         hurried = any(wish.grace < _TIME_TO_SAVE_S for wish in drains) or "disk" in world.bad_moments
         on_disk = world.laws.all_on_disk or hurried
-        return bool(self.facts.checkpoint_every and drains) and end.code == RUN_AGAIN and on_disk
+        given_back = end.code == RUN_AGAIN and "given back" in end.diagnosis
+        return bool(self.facts.checkpoint_every and drains) and given_back and on_disk
 
 
 def replay_lines(schedule: SimSchedule) -> Iterator[str]:

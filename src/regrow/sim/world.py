@@ -180,7 +180,7 @@ class World:
                 self._stop(node)
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self.disk.obey(order)
-            case TakeSnapshot():
+            case TakeSnapshot() if order.worker in self.workers:
                 self.disk.want(self.workers[order.worker], order.step)
             case _ if isinstance(order, WorkerOrder) and order.worker in self.workers:
                 self.laws.received(order)

@@ -52,7 +52,7 @@ class Wait(StrEnum):
     ELECTION = "V"
     """Another coordinator is elected; agents have come to it, have told what they hold, and one the newest table."""
     REPORTS = "R"
-    """All agents have told what they hold."""
+    """All agents have told what they hold, and one the newest table."""
 
 
 Formula = tuple[tuple[tuple[int, Wait], ...], ...]
@@ -102,7 +102,7 @@ def waits(facts: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wai
         Wait.WRITE: 2 * WRITE_S if saves else 0.0,
         Wait.SAVE: SNAPSHOT_S + 2 * WRITE_S if saves else 0.0,
         Wait.ELECTION: ELECTED_S + 3 * ARRIVE_S,
-        Wait.REPORTS: facts.node_deadline,
+        Wait.REPORTS: facts.node_deadline + ARRIVE_S,
     }
 
 

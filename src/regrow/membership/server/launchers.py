@@ -5,6 +5,7 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum, auto
 from functools import partial
 
 import msgspec
@@ -24,6 +25,14 @@ _WRITE_S: Seconds = 0.2
 """News wait so long for others, so that they are written together."""
 _PROBE_S: Seconds = 1.0
 _log = logging.getLogger(__name__)
+
+
+class _Standing(Enum):
+    OPEN = auto()
+    ENDED = auto()
+    """With the job."""
+    GIVEN_WAY = auto()
+    """To another coordinator."""
 
 
 class LauncherDesk:
@@ -58,7 +67,7 @@ class LauncherDesk:
         self._clock = clock or MonotonicClock()
         self._news = asyncio.Event()
         self._dirty = True
-        self._ended = self._closed = False
+        self._stands = _Standing.OPEN
         self._task: asyncio.Task[None] | None = None
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -71,12 +80,12 @@ class LauncherDesk:
 
     def end(self) -> None:
         """The job has ended: launchers are told, and elect nobody."""
-        self._ended = True
+        self._stands = _Standing.ENDED
         self._wake()
 
     def give_way(self) -> None:
         """The job goes on without this coordinator: launchers that wait for its news are not told that it has ended."""
-        self._closed = True
+        self._stands = _Standing.GIVEN_WAY
         self._wake()
 
     async def __aenter__(self) -> "LauncherDesk":
@@ -87,7 +96,7 @@ class LauncherDesk:
 
     async def __aexit__(self, *_: object) -> None:
         """No more."""
-        if not self._closed:
+        if self._stands is _Standing.OPEN:
             self.end()
         if self._task is not None:
             self._task.cancel()
@@ -128,11 +137,12 @@ class LauncherDesk:
         held = present.number if present.term == voters.term else 0
         loop = asyncio.get_running_loop()
         until = loop.time() + voters.lease / 4
-        while held >= voters.number and not self._ended and not self._closed and loop.time() < until:
+        while held >= voters.number and self._stands is _Standing.OPEN and loop.time() < until:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), until - loop.time())
         handover = voters.handover(name) if held < voters.number else None
-        answer = CoordinatorPresent(voters.term, self._clock.now(), voters.lease, handover, self._ended)
+        ended = self._stands is _Standing.ENDED
+        answer = CoordinatorPresent(voters.term, self._clock.now(), voters.lease, handover, ended)
         return web.Response(body=msgspec.msgpack.encode(answer))
 
     def _write(self) -> None:

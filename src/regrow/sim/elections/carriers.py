@@ -10,7 +10,7 @@ from regrow.core.messages.elections import Voter, WitnessWord
 from regrow.membership.succession.election import Election
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.witness import Witness
-from regrow.sim.elections.trouble import Conditions
+from regrow.sim.elections.faults import Conditions
 from regrow.sim.network import Timeline
 
 _APART: Seconds = 1e4

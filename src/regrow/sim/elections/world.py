@@ -12,9 +12,9 @@ from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.sim.elections.carriers import Carriers, SimLauncher
 from regrow.sim.elections.deputies import SimDeputies
 from regrow.sim.elections.disk import WitnessDisk
+from regrow.sim.elections.faults import COORDINATOR, ElectionFault, ElectionSchedule, draw_election
 from regrow.sim.elections.laws import Decided, ElectionLaws, limit
 from regrow.sim.elections.offices import SimOffices
-from regrow.sim.elections.trouble import COORDINATOR, ElectionFault, ElectionSchedule, draw_election
 from regrow.sim.schedule import BROKEN
 
 ELECTION = "election:"
@@ -43,8 +43,8 @@ class ElectionWorld:
         for each in carriers.launchers:
             each.follows = (1, first.number)
         self._offices.begin(first, Voters(first.election.me, 1, VOTE_LEASE))
-        for trouble in schedule.troubles:
-            carriers.timeline.at(trouble.at, partial(self._happens, trouble))
+        for fault in schedule.faults:
+            carriers.timeline.at(fault.at, partial(self._happens, fault))
 
     def __repr__(self) -> str:
         return repr(self.schedule)
@@ -90,16 +90,16 @@ class ElectionWorld:
 
     # --- what goes wrong ---------------------------------------------------------------------------------------
 
-    def _happens(self, trouble: ElectionFault) -> None:
+    def _happens(self, fault: ElectionFault) -> None:
         carriers = self.carriers
-        of = {max(self.laws.offices.items())[1] if each == COORDINATOR else each for each in trouble.of}
-        ends = carriers.now + trouble.last
-        carriers.say("{} of {} until {}", trouble.how, sorted(of), round(ends, 3))
-        if trouble.how == "cut":
+        of = {max(self.laws.offices.items())[1] if each == COORDINATOR else each for each in fault.of}
+        ends = carriers.now + fault.lasts
+        carriers.say("{} of {} until {}", fault.how, sorted(of), round(ends, 3))
+        if fault.how == "cut":
             carriers.cuts.append((ends, frozenset(of)))
         for number in sorted(of):
             launcher = carriers.launchers[number]
-            match trouble.how:
+            match fault.how:
                 case "off":
                     carriers.off[number] = max(carriers.off.get(number, 0.0), ends)
                 case "pauses":

@@ -17,13 +17,13 @@ class ElectionFault(msgspec.Struct, frozen=True):
     """One thing.
 
     `how`: `dies`; `restarts`, as another process that joins; `pauses`; is `cut` from all others; or is `off`, without
-    the shared disk. `of`: whom, by number. `last`: for how long, or until when it is there again, in seconds.
+    the shared disk. `of`: whom, by number. `lasts`: for how long, or until when it is there again, in seconds.
     """
 
     at: Instant
     how: How
     of: frozenset[int]
-    last: Seconds = 0.0
+    lasts: Seconds = 0.0
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,7 +49,7 @@ class ElectionSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     launchers: int
     seed: int
-    troubles: tuple[ElectionFault, ...] = ()
+    faults: tuple[ElectionFault, ...] = ()
     conditions: Conditions = Conditions()
     witness: bool = False
     heals: Instant | None = None
@@ -66,7 +66,7 @@ def draw_election(number: int) -> ElectionSchedule:
     loss = ElectionFault(
         at, rng.choice(hows[:5]), frozenset([COORDINATOR]), (heals - at) * rng.choice((rng.random(), 1.0))
     )
-    more = [_trouble(rng, rng.choice(hows), launchers, heals) for _ in range(rng.randint(0, 5))]
+    more = [_fault(rng, rng.choice(hows), launchers, heals) for _ in range(rng.randint(0, 5))]
     conditions = Conditions(
         rng.choice((0.0, 0.05, 0.3)), rng.choice((0.0, 0.02, 0.2)), rng.choice((0.0, 0.05, 0.3)), _DRIFT
     )
@@ -77,7 +77,7 @@ _DRIFT = 1e-3
 """Twice what a clock is set right by while it runs."""
 
 
-def _trouble(rng: random.Random, how: How, launchers: int, heals: Instant) -> ElectionFault:
+def _fault(rng: random.Random, how: How, launchers: int, heals: Instant) -> ElectionFault:
     few = rng.sample(range(launchers), rng.choice((1, 1, 1, 2, launchers - 1)))
     of = frozenset([COORDINATOR] if rng.random() < 0.4 else few)
     at = rng.uniform(1.0, heals - 1.0)
