@@ -537,13 +537,18 @@ def test_a_stranger_is_not_listened_to_for_long(tmp_path: Path) -> None:
             assert stranger.recv(1) == b"", "no frame so long is read before the token is known"
 
 
+def serves(thread: threading.Thread) -> bool:
+    """Whether a thread attends to a reader; one that is listed but has not begun yet cannot be joined."""
+    return "serves" in thread.name and thread.is_alive()
+
+
 def test_a_reader_that_has_hung_up_while_it_waited_keeps_no_thread(tmp_path: Path) -> None:
     with HydrationServer(Tensors(big(1)), token=TOKEN, socket_dir=tmp_path) as server:
         before, deadline = set(threading.enumerate()), time.monotonic() + 20.0
         with connect(server.endpoint) as reader:
             ask = AskState(token=TOKEN, generation=Generation(7), step=StepNo(3), patience=500.0)
             reader.sendall(receiver_side.frame(ask))
-            while not (serving := [each for each in set(threading.enumerate()) - before if "serves" in each.name]):
+            while not (serving := [each for each in set(threading.enumerate()) - before if serves(each)]):
                 assert time.monotonic() < deadline, "nobody attends to it"
                 time.sleep(0.01)
         for each in serving:
