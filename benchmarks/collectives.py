@@ -7,9 +7,14 @@ Forks 2, 4, 8, 16 and 32 ranks with a thread each. The transports are formed in 
 each first in every other round; the time is rank 0's, from a barrier of all ranks until its call has returned, and the
 figure is the median over the rounds. Sizes: 1 KB, as a loss or a gradient norm, 1 MB, and 100 MB, as several buckets of
 gradients. Above 16 ranks regrow speaks in rounds to a few peers; `direct` is what it would be if each spoke to each.
+
+    python benchmarks/collectives.py --before ../before --worlds 2 4 8 16
+
+has the transport of another checkout of this repository beside it, in the same processes and turns.
 """
 
 import argparse
+import importlib
 import json
 import os
 import select
@@ -20,6 +25,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -39,7 +45,8 @@ from regrow.comm.transport import MeshTransport
 WORLDS = (2, 4, 8, 16, 32)
 FORM_S = 30.0
 DEADLINE_S = 300.0
-SIDES = ("gloo", "mesh", "direct")
+COMPARED = ("gloo", "before")
+"""The sides that the mesh is held against."""
 MANY = 1 << 20
 
 
@@ -108,7 +115,7 @@ def _fork(
     os._exit(code)  # not through the interpreter's end: gloo's threads would be torn down by it
 
 
-def _rank(rank: int, world: int, folder: str, rounds: int) -> Times:
+def _rank(rank: int, world: int, folder: str, rounds: int, before: Path | None = None) -> Times:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     keys = FileStore(f"{folder}/keys", -1)
@@ -116,23 +123,46 @@ def _rank(rank: int, world: int, folder: str, rounds: int) -> Times:
     site = Site(folder, "127.0.0.1", "token")
     mesh = MeshTransport(SocketMesh(Links(PrefixStore("mesh", keys), "all", rank, world, site)))
     direct = MeshTransport(SocketMesh(Links(PrefixStore("direct", keys), "all", rank, world, site)), most_direct=MANY)
-    for transport in (mesh, direct):
+    transports = {"mesh": mesh, "direct": direct}
+    if before is not None:
+        transports["before"] = transport_of(before, PrefixStore("before", keys), rank, world, folder)
+    for transport in transports.values():
         transport.form(FORM_S)
     options = AllreduceOptions()
 
     def by_gloo(tensor: torch.Tensor) -> None:
         gloo.allreduce([tensor], options).wait()
 
-    def by_mesh(tensor: torch.Tensor) -> None:
-        mesh.call("allreduce", ([tensor], options), {}).wait()
-
-    def by_direct(tensor: torch.Tensor) -> None:
-        direct.call("allreduce", ([tensor], options), {}).wait()
+    def by(transport: MeshTransport, tensor: torch.Tensor) -> None:
+        transport.call("allreduce", ([tensor], options), {}).wait()
 
     def barrier() -> None:
         mesh.call("barrier", (), {}).wait()
 
-    return in_turns({"gloo": by_gloo, "mesh": by_mesh, "direct": by_direct}, barrier, rounds)
+    ours = {side: partial(by, transport) for side, transport in transports.items()}
+    return in_turns({"gloo": by_gloo, **ours}, barrier, rounds)
+
+
+def transport_of(checkout: Path, keys: Any, rank: int, world: int, folder: str) -> Any:
+    """The transport of another checkout, whose package is loaded beside this one."""
+    ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "regrow"}
+    sys.path.insert(0, str(checkout / "src"))
+    try:
+        meshes = importlib.import_module("regrow.comm.socket_mesh")
+        transports = importlib.import_module("regrow.comm.transport")
+        try:
+            links = importlib.import_module("regrow.comm.links")
+        except ModuleNotFoundError:  # until decision 0032 a mesh made its own connections
+            mesh = meshes.SocketMesh(keys, "all", rank, world, meshes.Site(folder, "127.0.0.1", "token"))
+        else:
+            site = links.Site(folder, "127.0.0.1", "token")
+            mesh = meshes.SocketMesh(links.Links(keys, "all", rank, world, site))
+        return transports.MeshTransport(mesh)
+    finally:
+        sys.path.pop(0)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "regrow"]:
+            del sys.modules[name]
+        sys.modules.update(ours)
 
 
 def in_turns(sides: dict[str, AllReduce], barrier: Callable[[], None], rounds: int) -> Times:
@@ -171,24 +201,41 @@ def _time(reduce: AllReduce, size: Size, barrier: Callable[[], None]) -> float:
 
 def show(found: dict[int, Times], console: Console) -> None:
     """Print a row for each world and size."""
+    sides = _sides(found)
     table = Table(title="all-reduce: medians in ms")
-    for column in ("ranks", "size", *SIDES, "gloo / mesh"):
+    for column in ("ranks", "size", *sides, *(f"of {side}" for side in sides if side in COMPARED)):
         table.add_column(column, justify="left" if column == "size" else "right", no_wrap=True)
     for world, times in found.items():
         for size in SIZES:
-            each = [1000 * median(times[size.name][side]) for side in SIDES]
-            table.add_row(str(world), size.name, *(f"{ms:.2f}" for ms in each), f"{each[0] / each[1]:.1f}")
+            row = [f"{1000 * median(times[size.name][side]):.2f}" for side in sides]
+            row += [f"{_ratio(times[size.name], side):.2f}" for side in sides if side in COMPARED]
+            table.add_row(str(world), size.name, *row)
     console.print(table)
 
 
+def _sides(found: dict[int, Times]) -> list[str]:
+    return list(next(iter(found.values()))[SIZES[0].name])
+
+
+def _ratio(times: dict[str, list[float]], side: str) -> float:
+    """What the mesh takes of another side's time: the median over the rounds, in each of which both had their turn."""
+    return median(ours / other for ours, other in zip(times["mesh"], times[side], strict=True))
+
+
 def figures(found: dict[int, Times]) -> dict[str, float]:
-    """The numbers for `--json`: median milliseconds a call, by side, ranks and size."""
-    return {
+    """The numbers for `--json`: median milliseconds a call, by side, ranks and size; and ratios to another checkout."""
+    sides = _sides(found)
+    milliseconds = {
         f"{side}_{world}_{size.name}_ms": 1000 * median(times[size.name][side])
         for world, times in found.items()
         for size in SIZES
-        for side in SIDES
+        for side in sides
     }
+    if "before" in sides:
+        for world, times in found.items():
+            for size in SIZES:
+                milliseconds[f"of_before_{world}_{size.name}"] = _ratio(times[size.name], "before")
+    return milliseconds
 
 
 def main() -> int:
@@ -197,12 +244,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="how often each side has its turn")
     parser.add_argument("--quick", action="store_true", help="4 rounds")
     parser.add_argument("--worlds", type=int, nargs="+", default=WORLDS, help="how many ranks")
+    parser.add_argument("--before", type=Path, help="another checkout, whose transport has its turns too")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     warn_if_busy()
     try:
         rounds = 4 if args.quick else max(1, args.rounds)
-        found = {world: measure(world, rounds=rounds) for world in args.worlds}
+        take = partial(_rank, before=args.before)
+        found = {world: measure(world, rounds=rounds, take=take) for world in args.worlds}
     except RankFailed as failed:
         print(f"collectives.py: {failed}", file=sys.stderr)
         return 1

@@ -173,9 +173,14 @@ def _subgroups(rank: int, size: int) -> dict[str, Any]:
 
 
 def sums(seat: Seat) -> bytes:
-    """One sum whose order matters: the bits that it gives."""
+    """A sum whose order matters, in pieces, and that of its first elements, which go whole: the bits that both give."""
     tensor = data(torch.float32, (LARGE,), seat.rank) * 10.0 ** (8 * seat.rank)
-    seat.ours(seat.transport("sums"))("allreduce", [tensor], AllreduceOptions())
+    few = tensor[:1000].clone()
+    assert few.nbytes * (seat.size - 1) <= collectives.WHOLE_BYTES < tensor.nbytes * (seat.size - 1)
+    call = seat.ours(seat.transport("sums"))
+    for each in (tensor, few):
+        call("allreduce", [each], AllreduceOptions())
+    assert as_bytes([few]) == as_bytes([tensor[:1000].clone()])
     return as_bytes([tensor])[0]
 
 

@@ -2,7 +2,8 @@
 
 In small groups reductions are direct: every rank owns a part of the elements, receives that part from all others, adds
 in the order of ranks, and sends the sum back. Each element is summed by one rank in one order, so all ranks get the
-same bits, whatever arrives first. Two rounds, and the volume of a ring. Larger groups go in rounds: `hypercube.py`.
+same bits, whatever arrives first. Two rounds, and the volume of a ring; small tensors go whole to everybody in one, and
+are added in the same order. Larger groups go in rounds: `hypercube.py`.
 """
 
 import threading
@@ -26,7 +27,9 @@ from regrow.step.dealing import MicroBatchRange, fold, partial_nodes_of_all
 PIECE_BYTES = 16 << 20
 """A large tensor is reduced in pieces of this size, which bounds the memory for what arrives."""
 SMALL_BYTES = 16 << 10
-"""Up to this, everybody sends everything to everybody: one round instead of two."""
+"""Up to this, tensors are reduced whole in rounds along the bits of the rank."""
+WHOLE_BYTES = 512 << 10
+"""What a rank sends at most where everybody sends everything to everybody: one round instead of two."""
 
 Tensors = dict[int, torch.Tensor]
 """By peer."""
@@ -79,7 +82,8 @@ class Collectives:
         combine = reductions.combine(call.reduction)
         reductions.prepare(call.reduction, op, flat)
         direct = self._rounds.direct
-        if flat.nbytes <= SMALL_BYTES or flat.numel() < self._size:
+        small = flat.nbytes * len(self._others) <= WHOLE_BYTES if direct else flat.nbytes <= SMALL_BYTES
+        if small or flat.numel() < self._size:
             (self._reduce_whole if direct else self._wide.reduce_small)(flat, combine, call)
         else:
             reduce = self._reduce_piece if direct else self._wide.reduce_large
