@@ -31,7 +31,7 @@ from targets import tell, warn_if_busy
 from regrow.core.background import Background
 from regrow.core.ids import JobId, NodeId
 from regrow.core.job import JobSpec
-from regrow.core.messages import Warmth
+from regrow.core.messages.vocabulary import Warmth
 from regrow.membership.machine import Membership
 from regrow.membership.orders import EndJob
 from regrow.membership.server.collecting import QuietCollections
@@ -102,8 +102,8 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 async def measure(agents: int, nproc: int, kills: int, folder: Path) -> dict[str, float]:
     """One job of so many agents, and so many deaths in it."""
-    facts = JobSpec(JobId("bench"), nproc, agents, 1, Warmth.BUILT, 1000, 3600.0, None, False)
-    machine, world, begun = Membership(facts), agents * nproc, time.monotonic()
+    spec = JobSpec(JobId("bench"), nproc, agents, 1, Warmth.BUILT, 1000, 3600.0, None, False)
+    machine, world, begun = Membership(spec), agents * nproc, time.monotonic()
     async with AsyncExitStack() as stack:
         disk = stack.enter_context(Background("records"))
         events = stack.enter_context(EventWriter(folder / "events.jsonl", complain=print))

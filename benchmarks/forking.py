@@ -19,7 +19,7 @@ from regrow.agent.store.server import StoreServer
 from regrow.core.config import AgentConfig, Script
 from regrow.core.ids import Generation, JobId, NodeId, Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import Warmth
+from regrow.core.messages.vocabulary import Warmth
 
 PER_NODE = 8
 DEADLINE_S = 120.0
@@ -113,10 +113,10 @@ def agent(node: int, nodes: int, world: int, folder: str) -> Callable[[Parent], 
         loop = asyncio.get_running_loop()
         place = Path(folder) / str(node)
         place.mkdir()
-        facts = JobSpec(JobId("j"), PER_NODE, nodes, 0, Warmth.BUILT, 1, 1.0, None, False)
+        spec = JobSpec(JobId("j"), PER_NODE, nodes, 0, Warmth.BUILT, 1, 1.0, None, False)
         script = Script("s", [])
         config = AgentConfig(
-            facts, NodeId(str(node)), node, "", TOKEN, script, folder, folder, socket_dir=str(place), local=True
+            spec, NodeId(str(node)), node, "", TOKEN, script, folder, folder, socket_dir=str(place), local=True
         )
         async with StoreServer(config) as server:
             parent.say(server.address)

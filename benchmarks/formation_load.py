@@ -11,7 +11,8 @@ from forking import PER_NODE
 from membership import Drive
 
 from regrow.core.ids import Instant, NodeId, Rank, StepNo
-from regrow.core.messages import AgentOrder, Fact, FetchTable, KeepTable
+from regrow.core.messages.tables import FetchTable, KeepTable
+from regrow.core.messages.unions import AgentOrder, Fact
 from regrow.membership.machine import Command
 
 
@@ -55,7 +56,7 @@ class Counted(Drive):
 def formations(world: int) -> dict[str, FormationLoad]:
     """All workers are started; their first generation; the one after a kill; the one after the loss of a node's."""
     job = Counted(world)
-    nodes, nproc = job.machine.facts.nodes, job.machine.facts.nproc
+    nodes, nproc = job.machine.spec.nodes, job.machine.spec.nproc
     loads: dict[str, FormationLoad] = {}
     job.join(NodeId(f"n{node}") for node in range(nodes))
     loads["start"] = job.take()

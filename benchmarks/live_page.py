@@ -26,7 +26,8 @@ from browser import NAMES, BrowserPage, chromium, find_chromium
 from targets import tell, warn_if_busy
 
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages import NodeProgress, Role, WorkerCommitted
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import Role
 from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, JobStarted, WorkerSpawned
 from regrow.observe.watch.site import WatchSite
 
@@ -69,12 +70,12 @@ async def simulate(site: WatchSite) -> None:
         generation = Generation(incidents + 1)
         for number in range(RANKS // PER_NODE):
             commits = [
-                WorkerCommitted(
+                facts.WorkerCommitted(
                     workers[rank], generation, StepNo(step), now, 0.15 + 0.0001 * (rank % 97), {"loss": 3 / (step + 1)}
                 )
                 for rank in range(number * PER_NODE, (number + 1) * PER_NODE)
             ]
-            site.feed(NodeProgress(NodeId(f"node{number}"), commits))
+            site.feed(facts.NodeProgress(NodeId(f"node{number}"), commits))
         step += 1
         await asyncio.sleep(TOLD_S)
 

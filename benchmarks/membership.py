@@ -12,19 +12,10 @@ from targets import tell
 
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    Fact,
-    NodeJoined,
-    NodeProgress,
-    Warmth,
-    WorkerAlive,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerHalted,
-    WorkerReady,
-    WorkerResumed,
-    WorkerStarted,
-)
+from regrow.core.messages import facts
+from regrow.core.messages.sights import WorkerAlive
+from regrow.core.messages.unions import Fact
+from regrow.core.messages.vocabulary import Warmth
 from regrow.membership.machine import Membership
 
 
@@ -32,38 +23,40 @@ class Drive:
     """Feeds a machine as the server does, its next deadline asked after every fact, and counts."""
 
     def __init__(self, nodes: int, nproc: int) -> None:
-        facts = JobSpec(JobId("bench"), nproc, nodes, 1, Warmth.BUILT, 100, 3600.0, None, False)
-        self.machine = Membership(facts)
+        spec = JobSpec(JobId("bench"), nproc, nodes, 1, Warmth.BUILT, 100, 3600.0, None, False)
+        self.machine = Membership(spec)
         self.now: Instant = 0.0
-        self.facts = 0
+        self.heard = 0
 
-    def tell(self, facts: Iterable[Fact]) -> None:
+    def tell(self, news: Iterable[Fact]) -> None:
         """Each fact a millisecond after the one before."""
-        for fact in facts:
+        for fact in news:
             self.now += 0.001
-            self.facts += 1
+            self.heard += 1
             self.machine.handle(fact, self.now)
             self.machine.next_deadline()
 
     def ready(self, workers: Iterable[WorkerId], state: StepNo) -> None:
         """Workers are built."""
         for worker in workers:
-            self.tell([WorkerStarted(worker, 1), WorkerReady(worker, state, f"tcp:host:{worker}", "layout", 1.0)])
+            self.tell(
+                [facts.WorkerStarted(worker, 1), facts.WorkerReady(worker, state, f"tcp:host:{worker}", "layout", 1.0)]
+            )
 
     def resume(self, step: StepNo) -> None:
         """Every rank resumes, and commits its next step."""
         places, generation = list(self.machine.roster.places.values()), self.machine.generation
-        self.tell(WorkerResumed(worker, generation) for worker in places)
-        self.tell(WorkerCommitted(worker, generation, step, self.now, 0.1) for worker in places)
+        self.tell(facts.WorkerResumed(worker, generation) for worker in places)
+        self.tell(facts.WorkerCommitted(worker, generation, step, self.now, 0.1) for worker in places)
 
     def join(self, nodes: Iterable[NodeId]) -> None:
         """Agents register."""
-        nproc = self.machine.facts.nproc
-        self.tell(NodeJoined(node, f"host-{node}", nproc, f"tcp:host-{node}:40000") for node in nodes)
+        nproc = self.machine.spec.nproc
+        self.tell(facts.NodeJoined(node, f"host-{node}", nproc, f"tcp:host-{node}:40000") for node in nodes)
 
     def start(self) -> None:
         """From nothing to the first committed step and built standbys."""
-        self.join(NodeId(f"n{node}") for node in range(self.machine.facts.nodes))
+        self.join(NodeId(f"n{node}") for node in range(self.machine.spec.nodes))
         self.ready(list(self.machine.roster.places.values()), StepNo(0))
         self.resume(StepNo(0))
         self.ready([standby.worker for standby in self.machine.roster.standbys()], NO_STATE)
@@ -73,8 +66,8 @@ class Drive:
         lost = [self.machine.roster.places[Rank(rank)] for rank in ranks]
         survivors = [worker for worker in self.machine.roster.places.values() if worker not in set(lost)]
         generation: Generation = self.machine.generation
-        self.tell(WorkerExited(worker, -9, self.now) for worker in lost)
-        self.tell(WorkerHalted(worker, generation, step) for worker in survivors)
+        self.tell(facts.WorkerExited(worker, -9, self.now) for worker in lost)
+        self.tell(facts.WorkerHalted(worker, generation, step) for worker in survivors)
         self.tell(WorkerAlive(worker) for worker in list(self.machine.roster.unproven))
         joiners = [
             worker for worker in self.machine.roster.places.values() if self.machine.roster.workers[worker].pid == 0
@@ -94,10 +87,10 @@ def measure(nodes: int, nproc: int) -> dict[str, float]:
     drive.lose(range(nproc, 3 * nproc), StepNo(2))
     mended_nodes = time.perf_counter()
     places, generation = list(drive.machine.roster.places.values()), drive.machine.generation
-    before = drive.facts
+    before = drive.heard
     for step in range(3, 13):
-        commits = [WorkerCommitted(worker, generation, StepNo(step), drive.now, 0.1) for worker in places[:nproc]]
-        drive.tell(NodeProgress(NodeId("n0"), commits) for _ in range(500))
+        commits = [facts.WorkerCommitted(worker, generation, StepNo(step), drive.now, 0.1) for worker in places[:nproc]]
+        drive.tell(facts.NodeProgress(NodeId("n0"), commits) for _ in range(500))
     steady = time.perf_counter()
     if drive.machine.incident is not None or drive.machine.generation != 3:
         raise SystemExit(f"the job was not mended: {drive.machine.state}, generation {drive.machine.generation}")
@@ -105,8 +98,8 @@ def measure(nodes: int, nproc: int) -> dict[str, float]:
         "start_s": started - begun,
         "incident_s": mended - started,
         "incident_two_nodes_s": mended_nodes - mended,
-        "facts_per_s": drive.facts / (steady - begun),
-        "progress_per_s": (drive.facts - before) / (steady - mended_nodes),
+        "facts_per_s": drive.heard / (steady - begun),
+        "progress_per_s": (drive.heard - before) / (steady - mended_nodes),
     }
 
 

@@ -17,25 +17,12 @@ from typing import Any
 import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, NodeId, StepNo, WorkerId
-from regrow.core.messages import (
-    AgentFact,
-    AgentOrder,
-    FenceWorker,
-    HaltGeneration,
-    JoinGeneration,
-    NodeJoined,
-    ProveAlive,
-    ReleaseWorker,
-    Role,
-    SpawnWorker,
-    WorkerAlive,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerHalted,
-    WorkerReady,
-    WorkerResumed,
-    WorkerStarted,
-)
+from regrow.core.messages import facts
+from regrow.core.messages.orders import FenceWorker, HaltGeneration, ReleaseWorker, SpawnWorker
+from regrow.core.messages.sights import ProveAlive, WorkerAlive
+from regrow.core.messages.tables import JoinGeneration
+from regrow.core.messages.unions import AgentFact, AgentOrder
+from regrow.core.messages.vocabulary import Role
 
 BINARY, CLOSE, PING, PONG = 0x2, 0x8, 0x9, 0xA
 _AT_ONCE = 100
@@ -69,7 +56,7 @@ class Agents:
         """Every worker with a rank commits its next step."""
         for agent in self.agents:
             for worker, generation in agent.members.items():
-                agent.send(WorkerCommitted(worker, generation, self.step, time.monotonic(), 0.1))
+                agent.send(facts.WorkerCommitted(worker, generation, self.step, time.monotonic(), 0.1))
         self.step = StepNo(self.step + 1)
 
     def kill(self) -> float:
@@ -78,7 +65,7 @@ class Agents:
         worker = next(iter(agent.members))
         del agent.members[worker]
         at = time.monotonic()
-        agent.send(WorkerExited(worker, -9, at))
+        agent.send(facts.WorkerExited(worker, -9, at))
         return at
 
 
@@ -130,7 +117,7 @@ class Agent(asyncio.Protocol):
             self.received = bytearray(rest)
             self.ready.set_result(None)
             host = f"host-{self.node}"
-            self.send(NodeJoined(self.node, host, self.agents.nproc, f"tcp:{host}:40000"))
+            self.send(facts.NodeJoined(self.node, host, self.agents.nproc, f"tcp:{host}:40000"))
         while (frame := self._frame()) is not None:
             self._take(*frame, at)
 
@@ -179,18 +166,18 @@ class Agent(asyncio.Protocol):
             case SpawnWorker(worker=worker, role=role):
                 self.spawned += 1
                 first = role is not Role.STANDBY and agents.step == 0
-                self.send(WorkerStarted(worker, self.spawned))
-                self.send(WorkerReady(worker, StepNo(0) if first else NO_STATE, f"tcp:h:{worker}", "layout", 1.0))
+                self.send(facts.WorkerStarted(worker, self.spawned))
+                self.send(facts.WorkerReady(worker, StepNo(0) if first else NO_STATE, f"tcp:h:{worker}", "layout", 1.0))
             case HaltGeneration(worker=worker, generation=generation):
-                self.send(WorkerHalted(worker, generation, agents.step))
+                self.send(facts.WorkerHalted(worker, generation, agents.step))
             case JoinGeneration(worker=worker, generation=generation):
                 self.members[worker] = generation
-                self.send(WorkerResumed(worker, generation))
+                self.send(facts.WorkerResumed(worker, generation))
             case ProveAlive(worker=worker):
                 self.send(WorkerAlive(worker))
             case FenceWorker(worker=worker) | ReleaseWorker(worker=worker):
                 if self.members.pop(worker, None) is not None:
-                    self.send(WorkerExited(worker, -9, at))
+                    self.send(facts.WorkerExited(worker, -9, at))
             case _:
                 pass
 

@@ -23,25 +23,11 @@ from tests.process.warm import WarmProcess
 from regrow.core.config import AgentConfig, Script
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    AgentFact,
-    FaultSpec,
-    GenerationTable,
-    JoinGeneration,
-    KeepTable,
-    Member,
-    NodeJoined,
-    NodeProgress,
-    NodeStopped,
-    Role,
-    SpawnWorker,
-    StopNode,
-    Warmth,
-    WorkerExited,
-    WorkerStarted,
-)
+from regrow.core.messages import facts, orders
 from regrow.core.messages.store import StoreHello, StoreReply
-from regrow.core.messages.tables import TableHead
+from regrow.core.messages.tables import GenerationTable, JoinGeneration, KeepTable, TableHead
+from regrow.core.messages.unions import AgentFact
+from regrow.core.messages.vocabulary import FaultSpec, Member, Role, Warmth
 from regrow.core.records import StepCommitted
 from regrow.core.wire import BlockingChannel, FrameCodec
 
@@ -128,7 +114,7 @@ class Coordinator:
 def _matches(fact: object, fields: dict[str, Any]) -> bool:
     fields = dict(fields)
     if (wanted := fields.pop("commits_of", None)) is not None:
-        commits = fact.commits if isinstance(fact, NodeProgress) else []
+        commits = fact.commits if isinstance(fact, facts.NodeProgress) else []
         if wanted not in [(commit.worker, commit.step) for commit in commits]:
             return False
     return all(getattr(fact, name) == value for name, value in fields.items())
@@ -146,9 +132,9 @@ class Bench:
         self.seen: dict[int, psutil.Process] = {}
         self.tables = 0
 
-    async def spawn(self, worker: str = "w0", **changes: Any) -> WorkerStarted:
+    async def spawn(self, worker: str = "w0", **changes: Any) -> facts.WorkerStarted:
         await self.order_spawn(worker, **changes)
-        started = await self.coordinator.expect(WorkerStarted, worker=worker)
+        started = await self.coordinator.expect(facts.WorkerStarted, worker=worker)
         self.note_processes()
         return started
 
@@ -164,7 +150,7 @@ class Bench:
             "restarts": 0,
             "resume": False,
         }
-        await self.coordinator.order(SpawnWorker(**(fields | changes)))
+        await self.coordinator.order(orders.SpawnWorker(**(fields | changes)))
 
     async def form(self, worker: WorkerId, generation: Generation, rank: Rank, step: StepNo) -> None:
         """A worker enters a generation; of the others there are only names."""
@@ -176,8 +162,8 @@ class Bench:
         await self.coordinator.order(JoinGeneration(worker, rank, generation, self.tables))
 
     async def stop(self, grace: float = 1.0) -> int:
-        await self.coordinator.order(StopNode(NODE, "the test is over", grace))
-        await self.coordinator.expect(NodeStopped)
+        await self.coordinator.order(orders.StopNode(NODE, "the test is over", grace))
+        await self.coordinator.expect(facts.NodeStopped)
         return await asyncio.wait_for(self.process.wait(), PATIENCE_S)
 
     def note_processes(self) -> None:
@@ -225,7 +211,7 @@ class Bench:
         return (self.folder / "stderr").read_text(errors="replace")
 
 
-def facts(**changes: Any) -> JobSpec:
+def spec(**changes: Any) -> JobSpec:
     fields: dict[str, Any] = {
         "job": JobId("job-1"),
         "nproc": 2,
@@ -269,7 +255,7 @@ async def agent(
     (folder / "sockets").mkdir(mode=0o700)
     async with Coordinator() as coordinator:
         fields: dict[str, Any] = {
-            "facts": facts(**(job or {})),
+            "spec": spec(**(job or {})),
             "node": NODE,
             "node_rank": 0,
             "coordinator": f"http://127.0.0.1:{coordinator.port}",
@@ -333,7 +319,7 @@ async def _start(
 
 
 async def _joined(bench: Bench) -> None:
-    joining = asyncio.create_task(bench.coordinator.expect(NodeJoined))
+    joining = asyncio.create_task(bench.coordinator.expect(facts.NodeJoined))
     ending = asyncio.create_task(bench.process.wait())
     await asyncio.wait({joining, ending}, return_when=asyncio.FIRST_COMPLETED)
     if not joining.done():
@@ -353,7 +339,7 @@ async def _end(bench: Bench) -> None:
 
 
 async def exited(bench: Bench, worker: str = "w0") -> int:
-    return (await bench.coordinator.expect(WorkerExited, worker=worker)).code
+    return (await bench.coordinator.expect(facts.WorkerExited, worker=worker)).code
 
 
 def fault(rank: int, **changes: Any) -> FaultSpec:

@@ -19,8 +19,8 @@ from regrow.core.config import AgentConfig, Script
 from regrow.core.errors import StateError
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import Warmth
 from regrow.core.messages.copies import CopyStreamEnded, PlaceCopies, ReportCopies, SnapshotStored, SnapshotTaken
+from regrow.core.messages.vocabulary import Warmth
 from regrow.hydration.copies.snapshot import SnapshotKeeper
 from regrow.hydration.inventory import Inventory, TensorEntry
 
@@ -139,8 +139,8 @@ class Node:
     """A vault, as its process has it."""
 
     def __init__(self, name: str, folder: Path, *, local: bool, patience: float) -> None:
-        facts = JobSpec(JobId("j"), 1, 2, 0, Warmth.BUILT, 1, 1.0, 0, False)
-        config = AgentConfig(facts, NodeId(name), 0, "", TOKEN, Script("", []), "", "", str(folder), local=local)
+        spec = JobSpec(JobId("j"), 1, 2, 0, Warmth.BUILT, 1, 1.0, 0, False)
+        config = AgentConfig(spec, NodeId(name), 0, "", TOKEN, Script("", []), "", "", str(folder), local=local)
         self._news = threading.Condition()
         self._stored: list[SnapshotStored] = []
         self._streamed: list[CopyStreamEnded] = []
@@ -206,12 +206,12 @@ class Worker:
         self._rank = rank
         self._pipe = pipe
         self._size = size
-        self._facts: list[SnapshotTaken] = []
-        self._keeper = SnapshotKeeper(WorkerId(f"w{rank}"), send=self._facts.append)
+        self._told: list[SnapshotTaken] = []
+        self._keeper = SnapshotKeeper(WorkerId(f"w{rank}"), send=self._told.append)
 
     def take(self, step: int) -> SnapshotTaken:
         self._take(State(tensors(self._rank, step, self._size)), step)
-        return self._facts[-1]
+        return self._told[-1]
 
     def take_half(self, step: int) -> None:
         """Copy until the third tensor is asked for, say so, and go no further."""

@@ -10,7 +10,7 @@ from collections import Counter
 
 from regrow.cli import main
 from regrow.core.ids import Instant
-from regrow.core.messages import Fact
+from regrow.core.messages.unions import Fact
 from regrow.membership.machine import Membership
 
 VARIABLE = "REGROW_TEST_DEFECTS"

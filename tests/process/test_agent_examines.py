@@ -9,7 +9,8 @@ from tests.process.agent_harness import NODE, Bench, agent
 from tests.process.launching import site
 
 from regrow.core.ids import Generation, NodeId, StepNo
-from regrow.core.messages import NodeExamined, NoteGeneration
+from regrow.core.messages import orders
+from regrow.core.messages.health import NodeExamined
 from regrow.core.records import NodeJudged
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.observe.ledger import read_records
@@ -27,7 +28,7 @@ def health(*checks: str) -> dict[str, Any]:
 
 
 async def formed(bench: Bench, generation: int) -> None:
-    note = NoteGeneration(NODE, Generation(generation), StepNo(3))
+    note = orders.NoteGeneration(NODE, Generation(generation), StepNo(3))
     await bench.coordinator.order(note)
 
 

@@ -13,20 +13,8 @@ from tests.process.agent_harness import NODE, PATIENCE_S, Bench, agent, exited
 
 from regrow.core.config import Script
 from regrow.core.ids import Generation, Rank, WorkerId
-from regrow.core.messages import (
-    NodeDraining,
-    NodeJoined,
-    NodeStopped,
-    Role,
-    StartScript,
-    StopNode,
-    Warmth,
-    WorkerExited,
-    WorkerFailed,
-    WorkerHalted,
-    WorkerReady,
-    WorkerStarted,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.vocabulary import Role, Warmth
 
 FAMILY = """
 import os, subprocess, time
@@ -71,7 +59,7 @@ def never_ready(folder: Path) -> list[str]:
 
 async def test_an_agent_joins_before_its_zygote_is_ready(tmp_path: Path) -> None:
     async with agent(tmp_path, cold=True, preload=never_ready(tmp_path)) as bench:
-        joined = bench.coordinator.all(NodeJoined)[0]
+        joined = bench.coordinator.all(facts.NodeJoined)[0]
         assert (joined.node, joined.slots, joined.host) == (NODE, 2, "127.0.0.1")
         modules = Path(f"/proc/{joined.pid}/maps").read_text()
         assert "libtorch" not in modules
@@ -98,8 +86,8 @@ async def test_a_zygote_killed_with_requests_on_its_desk_forks_each_worker_once(
             await bench.order_spawn(f"w{number}", rank=Rank(number % 2))
         bench.zygote.kill()
         for number in range(6):
-            await bench.coordinator.expect(WorkerStarted, worker=f"w{number}")
-        started = [fact.pid for fact in bench.coordinator.all(WorkerStarted)]
+            await bench.coordinator.expect(facts.WorkerStarted, worker=f"w{number}")
+        started = [fact.pid for fact in bench.coordinator.all(facts.WorkerStarted)]
         assert len(started) == 7
         await children_are(bench, set(started))
         assert await bench.stop(grace=0.0) == 0
@@ -141,8 +129,8 @@ async def test_the_first_signal_is_passed_on_as_a_notice_where_the_job_can_do_wi
     async with agent(tmp_path, FAMILY, job=ELASTIC, drain_grace=20.0) as bench:
         await two_families(bench)
         bench.process.send_signal(number)
-        notice = await bench.coordinator.expect(NodeDraining)
-        assert notice == NodeDraining(NODE, 20.0, f"signal {number.name}")
+        notice = await bench.coordinator.expect(facts.NodeDraining)
+        assert notice == facts.NodeDraining(NODE, 20.0, f"signal {number.name}")
         assert len(bench.children()) == 3, "it goes on until it is told to stop"
         assert await bench.stop() == 0
         assert await bench.nothing_left() == []
@@ -152,21 +140,23 @@ async def test_a_second_signal_ends_the_agent_at_once_and_so_does_the_end_of_its
     (tmp_path / "second").mkdir()
     async with agent(tmp_path / "second", FAMILY, job=ELASTIC) as bench:
         bench.process.send_signal(signal.SIGUSR1)
-        await bench.coordinator.expect(NodeDraining)
+        await bench.coordinator.expect(facts.NodeDraining)
         bench.process.send_signal(signal.SIGUSR1)
-        await bench.coordinator.expect(NodeStopped)  # which may be read after its end was seen
+        await bench.coordinator.expect(facts.NodeStopped)  # which may be read after its end was seen
         assert await asyncio.wait_for(bench.process.wait(), PATIENCE_S) == 0
-        assert isinstance(bench.coordinator.heard[-1][1], NodeStopped)
+        assert isinstance(bench.coordinator.heard[-1][1], facts.NodeStopped)
     (tmp_path / "late").mkdir()
     async with agent(tmp_path / "late", FAMILY, job=ELASTIC, drain_grace=0.5) as bench:
         worker = await bench.spawn("w0")
         bench.process.send_signal(signal.SIGTERM)
-        await bench.coordinator.expect(NodeStopped)
+        await bench.coordinator.expect(facts.NodeStopped)
         assert await asyncio.wait_for(bench.process.wait(), PATIENCE_S) == 0
         told = [
-            fact for _, fact in bench.coordinator.heard if isinstance(fact, NodeDraining | WorkerExited | NodeStopped)
+            fact
+            for _, fact in bench.coordinator.heard
+            if isinstance(fact, facts.NodeDraining | facts.WorkerExited | facts.NodeStopped)
         ]
-        assert [type(fact) for fact in told] == [NodeDraining, WorkerExited, NodeStopped], worker
+        assert [type(fact) for fact in told] == [facts.NodeDraining, facts.WorkerExited, facts.NodeStopped], worker
 
 
 async def test_an_agent_that_many_can_join_ends_with_its_parent_without_a_notice(tmp_path: Path) -> None:
@@ -174,7 +164,7 @@ async def test_an_agent_that_many_can_join_ends_with_its_parent_without_a_notice
         await two_families(bench)
         bench.process.kill()
         assert await bench.nothing_left() == []
-        assert bench.coordinator.all(NodeDraining) == []
+        assert bench.coordinator.all(facts.NodeDraining) == []
 
 
 async def test_an_agent_ends_with_its_parent(tmp_path: Path) -> None:
@@ -200,12 +190,12 @@ async def test_stopping_a_node_gives_its_workers_the_grace_to_go(tmp_path: Path)
             await bench.spawn(f"w{rank}", rank=Rank(rank))
         await shown(bench, "up", times=2)
         began = time.monotonic()
-        await bench.coordinator.order(StopNode(NODE, "a test", 4.0))
+        await bench.coordinator.order(orders.StopNode(NODE, "a test", 4.0))
         assert await exited(bench, "w0") == 9
         assert await exited(bench, "w1") == -signal.SIGKILL
         assert time.monotonic() - began >= 4.0
-        await bench.coordinator.expect(NodeStopped)
-        assert isinstance(bench.coordinator.heard[-1][1], NodeStopped)
+        await bench.coordinator.expect(facts.NodeStopped)
+        assert isinstance(bench.coordinator.heard[-1][1], facts.NodeStopped)
         assert await asyncio.wait_for(bench.process.wait(), PATIENCE_S) == 0
         assert "[rank 0] saved\n" in bench.shown()
         assert await bench.nothing_left() == []
@@ -215,7 +205,7 @@ async def test_a_node_stopped_before_its_zygote_is_ready_still_answers_for_every
     async with agent(tmp_path, preload=never_ready(tmp_path)) as bench:
         await bench.order_spawn("w0")
         assert await bench.stop() == 0
-        assert len(bench.coordinator.all(WorkerExited, worker="w0")) == 1
+        assert len(bench.coordinator.all(facts.WorkerExited, worker="w0")) == 1
         assert await bench.nothing_left() == []
 
 
@@ -223,7 +213,7 @@ async def test_a_module_that_cannot_be_preloaded_is_named(tmp_path: Path) -> Non
     async with agent(tmp_path, preload=["no_such_module"]) as bench:
         for worker in ("w0", "w1"):
             await bench.order_spawn(worker)
-            failed = await bench.coordinator.expect(WorkerFailed, worker=worker)
+            failed = await bench.coordinator.expect(facts.WorkerFailed, worker=worker)
             assert "no_such_module" in failed.error.message
             assert await exited(bench, worker) == 1
         assert await bench.stop() == 0
@@ -241,13 +231,13 @@ async def test_a_standby_with_imports_waits_for_its_rank_before_it_runs_the_scri
     """
     async with agent(tmp_path, source, job={"warmth": Warmth.IMPORTS}) as bench:
         await bench.spawn("s0", role=Role.STANDBY)
-        ready = await bench.coordinator.expect(WorkerReady, worker="s0")
+        ready = await bench.coordinator.expect(facts.WorkerReady, worker="s0")
         assert (ready.state_at, ready.endpoint, ready.layout) == (-1, "", "")
         await bench.spawn("s1", role=Role.STANDBY)
-        await bench.coordinator.expect(WorkerReady, worker="s1")
+        await bench.coordinator.expect(facts.WorkerReady, worker="s1")
         assert "runs as" not in bench.shown()
-        await bench.coordinator.order(StartScript(WorkerId("s0"), Rank(1), 1, Generation(4)))
-        await bench.coordinator.expect(WorkerHalted, worker="s0")
+        await bench.coordinator.order(orders.StartScript(WorkerId("s0"), Rank(1), 1, Generation(4)))
+        await bench.coordinator.expect(facts.WorkerHalted, worker="s0")
         assert await exited(bench, "s0") == 0
         await shown(bench, "[rank 1] runs as joiner 1 1 1 4\n")
         assert await bench.stop() == 0
@@ -287,7 +277,7 @@ async def test_a_binary_runs_with_the_same_environment(tmp_path: Path) -> None:
 async def test_a_binary_that_does_not_exist_is_named(tmp_path: Path) -> None:
     async with agent(tmp_path, script=lambda _: Script("no-such-binary", [], binary=True)) as bench:
         await bench.spawn("w0")
-        failed = await bench.coordinator.expect(WorkerFailed, worker="w0")
+        failed = await bench.coordinator.expect(facts.WorkerFailed, worker="w0")
         assert failed.error.type == "FileNotFoundError" and "no-such-binary" in failed.error.message
         assert await exited(bench) == 1
         assert await bench.stop() == 0

@@ -19,24 +19,9 @@ import pytest_asyncio
 from tests.process.agent_harness import NODE, PATIENCE_S, TOKEN, Bench, agent, exited, fault
 
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
-from regrow.core.messages import (
-    ArmFault,
-    FaultFired,
-    FaultHow,
-    FenceWorker,
-    HaltGeneration,
-    NodeProgress,
-    NodeSeen,
-    NoteGeneration,
-    Role,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerFailed,
-    WorkerHalted,
-    WorkerReady,
-    WorkerStarted,
-)
-from regrow.core.messages.sights import WorkerSight
+from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.messages.vocabulary import FaultHow, Role
 from regrow.core.phase import Phase
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -108,7 +93,7 @@ class Part:
         return path.read_text(errors="replace") if path.exists() else ""
 
     async def kill(self) -> None:
-        await self.bench.coordinator.order(FenceWorker(NODE, self.id, "the test is done with it"))
+        await self.bench.coordinator.order(orders.FenceWorker(NODE, self.id, "the test is done with it"))
         await self.code()
 
 
@@ -190,7 +175,7 @@ async def test_a_worker_sees_what_torchrun_promises(bench: Bench) -> None:
 async def test_exit_codes_are_those_of_the_script(bench: Bench, source: str, code: int) -> None:
     part = await start(bench, source)
     assert await part.code() == code
-    assert bench.coordinator.all(WorkerFailed, worker=part.id) == []
+    assert bench.coordinator.all(facts.WorkerFailed, worker=part.id) == []
     if "last word" in source:
         await part.says("a last word\n")
 
@@ -198,7 +183,7 @@ async def test_exit_codes_are_those_of_the_script(bench: Bench, source: str, cod
 async def test_an_exception_is_told_once_with_its_place_and_not_printed(bench: Bench) -> None:
     part = await start(bench, "def f():\n    raise ValueError('no luck')\nf()\n")
     assert await part.code() == 1
-    failed = await bench.coordinator.expect(WorkerFailed, worker=part.id)
+    failed = await bench.coordinator.expect(facts.WorkerFailed, worker=part.id)
     assert (failed.error.type, failed.error.message, failed.step) == ("ValueError", "no luck", -1)
     assert failed.error.where == f"{part.path}:2"
     assert "regrow/agent" not in failed.error.traceback and "runpy" not in failed.error.traceback
@@ -206,7 +191,7 @@ async def test_an_exception_is_told_once_with_its_place_and_not_printed(bench: B
     assert "ValueError: no luck" in part.log()
     assert "no luck" not in bench.shown() + bench.complaints()
     kinds = [type(fact) for _, fact in bench.coordinator.heard if getattr(fact, "worker", None) == part.id]
-    assert kinds == [WorkerStarted, WorkerFailed, WorkerExited]
+    assert kinds == [facts.WorkerStarted, facts.WorkerFailed, facts.WorkerExited]
 
 
 async def test_what_a_script_leaves_for_its_end_still_happens(bench: Bench) -> None:
@@ -329,9 +314,14 @@ os.kill(os.getpid(), signal.SIGKILL)
     )
     assert await part.code() == -signal.SIGKILL
     mine = [fact for _, fact in bench.coordinator.heard if getattr(fact, "worker", None) == part.id]
-    assert [type(fact) for fact in mine] == [WorkerStarted, WorkerCommitted, WorkerHalted, WorkerExited]
-    assert isinstance(mine[1], WorkerCommitted) and mine[1].step == 0
-    await bench.coordinator.expect(NodeProgress, commits_of=(part.id, 499))
+    assert [type(fact) for fact in mine] == [
+        facts.WorkerStarted,
+        facts.WorkerCommitted,
+        facts.WorkerHalted,
+        facts.WorkerExited,
+    ]
+    assert isinstance(mine[1], facts.WorkerCommitted) and mine[1].step == 0
+    await bench.coordinator.expect(facts.NodeProgress, commits_of=(part.id, 499))
     deadline = time.monotonic() + PATIENCE_S
     while len(lines := [line for line in bench.steps() if line.worker == part.id]) < 500:
         assert time.monotonic() < deadline
@@ -347,7 +337,7 @@ async def test_only_the_first_commit_of_each_generation_is_told_at_once(bench: B
         + "\nfor step in range(6):\n    link.send(committed(step, 1 + step // 3))\nlink.send(WorkerFinished(me, 2, 6))",
     )
     await part.code()
-    assert [fact.step for fact in bench.coordinator.all(WorkerCommitted, worker=part.id)] == [0, 3]
+    assert [fact.step for fact in bench.coordinator.all(facts.WorkerCommitted, worker=part.id)] == [0, 3]
 
 
 @pytest.mark.parametrize(
@@ -356,7 +346,7 @@ async def test_only_the_first_commit_of_each_generation_is_told_at_once(bench: B
 async def test_a_worker_that_lies_or_talks_nonsense_is_ended(bench: Bench, says: str) -> None:
     part = await start(bench, LINK + says + "\ntime.sleep(1000)")
     assert await part.code() == -signal.SIGKILL
-    assert bench.coordinator.all(WorkerHalted, worker="w-other") == []
+    assert bench.coordinator.all(facts.WorkerHalted, worker="w-other") == []
     assert f"worker {part.id}" in bench.complaints()
 
 
@@ -373,10 +363,10 @@ for again in link.orders():
 link.send(WorkerHalted(me, order.generation, again.generation))
 """,
     )
-    await bench.coordinator.expect(WorkerReady, worker=part.id, endpoint="unix:/e")
+    await bench.coordinator.expect(facts.WorkerReady, worker=part.id, endpoint="unix:/e")
     for generation in (5, 6):
-        await bench.coordinator.order(HaltGeneration(part.id, Generation(generation), "test"))
-    await bench.coordinator.expect(WorkerHalted, worker=part.id, generation=5, state_at=6)
+        await bench.coordinator.order(orders.HaltGeneration(part.id, Generation(generation), "test"))
+    await bench.coordinator.expect(facts.WorkerHalted, worker=part.id, generation=5, state_at=6)
     assert await part.code() == 0
 
 
@@ -404,7 +394,7 @@ async def test_a_stopped_worker_can_be_fenced_and_its_stacks_are_kept_not_shown(
     busy = await start(bench, "def deep_in_the_script():" + textwrap.indent(WAIT, "    ") + "deep_in_the_script()")
     await busy.says("waiting")
     for part in (stopped, busy):
-        await bench.coordinator.order(FenceWorker(NODE, part.id, "a test", dump_stacks=True))
+        await bench.coordinator.order(orders.FenceWorker(NODE, part.id, "a test", dump_stacks=True))
         assert await part.code() == -signal.SIGKILL
     await busy.says("in deep_in_the_script")
     assert "deep_in_the_script" not in bench.shown() + bench.complaints()
@@ -414,12 +404,12 @@ async def test_a_stopped_worker_can_be_fenced_and_its_stacks_are_kept_not_shown(
 async def test_a_fault_on_demand_is_told_before_it_strikes(bench: Bench, how: FaultHow) -> None:
     part = await start(bench, LINK + "link.board.enter(Phase.WAITING, step=4, generation=1)" + WAIT)
     await part.says("waiting")
-    await bench.coordinator.order(ArmFault(part.id, fault(part.rank, how=how)))
-    fired = await bench.coordinator.expect(FaultFired, worker=part.id)
+    await bench.coordinator.order(orders.ArmFault(part.id, fault(part.rank, how=how)))
+    fired = await bench.coordinator.expect(facts.FaultFired, worker=part.id)
     assert (fired.fault, fired.step) == ("f1", 4)
     if how is FaultHow.SIGKILL:
         assert await part.code() == -signal.SIGKILL
-        gone = bench.coordinator.all(WorkerExited, worker=part.id)[0]
+        gone = bench.coordinator.all(facts.WorkerExited, worker=part.id)[0]
         assert bench.coordinator.heard_at(fired) <= bench.coordinator.heard_at(gone) and fired.at <= gone.at
     else:
         deadline = time.monotonic() + PATIENCE_S
@@ -445,7 +435,7 @@ async def test_metrics_of_a_dead_worker_count_if_its_step_does(
     heir = await start(bench, WAIT)
     following = Generation(before + 1)
     if elsewhere:
-        await bench.coordinator.order(NoteGeneration(NODE, following, StepNo(step)))
+        await bench.coordinator.order(orders.NoteGeneration(NODE, following, StepNo(step)))
     else:
         await bench.form(heir.id, following, Rank(heir.rank), StepNo(step))
     # Anything after the order shows that it was carried out, and the flush follows within 0.2 s.
@@ -531,7 +521,7 @@ async def test_a_fork_and_the_news_of_a_death_take_milliseconds(
         await part.says("waiting")
         struck = time.monotonic()
         os.kill(part.pid, signal.SIGKILL)
-        gone = await bench.coordinator.expect(WorkerExited, worker=part.id)
+        gone = await bench.coordinator.expect(facts.WorkerExited, worker=part.id)
         deaths.append(bench.coordinator.heard_at(gone) - struck)
         assert gone.at - struck >= 0
     fork, death = min(forks), min(deaths)  # what it takes where nothing else comes between
@@ -551,7 +541,7 @@ async def test_the_news_of_a_death_does_not_wait_for_the_dead_workers_memory(ben
         await until(lambda: psutil.Process(bench.process.pid).num_threads() == idle + 1)
         os.kill(part.pid, signal.SIGKILL)
         assert await part.code() == -signal.SIGKILL
-        gone = bench.coordinator.all(WorkerExited, worker=part.id)[0]
+        gone = bench.coordinator.all(facts.WorkerExited, worker=part.id)[0]
         ended = psutil.Process(part.pid) if psutil.pid_exists(part.pid) else None
         while ended is not None and ended.is_running():
             time.sleep(0.0001)

@@ -13,7 +13,7 @@ import pytest
 from tests.process.agent_harness import NODE, PATIENCE_S, Bench, agent, exited
 
 from regrow.agent.data_folder import DataFolder
-from regrow.core.messages import FenceWorker, WorkerExited, WorkerStarted
+from regrow.core.messages import facts, orders
 from regrow.core.messages.data import DataNoted, producer_given_up
 
 WORKER = """
@@ -82,7 +82,7 @@ async def test_two_workers_that_want_it_get_one_producer_for_each_loader(tmp_pat
         await logged(bench, "rank1.log", "cache: CacheSeat(folder=")
         assert len(list(tmp_path.glob("producer-*.pid"))) == 2
         assert "made for" not in bench.shown(), "what it prints, the worker prints too"
-        assert len(bench.coordinator.all(WorkerStarted)) == 2, "the coordinator does not know of producers"
+        assert len(bench.coordinator.all(facts.WorkerStarted)) == 2, "the coordinator does not know of producers"
         assert await bench.stop() == 0
         assert await bench.nothing_left() == []
     assert not [fact for _, fact in bench.coordinator.heard if "data" in str(getattr(fact, "worker", ""))]
@@ -124,7 +124,7 @@ async def test_a_producer_that_served_is_replaced_each_time_it_dies(tmp_path: Pa
         assert psutil.Process(alive).is_running()
         assert not [pid for pid in dead if psutil.pid_exists(pid)], "they are reaped"
         assert psutil.Process(worker.pid).is_running()
-        assert bench.coordinator.all(WorkerExited) == []
+        assert bench.coordinator.all(facts.WorkerExited) == []
         assert bench.coordinator.all(DataNoted) == []
         assert await bench.stop() == 0
 
@@ -209,7 +209,9 @@ async def test_a_fenced_worker_leaves_the_producer_alone(tmp_path: Path) -> None
     async with desk(tmp_path) as bench:
         await bench.spawn("w0")
         (pid,) = await producers(tmp_path, 1)
-        await bench.coordinator.order(FenceWorker(NODE, bench.coordinator.all(WorkerStarted)[0].worker, "a test"))
+        await bench.coordinator.order(
+            orders.FenceWorker(NODE, bench.coordinator.all(facts.WorkerStarted)[0].worker, "a test")
+        )
         assert await exited(bench) == -signal.SIGKILL
         await bench.spawn("w1")
         assert psutil.Process(pid).is_running()

@@ -14,7 +14,7 @@ import pytest
 from tests.process.launching import Site, site
 from tests.process.training import Fault, Outcome, assert_equal, train
 
-from regrow.core.messages import FaultHow, FaultStage
+from regrow.core.messages.vocabulary import FaultHow, FaultStage
 
 KILLS = int(os.environ.get("REGROW_SOAK_KILLS", "1000"))
 SEED = int(os.environ.get("REGROW_SOAK_SEED", "1"))

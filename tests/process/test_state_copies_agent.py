@@ -9,7 +9,7 @@ import torch
 from tests.process.agent_harness import TOKEN, agent
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo
-from regrow.core.messages import NodeJoined, WorkerExited, WorkerFinished
+from regrow.core.messages import facts
 from regrow.core.messages.copies import CopiesHeld, CopySource, CopyStreamEnded, KeptCopy, PlaceCopies, ReportCopies
 from regrow.hydration.copies.restore import restore
 from regrow.hydration.inventory import Inventory
@@ -79,12 +79,12 @@ async def test_copies_are_with_both_agents_when_their_worker_has_died_in_the_mid
         agent(tmp_path / "first", SCRIPT, job=two, local=local) as first,
         agent(tmp_path / "buddy", SCRIPT, job=two, local=local) as buddy,
     ):
-        vaults = [(await bench.coordinator.expect(NodeJoined)).vault for bench in (first, buddy)]
+        vaults = [(await bench.coordinator.expect(facts.NodeJoined)).vault for bench in (first, buddy)]
         assert all(vault.startswith("unix:" if local else "tcp:") for vault in vaults)
         await first.coordinator.order(PlaceCopies(NodeId("n0"), NodeId("n1"), vaults[1]))
         await first.spawn()
-        await first.coordinator.expect(WorkerFinished, state_at=5)
-        await first.coordinator.expect(WorkerExited, code=-9)
+        await first.coordinator.expect(facts.WorkerFinished, state_at=5)
+        await first.coordinator.expect(facts.WorkerExited, code=-9)
         streamed = await first.coordinator.expect(CopyStreamEnded, step=0)
         assert (streamed.buddy, streamed.rank, streamed.error) == ("n1", 0, "") and streamed.nbytes >= 1_200_000
         for bench, vault, steps in ((first, vaults[0], [5]), (buddy, vaults[1], [0, 5])):

@@ -23,7 +23,8 @@ from tests.schedules.test_membership_schedules import (
 
 from regrow.core.ids import Rank, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import FenceWorker, FormGeneration, ScaleRequested, SpawnWorker, Warmth
+from regrow.core.messages import facts, orders
+from regrow.core.messages.vocabulary import Warmth
 from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
 from regrow.membership.scaling import Limits
 from regrow.sim.faults import SimFault, Wish
@@ -108,77 +109,77 @@ anything = (
 )
 
 
-def script(facts: JobSpec, seed: int) -> SimScript:
+def script(spec: JobSpec, seed: int) -> SimScript:
     """State that every rank has, or that is divided over each replica, or over all ranks: then the world is fixed."""
-    parts = (0, facts.unit if facts.unit > 1 else facts.world)[seed % 2]
+    parts = (0, spec.unit if spec.unit > 1 else spec.world)[seed % 2]
     return SimScript(until=UNTIL, build=1.0, after=0.3, parts=parts)
 
 
-def run_calm(facts: JobSpec, asked: list[Wish], room: int, seed: int) -> None:
+def run_calm(spec: JobSpec, asked: list[Wish], room: int, seed: int) -> None:
     """Nothing goes wrong: no process of the job ends but those that leave it, and no step is run twice."""
     schedule = SimSchedule(
-        facts, script(facts, seed), CALM, wishes=asked, slots=room, seed=seed, promise=Promised.THE_LAST_STEP
+        spec, script(spec, seed), CALM, wishes=asked, slots=room, seed=seed, promise=Promised.THE_LAST_STEP
     )
     schedule.run(world := schedule.world())
     said = [line for _, line in world.log]
-    members = {member.worker for line in said if isinstance(line, FormGeneration) for member in line.members}
-    assert not {line.worker for line in said if isinstance(line, FenceWorker)} & members, "nobody is fenced"
+    members = {member.worker for line in said if isinstance(line, orders.FormGeneration) for member in line.members}
+    assert not {line.worker for line in said if isinstance(line, orders.FenceWorker)} & members, "nobody is fenced"
     assert all(line.code == 0 for line in said if isinstance(line, WorkerGone) and line.worker in members)
     closed = [line for line in said if isinstance(line, IncidentClosed)]
     assert all(line.kind in PLANNED and line.faults == line.steps_lost == 0 for line in closed)
     changes = [line for line in said if isinstance(line, WorldChanged)]
     assert sum(line.kind != "start" for line in changes) == sum(line.before != line.after for line in closed)
-    sizes = [facts.replicas, *(line.after for line in changes)]
+    sizes = [spec.replicas, *(line.after for line in changes)]
     assert [line.before for line in changes] == sizes[:-1], "one change begins where the one before ended"
     refused = [line for line in said if isinstance(line, ScaleRefused)]
-    requests = [line for line in said if isinstance(line, ScaleRequested)]
-    impossible = [line for line in requests if not Limits.of(facts).allow(line.replicas)]
+    requests = [line for line in said if isinstance(line, facts.ScaleRequested)]
+    impossible = [line for line in requests if not Limits.of(spec).allow(line.replicas)]
     assert len(refused) >= len(impossible)
 
 
 def run_troubled(
-    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
     """A durable checkpoint, a budget without end, nodes that come back: nothing ends the job but its last step."""
-    SimSchedule(facts, script(facts, seed), weather, plan, asked, room, seed, Promised.THE_LAST_STEP).run()
+    SimSchedule(spec, script(spec, seed), weather, plan, asked, room, seed, Promised.THE_LAST_STEP).run()
 
 
 def run_any(
-    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
-    SimSchedule(facts, script(facts, seed), weather, plan, asked, room, seed).run()
+    SimSchedule(spec, script(spec, seed), weather, plan, asked, room, seed).run()
 
 
 @schedules(200)
 @given(*calm)
 def test_the_world_changes_and_nobody_who_stays_is_disturbed(
-    facts: JobSpec, asked: list[Wish], room: int, seed: int
+    spec: JobSpec, asked: list[Wish], room: int, seed: int
 ) -> None:
-    run_calm(facts, asked, room, seed)
+    run_calm(spec, asked, room, seed)
 
 
 @schedules(200)
 @given(*troubled)
 def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
-    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
-    run_troubled(facts, weather, asked, plan, room, seed)
+    run_troubled(spec, weather, asked, plan, room, seed)
 
 
 @schedules(500)
 @given(*defective)
 def test_a_coordinator_that_fails_in_the_middle_of_changes_does_not_keep_the_job_from_its_last_step(
-    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
-    run_troubled(facts, weather, asked, plan, room, seed)
+    run_troubled(spec, weather, asked, plan, room, seed)
 
 
 @schedules(200)
 @given(*anything)
 def test_whatever_goes_wrong_with_a_changing_world_the_job_ends_once_and_says_why(
-    facts: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
 ) -> None:
-    run_any(facts, weather, asked, plan, room, seed)
+    run_any(spec, weather, asked, plan, room, seed)
 
 
 MORE: dict[str, tuple[int, tuple[Any, ...], Callable[..., None]]] = {
@@ -195,12 +196,12 @@ def test_more_schedules_of_changing_worlds(what: str) -> None:
 
 def test_up_and_down_in_one_run() -> None:
     asked = [Wish("scale", at, replicas=size) for at, size in ((4.0, 2), (8.0, 4), (12.0, 3), (16.0, 2), (20.0, 4))]
-    facts = job(1, min_replicas=1, max_replicas=4)
-    world = World(facts, script=SimScript(until=StepNo(80), build=1.0), wishes=asked, slots=4, seed=1)
+    spec = job(1, min_replicas=1, max_replicas=4)
+    world = World(spec, script=SimScript(until=StepNo(80), build=1.0), wishes=asked, slots=4, seed=1)
     assert world.run().code == 0
     changes = [line for _, line in world.log if isinstance(line, WorldChanged)]
     assert [(line.before, line.after) for line in changes] == [(1, 2), (2, 4), (4, 3), (3, 2), (2, 4)]
-    spawned = [line for _, line in world.log if isinstance(line, SpawnWorker)]
+    spawned = [line for _, line in world.log if isinstance(line, orders.SpawnWorker)]
     assert len(spawned) == 1 + 1 + 2 + 2, "nobody who stays is started again"
     opened = [line for _, line in world.log if isinstance(line, IncidentOpened)]
     assert [line.kind for line in opened] == ["grow", "grow", "shrink", "shrink", "grow"]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from regrow.core.ids import JobId, Rank, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import FaultHow, FaultSpec, FetchTable, TableMissed, Warmth
+from regrow.core.messages.tables import FetchTable, TableMissed
+from regrow.core.messages.vocabulary import FaultHow, FaultSpec, Warmth
 from regrow.core.records import FaultInjected
 from regrow.membership import tables
 from regrow.membership.restartable import MOST_FAILURES
@@ -126,18 +127,18 @@ foul = st.builds(
 seeds = st.integers(0, 2**31)
 
 
-def run_survivable(facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
+def run_survivable(spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
     """No script error, a durable checkpoint, a budget without end: nothing may end this job but its last step."""
     script = SimScript(until=UNTIL)
-    SimSchedule(facts, script, weather, plan, seed=seed, promise=Promised.THE_LAST_STEP).run()
+    SimSchedule(spec, script, weather, plan, seed=seed, promise=Promised.THE_LAST_STEP).run()
 
 
-def run_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
-    run_world(facts, script, weather, plan, seed)
+def run_any(spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
+    run_world(spec, script, weather, plan, seed)
 
 
-def run_world(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> World:
-    schedule = SimSchedule(facts, script, weather, plan, seed=seed)
+def run_world(spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> World:
+    schedule = SimSchedule(spec, script, weather, plan, seed=seed)
     schedule.run(world := schedule.world())
     return world
 
@@ -174,25 +175,25 @@ plain = (
 @schedules(300)
 @given(*survivable)
 def test_kills_and_hangs_at_any_moment_do_not_keep_the_job_from_its_last_step(
-    facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    run_survivable(facts, weather, plan, seed)
+    run_survivable(spec, weather, plan, seed)
 
 
 @schedules(300)
 @given(*anything)
 def test_whatever_goes_wrong_the_job_ends_once_and_says_why(
-    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    run_any(facts, script, weather, plan, seed)
+    run_any(spec, script, weather, plan, seed)
 
 
 @schedules(300)
 @given(*plain)
 def test_a_script_without_a_session_is_restarted_as_a_whole_or_fails_with_a_diagnosis(
-    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    world = run_world(facts, script, weather, plan, seed)
+    world = run_world(spec, script, weather, plan, seed)
     assert not world.laws.opened, "steps, and so incidents, are unknown of such a script"
 
 
@@ -227,17 +228,17 @@ losing_nodes_for_good = (
 @schedules(250)
 @given(*losing_nodes)
 def test_nodes_that_are_lost_and_come_back_do_not_keep_the_job_from_its_last_step(
-    facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    run_survivable(facts, weather, plan, seed)
+    run_survivable(spec, weather, plan, seed)
 
 
 @schedules(250)
 @given(*losing_nodes_for_good)
 def test_whatever_becomes_of_nodes_the_job_ends_once_and_says_why(
-    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    run_any(facts, script, weather, plan, seed)
+    run_any(spec, script, weather, plan, seed)
 
 
 DEFECTS = ["defect", "late defect"]
@@ -256,15 +257,15 @@ defective_for_good = (
 )
 
 
-def run_defective(facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
+def run_defective(spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
     """As `run_survivable`, with a coordinator that fails in between as often as it may."""
-    run_survivable(facts, weather, few_defects(plan), seed)
+    run_survivable(spec, weather, few_defects(plan), seed)
 
 
 def run_any_defective(
-    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    run_any(facts, script, weather, few_defects(plan), seed)
+    run_any(spec, script, weather, few_defects(plan), seed)
 
 
 def few_defects(plan: list[SimFault]) -> list[SimFault]:
@@ -275,17 +276,17 @@ def few_defects(plan: list[SimFault]) -> list[SimFault]:
 @schedules(300)
 @given(*defective)
 def test_a_coordinator_that_fails_does_not_keep_the_job_from_its_last_step(
-    facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    run_defective(facts, weather, plan, seed)
+    run_defective(spec, weather, plan, seed)
 
 
 @schedules(250)
 @given(*defective_for_good)
 def test_whatever_goes_wrong_around_a_coordinator_that_fails_the_job_ends_once_and_says_why(
-    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    run_any_defective(facts, script, weather, plan, seed)
+    run_any_defective(spec, script, weather, plan, seed)
 
 
 @pytest.mark.soak
@@ -321,31 +322,31 @@ def tables_are_passed_on() -> Iterator[None]:
             raise
 
 
-def pass_on_survivable(facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
+def pass_on_survivable(spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
     """Each node gets its tables from the one before, as above 64 nodes they get them along a tree."""
     with tables_are_passed_on():
-        run_survivable(facts, weather, plan, seed)
+        run_survivable(spec, weather, plan, seed)
 
 
-def pass_on_any(facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
+def pass_on_any(spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int) -> None:
     with tables_are_passed_on():
-        run_any(facts, script, weather, plan, seed)
+        run_any(spec, script, weather, plan, seed)
 
 
 @schedules(200)
 @given(*passing_on)
 def test_nodes_that_get_tables_from_one_another_come_to_the_last_step(
-    facts: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    pass_on_survivable(facts, weather, plan, seed)
+    pass_on_survivable(spec, weather, plan, seed)
 
 
 @schedules(200)
 @given(*passing_on_for_good)
 def test_whatever_becomes_of_tables_on_their_way_the_job_ends_once_and_says_why(
-    facts: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
+    spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
 ) -> None:
-    pass_on_any(facts, script, weather, plan, seed)
+    pass_on_any(spec, script, weather, plan, seed)
 
 
 @pytest.mark.soak
@@ -375,9 +376,9 @@ def test_more_schedules(what: str) -> None:
 
 def test_who_gives_its_table_to_others_and_dies_meanwhile_holds_nobody_up() -> None:
     """Of 80 nodes those that eight others ask freeze as the first generation is formed: the coordinator gives it."""
-    facts = job(1, nodes=80, durable=True)
+    spec = job(1, nodes=80, durable=True)
     frozen = [SimFault("freeze", rank=Rank(rank), doing=Doing.READY, back=1.0) for rank in (0, 3)]
-    world = World(facts, script=SimScript(until=StepNo(3)), strikes=frozen)
+    world = World(spec, script=SimScript(until=StepNo(3)), strikes=frozen)
     end = world.run()
     assert (end.code, end.diagnosis) == (0, "")
     said = [line for _, line in world.log]

@@ -27,7 +27,7 @@ from tests.schedules.test_membership_schedules import (
 )
 
 from regrow.core.ids import Rank, StepNo
-from regrow.core.messages import NodeJoined, NodeLost, StopNode
+from regrow.core.messages import facts, orders
 from regrow.core.records import GenerationFormed, IncidentClosed, WorkerGone
 from regrow.sim.faults import SimFault, Wish
 from regrow.sim.schedule import Promised, SimSchedule
@@ -89,7 +89,7 @@ def test_who_is_said_to_be_lost_is_only_who_was_there() -> None:
         job(1, nodes=4, durable=True), SimScript(until=UNTIL), strikes=strikes, promise=Promised.THE_LAST_STEP
     )
     schedule.run(world := schedule.world())
-    assert not [line for _, line in world.log if isinstance(line, NodeLost)]
+    assert not [line for _, line in world.log if isinstance(line, facts.NodeLost)]
     (closed,) = (line for _, line in world.log if isinstance(line, IncidentClosed))
     assert closed.ranks == [Rank(0), Rank(1)]
 
@@ -106,8 +106,10 @@ def test_a_notice_that_was_given_to_a_node_before_it_was_lost_with_the_coordinat
     )
     schedule.run(world := schedule.world())
     said = [line for _, line in world.log]
-    assert [line.store for line in said if isinstance(line, NodeJoined) and line.node == "n1"][1:] == ["store of n1.1"]
-    assert not [line for line in said if isinstance(line, StopNode)]
+    assert [line.store for line in said if isinstance(line, facts.NodeJoined) and line.node == "n1"][1:] == [
+        "store of n1.1"
+    ]
+    assert not [line for line in said if isinstance(line, orders.StopNode)]
 
 
 @pytest.mark.parametrize("what", FAMILIES)

@@ -12,7 +12,7 @@ from tests.schedules.test_membership_schedules import job
 from regrow.agent.history import NodeHistory
 from regrow.core.ids import Rank, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import NodeReport, ReportNode
+from regrow.core.messages.succession import NodeReport, ReportNode
 from regrow.membership.incident import RUNGS
 from regrow.membership.recovery.worst_case import worst_cases
 from regrow.sim.faults import SimFault, Wish
@@ -35,7 +35,7 @@ class Late:
     """What goes wrong in which job, and which deadline is longer in the machine. `law`: by which it is caught."""
 
     law: str
-    facts: JobSpec
+    spec: JobSpec
     strikes: list[SimFault]
     longer: dict[str, Any] = field(default_factory=dict)
     """In the machine's settings."""
@@ -46,14 +46,14 @@ class Late:
     slots: int | None = None
 
     def world(self, *, longer: bool) -> World:
-        machine = msgspec.structs.replace(self.facts, **self.longer) if longer else self.facts
+        machine = msgspec.structs.replace(self.spec, **self.longer) if longer else self.spec
         return World(
             machine,
             script=SimScript(until=StepNo(40), patience=1e6),
             strikes=self.strikes,
             wishes=self.wishes,
             slots=self.slots,
-            promised=self.facts,
+            promised=self.spec,
         )
 
     def run(self, *, longer: bool) -> World:

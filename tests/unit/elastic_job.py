@@ -5,14 +5,7 @@ from typing import Any
 from tests.unit.membership_job import Job
 
 from regrow.core.ids import NO_STATE, NodeId, Seconds, WorkerId
-from regrow.core.messages import (
-    DrainRequested,
-    HaltGeneration,
-    NodeDraining,
-    NodeJoined,
-    NodeLost,
-    ScaleRequested,
-)
+from regrow.core.messages import facts, orders
 from regrow.membership.orders import AnswerScale
 
 
@@ -23,7 +16,7 @@ def elastic(world: int = 2, *, slots: int = 6, **changes: Any) -> Job:
 
 
 def scale(job: Job, replicas: int, stay: Seconds | None = None, ranks: int | None = None) -> AnswerScale:
-    said = job.tell(ScaleRequested(replicas, "an operator asks for it", stay, ranks))
+    said = job.tell(facts.ScaleRequested(replicas, "an operator asks for it", stay, ranks))
     return next(command for command in said if isinstance(command, AnswerScale))
 
 
@@ -37,7 +30,7 @@ def phase(job: Job) -> str:
 
 def planned(job: Job) -> int:
     """The step before which all were told to stop, in the last order."""
-    at = job.last(HaltGeneration).at
+    at = job.last(orders.HaltGeneration).at
     assert at is not None
     return at
 
@@ -65,21 +58,21 @@ def shrunk(job: Job, replicas: int) -> Job:
 
 
 def drain(job: Job, node: str, grace: Seconds = 60.0) -> None:
-    job.tell(NodeDraining(NodeId(node), grace, "its time is over"))
+    job.tell(facts.NodeDraining(NodeId(node), grace, "its time is over"))
 
 
 def ask_back(job: Job, node: str, *, certain: bool = False) -> AnswerScale:
     """As `regrow drain`; what becomes of it."""
-    said = job.tell(DrainRequested(NodeId(node), 60.0, "an operator asks for it", certain))
+    said = job.tell(facts.DrainRequested(NodeId(node), 60.0, "an operator asks for it", certain))
     return next(command for command in said if isinstance(command, AnswerScale))
 
 
 def lose(job: Job, node: str) -> None:
-    job.tell(NodeLost(NodeId(node), "its connection ended"))
+    job.tell(facts.NodeLost(NodeId(node), "its connection ended"))
 
 
 def comes(job: Job, node: str, slots: int = 1, stay: Seconds | None = None) -> None:
-    job.tell(NodeJoined(NodeId(node), "host", slots, f"store of {node}", stay=stay))
+    job.tell(facts.NodeJoined(NodeId(node), "host", slots, f"store of {node}", stay=stay))
 
 
 def two_nodes(**changes: Any) -> Job:

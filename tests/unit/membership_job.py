@@ -5,27 +5,11 @@ from typing import Any, TypeVar
 from regrow.agent.held_tables import Feasible, HeldTables
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    ErrorReport,
-    Fact,
-    FaultKind,
-    FaultSpec,
-    FormGeneration,
-    JoinGeneration,
-    NodeJoined,
-    NodeSeen,
-    TableOrder,
-    TimeAdvanced,
-    Warmth,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerFaulted,
-    WorkerFinished,
-    WorkerHalted,
-    WorkerReady,
-    WorkerResumed,
-)
-from regrow.core.messages.sights import WorkerSight
+from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.messages.tables import JoinGeneration, TableOrder
+from regrow.core.messages.unions import Fact
+from regrow.core.messages.vocabulary import ErrorReport, FaultKind, FaultSpec, Warmth
 from regrow.core.phase import Phase
 from regrow.core.records import Noted
 from regrow.membership.machine import Command, EndJob, Membership
@@ -65,14 +49,14 @@ class Job:
         self.said: list[Command | Feasible] = []
         self.tables: dict[NodeId, HeldTables] = {}
         for index in range(nodes):
-            self.tell(NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}"))
+            self.tell(facts.NodeJoined(NodeId(f"n{index}"), "host", slots or world // nodes, f"store{index}"))
 
     # --- facts
 
     def tell(self, fact: Fact, after: float = 0.01) -> list[Command]:
         self.now += after
         commands = self.machine.handle(fact, self.now)
-        if isinstance(fact, NodeJoined):
+        if isinstance(fact, facts.NodeJoined):
             self.tables[fact.node] = HeldTables()
         for command in commands:
             self.said += self.agreed(command) if self._agents else [command]
@@ -94,7 +78,7 @@ class Job:
             return [command]
         roster = self.machine.roster
         (form,) = self.tables[roster.workers[command.worker].node].take(command)
-        assert isinstance(form, FormGeneration)
+        assert isinstance(form, orders.FormGeneration)
         if form.rank == 0:
             assert form.members == [roster.member(roster.workers[who], rank) for rank, who in roster.places.items()]
             assert form.stores == [node.store for node in roster.member_nodes()]
@@ -104,7 +88,7 @@ class Job:
     def wait(self) -> list[Command]:
         deadline = self.machine.next_deadline()
         assert deadline is not None, "the machine waits for nothing"
-        return self.tell(TimeAdvanced(), after=max(0.0, deadline - self.now))
+        return self.tell(facts.TimeAdvanced(), after=max(0.0, deadline - self.now))
 
     def of(self, rank: int) -> WorkerId:
         return self.machine.roster.places[Rank(rank)]
@@ -113,22 +97,22 @@ class Job:
         return self.machine.roster.standbys()[0].worker
 
     def ready(self, worker: WorkerId, state: int = NO_STATE, layout: str = "same", **more: Any) -> list[Command]:
-        return self.tell(WorkerReady(worker, StepNo(state), f"at {worker}", layout, **more))
+        return self.tell(facts.WorkerReady(worker, StepNo(state), f"at {worker}", layout, **more))
 
     def halted(self, rank: int, state: int, generation: Generation | None = None) -> list[Command]:
-        return self.tell(WorkerHalted(self.of(rank), generation or self.machine.generation, StepNo(state)))
+        return self.tell(facts.WorkerHalted(self.of(rank), generation or self.machine.generation, StepNo(state)))
 
     def exited(self, worker: WorkerId, code: int = -9) -> list[Command]:
-        return self.tell(WorkerExited(worker, code, self.now))
+        return self.tell(facts.WorkerExited(worker, code, self.now))
 
     def committed(self, rank: int, step: int) -> list[Command]:
         generation = self.machine.generation
-        return self.tell(WorkerCommitted(self.of(rank), generation, StepNo(step), self.now, 0.1))
+        return self.tell(facts.WorkerCommitted(self.of(rank), generation, StepNo(step), self.now, 0.1))
 
     def faulted(
         self, rank: int, step: int, error: ErrorReport = OOM, kind: FaultKind = FaultKind.BODY
     ) -> list[Command]:
-        return self.tell(WorkerFaulted(self.of(rank), self.machine.generation, StepNo(step), kind, error))
+        return self.tell(facts.WorkerFaulted(self.of(rank), self.machine.generation, StepNo(step), kind, error))
 
     def hung(self, rank: int, step: int, **what: Any) -> list[Command]:
         """All agents look, twice: all others wait for `rank`, which stands still for longer than any bound."""
@@ -149,10 +133,10 @@ class Job:
         return [command for _ in range(2) for command in self.tell(NodeSeen(NodeId("n0"), list(sights)), after=1.0)]
 
     def finished(self, rank: int, state: int) -> list[Command]:
-        return self.tell(WorkerFinished(self.of(rank), self.machine.generation, StepNo(state)))
+        return self.tell(facts.WorkerFinished(self.of(rank), self.machine.generation, StepNo(state)))
 
     def resumed(self, rank: int) -> list[Command]:
-        return self.tell(WorkerResumed(self.of(rank), self.machine.generation, 0.01, 0.02, 1000))
+        return self.tell(facts.WorkerResumed(self.of(rank), self.machine.generation, 0.01, 0.02, 1000))
 
     # --- longer ways
 
@@ -195,8 +179,8 @@ class Job:
         return ends[0]
 
 
-def form(job: Job) -> FormGeneration:
-    return job.last(FormGeneration)
+def form(job: Job) -> orders.FormGeneration:
+    return job.last(orders.FormGeneration)
 
 
 def mend(job: Job, rank: int, step: int) -> None:

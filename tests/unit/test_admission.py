@@ -8,11 +8,11 @@ from regrow.core.config import Script
 from regrow.core.errors import UsageError
 from regrow.core.ids import JobId, NodeId
 from regrow.core.job import JobSpec
-from regrow.core.messages import Warmth
+from regrow.core.messages.vocabulary import Warmth
 from regrow.membership.admission import Admission, JoinOffer, JoinRequest
 
 
-def facts(nodes: int, most: int = 0) -> JobSpec:
+def spec(nodes: int, most: int = 0) -> JobSpec:
     return JobSpec(JobId("j"), 1, nodes, 0, Warmth.BUILT, 1, 60.0, None, False, most_nodes=most)
 
 
@@ -21,11 +21,11 @@ def named(*names: str) -> list[NodeId]:
 
 
 def admission(nodes: int, most: int = 0) -> Admission:
-    return Admission(facts(nodes, most), named(*(f"node{rank}" for rank in range(nodes))))
+    return Admission(spec(nodes, most), named(*(f"node{rank}" for rank in range(nodes))))
 
 
 def offered(asked: Admission, connected: list[NodeId], name: str = "") -> tuple[str, int]:
-    template = JoinOffer(facts(1), Script("train.py", []), "/work")
+    template = JoinOffer(spec(1), Script("train.py", []), "/work")
     made = asked.offer(template, JoinRequest(NodeId(name)), connected)
     assert made.script == template.script
     return made.node, made.node_rank
@@ -112,6 +112,6 @@ def test_of_thousands_that_register_nobody_is_looked_at_again_for_each() -> None
 
 
 def test_an_elected_coordinator_gives_nobody_the_name_of_a_node_that_it_has_not_heard_of_yet() -> None:
-    made = Admission(facts(3, 3), None, named("node0", "node1", "node4"))
+    made = Admission(spec(3, 3), None, named("node0", "node1", "node4"))
     assert [offered(made, [])[0] for _ in range(2)] == ["node3", "node5"]
     assert offered(made, [], "node4")[0] == "node4", "who was lost and is back may say who it is"

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from regrow.core.ids import StepNo
-from regrow.core.messages import WorkerCommitted
+from regrow.core.messages import facts
 from regrow.train.announcing import Announcing
 from regrow.train.step import Step
 
@@ -29,7 +29,7 @@ class Said:
         self.announcing.committed(step, 0.0, None, adopted=adopted)
         step.log(**(behind or {}))
         self.announcing.send()
-        (last,) = [each for each in self.sent[-1:] if isinstance(each, WorkerCommitted)]
+        (last,) = [each for each in self.sent[-1:] if isinstance(each, facts.WorkerCommitted)]
         return last.metrics
 
 

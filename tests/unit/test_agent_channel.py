@@ -7,10 +7,11 @@ from tests.unit.frames import next_message
 from regrow.agent.workers.channel import WorkerChannel
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, StepNo, WorkerId
-from regrow.core.messages import HaltGeneration, WorkerFact, WorkerHalted, WorkerOrder
+from regrow.core.messages import facts, orders
+from regrow.core.messages.unions import WorkerFact, WorkerOrder
 from regrow.core.wire import FrameCodec
 
-FACT = WorkerHalted(WorkerId("w"), Generation(1), StepNo(4))
+FACT = facts.WorkerHalted(WorkerId("w"), Generation(1), StepNo(4))
 
 
 class Ends:
@@ -66,12 +67,12 @@ async def test_orders_to_a_worker_that_does_not_read_wait_without_blocking_and_c
     ends = Ends()
     count = 20_000
     for number in range(count):
-        ends.channel.send(HaltGeneration(WorkerId("w"), Generation(number), "x" * 40))
+        ends.channel.send(orders.HaltGeneration(WorkerId("w"), Generation(number), "x" * 40))
     ends.theirs.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=ends.theirs)
     codec: FrameCodec[WorkerOrder] = FrameCodec(WorkerOrder)
     for number in range(count):
         order = await next_message(codec, reader, 10.0)
-        assert isinstance(order, HaltGeneration) and order.generation == number
+        assert isinstance(order, orders.HaltGeneration) and order.generation == number
     writer.close()
     ends.channel.close()

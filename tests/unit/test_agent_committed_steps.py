@@ -8,7 +8,7 @@ import pytest
 from regrow.agent.committed_steps import CommittedSteps, LastSeen, StepsFile
 from regrow.core.board import BatchShown
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
-from regrow.core.messages import WorkerCommitted, WorkerStaged
+from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord, OrderDeclared, OrderSpec
 from regrow.core.records import OrderStated, StepCommitted
 from regrow.observe.tail import RecordTail
@@ -22,7 +22,7 @@ class Book:
 
     def commits(self, worker: str, step: int, rank: int, generation: int = 1) -> None:
         self.ledger.committed(
-            WorkerCommitted(
+            facts.WorkerCommitted(
                 WorkerId(worker),
                 Generation(generation),
                 StepNo(step),
@@ -46,7 +46,7 @@ class Book:
         shown = (
             None
             if staged is None
-            else WorkerStaged(WorkerId(worker), Generation(generation), StepNo(staged), {"loss": 1.5})
+            else facts.WorkerStaged(WorkerId(worker), Generation(generation), StepNo(staged), {"loss": 1.5})
         )
         said = None if committed is None else (Generation(generation), StepNo(committed))
         batch = (
@@ -178,7 +178,7 @@ def test_what_a_dead_rank_had_read_for_its_micro_batches_comes_with_the_metrics_
 ) -> None:
     book = Book(tmp_path)
     records = [BatchRecord(share, 8, "d" * 16) for share in (2, 3)]
-    shown = WorkerStaged(WorkerId("a"), Generation(1), StepNo(staged), {"loss": 1.5}, records)
+    shown = facts.WorkerStaged(WorkerId("a"), Generation(1), StepNo(staged), {"loss": 1.5}, records)
     batch = BatchShown(Generation(1), StepNo(4), BatchRecord(0, 2)) if staged < 4 else None
     book.ledger.died(LastSeen(WorkerId("a"), lambda _: Rank(0), 9.0, shown, batch, (Generation(1), StepNo(3))))
     book.ledger.formed(Generation(2), StepNo(5))
@@ -275,7 +275,7 @@ def test_lines_that_a_full_disk_refuses_are_kept_for_later(tmp_path: Path) -> No
 def test_a_loss_that_is_no_number_can_be_read_again(tmp_path: Path, loss: float) -> None:
     file = StepsFile(tmp_path / "steps.node0.jsonl")
     CommittedSteps(file).committed(
-        WorkerCommitted(
+        facts.WorkerCommitted(
             WorkerId("w"), Generation(1), StepNo(3), at=1.0, seconds=0.1, metrics={"loss": loss, "lr": 0.5}
         ),
         Rank(0),
@@ -289,7 +289,7 @@ def test_a_loss_that_is_no_number_can_be_read_again(tmp_path: Path, loss: float)
 
 def test_who_dies_with_a_new_rank_is_adopted_under_the_one_it_had_in_the_step(tmp_path: Path) -> None:
     book = Book(tmp_path)
-    staged = WorkerStaged(WorkerId("a"), Generation(3), StepNo(4), {"loss": 1.5})
+    staged = facts.WorkerStaged(WorkerId("a"), Generation(3), StepNo(4), {"loss": 1.5})
     ranks = {Generation(3): Rank(3), Generation(4): Rank(2)}
     book.ledger.formed(Generation(4), StepNo(5))
     book.ledger.died(LastSeen(WorkerId("a"), ranks.__getitem__, 9.0, staged, None, (Generation(3), StepNo(3))))

@@ -2,7 +2,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.process.agent_harness import facts
+from tests.process.agent_harness import spec
 
 from regrow.agent.workers.environment import (
     MasterPorts,
@@ -13,12 +13,13 @@ from regrow.agent.workers.environment import (
 )
 from regrow.core.config import AgentConfig, Script
 from regrow.core.ids import Generation, NodeId, Rank, WorkerId
-from regrow.core.messages import Role, SpawnWorker
+from regrow.core.messages import orders
+from regrow.core.messages.vocabulary import Role
 
 
 def config(*, job: dict[str, Any] | None = None, **changes: Any) -> AgentConfig:
     fields: dict[str, Any] = {
-        "facts": facts(**(job or {})),
+        "spec": spec(**(job or {})),
         "node": NodeId("n1"),
         "node_rank": 1,
         "coordinator": "http://10.0.0.1:999",
@@ -31,8 +32,8 @@ def config(*, job: dict[str, Any] | None = None, **changes: Any) -> AgentConfig:
     return AgentConfig(**(fields | changes))
 
 
-def order(generation: int = 1) -> SpawnWorker:
-    return SpawnWorker(
+def order(generation: int = 1) -> orders.SpawnWorker:
+    return orders.SpawnWorker(
         NodeId("n1"), WorkerId("w"), Role.RANK, Rank(3), 1, 4, Generation(generation), restarts=2, resume=False
     )
 

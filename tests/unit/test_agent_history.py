@@ -2,31 +2,24 @@
 
 from regrow.agent.history import NodeHistory
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages import (
-    FormGeneration,
-    HaltGeneration,
-    ReportNode,
-    Role,
-    SpawnWorker,
-    WorkerHalted,
-    WorkerResumed,
-)
-from regrow.core.messages.succession import WorkerPast
+from regrow.core.messages import facts, orders
+from regrow.core.messages.succession import ReportNode, WorkerPast
+from regrow.core.messages.vocabulary import Role
 
 NODE, WORKER = NodeId("n1"), WorkerId("n1.w0")
 
 
-def formed(generation: int, step: int = 0) -> FormGeneration:
-    return FormGeneration(WORKER, Generation(generation), Rank(0), 0, StepNo(step), [], [], [], [], None)
+def formed(generation: int, step: int = 0) -> orders.FormGeneration:
+    return orders.FormGeneration(WORKER, Generation(generation), Rank(0), 0, StepNo(step), [], [], [], [], None)
 
 
 def halted_in(generation: int) -> NodeHistory:
     history = NodeHistory(NODE)
-    history.ordered(SpawnWorker(NODE, WORKER, Role.RANK, Rank(0), 0, 1, Generation(1), 0, False))
+    history.ordered(orders.SpawnWorker(NODE, WORKER, Role.RANK, Rank(0), 0, 1, Generation(1), 0, False))
     history.ordered(formed(generation))
-    history.told(WorkerResumed(WORKER, Generation(generation)))
-    history.ordered(HaltGeneration(WORKER, Generation(generation), "a fault"))
-    history.told(WorkerHalted(WORKER, Generation(generation), StepNo(4)))
+    history.told(facts.WorkerResumed(WORKER, Generation(generation)))
+    history.ordered(orders.HaltGeneration(WORKER, Generation(generation), "a fault"))
+    history.told(facts.WorkerHalted(WORKER, Generation(generation), StepNo(4)))
     return history
 
 

@@ -16,21 +16,8 @@ from regrow.core.config import AgentConfig, Script
 from regrow.core.hosts import answers_to, nth_place
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    FormGeneration,
-    HaltGeneration,
-    NodeProgress,
-    NoteGeneration,
-    Role,
-    SpawnWorker,
-    Warmth,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerFinished,
-    WorkerReady,
-    WorkerResumed,
-    WorkerStarted,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.vocabulary import Role, Warmth
 
 NODE = NodeId("node1")
 W0, W1 = WorkerId("w0"), WorkerId("w1")
@@ -39,17 +26,17 @@ FACTS = JobSpec(JobId("job"), 2, 3, 0, Warmth.BUILT, 100, 3600.0, None, False)
 
 
 def spawned(sight: NodeSight, worker: WorkerId, role: Role = Role.RANK) -> None:
-    sight.ordered(SpawnWorker(NODE, worker, role, Rank(0), 0, 2, ONE, 0, False))
-    sight.told(WorkerStarted(worker, os.getpid()))
+    sight.ordered(orders.SpawnWorker(NODE, worker, role, Rank(0), 0, 2, ONE, 0, False))
+    sight.told(facts.WorkerStarted(worker, os.getpid()))
     assert sight.counts()["starting"] == 1
-    sight.told(WorkerReady(worker, StepNo(0), "", ""))
+    sight.told(facts.WorkerReady(worker, StepNo(0), "", ""))
 
 
 def formed(sight: NodeSight, worker: WorkerId, generation: Generation, hydrated: int = 0) -> None:
-    sight.ordered(NoteGeneration(NODE, generation, StepNo(0)))
-    sight.ordered(FormGeneration(worker, generation, Rank(0), 0, StepNo(0), [], [], []))
+    sight.ordered(orders.NoteGeneration(NODE, generation, StepNo(0)))
+    sight.ordered(orders.FormGeneration(worker, generation, Rank(0), 0, StepNo(0), [], [], []))
     before = sight.counts()["training"]
-    sight.told(WorkerResumed(worker, generation, hydrated_bytes=hydrated))
+    sight.told(facts.WorkerResumed(worker, generation, hydrated_bytes=hydrated))
     assert sight.counts()["training"] == before + 1
 
 
@@ -57,8 +44,8 @@ def states(sight: NodeSight) -> dict[str, int]:
     return {state: number for state, number in sight.counts().items() if number}
 
 
-def commit(worker: WorkerId, at: float, seconds: float, *, adopted: bool = False) -> NodeProgress:
-    return NodeProgress(NODE, [WorkerCommitted(worker, ONE, StepNo(3), at, seconds, adopted=adopted)])
+def commit(worker: WorkerId, at: float, seconds: float, *, adopted: bool = False) -> facts.NodeProgress:
+    return facts.NodeProgress(NODE, [facts.WorkerCommitted(worker, ONE, StepNo(3), at, seconds, adopted=adopted)])
 
 
 def values(sight: NodeSight, name: str) -> dict[tuple[str, ...], float]:
@@ -74,14 +61,14 @@ def test_a_worker_is_counted_in_one_state_from_its_order_to_its_end() -> None:
     assert states(sight) == {"starting": 1}
     formed(sight, W0, ONE)
     assert states(sight) == {"training": 1}
-    sight.ordered(HaltGeneration(W0, ONE, "planned", at=StepNo(9)))
+    sight.ordered(orders.HaltGeneration(W0, ONE, "planned", at=StepNo(9)))
     assert states(sight) == {"training": 1}
-    sight.ordered(HaltGeneration(W0, ONE, "a rank is lost"))
+    sight.ordered(orders.HaltGeneration(W0, ONE, "a rank is lost"))
     assert states(sight) == {"mending": 1}
     formed(sight, W0, TWO)
-    sight.told(WorkerFinished(W0, TWO, StepNo(10)))
+    sight.told(facts.WorkerFinished(W0, TWO, StepNo(10)))
     assert states(sight) == {"done": 1}
-    sight.told(WorkerExited(W0, 0, 9.0))
+    sight.told(facts.WorkerExited(W0, 0, 9.0))
     assert (states(sight), sight.pids) == ({}, [])
 
 
@@ -106,7 +93,7 @@ def test_the_newest_commit_is_that_of_living_workers_and_of_their_own() -> None:
     sight.told(commit(W0, 8.0, 0.0, adopted=True))
     assert values(sight, "regrow_newest_timestamp_seconds") == {("commit",): 1007.0}
     assert values(sight, "regrow_step_seconds") == {("median",): 0.7, ("max",): 0.9}
-    sight.told(WorkerExited(W1, -9, 8.0))
+    sight.told(facts.WorkerExited(W1, -9, 8.0))
     assert values(sight, "regrow_newest_timestamp_seconds") == {("commit",): 1005.0}
 
 

@@ -49,7 +49,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[JobPlan]]:
 def test_a_torchrun_line_passes_through_as_it_is(line: str, planned: list[JobPlan]) -> None:
     assert cli.main(line.split()) == 0
     (plan,) = planned
-    assert (plan.facts.nproc, plan.facts.max_restarts) == (4, 3)
+    assert (plan.spec.nproc, plan.spec.max_restarts) == (4, 3)
     assert plan.script.target == "train.py"
     assert plan.script.args == ["--lr", "0.1", "--help", "-m", "x", "--nnodes", "9", "--", "--y"]
     assert plan.notes == []
@@ -69,7 +69,7 @@ def test_flags_of_hyperpodrun_are_taken_and_its_scripts_refused(
     assert cli.main(line.split()) == 0
     flags = ("--server-host", "--server-port", "--inprocess-restart")
     assert sorted(planned[0].notes) == sorted(f"{flag} means nothing to regrow and is ignored" for flag in flags)
-    assert planned[0].facts.nproc == 2
+    assert planned[0].spec.nproc == 2
     assert cli.main(["run", "--pre-train-script", "pre.sh", "train.py"]) == 2
     assert "--pre-train-script names a script that regrow run does not run" in capsys.readouterr().err
 
@@ -88,7 +88,7 @@ def test_torchruns_variables_stand_in_for_its_flags(planned: list[JobPlan], monk
     monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
     assert cli.main(["run", "train.py"]) == 0
     assert cli.main(["run", "--nproc-per-node=2", "train.py"]) == 0
-    assert [plan.facts.nproc for plan in planned] == [3, 2]
+    assert [plan.spec.nproc for plan in planned] == [3, 2]
 
 
 def test_our_own_flags_reach_the_plan(planned: list[JobPlan], home: Path) -> None:
@@ -100,11 +100,11 @@ def test_our_own_flags_reach_the_plan(planned: list[JobPlan], home: Path) -> Non
     )
     assert cli.main(line.split()) == 0
     (plan,) = planned
-    facts = plan.facts
-    assert (facts.job, facts.standbys, facts.warmth, facts.max_faults, facts.window) == ("mine", 2, "built", 7, 7200.0)
+    spec = plan.spec
+    assert (spec.job, spec.standbys, spec.warmth, spec.max_faults, spec.window) == ("mine", 2, "built", 7, 7200.0)
     assert [(fault.rank, fault.step) for fault in plan.faults] == [(3, 9)]
-    assert (plan.checkpoint_dir, plan.facts.checkpoint_every) == (str(home / "ck"), 300.0)
-    assert (plan.facts.hang_timeout, plan.preload, plan.resume, plan.quiet) == (
+    assert (plan.checkpoint_dir, plan.spec.checkpoint_every) == (str(home / "ck"), 300.0)
+    assert (plan.spec.hang_timeout, plan.preload, plan.resume, plan.quiet) == (
         40.0,
         ["json", "email.mime"],
         True,
@@ -116,8 +116,8 @@ def test_flags_about_nodes_reach_the_plan(planned: list[JobPlan]) -> None:
     line = "run --local-nodes 2 --node-timeout 90s --domain a,b --buddy-every 2 --digest-every 3 train.py"
     assert cli.main(line.split()) == 0
     (plan,) = planned
-    assert (plan.facts.nodes, plan.local, plan.domains) == (2, True, ["a", "b"])
-    assert (plan.facts.node_deadline, plan.facts.buddy_every, plan.facts.digest_every) == (90.0, 2, 3)
+    assert (plan.spec.nodes, plan.local, plan.domains) == (2, True, ["a", "b"])
+    assert (plan.spec.node_deadline, plan.spec.buddy_every, plan.spec.digest_every) == (90.0, 2, 3)
 
 
 def test_another_node_joins(planned: list[JobPlan], home: Path) -> None:

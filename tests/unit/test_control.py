@@ -10,7 +10,9 @@ import pytest
 
 from regrow.core.errors import DeadlineExceeded
 from regrow.core.ids import Generation, WorkerId
-from regrow.core.messages import HaltGeneration, WorkerFact, WorkerHalted
+from regrow.core.messages import facts
+from regrow.core.messages.orders import HaltGeneration
+from regrow.core.messages.unions import WorkerFact
 from regrow.train.worker.control import Control
 
 WORKER = WorkerId("node0.w0")
@@ -47,4 +49,4 @@ def test_a_script_that_waits_is_never_said_to_do_so_before_it_is_said_not_to() -
     deadline = time.monotonic() + 60
     while len(link.said) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert [fact.stands for fact in link.said if isinstance(fact, WorkerHalted)] == [False, True]
+    assert [fact.stands for fact in link.said if isinstance(fact, facts.WorkerHalted)] == [False, True]

@@ -14,28 +14,11 @@ from regrow.core.errors import UsageError
 from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    AgentOrder,
-    DrainRequested,
-    Fact,
-    FaultHow,
-    FaultRequested,
-    FaultSpec,
-    NodeJoined,
-    NodeLost,
-    NodeProgress,
-    NodeStopped,
-    ReleaseWorker,
-    Role,
-    ScaleRequested,
-    SpawnWorker,
-    StopNode,
-    StopRequested,
-    TimeAdvanced,
-    Warmth,
-    WorkerStarted,
-)
+from regrow.core.messages import facts
 from regrow.core.messages.elections import Office
+from regrow.core.messages.orders import ReleaseWorker, SpawnWorker, StopNode
+from regrow.core.messages.unions import AgentOrder, Fact
+from regrow.core.messages.vocabulary import FaultHow, FaultSpec, Role, Warmth
 from regrow.core.records import JobEnded, Noted, Record
 from regrow.membership.admission import JoinOffer
 from regrow.membership.orders import AnswerScale, Command, Deposed, EndJob
@@ -56,7 +39,7 @@ class ScriptedMachine:
     """Answers each fact with what the test says, and remembers it."""
 
     def __init__(self, answer: Callable[[Fact], list[Command]] = lambda fact: []) -> None:
-        self.facts = FACTS
+        self.spec = FACTS
         self.world = 2
         self.deadline: Instant | None = None
         self.heard: asyncio.Queue[Fact] = asyncio.Queue()
@@ -112,11 +95,11 @@ async def agent(coordinator: Coordinator, node: str = "node0", pid: int = 1) -> 
         session.ws_connect("/agent", params={"node": node}) as socket,
     ):
         made = FakeAgent(socket)
-        await made.tells(NodeJoined(NodeId(node), "127.0.0.1", 2, "store", pid=pid))
+        await made.tells(facts.NodeJoined(NodeId(node), "127.0.0.1", 2, "store", pid=pid))
         yield made
 
 
-STARTED = WorkerStarted(WorkerId("w0"), 7)
+STARTED = facts.WorkerStarted(WorkerId("w0"), 7)
 
 
 def spawn(node: str, worker: str) -> SpawnWorker:
@@ -136,19 +119,19 @@ async def ask(coordinator: Coordinator, method: str, path: str, body: bytes = b"
 async def test_facts_go_up_and_orders_go_to_the_node_where_the_worker_lives() -> None:
     def answer(fact: Fact) -> list[Command]:
         match fact:
-            case NodeJoined(node="node1"):
+            case facts.NodeJoined(node="node1"):
                 return [spawn("node0", "a"), spawn("node1", "b")]
-            case WorkerStarted():
+            case facts.WorkerStarted():
                 return [ReleaseWorker(WorkerId("a"))]
             case _:
                 return []
 
     machine = ScriptedMachine(answer)
     async with serving(machine) as (coordinator, _), agent(coordinator, "node0") as zero:
-        assert isinstance(await machine.hears(), NodeJoined)
+        assert isinstance(await machine.hears(), facts.NodeJoined)
         async with agent(coordinator, "node1", pid=2) as one:
             assert (await zero.gets(), await one.gets()) == (spawn("node0", "a"), spawn("node1", "b"))
-            await one.tells(WorkerStarted(WorkerId("b"), 7))
+            await one.tells(facts.WorkerStarted(WorkerId("b"), 7))
             assert await zero.gets() == ReleaseWorker(WorkerId("a"))
 
 
@@ -184,17 +167,17 @@ async def test_an_agent_that_hangs_up_is_lost_and_one_that_said_goodbye_is_not()
     async with serving(machine) as (coordinator, _):
         async with agent(coordinator, "node0") as zero:
             await machine.hears()
-            await zero.tells(NodeStopped(NodeId("node0")))
-            assert await machine.hears() == NodeStopped(NodeId("node0"))
+            await zero.tells(facts.NodeStopped(NodeId("node0")))
+            assert await machine.hears() == facts.NodeStopped(NodeId("node0"))
         async with agent(coordinator, "node1"):
-            assert isinstance(await machine.hears(), NodeJoined)
+            assert isinstance(await machine.hears(), facts.NodeJoined)
         lost = await machine.hears()
-        assert isinstance(lost, NodeLost)
+        assert isinstance(lost, facts.NodeLost)
         assert lost.node == "node1"
 
 
 async def test_an_agent_that_connects_again_takes_over_its_own_place_only() -> None:
-    machine = ScriptedMachine(lambda fact: [spawn("node0", "a")] if isinstance(fact, WorkerStarted) else [])
+    machine = ScriptedMachine(lambda fact: [spawn("node0", "a")] if isinstance(fact, facts.WorkerStarted) else [])
     async with serving(machine, lease=LEASE) as (coordinator, _), agent(coordinator, pid=5) as first:
         await machine.hears()
         async with agent(coordinator, pid=6) as stranger:
@@ -204,13 +187,13 @@ async def test_an_agent_that_connects_again_takes_over_its_own_place_only() -> N
             assert message.type is aiohttp.WSMsgType.CLOSE
             assert message.extra == "node0 is in the job already"
         async with agent(coordinator, pid=5) as again:
-            assert isinstance(await machine.hears(), NodeJoined)
-            await again.tells(WorkerStarted(WorkerId("a"), 1))
+            assert isinstance(await machine.hears(), facts.NodeJoined)
+            await again.tells(facts.WorkerStarted(WorkerId("a"), 1))
             assert await again.gets() == spawn("node0", "a")
 
 
 async def test_an_agent_takes_the_place_of_one_that_answers_nothing_any_more() -> None:
-    machine = ScriptedMachine(lambda fact: [spawn("node0", "a")] if isinstance(fact, WorkerStarted) else [])
+    machine = ScriptedMachine(lambda fact: [spawn("node0", "a")] if isinstance(fact, facts.WorkerStarted) else [])
     nodes = [NodeId("node0")]
     async with serving(machine, lease=LEASE, nodes=nodes) as (coordinator, _), agent(coordinator, pid=5) as stopped:
         mourned: list[NodeId] = []
@@ -219,16 +202,16 @@ async def test_an_agent_takes_the_place_of_one_that_answers_nothing_any_more() -
         async with agent(coordinator, pid=6) as successor:
             ordered = asyncio.create_task(successor.gets())  # answers pings, as the stopped one does not
             lost, joined = await machine.hears(), await machine.hears()
-            assert isinstance(lost, NodeLost)
-            assert isinstance(joined, NodeJoined)
+            assert isinstance(lost, facts.NodeLost)
+            assert isinstance(joined, facts.NodeJoined)
             assert (lost.node, joined.pid, mourned) == ("node0", 6, ["node0"])
-            await successor.tells(WorkerStarted(WorkerId("a"), 1))
-            assert isinstance(await machine.hears(), WorkerStarted)
+            await successor.tells(facts.WorkerStarted(WorkerId("a"), 1))
+            assert isinstance(await machine.hears(), facts.WorkerStarted)
             assert await ordered == spawn("node0", "a")
             # Whoever is stopped and goes on later finds itself shut out, and nobody listens to it.
             with pytest.raises(ConnectionError):
                 while True:
-                    await stopped.tells(WorkerStarted(WorkerId("late"), 1))
+                    await stopped.tells(facts.WorkerStarted(WorkerId("late"), 1))
                     await stopped.socket.receive(PATIENCE)
             assert machine.heard.empty()
 
@@ -239,12 +222,12 @@ async def test_the_machine_hears_of_nodes_in_the_jobs_order_and_of_no_others() -
     async with serving(machine, nodes=nodes) as (coordinator, _), agent(coordinator, "node2", pid=3) as stranger:
         assert (await stranger.socket.receive(PATIENCE)).extra == "this job has at most 2 nodes"
         async with agent(coordinator, "node1", pid=2) as one:
-            await one.tells(WorkerStarted(WorkerId("x"), 1))
-            assert isinstance(await machine.hears(), WorkerStarted)
+            await one.tells(facts.WorkerStarted(WorkerId("x"), 1))
+            assert isinstance(await machine.hears(), facts.WorkerStarted)
             assert coordinator.connected == ["node1"]
             async with agent(coordinator, "node0"):
                 heard = [await machine.hears(), await machine.hears()]
-                assert [fact.node for fact in heard if isinstance(fact, NodeJoined)] == nodes
+                assert [fact.node for fact in heard if isinstance(fact, facts.NodeJoined)] == nodes
 
 
 @pytest.mark.parametrize("path", ["/agent?node=node0", "/status", "/job", "/end"])
@@ -264,7 +247,7 @@ async def test_words_that_are_no_messages_end_the_connection_and_not_the_coordin
             await machine.hears()
             await zero.socket.send_bytes(b"\xc1rubbish")
             lost = await machine.hears()
-            assert isinstance(lost, NodeLost)
+            assert isinstance(lost, facts.NodeLost)
             assert "same version of regrow" in lost.reason
         assert await ask(coordinator, "GET", "/status") == (200, {"phase": "training"})
 
@@ -273,33 +256,33 @@ async def test_a_deadline_of_the_machine_comes_back_as_time_advanced() -> None:
     machine = ScriptedMachine()
     async with serving(machine) as (coordinator, _):
         machine.deadline = 0.0  # long ago
-        coordinator.submit(StopRequested("x"))
-        assert await machine.hears() == StopRequested("x")
-        assert await machine.hears() == TimeAdvanced()
+        coordinator.submit(facts.StopRequested("x"))
+        assert await machine.hears() == facts.StopRequested("x")
+        assert await machine.hears() == facts.TimeAdvanced()
 
 
 async def test_records_are_written_and_shown_in_order_and_commits_are_shown_only() -> None:
     notes: list[Command] = [Noted(at=1.0, text="one"), Noted(at=2.0, text="two")]
-    machine = ScriptedMachine(lambda fact: notes if isinstance(fact, StopRequested) else [])
+    machine = ScriptedMachine(lambda fact: notes if isinstance(fact, facts.StopRequested) else [])
     async with serving(machine) as (coordinator, records):
-        seen: list[Record | NodeProgress] = []
+        seen: list[Record | facts.NodeProgress] = []
         coordinator.watchers.append(seen.append)
-        coordinator.submit(StopRequested("x"))
-        coordinator.submit(NodeProgress(NodeId("node0"), []))
+        coordinator.submit(facts.StopRequested("x"))
+        coordinator.submit(facts.NodeProgress(NodeId("node0"), []))
         assert records == notes
-        assert seen == [*notes, NodeProgress(NodeId("node0"), [])]
+        assert seen == [*notes, facts.NodeProgress(NodeId("node0"), [])]
 
 
 async def test_a_watcher_that_fails_is_let_go_and_harms_nobody() -> None:
     machine = ScriptedMachine(lambda fact: [Noted(at=1.0, text="one")])
     async with serving(machine) as (coordinator, records):
 
-        def broken(item: Record | NodeProgress) -> None:
+        def broken(item: Record | facts.NodeProgress) -> None:
             raise ValueError("cannot draw")
 
         coordinator.watchers.append(broken)
-        coordinator.submit(StopRequested("x"))
-        coordinator.submit(StopRequested("x"))
+        coordinator.submit(facts.StopRequested("x"))
+        coordinator.submit(facts.StopRequested("x"))
         assert len(records) == 2
         assert "cannot draw" in coordinator.crash
 
@@ -346,7 +329,7 @@ async def test_the_end_is_told_to_who_waits_for_it_and_nothing_is_decided_after(
     async with serving(machine) as (coordinator, _):
         waiting = asyncio.create_task(ask(coordinator, "GET", "/end"))
         assert await ask(coordinator, "POST", "/stop", b"because") == (202, {})
-        assert await machine.hears() == StopRequested("because")
+        assert await machine.hears() == facts.StopRequested("because")
         status, answer = await asyncio.wait_for(waiting, PATIENCE)
         assert (status, answer["code"], answer["diagnosis"]) == (200, 75, "enough")
         assert (await ask(coordinator, "POST", "/stop"))[0] == 409
@@ -359,7 +342,7 @@ async def test_the_end_of_a_coordinator_in_whose_place_another_was_elected_is_no
     machine = ScriptedMachine(lambda fact: [Deposed(75, "another was elected", Office(2, "http://other:1"))])
     async with serving(machine) as (coordinator, records):
         waiting = asyncio.create_task(ask(coordinator, "GET", "/end"))
-        coordinator.submit(TimeAdvanced())
+        coordinator.submit(facts.TimeAdvanced())
         status, answer = await asyncio.wait_for(waiting, PATIENCE)
         assert (status, "code" in answer) == (409, False)
     assert records == [], "the records may be the other one's too"
@@ -367,14 +350,14 @@ async def test_the_end_of_a_coordinator_in_whose_place_another_was_elected_is_no
 
 async def test_one_that_leaves_is_found_by_nobody_who_calls_and_still_has_its_agents() -> None:
     """Launchers whose agents have lost it ask whether it is there: not while its process ends."""
-    machine = ScriptedMachine(lambda fact: [spawn("node0", "w1")] if isinstance(fact, NodeProgress) else [])
+    machine = ScriptedMachine(lambda fact: [spawn("node0", "w1")] if isinstance(fact, facts.NodeProgress) else [])
     async with serving(machine) as (coordinator, _), agent(coordinator) as connected:
-        assert isinstance(await machine.hears(), NodeJoined)
+        assert isinstance(await machine.hears(), facts.NodeJoined)
         assert (await ask(coordinator, "GET", "/time"))[0] == 200
         await coordinator.let_nobody_in()
         with pytest.raises(aiohttp.ClientConnectorError):
             await ask(coordinator, "GET", "/time")
-        await connected.tells(NodeProgress(NodeId("node0"), []))
+        await connected.tells(facts.NodeProgress(NodeId("node0"), []))
         assert isinstance(await connected.gets(), SpawnWorker)
 
 
@@ -390,7 +373,7 @@ async def test_nodes_are_stopped_by_order_and_those_that_do_not_answer_are_named
         stopping = asyncio.create_task(coordinator.stop_nodes("done", grace=0.0, margin=3.0))
         assert await one.gets() == StopNode(NodeId("node1"), "done", 0.0)
         assert isinstance(await zero.gets(), StopNode)
-        await zero.tells(NodeStopped(NodeId("node0")))
+        await zero.tells(facts.NodeStopped(NodeId("node0")))
         assert await asyncio.wait_for(stopping, PATIENCE) == ["node1"]
 
 
@@ -399,7 +382,7 @@ async def test_faults_are_taken_for_ranks_of_the_job_only() -> None:
     async with serving(machine) as (coordinator, _):
         fault = FaultSpec("f", Rank(1), FaultHow.EXIT)
         assert (await ask(coordinator, "POST", "/kill", msgspec.json.encode(fault)))[0] == 202
-        assert await machine.hears() == FaultRequested(fault)
+        assert await machine.hears() == facts.FaultRequested(fault)
         wrong = msgspec.json.encode(FaultSpec("f", Rank(2)))
         status, answer = await ask(coordinator, "POST", "/kill", wrong)
         assert (status, answer["error"]) == (400, "there is no rank 2")
@@ -424,16 +407,16 @@ async def test_a_port_in_use_is_said_in_a_sentence() -> None:
 
 async def test_a_size_that_is_asked_for_is_answered_with_the_machines_own_sentence() -> None:
     def answer(fact: Fact) -> list[Command]:
-        return [AnswerScale(fact.replicas == 3, "why")] if isinstance(fact, ScaleRequested) else []
+        return [AnswerScale(fact.replicas == 3, "why")] if isinstance(fact, facts.ScaleRequested) else []
 
     machine = ScriptedMachine(answer)
     async with serving(machine) as (coordinator, _):
         status, said = await ask(coordinator, "POST", "/scale", b'{"replicas": 3, "stay": 60, "reason": "night"}')
         assert (status, said["accepted"], said["reason"]) == (200, True, "why")
-        assert await machine.hears() == ScaleRequested(3, "night", 60.0)
+        assert await machine.hears() == facts.ScaleRequested(3, "night", 60.0)
         status, said = await ask(coordinator, "POST", "/scale", b'{"ranks": 7}')
         assert (status, said["accepted"]) == (200, False)
-        assert await machine.hears() == ScaleRequested(0, "an operator asked for it", None, 7)
+        assert await machine.hears() == facts.ScaleRequested(0, "an operator asked for it", None, 7)
         for wrong in (b"{}", b'{"ranks": 1, "replicas": 1}', b'{"replicas": "all"}'):
             assert (await ask(coordinator, "POST", "/scale", wrong))[0] == 400
         assert (await ask(coordinator, "POST", "/scale", b"{}", Authorization="Bearer other"))[0] == 401
@@ -443,30 +426,32 @@ async def test_a_size_that_is_asked_for_is_answered_with_the_machines_own_senten
 
 async def test_a_node_that_is_asked_back_is_answered_with_the_machines_own_sentence() -> None:
     def answer(fact: Fact) -> list[Command]:
-        return [AnswerScale(fact.grace == 5, "why")] if isinstance(fact, DrainRequested) else []
+        return [AnswerScale(fact.grace == 5, "why")] if isinstance(fact, facts.DrainRequested) else []
 
     machine = ScriptedMachine(answer)
     async with serving(machine) as (coordinator, _):
         status, said = await ask(coordinator, "POST", "/drain", b'{"node": "node0", "grace": 5, "reason": "dust"}')
         assert (status, said["accepted"], said["reason"]) == (200, True, "why")
-        assert await machine.hears() == DrainRequested(NodeId("node0"), 5.0, "dust")
+        assert await machine.hears() == facts.DrainRequested(NodeId("node0"), 5.0, "dust")
         status, said = await ask(coordinator, "POST", "/drain", b'{"node": "node9", "certain": true}')
         assert (status, said["accepted"], said["reason"]) == (200, False, "why")
-        assert await machine.hears() == DrainRequested(NodeId("node9"), 30.0, "an operator asked for it", certain=True)
+        assert await machine.hears() == facts.DrainRequested(
+            NodeId("node9"), 30.0, "an operator asked for it", certain=True
+        )
         assert (await ask(coordinator, "POST", "/drain", b'{"node": "node0", "grace": -1}'))[0] == 400
 
 
 async def test_a_node_that_asks_to_join_is_told_all_of_the_job() -> None:
     machine = ScriptedMachine()
-    machine.facts = msgspec.structs.replace(FACTS, most_nodes=2)
+    machine.spec = msgspec.structs.replace(FACTS, most_nodes=2)
     async with serving(machine, nodes=[NodeId("node0")]) as (coordinator, _), agent(coordinator, "node0"):
         await machine.hears()
         status, said = await ask(coordinator, "POST", "/join", b"{}")
         assert (status, said["error"]) == (409, "this job takes no further nodes")
-        coordinator.offer = JoinOffer(machine.facts, Script("train.py", ["--fast"]), "/work")
+        coordinator.offer = JoinOffer(machine.spec, Script("train.py", ["--fast"]), "/work")
         status, said = await ask(coordinator, "POST", "/join", b"{}")
         assert (status, said["node"], said["node_rank"], said["script"]["args"]) == (200, "node1", 1, ["--fast"])
         async with agent(coordinator, "node1", pid=2):
-            assert await machine.hears() == NodeJoined(NodeId("node1"), "127.0.0.1", 2, "store", pid=2)
+            assert await machine.hears() == facts.NodeJoined(NodeId("node1"), "127.0.0.1", 2, "store", pid=2)
             status, said = await ask(coordinator, "POST", "/join", b"{}")
             assert (status, said["error"]) == (409, "this job has at most 2 nodes")

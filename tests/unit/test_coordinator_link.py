@@ -11,8 +11,10 @@ from tests.unit.test_coordinator import ScriptedMachine, agent, serving
 
 from regrow.agent.coordinator_link import CoordinatorLink
 from regrow.core.ids import NodeId
-from regrow.core.messages import AgentOrder, NodeJoined, NodeLost, StopNode
+from regrow.core.messages import facts
 from regrow.core.messages.elections import Office
+from regrow.core.messages.orders import StopNode
+from regrow.core.messages.unions import AgentOrder
 from regrow.membership.server.http_replies import reply
 
 PATIENCE = 30.0
@@ -88,11 +90,13 @@ async def test_an_agent_of_the_coordinators_own_is_not_lost_by_its_silence_as_ot
         serving(machine, lease=0.3, near=[NodeId("node0")]) as (coordinator, _),
         agent(coordinator, "node0"),  # listens to nothing, as one that is stopped: no ping is answered
     ):
-        assert isinstance(await machine.hears(), NodeJoined)
+        assert isinstance(await machine.hears(), facts.NodeJoined)
         for node in ("node1", "node2", "node3"):  # each is silent for a lease, and node0 all the while
             async with agent(coordinator, node, pid=2):
-                assert isinstance(await machine.hears(), NodeJoined)
-                assert await machine.hears() == NodeLost(NodeId(node), "it answered nothing for 0.3 s", silent=0.3)
+                assert isinstance(await machine.hears(), facts.NodeJoined)
+                assert await machine.hears() == facts.NodeLost(
+                    NodeId(node), "it answered nothing for 0.3 s", silent=0.3
+                )
         assert coordinator.connected == ["node0"]
         assert machine.heard.empty()
 

@@ -12,7 +12,7 @@ from tests.unit.test_agent_environment import config
 
 from regrow.agent.succession import NextCoordinator
 from regrow.core.ids import NodeId, WorkerId
-from regrow.core.messages import WorkerExited
+from regrow.core.messages import facts
 from regrow.core.messages.elections import (
     CoordinatorPresent,
     Handover,
@@ -225,7 +225,7 @@ async def test_an_agent_says_which_coordinator_it_misses(monkeypatch: pytest.Mon
         async with aiohttp.ClientSession() as session, asyncio.timeout(LONG_S):
             agent = NextCoordinator(config(launcher=url, term=3))
             telling = asyncio.create_task(agent.tell_need(session))
-            agent.sent(WorkerExited(WorkerId("w"), -9, 0.0))
+            agent.sent(facts.WorkerExited(WorkerId("w"), -9, 0.0))
             assert await missed.get() == "3"
             await agent.find(session)
             while await missed.get() == "3":

@@ -11,7 +11,8 @@ from tests.unit.membership_job import Job
 
 from regrow.core.early_reads import EarlyReads, PlaceInWorld
 from regrow.core.ids import NO_STATE, NodeId
-from regrow.core.messages import FenceWorker, Role, SpawnWorker, Warmth, WorkerReady
+from regrow.core.messages import facts, orders
+from regrow.core.messages.vocabulary import Role, Warmth
 from regrow.core.records import Noted
 from regrow.membership.roster import Stage
 
@@ -117,21 +118,21 @@ def trained(world: int, nodes: int = 1) -> Job:
 
 
 def warmth(job: Job) -> Warmth | None:
-    return [each for each in job.all(SpawnWorker) if each.role is Role.STANDBY][-1].warmth
+    return [each for each in job.all(orders.SpawnWorker) if each.role is Role.STANDBY][-1].warmth
 
 
 def test_a_standby_whose_script_asks_early_is_ended_once_and_others_wait_before_the_script() -> None:
     job = trained(3)
     first = job.standby()
     job.ready(first, early=RANK)
-    assert [each.worker for each in job.all(FenceWorker)] == [first]
+    assert [each.worker for each in job.all(orders.FenceWorker)] == [first]
     notes = [note.text for note in job.all(Noted)]
     assert len(notes) == 1 and "RANK at train.py:7" in notes[0] and "session.is_main" in notes[0]
     job.exited(first)
     assert job.standby() != first
     assert warmth(job) is Warmth.IMPORTS
-    job.tell(WorkerReady(job.standby(), NO_STATE, "", ""))
-    assert len(job.all(FenceWorker)) == 1
+    job.tell(facts.WorkerReady(job.standby(), NO_STATE, "", ""))
+    assert len(job.all(orders.FenceWorker)) == 1
     job.exited(job.of(0))
     assert job.machine.roster.workers[job.of(0)].role is Role.STANDBY
     assert len(job.all(Noted)) == 1
@@ -141,7 +142,7 @@ def test_a_standby_whose_script_asks_early_is_ended_once_and_others_wait_before_
 def test_a_standby_that_was_told_nothing_wrong_is_used_as_it_is(early: dict[str, str]) -> None:
     job = trained(3)
     job.ready(job.standby(), early=early)
-    assert not job.all(FenceWorker)
+    assert not job.all(orders.FenceWorker)
     assert job.machine.roster.standbys()[0].stage is Stage.READY
 
 
@@ -151,7 +152,7 @@ def test_a_standby_that_is_seated_while_it_builds_is_replaced_when_it_was_told_a
     job.exited(job.of(0))
     assert job.of(0) == standby
     job.ready(standby, early=RANK)
-    assert standby in {each.worker for each in job.all(FenceWorker)}
+    assert standby in {each.worker for each in job.all(orders.FenceWorker)}
     assert job.of(0) != standby
     newcomer = job.of(0)
     job.ready(newcomer, early=RANK)
@@ -162,10 +163,10 @@ def test_the_place_on_a_node_counts_where_it_has_several() -> None:
     bound = {PlaceInWorld.LOCAL_RANK: "CUDA device 1 is in use"}
     several, single = trained(2), trained(2, nodes=2)
     several.ready(several.standby(), early=bound)
-    assert warmth(several) is Warmth.IMPORTS and len(several.all(FenceWorker)) == 1
+    assert warmth(several) is Warmth.IMPORTS and len(several.all(orders.FenceWorker)) == 1
     for standby in single.machine.roster.standbys():
         single.ready(standby.worker, early=bound)
-    assert not single.all(FenceWorker)
+    assert not single.all(orders.FenceWorker)
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -177,18 +178,18 @@ def test_a_standby_that_was_told_the_size_of_a_world_makes_room_when_that_has_ch
     if not asks:
         assert first in job.machine.roster.places.values()
         return
-    assert first in {each.worker for each in job.all(FenceWorker)}
+    assert first in {each.worker for each in job.all(orders.FenceWorker)}
     assert job.standby() != first and warmth(job) is None
     job.ready(job.standby(), early={PlaceInWorld.WORLD: "WORLD_SIZE at train.py:7"})
-    assert len(job.all(FenceWorker)) == 1 and not job.all(Noted)
+    assert len(job.all(orders.FenceWorker)) == 1 and not job.all(Noted)
 
 
 def test_on_a_node_with_one_rank_a_standby_is_built_as_that_rank_unless_it_is_rank_0() -> None:
     job = trained(3, nodes=3)
-    built = {each.node: each for each in job.all(SpawnWorker) if each.role is Role.STANDBY}
+    built = {each.node: each for each in job.all(orders.SpawnWorker) if each.role is Role.STANDBY}
     assert [built[NodeId(f"n{index}")].rank for index in range(3)] == [2, 1, 2]
     for standby in list(job.machine.roster.standbys()):
         job.ready(standby.worker, early=RANK)
-    assert [each.node for each in job.all(FenceWorker)] == ["n0"]
-    later = [each for each in job.all(SpawnWorker) if each.role is Role.STANDBY][3:]
+    assert [each.node for each in job.all(orders.FenceWorker)] == ["n0"]
+    later = [each for each in job.all(orders.SpawnWorker) if each.role is Role.STANDBY][3:]
     assert [(each.node, each.warmth) for each in later] == [("n0", Warmth.IMPORTS)]

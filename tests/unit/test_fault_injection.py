@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regrow.core.ids import Rank, StepNo
-from regrow.core.messages import FaultHow, FaultSpec, FaultStage
+from regrow.core.messages.vocabulary import FaultHow, FaultSpec, FaultStage
 from regrow.train.worker import fault_injection
 from regrow.train.worker.fault_injection import FaultInjector
 

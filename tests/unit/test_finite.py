@@ -14,7 +14,7 @@ from tests.unit.membership_job import Job, mend
 
 from regrow.core.errors import GenerationHalted, NotFinite, SumNotFinite
 from regrow.core.ids import StepNo
-from regrow.core.messages import ErrorReport, FaultKind
+from regrow.core.messages.vocabulary import ErrorReport, FaultKind
 from regrow.core.records import NodeJudged
 from regrow.membership.machine import EndJob
 from regrow.train.worker.finite import Blame, NumberCheck, Seen, judge

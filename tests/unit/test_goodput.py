@@ -10,7 +10,7 @@ from tests.unit.observe_records import NODE, FakeJob, commit
 
 from regrow.cli import main
 from regrow.core.ids import Generation, JobId, Rank, StepNo, WorkerId
-from regrow.core.messages import Role
+from regrow.core.messages.vocabulary import Role
 from regrow.core.records import (
     GenerationFormed,
     IncidentClosed,

@@ -6,8 +6,8 @@ import pytest
 from tests.unit.membership_job import Job
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages import FenceWorker, NodeSeen, TakeStacks
-from regrow.core.messages.sights import WorkerSight
+from regrow.core.messages import orders
+from regrow.core.messages.sights import NodeSeen, TakeStacks, WorkerSight
 from regrow.core.phase import Phase
 from regrow.core.records import IncidentOpened, Noted
 from regrow.membership.recovery.hangs import Bounds, Look, judge, told
@@ -120,10 +120,10 @@ def test_one_look_is_not_enough_to_end_a_worker() -> None:
     job.now += 500.0
     sights = [job.sight(0, 5), job.sight(1, 5, waits=True)]
     job.tell(NodeSeen(NodeId("n0"), sights))
-    assert not job.all(FenceWorker)
+    assert not job.all(orders.FenceWorker)
     culprit = job.of(0)
     job.tell(NodeSeen(NodeId("n0"), sights), after=2.0)
-    assert [fence.worker for fence in job.all(FenceWorker)] == [culprit]
+    assert [fence.worker for fence in job.all(orders.FenceWorker)] == [culprit]
 
 
 def test_two_agents_see_what_neither_sees_alone() -> None:
@@ -132,7 +132,7 @@ def test_two_agents_see_what_neither_sees_alone() -> None:
     for _ in range(3):
         job.tell(NodeSeen(NodeId("n0"), [job.sight(0, 5, phase=Phase.OUTSIDE)]), after=2.0)
         job.tell(NodeSeen(NodeId("n1"), [job.sight(1, 6, waits=True)]), after=0.5)
-    assert not job.all(FenceWorker), "rank 1 waits in the step for rank 0, which evaluates"
+    assert not job.all(orders.FenceWorker), "rank 1 waits in the step for rank 0, which evaluates"
 
 
 def test_the_only_one_with_a_part_of_the_state_is_not_ended_on_suspicion() -> None:
@@ -142,7 +142,7 @@ def test_the_only_one_with_a_part_of_the_state_is_not_ended_on_suspicion() -> No
     job.now += 500.0
     for seconds in (100.0, 900.0):
         job.seen(job.sight(0, 5, seconds=seconds), job.sight(1, 5, waits=True, seconds=seconds))
-        assert not job.all(FenceWorker)
+        assert not job.all(orders.FenceWorker)
     assert [note.text for note in job.all(Noted) if "rank 0: no progress" in note.text], "which is said"
     assert job.of(0) in {order.worker for order in job.all(TakeStacks)}
 
@@ -150,12 +150,12 @@ def test_the_only_one_with_a_part_of_the_state_is_not_ended_on_suspicion() -> No
 def test_who_was_replaced_in_vain_gets_more_time_the_next_time() -> None:
     job = Job(2).trained(4)
     for bound in (90.0, 180.0, 360.0):
-        fences = len(job.all(FenceWorker))
+        fences = len(job.all(orders.FenceWorker))
         job.now += 5000.0
         job.seen(job.sight(0, 5, seconds=bound - 1.0), job.sight(1, 5, waits=True))
-        assert len(job.all(FenceWorker)) == fences, f"within {bound} s"
+        assert len(job.all(orders.FenceWorker)) == fences, f"within {bound} s"
         job.seen(job.sight(0, 5, seconds=bound + 1.0), job.sight(1, 5, waits=True))
-        assert len(job.all(FenceWorker)) == fences + 1
+        assert len(job.all(orders.FenceWorker)) == fences + 1
         job.halted(1, 5)
         job.ready(job.of(0))
         job.joined()
@@ -169,4 +169,4 @@ def test_a_standstill_of_all_is_said_every_minute_and_nobody_is_ended() -> None:
         job.seen(*[job.sight(rank, 5, seconds=60.0 * minute + 5.0) for rank in job.ranks])
     notes = [note.text for note in job.all(Noted) if "all ranks stand at the same place" in note.text]
     assert 4 <= len(notes) <= 5
-    assert not job.all(FenceWorker)
+    assert not job.all(orders.FenceWorker)

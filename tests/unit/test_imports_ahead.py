@@ -11,7 +11,8 @@ from tests.unit.membership_job import Job
 
 from regrow.agent.workers.imports import changed, thread_names
 from regrow.core.ids import NO_STATE
-from regrow.core.messages import FenceWorker, ImportModules, ModulesImported, Warmth, WorkerReady
+from regrow.core.messages import facts, orders
+from regrow.core.messages.vocabulary import Warmth
 from regrow.core.records import Noted
 
 AHEAD = """
@@ -87,19 +88,19 @@ def waiting(imports: list[str]) -> Job:
     for rank in job.ranks:
         job.ready(job.of(rank), 0, imported=imports if rank == 0 else [], environment=["WISH"])
     job.joined().stepped(0)
-    job.tell(WorkerReady(job.standby(), NO_STATE, "", ""))
+    job.tell(facts.WorkerReady(job.standby(), NO_STATE, "", ""))
     return job
 
 
 def test_a_waiting_standby_imports_what_the_ranks_have() -> None:
     job = waiting(["numpy.fft", "made_plain"])
-    assert job.all(ImportModules) == [ImportModules(job.standby(), ["numpy.fft", "made_plain"], ["WISH"])]
-    job.tell(ModulesImported(job.standby()))
-    assert not job.all(FenceWorker) and not job.all(Noted)
+    assert job.all(orders.ImportModules) == [orders.ImportModules(job.standby(), ["numpy.fft", "made_plain"], ["WISH"])]
+    job.tell(facts.ModulesImported(job.standby()))
+    assert not job.all(orders.FenceWorker) and not job.all(Noted)
 
 
 def test_a_script_that_imports_nothing_of_others_costs_nothing() -> None:
-    assert not waiting([]).all(ImportModules)
+    assert not waiting([]).all(orders.ImportModules)
 
 
 @pytest.mark.parametrize("seated", [False, True])
@@ -109,23 +110,23 @@ def test_a_standby_that_has_imported_too_much_is_ended_and_others_do_without_tha
     if seated:
         job.exited(job.of(1))
         assert job.of(1) == standby
-    job.tell(ModulesImported(standby, "made_ranked", "it asks for RANK when it is imported"))
-    assert [each.worker for each in job.all(FenceWorker)] == [standby]
+    job.tell(facts.ModulesImported(standby, "made_ranked", "it asks for RANK when it is imported"))
+    assert [each.worker for each in job.all(orders.FenceWorker)] == [standby]
     assert job.last(Noted).text.startswith("made_ranked is left to the script to import: it asks for RANK")
     if seated:
         assert job.of(1) != standby
         return
-    job.tell(WorkerReady(job.standby(), NO_STATE, "", ""))
-    assert job.last(ImportModules).modules == ["made_plain"]
+    job.tell(facts.WorkerReady(job.standby(), NO_STATE, "", ""))
+    assert job.last(orders.ImportModules).modules == ["made_plain"]
 
 
 def test_after_four_unfit_packages_nothing_is_imported_ahead_any_more() -> None:
     names = [f"made_{number}" for number in range(6)]
     job = waiting(names)
     for name in names[:4]:
-        job.tell(ModulesImported(job.standby(), name, "it asks for RANK"))
-        job.tell(WorkerReady(job.standby(), NO_STATE, "", ""))
-    assert len(job.all(ImportModules)) == 4
+        job.tell(facts.ModulesImported(job.standby(), name, "it asks for RANK"))
+        job.tell(facts.WorkerReady(job.standby(), NO_STATE, "", ""))
+    assert len(job.all(orders.ImportModules)) == 4
 
 
 def test_threads_of_a_process_are_known_by_the_names_that_libraries_give_them() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.core.messages import STEP_STAGES, FaultHow
+from regrow.core.messages.vocabulary import STEP_STAGES, FaultHow
 from regrow.launch.demo import KILLS, STEPS, WORLD, fault_plan, find_script, run_demo
 from regrow.launch.plan import parse_faults
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.core.messages import FaultHow, FaultStage
+from regrow.core.messages.vocabulary import FaultHow, FaultStage
 from regrow.launch.plan import load_faults, parse_faults
 
 

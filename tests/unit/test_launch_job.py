@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.core.messages import Warmth
+from regrow.core.messages.vocabulary import Warmth
 from regrow.launch.job import HostEnvironment, JobPlan, RunFlags, make_plan
 
 
@@ -21,36 +21,36 @@ def plan(surroundings: HostEnvironment | None = None, **flags: Any) -> JobPlan:
 
 def test_a_bare_script_is_one_rank_that_only_this_machine_can_reach() -> None:
     made = plan()
-    assert (made.facts.world, made.facts.nodes, made.bind, made.port) == (1, 1, "127.0.0.1", 0)
-    assert made.facts.job == "train-s"
-    assert made.facts.max_restarts is None
-    assert not made.facts.durable
+    assert (made.spec.world, made.spec.nodes, made.bind, made.port) == (1, 1, "127.0.0.1", 0)
+    assert made.spec.job == "train-s"
+    assert made.spec.max_restarts is None
+    assert not made.spec.durable
 
 
 @pytest.mark.parametrize(
     ("text", "gpus", "ranks"), [("4", 0, 4), ("cpu", 2, 6), ("auto", 0, 6), ("auto", 2, 2), ("gpu", 8, 8)]
 )
 def test_nproc_is_a_number_or_what_the_machine_has(text: str, gpus: int, ranks: int) -> None:
-    assert plan(around(gpus=gpus), nproc_per_node=text).facts.world == ranks
+    assert plan(around(gpus=gpus), nproc_per_node=text).spec.world == ranks
 
 
 def test_durations_and_warmth_are_read() -> None:
     made = plan(window="30min", checkpoint_every="90s", checkpoint_dir="/ck", hang_timeout="2m", warmth="built")
-    assert (made.facts.window, made.facts.checkpoint_every, made.facts.hang_timeout) == (1800.0, 90.0, 120.0)
-    assert made.facts.warmth is Warmth.BUILT
-    assert made.facts.durable
+    assert (made.spec.window, made.spec.checkpoint_every, made.spec.hang_timeout) == (1800.0, 90.0, 120.0)
+    assert made.spec.warmth is Warmth.BUILT
+    assert made.spec.durable
 
 
 def test_a_range_of_nodes_starts_with_the_least_and_may_grow_to_the_most() -> None:
     made = plan(around(token="t"), nnodes="2:4", nproc_per_node="2", node_rank=0, rdzv_endpoint="127.0.0.1:29400")
-    facts = made.facts
-    assert (facts.nodes, facts.node_limit, facts.min_replicas, facts.max_replicas) == (2, 4, 4, 8)
+    spec = made.spec
+    assert (spec.nodes, spec.node_limit, spec.min_replicas, spec.max_replicas) == (2, 4, 4, 8)
     assert made.slots == 2
 
 
 def test_another_coordinator_is_elected_where_there_is_a_majority_and_the_job_can_do_without_a_node() -> None:
     def elects(**options: object) -> bool:
-        return plan(around(token="t"), node_rank=0, rdzv_endpoint="127.0.0.1:29400", **options).facts.can_elect
+        return plan(around(token="t"), node_rank=0, rdzv_endpoint="127.0.0.1:29400", **options).spec.can_elect
 
     assert elects(nnodes="4", spares=1) and elects(nnodes="2:4")
     assert not elects(nnodes="4"), "it would end a node that only paused, and have nothing to replace it with"
@@ -60,7 +60,7 @@ def test_another_coordinator_is_elected_where_there_is_a_majority_and_the_job_ca
 
 def test_one_node_that_others_may_join_needs_no_secret_unless_they_come_from_elsewhere() -> None:
     made = plan(nnodes="1:2")
-    assert (made.bind, made.advertise, made.facts.can_lose_nodes) == ("127.0.0.1", "127.0.0.1", True)
+    assert (made.bind, made.advertise, made.spec.can_lose_nodes) == ("127.0.0.1", "127.0.0.1", True)
     with pytest.raises(UsageError, match="needs a secret"):
         plan(nnodes="1:2", bind="10.0.0.1")
     made = plan(around(token="t"), nnodes="1:2", bind="10.0.0.1")
@@ -77,10 +77,10 @@ def test_a_node_has_room_for_its_part_of_the_largest_world() -> None:
 
 
 def test_replicas_have_whole_units_and_sizes_set_their_limits() -> None:
-    facts = plan(nproc_per_node="4", replica_ranks=2, replica_sizes="4,1,2").facts
-    assert (facts.unit, facts.replicas, facts.sizes) == (2, 2, [1, 2, 4])
-    assert (facts.min_replicas, facts.max_replicas) == (1, 4)
-    fixed = plan(nproc_per_node="4").facts
+    spec = plan(nproc_per_node="4", replica_ranks=2, replica_sizes="4,1,2").spec
+    assert (spec.unit, spec.replicas, spec.sizes) == (2, 2, [1, 2, 4])
+    assert (spec.min_replicas, spec.max_replicas) == (1, 4)
+    fixed = plan(nproc_per_node="4").spec
     assert (fixed.min_replicas, fixed.max_replicas, fixed.elastic) == (None, None, False)
 
 
@@ -113,12 +113,12 @@ def test_several_nodes_on_this_machine_need_no_secret_and_no_address() -> None:
         digest_every=5,
         node_lease="3s",
     )
-    facts = made.facts
-    assert (facts.nodes, facts.world, made.node_ranks, made.bind) == (3, 6, [0, 1, 2], "127.0.0.1")
-    assert facts.node_lease == 3.0
-    assert (facts.node_deadline, facts.buddy_every, facts.digest_every, made.notes) == (90.0, 4, 5, [])
+    spec = made.spec
+    assert (spec.nodes, spec.world, made.node_ranks, made.bind) == (3, 6, [0, 1, 2], "127.0.0.1")
+    assert spec.node_lease == 3.0
+    assert (spec.node_deadline, spec.buddy_every, spec.digest_every, made.notes) == (90.0, 4, 5, [])
     configs = [
-        made.agent_config(facts, node_rank=rank, coordinator="", token="", job_dir=Path("/d"), advertise="")
+        made.agent_config(spec, node_rank=rank, coordinator="", token="", job_dir=Path("/d"), advertise="")
         for rank in made.node_ranks
     ]
     assert [(config.node, config.node_rank, config.domain) for config in configs] == [
@@ -131,7 +131,7 @@ def test_several_nodes_on_this_machine_need_no_secret_and_no_address() -> None:
 
 def test_copies_of_one_node_alone_are_noted_to_be_lost_with_it() -> None:
     made = plan(buddy_every=1)
-    assert made.facts.buddy_every == 1
+    assert made.spec.buddy_every == 1
     assert "lost with it" in made.notes[0]
 
 

@@ -14,8 +14,8 @@ from tests.unit.membership_job import Job
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId, Rank, WorkerId
-from regrow.core.messages import FenceWorker, LogRuleNews, LogRulesNoted
-from regrow.core.messages.log_rules import LogRule, LogRuleOrder
+from regrow.core.messages import orders
+from regrow.core.messages.log_rules import LogRule, LogRuleNews, LogRuleOrder, LogRulesNoted
 from regrow.core.records import IncidentOpened, NodeJudged, NodeQuarantined, Noted
 from regrow.core.verdicts import Action, Severity
 from regrow.health import log_watch
@@ -279,7 +279,7 @@ def test_a_broken_rule_is_a_verdict_and_nothing_else() -> None:
     printed(job, 3)
     told = job.last(NodeJudged)
     assert (told.node, told.device, told.severity, told.source) == ("n1", "slot1", "suspect", "log:bad")
-    assert not job.all(FenceWorker) and not job.all(IncidentOpened)
+    assert not job.all(orders.FenceWorker) and not job.all(IncidentOpened)
     printed(job, 3, Severity.OK)
     assert not any(node.verdicts for node in job.machine.snapshot().nodes)
 
@@ -296,11 +296,11 @@ def test_only_replace_is_a_fault_of_the_rank_and_only_while_it_trains() -> None:
     job = Job(4).trained(4)
     lost = job.of(2)
     printed(job, 2, action=Action.REPLACE)
-    assert [each.worker for each in job.all(FenceWorker)] == [lost]
+    assert [each.worker for each in job.all(orders.FenceWorker)] == [lost]
     opened = job.last(IncidentOpened)
     assert (opened.kind, opened.ranks) == ("log", [2]) and "rank 2 has printed: bad" in opened.cause
     printed(job, 2, action=Action.REPLACE)
-    assert len(job.all(FenceWorker)) == 1
+    assert len(job.all(orders.FenceWorker)) == 1
 
 
 def test_the_last_words_of_a_worker_that_has_gone_are_heard() -> None:
@@ -312,6 +312,6 @@ def test_the_last_words_of_a_worker_that_has_gone_are_heard() -> None:
     )
     job.tell(LogRuleNews(NodeId("n9"), WorkerId("w99"), Rank(2), "log:x", Severity.FATAL, Action.REPLACE, "who?"))
     assert [(each.node, each.source) for each in job.all(NodeJudged)] == [("n0", "log:x")]
-    assert not job.all(FenceWorker)
+    assert not job.all(orders.FenceWorker)
     job.tell(LogRulesNoted(NodeId("n0"), "one is switched off"))
     assert "one is switched off" in [each.text for each in job.all(Noted)]

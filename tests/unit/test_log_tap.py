@@ -13,7 +13,7 @@ PATIENCE = 60.0
 
 
 def config(*rules: LogRule) -> Any:
-    return SimpleNamespace(node=NodeId("n0"), facts=SimpleNamespace(log_rules=list(rules)))
+    return SimpleNamespace(node=NodeId("n0"), spec=SimpleNamespace(log_rules=list(rules)))
 
 
 class Heard:

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.membership_job import Job
 
 from regrow.core.ids import NodeId, StepNo
-from regrow.core.messages import NodeLost, ReleaseWorker, StopRequested, TimeAdvanced, WorkerReady
+from regrow.core.messages import facts
 from regrow.core.messages.checkpoints import (
     AbandonCheckpoint,
     CheckpointFailed,
@@ -17,6 +17,7 @@ from regrow.core.messages.checkpoints import (
     WriteCheckpoint,
 )
 from regrow.core.messages.copies import TakeSnapshot
+from regrow.core.messages.orders import ReleaseWorker
 from regrow.core.records import CheckpointSaved, Noted
 from regrow.membership.orders import EndJob
 from regrow.membership.states import Waiting
@@ -30,12 +31,14 @@ def job(world: int = 2, *, holdings: list[str] | None = None, nodes: int = 1, **
     for rank in made.ranks:
         holding = holdings[rank] if holdings else "all"
         worker = made.of(rank)
-        made.tell(WorkerReady(worker, StepNo(0), f"at {worker}", f"layout {holding}", 0.0, holding, bool(holdings)))
+        made.tell(
+            facts.WorkerReady(worker, StepNo(0), f"at {worker}", f"layout {holding}", 0.0, holding, bool(holdings))
+        )
     return made.joined().stepped(0)
 
 
 def later(made: Job) -> Job:
-    made.tell(TimeAdvanced(), after=EVERY)
+    made.tell(facts.TimeAdvanced(), after=EVERY)
     return made
 
 
@@ -210,7 +213,7 @@ def test_a_rank_lost_at_the_end_has_its_last_state_written_after_it_is_mended() 
         made.finished(rank, 1)
     made.exited(made.of(1))
     made.halted(0, 1)
-    made.tell(WorkerReady(made.of(1), StepNo(-1), "there", "layout all", 0.0, "all"))
+    made.tell(facts.WorkerReady(made.of(1), StepNo(-1), "there", "layout all", 0.0, "all"))
     made.joined()
     for rank in made.ranks:
         made.finished(rank, 1)
@@ -220,7 +223,7 @@ def test_a_rank_lost_at_the_end_has_its_last_state_written_after_it_is_mended() 
 
 def test_a_job_without_a_place_for_them_orders_none() -> None:
     made = Job(2).trained()
-    made.tell(TimeAdvanced(), after=1e6)
+    made.tell(facts.TimeAdvanced(), after=1e6)
     for rank in made.ranks:
         made.finished(rank, 1)
     assert made.all(TakeSnapshot) == []
@@ -250,7 +253,7 @@ def written(made: Job, step: int) -> None:
 
 def test_who_asks_for_the_end_gets_it_when_the_state_is_saved() -> None:
     made = job()
-    made.tell(StopRequested("SIGTERM", patience=30.0))
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
     assert made.all(TakeSnapshot) == [TakeSnapshot(made.of(0), StepNo(1))] and made.all(EndJob) == []
     assert "the state goes to disk first, for which there are 30 s" in notes(made)
     written(made, step=2)
@@ -262,7 +265,7 @@ def test_what_is_written_already_is_older_than_what_is_wanted_at_the_end() -> No
     made = later(job())
     held(made, 0, asked=1, step=1)
     made.stepped(1).stepped(2)
-    made.tell(StopRequested("SIGTERM", patience=30.0))
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
     parts(made, made.last(WriteCheckpoint))
     whole(made, made.last(FinishCheckpoint))
     assert made.last(CheckpointSaved).step == 1 and made.all(EndJob) == []
@@ -274,11 +277,11 @@ def test_what_is_written_already_is_older_than_what_is_wanted_at_the_end() -> No
 def test_the_end_does_not_wait_for_a_disk_that_is_too_slow_or_full() -> None:
     late, full = job(), job()
     for made in (late, full):
-        made.tell(StopRequested("SIGTERM", patience=30.0))
+        made.tell(facts.StopRequested("SIGTERM", patience=30.0))
         held(made, 0, asked=1, step=1)
-    late.tell(TimeAdvanced(), after=29.0)
+    late.tell(facts.TimeAdvanced(), after=29.0)
     assert late.all(EndJob) == []
-    late.tell(TimeAdvanced(), after=1.0)
+    late.tell(facts.TimeAdvanced(), after=1.0)
     failed(full, full.last(WriteCheckpoint), "no space left on device")
     for made in (late, full):
         assert [end.code for end in made.all(EndJob)] == [75] and made.all(CheckpointSaved) == []
@@ -290,22 +293,22 @@ def test_the_end_is_at_once_where_there_is_nothing_to_save_and_for_who_asks_agai
     begins = Job(2, durable=True, checkpoint_every=EVERY).joined()
     again = job()
     for made in (never, begins, again):
-        made.tell(StopRequested("SIGTERM", patience=30.0))
+        made.tell(facts.StopRequested("SIGTERM", patience=30.0))
     assert again.all(EndJob) == []
-    again.tell(StopRequested("SIGTERM", patience=30.0))
+    again.tell(facts.StopRequested("SIGTERM", patience=30.0))
     assert again.all(EndJob) == [], "a second node was told the same"
-    again.tell(StopRequested("at once"))
+    again.tell(facts.StopRequested("at once"))
     for made in (never, begins, again):
         assert [end.code for end in made.all(EndJob)] == [75]
 
 
 def test_a_fault_meanwhile_is_mended_before_the_state_is_saved() -> None:
     made = job()
-    made.tell(StopRequested("SIGTERM", patience=30.0))
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
     made.exited(made.of(0))
     made.halted(1, 1)
     assert made.all(EndJob) == [] and len(made.all(TakeSnapshot)) == 1
-    made.tell(WorkerReady(made.of(0), StepNo(-1), "there", "layout all", 0.0, "all"))
+    made.tell(facts.WorkerReady(made.of(0), StepNo(-1), "there", "layout all", 0.0, "all"))
     made.joined().stepped(1)
     assert len(made.all(TakeSnapshot)) == 2
     written(made, step=2)
@@ -314,10 +317,10 @@ def test_a_fault_meanwhile_is_mended_before_the_state_is_saved() -> None:
 
 def test_ranks_that_are_halted_for_want_of_a_node_are_saved_too() -> None:
     made = job(nodes=2)
-    made.tell(NodeLost(NodeId("n1"), "gone"))
+    made.tell(facts.NodeLost(NodeId("n1"), "gone"))
     made.halted(0, 1)
     assert isinstance(made.machine.state, Waiting)
-    made.tell(StopRequested("SIGTERM", patience=30.0))
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
     assert made.all(EndJob) == []
     written(made, step=1)
     assert [end.code for end in made.all(EndJob)] == [75] and made.last(CheckpointSaved).step == 1

@@ -3,15 +3,8 @@
 from tests.unit.membership_job import OOM, Job, form
 
 from regrow.core.ids import StepNo
-from regrow.core.messages import (
-    FenceWorker,
-    HaltGeneration,
-    ReleaseWorker,
-    TimeAdvanced,
-    WorkerFailed,
-    WorkerFinished,
-    WorkerHalted,
-)
+from regrow.core.messages import orders
+from regrow.core.messages.facts import TimeAdvanced, WorkerFailed, WorkerFinished, WorkerHalted
 from regrow.core.phase import Phase
 from regrow.core.records import IncidentClosed
 from regrow.membership.machine import EndJob
@@ -29,27 +22,27 @@ def halted(job: Job, rank: int, inside: int) -> None:
     job.tell(WorkerHalted(job.of(rank), job.machine.generation, LAST, inside=inside))
 
 
-def closing(world: int = 2, **facts: object) -> Job:
+def closing(world: int = 2, **settings: object) -> Job:
     """A job whose ranks have all run their last step."""
-    job = Job(world, **facts).trained(4)  # type: ignore[arg-type]
+    job = Job(world, **settings).trained(4)  # type: ignore[arg-type]
     for rank in job.ranks:
         stepped(job, rank)
     assert isinstance(job.machine.state, Closing)
     return job
 
 
-def let_on(job: Job) -> list[ReleaseWorker]:
-    return [order for order in job.all(ReleaseWorker) if order.goes_on]
+def let_on(job: Job) -> list[orders.ReleaseWorker]:
+    return [order for order in job.all(orders.ReleaseWorker) if order.goes_on]
 
 
-def released(job: Job) -> list[ReleaseWorker]:
-    return [order for order in job.all(ReleaseWorker) if not order.goes_on]
+def released(job: Job) -> list[orders.ReleaseWorker]:
+    return [order for order in job.all(orders.ReleaseWorker) if not order.goes_on]
 
 
 def test_all_leave_their_loops_together_and_end_together() -> None:
     job = Job(2).trained(4)
     stepped(job, 0)
-    assert not job.all(ReleaseWorker), "the other may still need its state"
+    assert not job.all(orders.ReleaseWorker), "the other may still need its state"
     stepped(job, 1)
     assert [order.worker for order in let_on(job)] == [job.of(0), job.of(1)]
     job.finished(1, LAST)
@@ -65,7 +58,7 @@ def test_a_worker_killed_behind_the_last_step_is_replaced_and_comes_in_behind_it
     job = closing(3)
     job.finished(2, LAST)
     job.exited(job.of(1))
-    assert {order.worker for order in job.all(HaltGeneration)} == {job.of(0), job.of(2)}
+    assert {order.worker for order in job.all(orders.HaltGeneration)} == {job.of(0), job.of(2)}
     halted(job, 0, inside=2)
     halted(job, 2, inside=3)
     job.ready(job.of(1))
@@ -120,14 +113,14 @@ def test_an_error_of_its_own_is_told_whole_and_one_that_another_has_caused_is_me
 
 def test_the_word_to_go_on_is_repeated_and_who_has_come_to_the_end_is_not_kept_for_ever() -> None:
     job = closing(build_deadline=90.0)
-    assert [order for order in job.wait() if isinstance(order, ReleaseWorker) and order.goes_on]
+    assert [order for order in job.wait() if isinstance(order, orders.ReleaseWorker) and order.goes_on]
     job.finished(1, LAST)
     for _ in range(20):
         if isinstance(job.machine.state, Closing):
             job.wait()
     assert isinstance(job.machine.state, Releasing)
     assert {order.worker for order in released(job)} == {job.of(0), job.of(1)}
-    assert not job.all(FenceWorker), "one that takes its time is not ended"
+    assert not job.all(orders.FenceWorker), "one that takes its time is not ended"
     job.exited(job.of(1), 0)
     job.tell(TimeAdvanced(), after=80_000.0)
     assert not job.all(EndJob), "an upload may take hours"
@@ -179,4 +172,4 @@ def test_one_that_hangs_as_it_comes_in_is_replaced_though_the_others_have_finish
     sights = [job.sight(rank, LAST, seconds=400.0, phase=Phase.RECOVERING, stopped=rank == 1) for rank in job.ranks]
     job.seen(*sights)
     assert not job.all(EndJob)
-    assert job.last(FenceWorker).worker == stuck
+    assert job.last(orders.FenceWorker).worker == stuck

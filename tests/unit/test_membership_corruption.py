@@ -4,7 +4,8 @@ from tests.unit.membership_job import Job
 
 from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
-from regrow.core.messages import FormGeneration, HaltGeneration, WorkerHalted
+from regrow.core.messages import facts
+from regrow.core.messages.orders import FormGeneration, HaltGeneration
 from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer
 from regrow.core.records import IncidentClosed, IncidentOpened, ReplicaCorrupted
 from regrow.launch.listing import status_lines
@@ -63,7 +64,7 @@ def differs(job: Job, rank: int, step: int, wrong: list[int], undecided: list[in
 
 def halted(job: Job, rank: int, state: int, verified: int) -> None:
     generation = job.machine.generation
-    job.tell(WorkerHalted(job.of(rank), generation, StepNo(state), verified=StepNo(verified)))
+    job.tell(facts.WorkerHalted(job.of(rank), generation, StepNo(state), verified=StepNo(verified)))
 
 
 def disagree(job: Job, step: int, wrong: list[int], undecided: list[int], verified: int) -> None:

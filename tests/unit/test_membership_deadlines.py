@@ -9,19 +9,9 @@ import pytest
 from tests.unit.membership_job import Job, form
 
 from regrow.core.ids import Generation, NodeId, Seconds, StepNo
-from regrow.core.messages import (
-    ErrorReport,
-    FenceWorker,
-    NodeJoined,
-    NodeProgress,
-    NodeSeen,
-    ProveAlive,
-    TimeAdvanced,
-    WorkerAlive,
-    WorkerCommitted,
-    WorkerHalted,
-    WorkerStarted,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import NodeSeen, ProveAlive, WorkerAlive
+from regrow.core.messages.vocabulary import ErrorReport
 from regrow.core.phase import Phase
 from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, Noted
 from regrow.membership.machine import Command
@@ -48,7 +38,7 @@ def halt_over(job: Job, silent: int, **what: Any) -> None:
     for _ in range(8):
         job.now += 20.0
         job.tell(NodeSeen(NodeId("n0"), [job.sight(silent, 5, **what)]))
-        if job.all(FenceWorker) or not isinstance(job.machine.state, Mending):
+        if job.all(orders.FenceWorker) or not isinstance(job.machine.state, Mending):
             return
         job.wait()
 
@@ -60,7 +50,7 @@ def test_who_hangs_and_does_not_answer_the_halt_is_fenced_and_replaced() -> None
     job.ready(job.of(1))
     silent = job.of(2)
     halt_over(job, 2)
-    assert (job.last(FenceWorker).worker, job.last(FenceWorker).dump_stacks) == (silent, True)
+    assert (job.last(orders.FenceWorker).worker, job.last(orders.FenceWorker).dump_stacks) == (silent, True)
     assert job.of(2) != silent
     job.ready(job.of(2))
     assert form(job).holders == [0]
@@ -78,7 +68,7 @@ def test_who_is_only_slow_to_answer_the_halt_is_waited_for(what: dict[str, Any])
     job.halted(0, 5)
     job.ready(job.of(1))
     halt_over(job, 2, **{"seconds": 170.0, **what})
-    assert not job.all(FenceWorker)
+    assert not job.all(orders.FenceWorker)
     job.halted(2, 5)
     assert form(job).generation == 2, "and then all go on"
     assert len(job.all(IncidentOpened)) == 1
@@ -89,7 +79,7 @@ def test_of_whom_nothing_is_seen_is_waited_for_for_half_an_hour() -> None:
     job.exited(job.of(1))
     job.ready(job.of(1))
     begun = job.now
-    while not job.all(FenceWorker):
+    while not job.all(orders.FenceWorker):
         job.wait()
     assert 1790.0 < job.now - begun < 1900.0
 
@@ -99,7 +89,7 @@ def test_the_last_that_has_the_state_is_not_ended_on_suspicion() -> None:
     job.exited(job.of(1))
     job.ready(job.of(1))
     halt_over(job, 0, seconds=900.0)
-    assert not job.all(FenceWorker)
+    assert not job.all(orders.FenceWorker)
     job.halted(0, 5)
     assert form(job).holders == [0]
 
@@ -109,13 +99,13 @@ def test_no_generation_is_formed_before_every_script_has_come_to_where_it_waits(
     job.exited(job.of(1))
     job.halted(0, 5)
     job.ready(job.of(1))
-    away = WorkerHalted(job.of(2), Generation(1), StepNo(5), stands=False)
+    away = facts.WorkerHalted(job.of(2), Generation(1), StepNo(5), stands=False)
     job.tell(away)
     assert form(job).generation == 1
     for _ in range(20):
         job.tell(NodeSeen(NodeId("n0"), [job.sight(2, 5, phase=Phase.OUTSIDE, seconds=200.0)]))
         job.wait()
-    assert form(job).generation == 1 and not job.all(FenceWorker)
+    assert form(job).generation == 1 and not job.all(orders.FenceWorker)
     assert [note.text for note in job.all(Noted) if "waits" in note.text], "which is said"
     job.tell(msgspec.structs.replace(away, stands=True))
     assert form(job).generation == 2
@@ -127,8 +117,8 @@ def test_who_was_fenced_is_not_heard_any_more() -> None:
     job = Job(2).trained(4)
     hung = job.of(1)
     job.hung(1, 5)
-    assert job.last(FenceWorker).worker == hung
-    job.tell(WorkerHalted(hung, Generation(1), StepNo(5)))
+    assert job.last(orders.FenceWorker).worker == hung
+    job.tell(facts.WorkerHalted(hung, Generation(1), StepNo(5)))
     job.halted(0, 5)
     job.ready(job.of(1))
     assert form(job).holders == [0]
@@ -139,12 +129,12 @@ def test_who_was_fenced_is_not_heard_any_more() -> None:
 def test_a_worker_that_hangs_while_groups_form_is_found_by_the_halt_that_follows() -> None:
     job = Job(3).built()
     job.wait()
-    assert not job.all(FenceWorker), "all of them are late, and only one is at fault"
+    assert not job.all(orders.FenceWorker), "all of them are late, and only one is at fault"
     job.halted(0, 0)
     job.halted(2, 0)
     culprit = job.of(1)
     halt_over(job, 1)
-    assert [fence.worker for fence in job.all(FenceWorker)] == [culprit]
+    assert [fence.worker for fence in job.all(orders.FenceWorker)] == [culprit]
 
 
 def test_who_alone_does_not_reach_its_new_groups_is_fenced() -> None:
@@ -153,18 +143,18 @@ def test_who_alone_does_not_reach_its_new_groups_is_fenced() -> None:
     job.resumed(2)
     late = job.of(1)
     job.wait()
-    assert [fence.worker for fence in job.all(FenceWorker)] == [late]
+    assert [fence.worker for fence in job.all(orders.FenceWorker)] == [late]
 
 
 def test_who_hangs_while_another_thread_answers_the_halt_is_fenced() -> None:
     job = Job(3).trained(4)
     job.exited(job.of(1))
     job.halted(0, 5)
-    job.tell(WorkerHalted(job.of(2), Generation(1), StepNo(5), stands=False))
+    job.tell(facts.WorkerHalted(job.of(2), Generation(1), StepNo(5), stands=False))
     job.ready(job.of(1))
     stuck = job.of(2)
     halt_over(job, 2)
-    assert [fence.worker for fence in job.all(FenceWorker)] == [stuck]
+    assert [fence.worker for fence in job.all(orders.FenceWorker)] == [stuck]
 
 
 def test_a_standby_that_does_not_answer_is_replaced_before_anybody_waits_for_it() -> None:
@@ -178,7 +168,7 @@ def test_a_standby_that_does_not_answer_is_replaced_before_anybody_waits_for_it(
     begun = job.now
     assert form(job).generation == 1
     job.wait()
-    assert [fence.worker for fence in job.all(FenceWorker)] == [dead]
+    assert [fence.worker for fence in job.all(orders.FenceWorker)] == [dead]
     assert job.of(1) != dead and job.now - begun < 3.0
     job.ready(job.of(1))
     assert form(job).generation == 2
@@ -200,25 +190,25 @@ def test_a_joiner_that_is_never_ready_is_fenced_and_another_forked() -> None:
     job.exited(job.of(1))
     job.halted(0, 5)
     joiner = job.of(1)
-    job.tell(WorkerStarted(joiner, 7))
+    job.tell(facts.WorkerStarted(joiner, 7))
     job.wait()
-    assert job.last(FenceWorker).worker == joiner
+    assert job.last(orders.FenceWorker).worker == joiner
     assert job.of(1) != joiner
 
 
 def test_a_rank_that_is_never_ready_while_others_are_has_all_started_again() -> None:
     job = Job(2)
     for rank in job.ranks:
-        job.tell(WorkerStarted(job.of(rank), 7))
+        job.tell(facts.WorkerStarted(job.of(rank), 7))
     assert job.machine.next_deadline() is None, "a script without a session may run for days"
     job.ready(job.of(0), 0)
     job.wait()
-    assert {fence.worker for fence in job.all(FenceWorker)} == {job.of(0), job.of(1)}
+    assert {fence.worker for fence in job.all(orders.FenceWorker)} == {job.of(0), job.of(1)}
 
 
 def test_a_worker_that_was_never_started_does_not_hold_the_job_up_for_ever() -> None:
     job = Job(2)
-    job.tell(WorkerStarted(job.of(0), 7))
+    job.tell(facts.WorkerStarted(job.of(0), 7))
     job.wait()
     job.wait()
     assert job.end.code == 75
@@ -229,7 +219,7 @@ def test_a_standby_that_is_never_ready_is_replaced() -> None:
     job = Job(2, standbys=1).trained()
     slow = job.standby()
     job.wait()
-    assert job.last(FenceWorker).worker == slow
+    assert job.last(orders.FenceWorker).worker == slow
     assert job.standby() != slow
 
 
@@ -242,10 +232,12 @@ def test_a_commit_says_that_a_worker_has_resumed_even_where_that_was_lost() -> N
 
 def test_progress_of_a_node_tells_the_newest_step() -> None:
     job = Job(2).trained(0)
-    commits = [WorkerCommitted(job.of(r), Generation(1), StepNo(7), job.now, 0.1) for r in job.ranks]
-    job.tell(NodeProgress(NodeId("n0"), commits))
+    commits = [facts.WorkerCommitted(job.of(r), Generation(1), StepNo(7), job.now, 0.1) for r in job.ranks]
+    job.tell(facts.NodeProgress(NodeId("n0"), commits))
     assert (job.machine.step, job.machine.snapshot().ranks[0].state_at) == (8, 8)
-    job.tell(NodeProgress(NodeId("n0"), [WorkerCommitted(job.of(0), Generation(1), StepNo(3), job.now, 0.1)]))
+    job.tell(
+        facts.NodeProgress(NodeId("n0"), [facts.WorkerCommitted(job.of(0), Generation(1), StepNo(3), job.now, 0.1)])
+    )
     assert (job.machine.step, job.machine.snapshot().ranks[0].state_at) == (8, 8), "never back"
 
 
@@ -269,9 +261,9 @@ def test_a_step_that_died_with_those_who_committed_it_counts_as_lost() -> None:
         lambda job: job.resumed(0),
         lambda job: job.ready(job.of(0), 0),
         lambda job: job.committed(0, 4),
-        lambda job: job.tell(WorkerStarted(job.of(0), 7)),
-        lambda job: job.tell(NodeJoined(NodeId("n0"), "host", 2, "store0")),
-        lambda job: job.tell(TimeAdvanced()),
+        lambda job: job.tell(facts.WorkerStarted(job.of(0), 7)),
+        lambda job: job.tell(facts.NodeJoined(NodeId("n0"), "host", 2, "store0")),
+        lambda job: job.tell(facts.TimeAdvanced()),
     ],
 )
 def test_a_fact_told_again_changes_nothing(again: Callable[[Job], list[Command]]) -> None:
@@ -307,10 +299,10 @@ def restarted(took: Seconds = 0.0) -> Job:
         job.exited(job.of(rank))
     for rank in (0, 1):
         job.ready(job.of(rank))
-    for fence in job.all(FenceWorker):
+    for fence in job.all(orders.FenceWorker):
         job.exited(fence.worker)
     for rank in (0, 1):
-        job.tell(WorkerStarted(job.of(rank), 100 + rank))
+        job.tell(facts.WorkerStarted(job.of(rank), 100 + rank))
     return job
 
 
@@ -319,8 +311,8 @@ def test_workers_that_are_started_again_and_never_come_to_a_step_are_started_ane
     began = job.now
     hanging = {job.of(0), job.of(1)}
     job.wait()
-    assert job.now - began >= 2 * job.machine.facts.build_deadline - 1.0, "they read a checkpoint, too"
-    assert {fence.worker for fence in job.all(FenceWorker)} >= hanging
+    assert job.now - began >= 2 * job.machine.spec.build_deadline - 1.0, "they read a checkpoint, too"
+    assert {fence.worker for fence in job.all(orders.FenceWorker)} >= hanging
     assert "not ready for its first step in time" in job.last(Noted).text
 
 
@@ -334,5 +326,5 @@ def test_a_script_that_took_long_at_first_may_take_longer_again() -> None:
 def test_how_long_a_script_may_build_that_has_never_come_to_a_step_nobody_knows() -> None:
     job = Job(2)
     for rank in (0, 1):
-        job.tell(WorkerStarted(job.of(rank), 100 + rank))
+        job.tell(facts.WorkerStarted(job.of(rank), 100 + rank))
     assert job.machine.next_deadline() is None

@@ -17,17 +17,7 @@ from tests.unit.elastic_job import (
 from tests.unit.membership_job import form
 
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
-from regrow.core.messages import (
-    FenceWorker,
-    HaltGeneration,
-    NodeStopped,
-    NoteGeneration,
-    ReleaseWorker,
-    StopNode,
-    TimeAdvanced,
-    WorkerHalted,
-    WorkerResumed,
-)
+from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import (
     CheckpointWritten,
     FinishCheckpoint,
@@ -48,17 +38,17 @@ def test_the_ranks_of_a_node_that_is_given_back_leave_and_then_its_agent_ends() 
     drain(job, "n0")
     at = planned(job)
     stop(job)
-    assert {release.worker for release in job.all(ReleaseWorker)} == leaves
+    assert {release.worker for release in job.all(orders.ReleaseWorker)} == leaves
     assert [(member.rank, member.node) for member in form(job).members] == [(0, "n1"), (1, "n1")]
     assert form(job).stores == ["store1"]
     job.joined().stepped(at)
     closed = job.last(IncidentClosed)
     assert (closed.kind, closed.rung, closed.before, closed.after) == ("preempt", "shrink", 4, 2)
-    assert not job.all(StopNode)
+    assert not job.all(orders.StopNode)
     for worker in leaves:
         job.exited(worker, 0)
-    assert [order.node for order in job.all(StopNode)] == ["n0"]
-    job.tell(NodeStopped(NodeId("n0")))
+    assert [order.node for order in job.all(orders.StopNode)] == ["n0"]
+    job.tell(facts.NodeStopped(NodeId("n0")))
     assert len(job.all(IncidentOpened)) == 1, "its end is no fault"
     assert job.machine.snapshot().wanted == 4
     comes(job, "n0", 2)
@@ -69,14 +59,14 @@ def test_a_node_without_a_rank_is_told_where_the_others_go_on_before_it_ends() -
     job = two_nodes()
     drain(job, "n0")
     at = planned(job)
-    assert not job.all(NoteGeneration), "all nodes have ranks"
+    assert not job.all(orders.NoteGeneration), "all nodes have ranks"
     leaves = [job.of(0), job.of(1)]
     stop(job)
-    assert job.all(NoteGeneration) == [NoteGeneration(NodeId("n0"), form(job).generation, StepNo(at))]
+    assert job.all(orders.NoteGeneration) == [orders.NoteGeneration(NodeId("n0"), form(job).generation, StepNo(at))]
     for worker in leaves:
         job.exited(worker, 0)
     kinds = [type(command) for command in job.said]
-    assert kinds.index(NoteGeneration) < kinds.index(StopNode)
+    assert kinds.index(orders.NoteGeneration) < kinds.index(orders.StopNode)
 
 
 def test_an_agent_that_ends_before_its_ranks_have_left_is_done_without() -> None:
@@ -85,7 +75,7 @@ def test_an_agent_that_ends_before_its_ranks_have_left_is_done_without() -> None
     stop(job, 0, 1)
     for worker in (job.of(2), job.of(3)):
         job.exited(worker)
-    job.tell(NodeStopped(NodeId("n1")))
+    job.tell(facts.NodeStopped(NodeId("n1")))
     assert [(member.rank, member.node) for member in form(job).members] == [(0, "n0"), (1, "n0")]
     assert [node.left for node in job.machine.snapshot().nodes] == [False, True]
 
@@ -100,7 +90,7 @@ def test_ranks_move_to_another_node_where_there_may_be_no_fewer() -> None:
         job.ready(worker, NO_STATE)
     stop(job)
     assert [member.worker for member in form(job).members] == [job.of(0), job.of(1), *newcomers]
-    assert {release.worker for release in job.all(ReleaseWorker)} == leaves
+    assert {release.worker for release in job.all(orders.ReleaseWorker)} == leaves
     job.joined().stepped(job.machine.step)
     closed = job.last(IncidentClosed)
     assert (closed.kind, closed.rung, closed.before, closed.after) == ("preempt", "node", 4, 4)
@@ -141,18 +131,18 @@ def test_too_few_places_elsewhere_the_others_wait_with_the_state() -> None:
     drain(job, "n1")
     leaves = {job.of(2), job.of(3)}
     stop(job)
-    assert {release.worker for release in job.all(ReleaseWorker)} == leaves
+    assert {release.worker for release in job.all(orders.ReleaseWorker)} == leaves
     for worker in leaves:
         job.exited(worker, 0)
     assert phase(job) == "waiting"
-    assert [order.node for order in job.all(StopNode)] == []
+    assert [order.node for order in job.all(orders.StopNode)] == []
     comes(job, "n2", 2)
-    assert not job.all(StopNode), "its agent is to hear where the others go on"
+    assert not job.all(orders.StopNode), "its agent is to hear where the others go on"
     job.ready(job.of(2))
     job.ready(job.of(3))
     assert [member.node for member in form(job).members] == ["n0", "n0", "n2", "n2"]
-    assert [order.node for order in job.all(NoteGeneration)] == ["n1"]
-    assert [order.node for order in job.all(StopNode)] == ["n1"]
+    assert [order.node for order in job.all(orders.NoteGeneration)] == ["n1"]
+    assert [order.node for order in job.all(orders.StopNode)] == ["n1"]
 
 
 def test_a_job_on_one_node_that_is_given_back_is_saved_at_once() -> None:
@@ -182,7 +172,7 @@ def test_where_nothing_can_be_saved_training_goes_on_until_the_node_is_gone() ->
 def test_where_the_grace_is_too_short_for_a_step_all_are_halted_at_once() -> None:
     job = two_nodes()
     drain(job, "n1", grace=1.1)
-    assert job.last(HaltGeneration).at is None
+    assert job.last(orders.HaltGeneration).at is None
     stop(job, at=5)
     assert {member.node for member in form(job).members} == {"n0"}
 
@@ -202,12 +192,12 @@ def test_the_state_of_a_world_that_was_halted_is_told_once() -> None:
     scale(job, 3)
     job.ready(candidates(job)[0], NO_STATE)
     at = planned(job)
-    job.tell(WorkerHalted(job.of(0), job.machine.generation, StepNo(at)))
-    job.tell(WorkerHalted(job.of(0), job.machine.generation, StepNo(at + 1)))
+    job.tell(facts.WorkerHalted(job.of(0), job.machine.generation, StepNo(at)))
+    job.tell(facts.WorkerHalted(job.of(0), job.machine.generation, StepNo(at + 1)))
     job.halted(1, at)
     assert form(job).step == at
-    job.tell(WorkerResumed(job.of(Rank(0)), job.machine.generation))
-    job.tell(TimeAdvanced())
+    job.tell(facts.WorkerResumed(job.of(Rank(0)), job.machine.generation))
+    job.tell(facts.TimeAdvanced())
     assert len(job.all(IncidentOpened)) == 1
 
 
@@ -218,11 +208,11 @@ def test_a_node_that_is_given_back_while_its_candidates_build_is_done_without() 
     assert len(building) == 2
     job.ready(building[0], NO_STATE)
     drain(job, "n1")
-    assert {order.worker for order in job.all(FenceWorker)} == set(building)
-    assert not job.all(HaltGeneration), "those who train are not disturbed"
+    assert {order.worker for order in job.all(orders.FenceWorker)} == set(building)
+    assert not job.all(orders.HaltGeneration), "those who train are not disturbed"
     for worker in building:
         job.exited(worker, -9)
-    assert [order.node for order in job.all(StopNode)] == ["n1"]
+    assert [order.node for order in job.all(orders.StopNode)] == ["n1"]
     job.stepped(5)
     assert (phase(job), job.all(IncidentOpened)) == ("training", [])
     comes(job, "n2", 2)
@@ -265,7 +255,7 @@ def test_a_node_without_which_there_are_too_few_replicas_is_kept_and_nobody_stop
     refused = ask_back(job, "n0")
     assert not refused.accepted
     assert refused.reason.startswith("without n0 there is room for 2 replicas, and this job needs at least 3 (")
-    assert not job.all(HaltGeneration) and not any(node.draining for node in job.machine.snapshot().nodes)
+    assert not job.all(orders.HaltGeneration) and not any(node.draining for node in job.machine.snapshot().nodes)
     comes(job, "n2", slots=1)
     assert ask_back(job, "n0").accepted, "there is room elsewhere"
 

@@ -4,22 +4,8 @@ import pytest
 from tests.unit.membership_job import OOM, Job, form, mend
 
 from regrow.core.ids import Rank, StepNo
-from regrow.core.messages import (
-    ArmFault,
-    FaultFired,
-    FaultRequested,
-    FaultSpec,
-    FaultStage,
-    FenceWorker,
-    FormGeneration,
-    HaltGeneration,
-    ReleaseWorker,
-    SpawnWorker,
-    StopRequested,
-    TimeAdvanced,
-    WorkerExited,
-    WorkerFailed,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.vocabulary import FaultSpec, FaultStage
 from regrow.core.records import FaultInjected, IncidentClosed, Noted
 from regrow.membership.machine import EndJob
 from regrow.membership.orders import AnswerScale
@@ -47,19 +33,19 @@ def test_faults_older_than_the_window_are_forgiven() -> None:
 
 def test_a_stop_request_ends_the_job_to_be_run_again() -> None:
     job = Job(2).trained(4)
-    job.tell(StopRequested("SIGTERM"))
+    job.tell(facts.StopRequested("SIGTERM"))
     assert (job.end.code, job.end.diagnosis) == (75, "stopped at step 5: SIGTERM")
-    assert job.machine.handle(TimeAdvanced(), job.now) == []
+    assert job.machine.handle(facts.TimeAdvanced(), job.now) == []
 
 
 def test_a_job_whose_workers_have_all_finished_is_released_and_ends_well() -> None:
     job = Job(2, standbys=1).trained(4)
     standby = job.standby()
     job.finished(0, 5)
-    assert not job.all(ReleaseWorker), "the other may still need its state"
+    assert not job.all(orders.ReleaseWorker), "the other may still need its state"
     job.finished(1, 5)
-    assert [r.worker for r in job.all(ReleaseWorker)] == [job.of(0), job.of(1)]
-    assert job.last(FenceWorker).worker == standby
+    assert [r.worker for r in job.all(orders.ReleaseWorker)] == [job.of(0), job.of(1)]
+    assert job.last(orders.FenceWorker).worker == standby
     job.exited(job.of(0), 0)
     job.exited(job.of(1), 0)
     assert (job.end.code, job.end.diagnosis) == (0, "")
@@ -70,7 +56,7 @@ def test_the_release_is_repeated_until_the_worker_has_gone() -> None:
     job.finished(0, 5)
     job.finished(1, 5)
     job.exited(job.of(0), 0)
-    assert [command.worker for command in job.wait() if isinstance(command, ReleaseWorker)] == [job.of(1)]
+    assert [command.worker for command in job.wait() if isinstance(command, orders.ReleaseWorker)] == [job.of(1)]
 
 
 def test_a_worker_that_stays_long_after_all_others_have_gone_ends_the_job() -> None:
@@ -80,9 +66,9 @@ def test_a_worker_that_stays_long_after_all_others_have_gone_ends_the_job() -> N
     job.exited(job.of(0), 0)
     for _ in range(5):
         job.wait()
-    job.tell(TimeAdvanced(), after=80_000.0)
+    job.tell(facts.TimeAdvanced(), after=80_000.0)
     assert not job.all(EndJob), "it may export its model, as under torchrun"
-    job.tell(TimeAdvanced(), after=7_000.0)
+    job.tell(facts.TimeAdvanced(), after=7_000.0)
     assert job.end.code == 75
     assert "rank 1" in job.end.diagnosis
 
@@ -91,7 +77,7 @@ def test_an_error_after_the_last_step_is_the_scripts_own() -> None:
     job = Job(2).trained(4)
     job.finished(0, 5)
     job.finished(1, 5)
-    job.tell(WorkerFailed(job.of(1), OOM, StepNo(5)))
+    job.tell(facts.WorkerFailed(job.of(1), OOM, StepNo(5)))
     job.exited(job.of(1), 1)
     assert job.end.code == 1
     assert OOM.traceback in job.end.diagnosis
@@ -108,7 +94,7 @@ def test_a_worker_killed_while_it_waits_for_the_others_to_finish_is_replaced() -
     job.finished(0, 5)
     job.finished(1, 5)
     assert len(job.all(IncidentClosed)) == 1
-    assert len(job.all(ReleaseWorker)) == 2
+    assert len(job.all(orders.ReleaseWorker)) == 2
 
 
 def test_a_rank_that_leaves_the_loop_early_is_named() -> None:
@@ -123,7 +109,7 @@ def test_ranks_that_never_say_they_have_finished_are_asked_where_they_stand() ->
     job = Job(2).trained(4)
     job.finished(1, 5)
     job.wait()
-    assert {halt.worker for halt in job.all(HaltGeneration)} == {job.of(0), job.of(1)}
+    assert {halt.worker for halt in job.all(orders.HaltGeneration)} == {job.of(0), job.of(1)}
 
 
 # --- before the first step ------------------------------------------------------------------------------------------
@@ -131,7 +117,7 @@ def test_ranks_that_never_say_they_have_finished_are_asked_where_they_stand() ->
 
 def test_a_script_error_before_the_first_step_is_not_tried_again() -> None:
     job = Job(2)
-    job.tell(WorkerFailed(job.of(1), OOM, StepNo(-1)))
+    job.tell(facts.WorkerFailed(job.of(1), OOM, StepNo(-1)))
     job.exited(job.of(1), 1)
     assert not job.all(EndJob), "another's death may yet turn out to be the cause"
     job.wait()
@@ -147,7 +133,7 @@ def test_a_script_error_before_the_first_step_is_tried_again_where_restarts_are_
         job.wait()
         if attempt == 1:
             job.exited(job.of(0))
-            assert job.last(SpawnWorker).restarts == 1
+            assert job.last(orders.SpawnWorker).restarts == 1
     assert job.end.code == 1
 
 
@@ -173,7 +159,7 @@ def test_a_joiner_that_fails_the_same_way_twice_ends_the_job() -> None:
     job.exited(job.of(1))
     job.halted(0, 5)
     for _ in range(2):
-        job.tell(WorkerFailed(job.of(1), OOM, StepNo(-1)))
+        job.tell(facts.WorkerFailed(job.of(1), OOM, StepNo(-1)))
         job.exited(job.of(1), 1)
     assert job.end.code == 1
     assert OOM.traceback in job.end.diagnosis
@@ -186,11 +172,11 @@ def test_a_killed_worker_of_a_script_without_a_session_has_all_started_again() -
     job = Job(3)
     workers = [job.of(rank) for rank in job.ranks]
     job.exited(workers[1])
-    assert {fence.worker for fence in job.all(FenceWorker)} == {workers[0], workers[2]}
+    assert {fence.worker for fence in job.all(orders.FenceWorker)} == {workers[0], workers[2]}
     job.exited(workers[0])
-    assert len(job.all(SpawnWorker)) == 3, "not beside one that may still run"
+    assert len(job.all(orders.SpawnWorker)) == 3, "not beside one that may still run"
     job.exited(workers[2])
-    assert [s.restarts for s in job.all(SpawnWorker)[3:]] == [1, 1, 1]
+    assert [s.restarts for s in job.all(orders.SpawnWorker)[3:]] == [1, 1, 1]
     for rank in job.ranks:
         job.exited(job.of(rank), 0)
     assert job.end.code == 0
@@ -218,33 +204,33 @@ def test_workers_that_cannot_be_ended_end_the_job() -> None:
 def test_a_planned_fault_is_sent_again_until_it_has_fired_and_then_never() -> None:
     plan = FaultSpec("f1", Rank(1), step=StepNo(9))
     job = Job(2, faults=[plan])
-    assert [s.faults for s in job.all(SpawnWorker)] == [[], [plan]]
+    assert [s.faults for s in job.all(orders.SpawnWorker)] == [[], [plan]]
     job.trained(4)
     mend(job, 1, 5)
-    assert {f.rank: f.faults for f in job.all(FormGeneration)[-2:]} == {0: [], 1: [plan]}
-    job.tell(FaultFired(job.of(1), "f1", StepNo(9), job.now))
-    job.tell(FaultFired(job.of(1), "f1", StepNo(9), job.now))
+    assert {f.rank: f.faults for f in job.all(orders.FormGeneration)[-2:]} == {0: [], 1: [plan]}
+    job.tell(facts.FaultFired(job.of(1), "f1", StepNo(9), job.now))
+    job.tell(facts.FaultFired(job.of(1), "f1", StepNo(9), job.now))
     assert len(job.all(FaultInjected)) == 1
     mend(job, 1, 9)
-    assert all(not f.faults for f in job.all(FormGeneration)[-2:])
+    assert all(not f.faults for f in job.all(orders.FormGeneration)[-2:])
 
 
 def test_a_fault_that_fired_is_known_even_where_the_exit_was_known_before() -> None:
     job = Job(2, faults=[FaultSpec("f1", Rank(1))]).trained(4)
     victim = job.of(1)
     job.exited(victim)
-    job.tell(FaultFired(victim, "f1", StepNo(5), job.now))
+    job.tell(facts.FaultFired(victim, "f1", StepNo(5), job.now))
     assert job.last(FaultInjected).rank == 1
     job.halted(0, 5)
     job.ready(job.of(1))
-    assert all(not f.faults for f in job.all(FormGeneration)[-2:])
+    assert all(not f.faults for f in job.all(orders.FormGeneration)[-2:])
 
 
 def test_an_incident_starts_when_the_fault_on_demand_struck() -> None:
     job = Job(2, faults=[FaultSpec("f1", Rank(1))]).trained(4)
-    job.tell(FaultFired(job.of(1), "f1", StepNo(5), job.now))
+    job.tell(facts.FaultFired(job.of(1), "f1", StepNo(5), job.now))
     struck = job.now - 0.01
-    job.tell(WorkerExited(job.of(1), -9, job.now + 0.3), after=0.4)
+    job.tell(facts.WorkerExited(job.of(1), -9, job.now + 0.3), after=0.4)
     job.halted(0, 5)
     job.ready(job.of(1))
     job.joined().stepped(5)
@@ -253,13 +239,13 @@ def test_an_incident_starts_when_the_fault_on_demand_struck() -> None:
 
 def test_a_fault_that_somebody_asks_for_is_armed_at_once() -> None:
     job = Job(2).trained(4)
-    job.tell(FaultRequested(FaultSpec("now", Rank(1))))
-    assert job.last(ArmFault).worker == job.of(1)
+    job.tell(facts.FaultRequested(FaultSpec("now", Rank(1))))
+    assert job.last(orders.ArmFault).worker == job.of(1)
 
 
 def test_a_fault_for_a_rank_that_does_not_exist_is_noted() -> None:
     job = Job(2).trained(4)
-    job.tell(FaultRequested(FaultSpec("now", Rank(5))))
+    job.tell(facts.FaultRequested(FaultSpec("now", Rank(5))))
     assert "no rank 5" in job.last(Noted).text
 
 
@@ -269,11 +255,11 @@ def test_a_fault_between_steps_is_refused_at_once_where_the_script_has_nothing_t
     for rank in job.ranks:
         job.ready(job.of(rank), 0, between=between)
     job.joined()
-    said = job.tell(FaultRequested(FaultSpec("f", Rank(1), stage=FaultStage.BETWEEN)))
+    said = job.tell(facts.FaultRequested(FaultSpec("f", Rank(1), stage=FaultStage.BETWEEN)))
     answers = [each for each in said if isinstance(each, AnswerScale)]
     assert [each.accepted for each in answers] == ([] if between else [False])
     assert all("@regrow.restartable" in each.reason for each in answers)
-    assert bool([each for each in said if isinstance(each, ArmFault)]) == between
+    assert bool([each for each in said if isinstance(each, orders.ArmFault)]) == between
 
 
 @pytest.mark.parametrize("step", [None, StepNo(7)])
@@ -282,7 +268,7 @@ def test_a_fault_between_steps_that_does_not_strike_is_said_once(step: StepNo | 
     for rank in job.ranks:
         job.ready(job.of(rank), 0, between=True)
     job.joined().stepped(5)
-    job.tell(FaultRequested(FaultSpec("f", Rank(1), stage=FaultStage.BETWEEN, step=step)))
+    job.tell(facts.FaultRequested(FaultSpec("f", Rank(1), stage=FaultStage.BETWEEN, step=step)))
     job.stepped(6).stepped(7)
     assert not job.all(Noted)
     job.now += 31.0
@@ -295,8 +281,8 @@ def test_a_fault_between_steps_that_has_struck_is_not_missed() -> None:
     for rank in job.ranks:
         job.ready(job.of(rank), 0, between=True)
     job.joined().stepped(5)
-    job.tell(FaultRequested(FaultSpec("f", Rank(1), stage=FaultStage.BETWEEN)))
-    job.tell(FaultFired(job.of(1), "f", StepNo(6), job.now))
+    job.tell(facts.FaultRequested(FaultSpec("f", Rank(1), stage=FaultStage.BETWEEN)))
+    job.tell(facts.FaultFired(job.of(1), "f", StepNo(6), job.now))
     job.now += 31.0
     job.stepped(6)
     assert not job.all(Noted)
@@ -320,10 +306,10 @@ def test_a_job_that_is_not_to_go_on_says_nothing_of_checkpoints() -> None:
 
 def test_a_rank_that_memory_does_not_suffice_for_twice_before_its_first_step_ends_the_job() -> None:
     job = Job(2)
-    job.tell(WorkerExited(job.of(1), -9, job.now, memory=True))
+    job.tell(facts.WorkerExited(job.of(1), -9, job.now, memory=True))
     assert [note.text for note in job.all(Noted) if "memory ran out" in note.text]
     job.exited(job.of(0))
     assert not job.all(EndJob), "the first one is tried again"
-    job.tell(WorkerExited(job.of(0), -9, job.now, memory=True))
+    job.tell(facts.WorkerExited(job.of(0), -9, job.now, memory=True))
     assert job.end.code == 1
     assert "rank 0 was ended by the kernel because memory ran out" in job.end.diagnosis

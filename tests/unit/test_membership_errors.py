@@ -5,7 +5,8 @@ import pytest
 from tests.unit.membership_job import OOM, Job
 
 from regrow.core.ids import NO_STATE, Rank, StepNo, WorkerId
-from regrow.core.messages import ErrorReport, FaultKind, FormGeneration, WorkerHalted, WorkerNoted
+from regrow.core.messages import facts, orders
+from regrow.core.messages.vocabulary import ErrorReport, FaultKind
 from regrow.core.records import JobEnded, Noted
 from regrow.membership.diagnosis import cannot_be_ended
 
@@ -20,7 +21,7 @@ def again(job: Job, step: int) -> None:
 
 
 def tear(job: Job, rank: int, step: int) -> None:
-    job.tell(WorkerHalted(job.of(rank), job.machine.generation, NO_STATE, step=StepNo(step)))
+    job.tell(facts.WorkerHalted(job.of(rank), job.machine.generation, NO_STATE, step=StepNo(step)))
 
 
 def test_the_same_error_on_all_ranks_is_one_fault_and_ends_the_job_the_second_time() -> None:
@@ -91,18 +92,18 @@ def test_a_lost_process_is_named_with_those_that_it_left_torn() -> None:
 @pytest.mark.parametrize("seen_by", [0, 1])
 def test_all_ranks_give_bodies_up_as_a_whole_as_soon_as_one_has_seen_that_they_must(seen_by: int) -> None:
     job = Job(2).trained(0)
-    assert not any(order.whole_body for order in job.all(FormGeneration))
+    assert not any(order.whole_body for order in job.all(orders.FormGeneration))
     job.faulted(1, step=1)
     for rank in job.ranks:
-        job.tell(WorkerHalted(job.of(rank), job.machine.generation, StepNo(1), whole_body=rank == seen_by))
-    forms = [order for order in job.all(FormGeneration) if order.generation == 2]
+        job.tell(facts.WorkerHalted(job.of(rank), job.machine.generation, StepNo(1), whole_body=rank == seen_by))
+    forms = [order for order in job.all(orders.FormGeneration) if order.generation == 2]
     assert [(order.rank, order.whole_body) for order in forms] == [(Rank(0), True), (Rank(1), True)]
 
 
 def test_what_workers_have_seen_is_said_once() -> None:
     job = Job(2).trained(0)
     for rank in job.ranks:
-        job.tell(WorkerNoted(job.of(rank), "a closure"))
+        job.tell(facts.WorkerNoted(job.of(rank), "a closure"))
     assert [line.text for line in job.all(Noted)] == ["a closure"]
 
 

@@ -5,18 +5,9 @@ from tests.unit.elastic_job import candidates, comes, elastic, grown, lose, phas
 from tests.unit.membership_job import Job, form
 
 from regrow.core.ids import NO_STATE, NodeId, StepNo
-from regrow.core.messages import (
-    ErrorReport,
-    FenceWorker,
-    HaltGeneration,
-    HaltMissed,
-    NodeSeen,
-    ReleaseWorker,
-    Role,
-    SpawnWorker,
-    WorkerFailed,
-    WorkerReady,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import NodeSeen
+from regrow.core.messages.vocabulary import ErrorReport, Role
 from regrow.core.records import GrowthWeighed, IncidentClosed, IncidentOpened, ScaleRefused, WorldChanged
 from regrow.membership.machine import EndJob
 from regrow.membership.orders import AnswerScale
@@ -27,14 +18,14 @@ from regrow.membership.orders import AnswerScale
 def test_newcomers_build_for_the_ranks_to_come_while_the_others_train_on() -> None:
     job = elastic()
     assert scale(job, 4) == AnswerScale(True, "from 2 to 4 replicas")
-    spawned = [spawn for spawn in job.all(SpawnWorker) if spawn.role is Role.JOINER]
+    spawned = [spawn for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.JOINER]
     assert [(spawn.rank, spawn.local_rank, spawn.world) for spawn in spawned] == [(2, 2, 4), (3, 3, 4)]
-    assert not job.all(HaltGeneration)
+    assert not job.all(orders.HaltGeneration)
     job.ready(candidates(job)[0], NO_STATE)
-    assert not job.all(HaltGeneration), "not before all of them are built"
+    assert not job.all(orders.HaltGeneration), "not before all of them are built"
     job.stepped(5)
     job.ready(candidates(job)[1], NO_STATE)
-    halts = job.all(HaltGeneration)
+    halts = job.all(orders.HaltGeneration)
     assert {halt.worker for halt in halts} == {job.of(0), job.of(1)}
     assert {halt.at for halt in halts} == {6 + 3}, "0.3 s ahead, at 0.1 s a step"
     assert phase(job) == "switching"
@@ -100,7 +91,7 @@ def test_a_worker_that_had_begun_the_step_has_it_planned_anew() -> None:
     job.ready(candidates(job)[0], NO_STATE)
     at = planned(job)
     for rank in (0, 1):
-        job.tell(HaltMissed(job.of(rank), job.machine.generation, StepNo(at), StepNo(at)))
+        job.tell(facts.HaltMissed(job.of(rank), job.machine.generation, StepNo(at), StepNo(at)))
     assert planned(job) == at + 6, "twice as far ahead, once for both"
     stop(job)
     assert form(job).step == at + 6
@@ -112,8 +103,8 @@ def test_who_missed_the_step_when_another_stands_already_is_halted_at_once() -> 
     job.ready(candidates(job)[0], NO_STATE)
     at = planned(job)
     job.halted(0, at)
-    job.tell(HaltMissed(job.of(1), job.machine.generation, StepNo(at), StepNo(at)))
-    assert (job.last(HaltGeneration).worker, job.last(HaltGeneration).at) == (job.of(1), None)
+    job.tell(facts.HaltMissed(job.of(1), job.machine.generation, StepNo(at), StepNo(at)))
+    assert (job.last(orders.HaltGeneration).worker, job.last(orders.HaltGeneration).at) == (job.of(1), None)
     job.halted(1, at)
     assert (len(form(job).members), form(job).step) == (3, at)
 
@@ -123,15 +114,15 @@ def test_who_does_not_stop_as_planned_is_halted_at_once_and_then_lost() -> None:
     scale(job, 3)
     job.ready(candidates(job)[0], NO_STATE)
     job.halted(0, planned(job))
-    while job.last(HaltGeneration).at is not None:
+    while job.last(orders.HaltGeneration).at is not None:
         job.wait()
-    assert job.last(HaltGeneration).worker == job.of(1)
+    assert job.last(orders.HaltGeneration).worker == job.of(1)
     silent = job.of(1)
-    while not job.all(FenceWorker):
+    while not job.all(orders.FenceWorker):
         job.now += 5.0
         job.tell(NodeSeen(NodeId("n0"), [job.sight(1, 5)]))
         job.wait()
-    assert job.last(FenceWorker).worker == silent
+    assert job.last(orders.FenceWorker).worker == silent
     assert phase(job) == "mending"
 
 
@@ -146,7 +137,7 @@ def test_a_fault_while_newcomers_build_is_mended_first_and_the_world_grows_then(
     assert len(form(job).members) == 2
     job.joined()
     job.committed(0, 6)
-    assert job.last(HaltGeneration).at is None
+    assert job.last(orders.HaltGeneration).at is None
     job.committed(1, 6)
     assert candidates(job) == [newcomer]
     stop(job)
@@ -174,7 +165,7 @@ def test_a_newcomer_that_dies_is_replaced_and_after_three_in_a_row_the_change_is
     for attempt in range(3):
         assert len(candidates(job)) == 1, f"attempt {attempt}"
         error = ErrorReport("MemoryError", "no room", "MemoryError: no room")
-        job.tell(WorkerFailed(candidates(job)[0], error, StepNo(-1), own=True))
+        job.tell(facts.WorkerFailed(candidates(job)[0], error, StepNo(-1), own=True))
         job.exited(candidates(job)[0], 1)
     assert not candidates(job)
     assert not job.all(EndJob)
@@ -190,7 +181,7 @@ def test_a_newcomer_that_is_not_built_in_time_is_fenced() -> None:
     scale(job, 3)
     newcomer = candidates(job)[0]
     job.wait()
-    assert job.last(FenceWorker).worker == newcomer
+    assert job.last(orders.FenceWorker).worker == newcomer
     assert candidates(job) != [newcomer]
 
 
@@ -212,7 +203,7 @@ def test_the_training_may_end_while_newcomers_build() -> None:
     newcomer = candidates(job)[0]
     for rank in job.ranks:
         job.finished(rank, 6)
-    assert job.last(FenceWorker).worker == newcomer
+    assert job.last(orders.FenceWorker).worker == newcomer
     assert scale(job, 4) == AnswerScale(False, "the job has run its last step")
     job.exited(newcomer)
     for rank in job.ranks:
@@ -226,7 +217,7 @@ def test_the_training_may_end_before_the_agreed_step() -> None:
     job.ready(candidates(job)[0], NO_STATE)
     for rank in job.ranks:
         job.finished(rank, planned(job) - 1)
-    assert len(job.all(ReleaseWorker)) == 2
+    assert len(job.all(orders.ReleaseWorker)) == 2
 
 
 def test_who_stops_at_the_last_step_where_others_have_finished_goes_on_with_them() -> None:
@@ -240,7 +231,7 @@ def test_who_stops_at_the_last_step_where_others_have_finished_goes_on_with_them
     assert len(form(job).members) == 2, "the world stays as it is"
     for rank in job.ranks:
         job.finished(rank, at)
-    assert len(job.all(ReleaseWorker)) == 2
+    assert len(job.all(orders.ReleaseWorker)) == 2
 
 
 def test_a_newer_request_replaces_one_that_has_not_been_switched() -> None:
@@ -249,9 +240,9 @@ def test_a_newer_request_replaces_one_that_has_not_been_switched() -> None:
     first, second = candidates(job)
     scale(job, 3)
     assert candidates(job) == [first]
-    assert job.last(FenceWorker).worker == second
+    assert job.last(orders.FenceWorker).worker == second
     scale(job, 1)
-    assert job.all(FenceWorker)[-1].worker == first
+    assert job.all(orders.FenceWorker)[-1].worker == first
     stop(job)
     assert len(form(job).members) == 1
 
@@ -296,7 +287,7 @@ def test_changes_that_nothing_forces_keep_their_distance() -> None:
 def test_a_size_that_cannot_be_is_refused_and_the_job_goes_on(replicas: int, ranks: int | None, why: str) -> None:
     job = Job(2, slots=3, min_replicas=1, max_replicas=6)
     for rank in job.ranks:
-        job.tell(WorkerReady(job.of(rank), StepNo(0), "address", "same", microbatches=4))
+        job.tell(facts.WorkerReady(job.of(rank), StepNo(0), "address", "same", microbatches=4))
     job.joined().stepped(0)
     answer = scale(job, replicas, ranks=ranks)
     assert not answer.accepted
@@ -315,7 +306,9 @@ def test_ranks_that_are_no_whole_replicas_are_refused() -> None:
 def test_a_world_of_shards_without_replicas_has_one_size() -> None:
     job = Job(2, slots=4, min_replicas=1, max_replicas=4)
     for rank in job.ranks:
-        job.tell(WorkerReady(job.of(rank), StepNo(0), "address", f"l{rank}", holding=f"shard {rank}", sharded=True))
+        job.tell(
+            facts.WorkerReady(job.of(rank), StepNo(0), "address", f"l{rank}", holding=f"shard {rank}", sharded=True)
+        )
     job.joined().stepped(0)
     assert "rank 1 has another part of the state" in scale(job, 4).reason
 
@@ -323,7 +316,7 @@ def test_a_world_of_shards_without_replicas_has_one_size() -> None:
 def test_a_script_may_say_that_its_world_is_fixed() -> None:
     job = Job(2, slots=4, min_replicas=1, max_replicas=4)
     for rank in job.ranks:
-        job.tell(WorkerReady(job.of(rank), StepNo(0), "address", "same", fixed="a group of ranks 0 and 2"))
+        job.tell(facts.WorkerReady(job.of(rank), StepNo(0), "address", "same", fixed="a group of ranks 0 and 2"))
     job.joined().stepped(0)
     assert scale(job, 1).reason == "a group of ranks 0 and 2"
 
@@ -331,7 +324,7 @@ def test_a_script_may_say_that_its_world_is_fixed() -> None:
 def test_a_newcomer_that_is_no_replica_shows_that_the_world_is_fixed() -> None:
     job = elastic(1)
     scale(job, 2)
-    job.tell(WorkerReady(candidates(job)[0], NO_STATE, "address", "half", holding="half", sharded=True))
+    job.tell(facts.WorkerReady(candidates(job)[0], NO_STATE, "address", "half", holding="half", sharded=True))
     assert "another part of the state" in job.last(ScaleRefused).reason
     assert not candidates(job)
     assert not scale(job, 2).accepted

@@ -4,21 +4,10 @@ import pytest
 from tests.unit.membership_job import OOM, Job, form
 
 from regrow.core.ids import NO_STATE, Rank
-from regrow.core.messages import (
-    FaultKind,
-    FenceWorker,
-    FormGeneration,
-    HaltGeneration,
-    KeepTable,
-    Role,
-    SpawnWorker,
-    StartScript,
-    Warmth,
-    WorkerAlive,
-    WorkerExited,
-    WorkerReady,
-    WorkerStarted,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import WorkerAlive
+from regrow.core.messages.tables import KeepTable
+from regrow.core.messages.vocabulary import FaultKind, Role, Warmth
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted, WorkerBuilt, WorkerForked
 from regrow.membership.machine import EndJob
 
@@ -27,7 +16,7 @@ from regrow.membership.machine import EndJob
 
 def test_workers_are_started_when_all_nodes_have_registered() -> None:
     job = Job(4, nodes=2)
-    spawned = job.all(SpawnWorker)
+    spawned = job.all(orders.SpawnWorker)
     assert [(s.node, s.rank, s.local_rank) for s in spawned] == [("n0", 0, 0), ("n0", 1, 1), ("n1", 2, 0), ("n1", 3, 1)]
     assert {tuple(each.table.stores) for each in job.all(KeepTable)} == {("store0", "store1")}
 
@@ -36,9 +25,9 @@ def test_the_first_generation_is_formed_when_the_last_worker_is_ready() -> None:
     job = Job(3)
     job.ready(job.of(0), 0)
     job.ready(job.of(2), 0)
-    assert not job.all(FormGeneration)
+    assert not job.all(orders.FormGeneration)
     job.ready(job.of(1), 0)
-    assert [f.rank for f in job.all(FormGeneration)] == [0, 1, 2]
+    assert [f.rank for f in job.all(orders.FormGeneration)] == [0, 1, 2]
     assert (form(job).generation, form(job).step, form(job).holders) == (1, 0, [0, 1, 2])
 
 
@@ -52,9 +41,9 @@ def test_a_worker_that_built_another_model_ends_the_job() -> None:
 
 def test_standbys_are_started_when_training_has_begun() -> None:
     job = Job(2, standbys=2)
-    assert all(s.role is Role.RANK for s in job.all(SpawnWorker))
+    assert all(s.role is Role.RANK for s in job.all(orders.SpawnWorker))
     job.built().joined()
-    assert [s.role for s in job.all(SpawnWorker)][2:] == [Role.STANDBY, Role.STANDBY]
+    assert [s.role for s in job.all(orders.SpawnWorker)][2:] == [Role.STANDBY, Role.STANDBY]
 
 
 def test_a_lost_standby_is_replaced() -> None:
@@ -78,7 +67,7 @@ def test_a_standby_that_built_another_model_is_ended_and_the_job_goes_on() -> No
     job = Job(2, standbys=1).trained()
     odd = job.standby()
     job.ready(odd, layout="other")
-    assert job.last(FenceWorker).worker == odd
+    assert job.last(orders.FenceWorker).worker == odd
     assert "a standby" in job.last(Noted).text and "not used" in job.last(Noted).text
     assert job.standby() != odd
     assert not job.all(EndJob)
@@ -90,7 +79,7 @@ def test_after_three_standbys_that_built_another_model_no_more_are_started() -> 
         job.ready(job.standby(), layout="other")
     assert not job.machine.roster.standbys()
     assert "going on without" in job.last(Noted).text
-    assert len([s for s in job.all(SpawnWorker) if s.role is Role.STANDBY]) == 3
+    assert len([s for s in job.all(orders.SpawnWorker) if s.role is Role.STANDBY]) == 3
     job.stepped(1)
     assert not job.all(EndJob)
 
@@ -103,7 +92,7 @@ def test_a_standby_that_built_another_model_for_a_lost_rank_is_replaced_by_a_for
     assert job.of(1) == odd
     job.ready(odd, layout="other")
     assert job.of(1) != odd
-    assert job.last(SpawnWorker).role is Role.JOINER
+    assert job.last(orders.SpawnWorker).role is Role.JOINER
     job.ready(job.of(1))
     job.joined().stepped(1)
     assert not job.all(EndJob)
@@ -113,8 +102,8 @@ def test_the_record_tells_which_process_a_worker_is_and_when_a_standby_has_its_i
     job = Job(2, standbys=1, warmth=Warmth.IMPORTS).trained()
     standby = job.standby()
     for _ in range(2):
-        job.tell(WorkerStarted(standby, 4711))
-        job.tell(WorkerReady(standby, NO_STATE, "", "", 0.2))
+        job.tell(facts.WorkerStarted(standby, 4711))
+        job.tell(facts.WorkerReady(standby, NO_STATE, "", "", 0.2))
     assert [(line.worker, line.pid) for line in job.all(WorkerForked)] == [(standby, 4711)]
     assert [line.seconds for line in job.all(WorkerBuilt) if line.worker == standby] == [0.2]
 
@@ -126,7 +115,7 @@ def test_an_exception_in_the_body_is_tried_again_in_place() -> None:
     job = Job(3).trained(0)
     before = dict(job.machine.roster.places)
     job.faulted(1, step=1)
-    assert [h.worker for h in job.all(HaltGeneration)] == list(before.values())
+    assert [h.worker for h in job.all(orders.HaltGeneration)] == list(before.values())
     for rank in job.ranks:
         job.halted(rank, 1)
     assert (form(job).generation, form(job).step) == (2, 1)
@@ -170,7 +159,7 @@ def test_the_same_error_many_steps_later_is_tried_again() -> None:
 def test_a_killed_worker_is_replaced_by_a_fork_where_there_is_no_standby() -> None:
     job = Job(3).trained(4)
     job.exited(job.of(1))
-    assert (job.last(SpawnWorker).role, job.last(SpawnWorker).rank) == (Role.JOINER, 1)
+    assert (job.last(orders.SpawnWorker).role, job.last(orders.SpawnWorker).rank) == (Role.JOINER, 1)
     job.halted(0, 5)
     job.halted(2, 5)
     assert job.machine.generation == 1, "the newcomer is not ready yet"
@@ -184,17 +173,17 @@ def test_a_built_standby_is_preferred_to_a_fork() -> None:
     job = Job(3, standbys=1).trained(4)
     standby = job.standby()
     job.ready(standby)
-    spawned = len(job.all(SpawnWorker))
+    spawned = len(job.all(orders.SpawnWorker))
     job.exited(job.of(1))
     assert job.of(1) == standby
-    assert len(job.all(SpawnWorker)) == spawned
+    assert len(job.all(orders.SpawnWorker)) == spawned
     job.tell(WorkerAlive(standby))
     job.halted(0, 5)
     job.halted(2, 5)
     assert {m.rank: m.worker for m in form(job).members}[Rank(1)] == standby
     job.joined().stepped(5)
     assert job.last(IncidentClosed).rung == "standby"
-    assert job.last(SpawnWorker).role is Role.STANDBY, "and it is replaced in turn"
+    assert job.last(orders.SpawnWorker).role is Role.STANDBY, "and it is replaced in turn"
 
 
 def test_where_the_script_has_groups_of_its_own_a_standby_takes_only_the_rank_that_it_was_built_as() -> None:
@@ -203,21 +192,21 @@ def test_where_the_script_has_groups_of_its_own_a_standby_takes_only_the_rank_th
         job.ready(job.of(rank), 0, sharded=rank < 2)  # a group of ranks 0 and 1
     job.joined().stepped(4)
     standby = job.standby()
-    assert job.last(SpawnWorker).rank == 2
+    assert job.last(orders.SpawnWorker).rank == 2
     job.ready(standby)
     job.exited(job.of(0))
     assert job.of(0) != standby
-    assert (job.last(SpawnWorker).role, job.last(SpawnWorker).rank) == (Role.JOINER, 0)
+    assert (job.last(orders.SpawnWorker).role, job.last(orders.SpawnWorker).rank) == (Role.JOINER, 0)
 
 
 def test_an_imports_standby_is_told_to_run_the_script_for_its_rank() -> None:
     job = Job(2, standbys=1, warmth=Warmth.IMPORTS).trained()
     standby = job.standby()
-    job.tell(WorkerReady(standby, NO_STATE, "", ""))
+    job.tell(facts.WorkerReady(standby, NO_STATE, "", ""))
     job.exited(job.of(0))
-    assert (job.last(StartScript).worker, job.last(StartScript).rank) == (standby, 0)
-    job.tell(WorkerReady(standby, NO_STATE, "", ""))
-    assert len(job.all(StartScript)) == 1, "told once, even where its readiness is told twice"
+    assert (job.last(orders.StartScript).worker, job.last(orders.StartScript).rank) == (standby, 0)
+    job.tell(facts.WorkerReady(standby, NO_STATE, "", ""))
+    assert len(job.all(orders.StartScript)) == 1, "told once, even where its readiness is told twice"
     job.halted(1, 1)
     job.ready(standby)
     assert form(job).holders == [1]
@@ -226,9 +215,9 @@ def test_an_imports_standby_is_told_to_run_the_script_for_its_rank() -> None:
 def test_an_imports_standby_that_is_needed_before_it_is_idle_runs_the_script_at_once() -> None:
     job = Job(2, standbys=1, warmth=Warmth.IMPORTS).trained()
     job.exited(job.of(0))
-    assert not job.all(StartScript)
-    job.tell(WorkerReady(job.of(0), NO_STATE, "", ""))
-    assert job.last(StartScript).worker == job.of(0)
+    assert not job.all(orders.StartScript)
+    job.tell(facts.WorkerReady(job.of(0), NO_STATE, "", ""))
+    assert job.last(orders.StartScript).worker == job.of(0)
 
 
 def test_who_is_a_step_behind_receives_from_who_is_ahead() -> None:
@@ -300,9 +289,9 @@ def test_all_state_lost_with_a_durable_checkpoint_starts_all_workers_again_from_
     job.ready(job.of(0))
     job.ready(job.of(1))
     assert "started again" in job.last(Noted).text
-    for fence in job.all(FenceWorker):
+    for fence in job.all(orders.FenceWorker):
         job.exited(fence.worker)
-    assert [(s.role, s.resume, s.restarts) for s in job.all(SpawnWorker)[-2:]] == [(Role.RANK, True, 1)] * 2
+    assert [(s.role, s.resume, s.restarts) for s in job.all(orders.SpawnWorker)[-2:]] == [(Role.RANK, True, 1)] * 2
     job.built(state=3).joined().stepped(3)
     closed = job.last(IncidentClosed)
     assert (closed.rung, closed.steps_lost, form(job).step) == ("restart", 2, 3)
@@ -315,7 +304,7 @@ def test_all_killed_before_the_first_commit_starts_again_without_a_checkpoint() 
     job.ready(job.of(0))
     job.ready(job.of(1))
     assert not job.all(EndJob)
-    for fence in job.all(FenceWorker):
+    for fence in job.all(orders.FenceWorker):
         job.exited(fence.worker)
     job.built().joined().stepped(0)
     assert job.last(IncidentClosed).rung == "restart"
@@ -363,7 +352,7 @@ def test_an_exit_long_after_its_symptom_was_mended_is_a_fault_of_its_own() -> No
 
 def test_the_time_of_the_fault_is_when_it_struck_and_not_when_it_was_known() -> None:
     job = Job(2).trained(4)
-    job.tell(WorkerExited(job.of(1), -9, job.now - 0.5), after=0.0)
+    job.tell(facts.WorkerExited(job.of(1), -9, job.now - 0.5), after=0.0)
     job.halted(0, 5)
     job.ready(job.of(1))
     job.joined().stepped(5)

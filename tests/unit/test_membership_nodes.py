@@ -6,29 +6,20 @@ import pytest
 from tests.unit.membership_job import Job, form
 
 from regrow.core.ids import NodeId, StepNo
-from regrow.core.messages import (
-    FaultKind,
-    FormGeneration,
-    HaltGeneration,
-    NodeJoined,
-    NodeLost,
-    Role,
-    SpawnWorker,
-    TimeAdvanced,
-    WorkerHalted,
-)
+from regrow.core.messages import facts, orders
 from regrow.core.messages.copies import PlaceCopies
+from regrow.core.messages.vocabulary import FaultKind, Role
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted, WorkerGone
 from regrow.membership.machine import EndJob
 from regrow.membership.placement import NodeDomain, buddies
 
 
 def lose(job: Job, node: str) -> None:
-    job.tell(NodeLost(NodeId(node), "its connection ended"))
+    job.tell(facts.NodeLost(NodeId(node), "its connection ended"))
 
 
 def back(job: Job, node: str, store: str = "new store", vault: str = "") -> None:
-    job.tell(NodeJoined(NodeId(node), "another host", 2, store, vault=vault, domain="b"))
+    job.tell(facts.NodeJoined(NodeId(node), "another host", 2, store, vault=vault, domain="b"))
 
 
 def survivors_halt(job: Job, ranks: tuple[int, ...], state: int) -> None:
@@ -48,12 +39,14 @@ def test_the_ranks_of_a_lost_node_wait_for_it_and_are_filled_when_it_is_back() -
     job = two_nodes().trained(4)
     lost = [job.of(2), job.of(3)]
     lose(job, "n1")
-    assert {halt.worker for halt in job.all(HaltGeneration)} == {job.of(0), job.of(1)}
+    assert {halt.worker for halt in job.all(orders.HaltGeneration)} == {job.of(0), job.of(1)}
     assert {gone.worker for gone in job.all(WorkerGone)} == set(lost)
     survivors_halt(job, (0, 1), 5)
-    assert not [spawn for spawn in job.all(SpawnWorker) if spawn.role is Role.JOINER], "not on a node that is away"
+    assert not [spawn for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.JOINER], (
+        "not on a node that is away"
+    )
     back(job, "n1")
-    joiners = [spawn for spawn in job.all(SpawnWorker) if spawn.role is Role.JOINER]
+    joiners = [spawn for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.JOINER]
     assert [(spawn.node, spawn.rank, spawn.local_rank) for spawn in joiners] == [("n1", 2, 0), ("n1", 3, 1)]
     assert not {spawn.worker for spawn in joiners} & set(lost), "ids are never used again"
     job.ready(job.of(2))
@@ -68,7 +61,7 @@ def test_the_ranks_of_a_lost_node_wait_for_it_and_are_filled_when_it_is_back() -
 
 def test_a_node_that_was_silent_was_lost_when_it_was_last_heard_of() -> None:
     job = two_nodes().trained(4)
-    job.tell(NodeLost(NodeId("n1"), "it answered nothing for 10 s", silent=10.0))
+    job.tell(facts.NodeLost(NodeId("n1"), "it answered nothing for 10 s", silent=10.0))
     survivors_halt(job, (0, 1), 5)
     back(job, "n1")
     job.ready(job.of(2))
@@ -102,7 +95,7 @@ def test_what_the_workers_of_a_lost_node_still_say_is_not_heard() -> None:
     lose(job, "n1")
     survivors_halt(job, (0, 1), 5)
     said = len(job.said)
-    job.tell(WorkerHalted(late, job.machine.generation, StepNo(6)))
+    job.tell(facts.WorkerHalted(late, job.machine.generation, StepNo(6)))
     job.exited(late)
     job.ready(late, 6)
     assert len(job.said) == said
@@ -112,7 +105,7 @@ def test_a_node_that_stays_away_ends_the_job_to_be_run_again() -> None:
     job = two_nodes(node_deadline=60.0).trained(4)
     lose(job, "n1")
     survivors_halt(job, (0, 1), 5)
-    job.tell(TimeAdvanced(), after=59.0)
+    job.tell(facts.TimeAdvanced(), after=59.0)
     assert not job.all(EndJob)
     job.wait()
     assert job.end.code == 75
@@ -139,7 +132,7 @@ def test_a_worker_that_dies_while_a_node_is_away_is_replaced_at_once() -> None:
     job.exited(job.of(0))
     assert job.of(0) == standby
     job.halted(1, 5)
-    assert not [spawn for spawn in job.all(SpawnWorker)[6:] if spawn.node == "n1"]
+    assert not [spawn for spawn in job.all(orders.SpawnWorker)[6:] if spawn.node == "n1"]
 
 
 def test_a_node_lost_before_the_first_step_has_all_workers_started_again_when_it_is_back() -> None:
@@ -148,11 +141,11 @@ def test_a_node_lost_before_the_first_step_has_all_workers_started_again_when_it
     lose(job, "n1")
     for worker in workers[:2]:
         job.exited(worker)
-    assert len(job.all(SpawnWorker)) == 4, "not before the node is back"
-    job.tell(TimeAdvanced(), after=30.0)
+    assert len(job.all(orders.SpawnWorker)) == 4, "not before the node is back"
+    job.tell(facts.TimeAdvanced(), after=30.0)
     assert not job.all(EndJob)
     back(job, "n1")
-    assert [spawn.role for spawn in job.all(SpawnWorker)[4:]] == [Role.RANK] * 4
+    assert [spawn.role for spawn in job.all(orders.SpawnWorker)[4:]] == [Role.RANK] * 4
 
 
 def test_all_nodes_lost_ends_the_job_where_nothing_is_on_disk() -> None:
@@ -169,9 +162,9 @@ def test_all_nodes_lost_start_again_from_the_durable_checkpoint() -> None:
     lose(job, "n1")
     lose(job, "n0")
     back(job, "n0")
-    assert len(job.all(SpawnWorker)) == 4, "not before all nodes are back"
+    assert len(job.all(orders.SpawnWorker)) == 4, "not before all nodes are back"
     back(job, "n1")
-    again = job.all(SpawnWorker)[4:]
+    again = job.all(orders.SpawnWorker)[4:]
     assert [(spawn.role, spawn.resume) for spawn in again] == [(Role.RANK, True)] * 4
 
 
@@ -227,10 +220,10 @@ def test_a_lost_nodes_standbys_are_replaced_when_it_is_back() -> None:
 def test_a_generation_is_not_formed_without_a_lost_node() -> None:
     job = two_nodes().trained(4)
     lose(job, "n1")
-    formed = len(job.all(FormGeneration))
+    formed = len(job.all(orders.FormGeneration))
     survivors_halt(job, (0, 1), 5)
-    job.tell(TimeAdvanced(), after=100.0)
-    assert len(job.all(FormGeneration)) == formed
+    job.tell(facts.TimeAdvanced(), after=100.0)
+    assert len(job.all(orders.FormGeneration)) == formed
 
 
 # --- who keeps copies for whom --------------------------------------------------------------------------------------

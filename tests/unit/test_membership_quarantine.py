@@ -5,8 +5,9 @@ from typing import Any
 from tests.unit.membership_job import Job
 
 from regrow.core.ids import NodeId
-from regrow.core.messages import FaultKind, Role, ScaleRequested, SpawnWorker
+from regrow.core.messages import facts, orders
 from regrow.core.messages.health import NodeExamined
+from regrow.core.messages.vocabulary import FaultKind, Role
 from regrow.core.records import NodeJudged, NodeQuarantined
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.launch.listing import status_lines
@@ -28,7 +29,7 @@ def nodes(count: int, *, slots: int, world: int = 4, **changes: Any) -> Job:
 
 
 def joiners(job: Job) -> list[str]:
-    return [spawn.node for spawn in job.all(SpawnWorker) if spawn.role is Role.JOINER]
+    return [spawn.node for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.JOINER]
 
 
 def kill(job: Job, rank: int) -> None:
@@ -120,7 +121,7 @@ def test_standbys_are_not_kept_in_quarantine() -> None:
     examined(job, "n1", Severity.LEAVE)
     examined(job, "n1", Severity.LEAVE)
     job.trained(4)
-    assert [spawn.node for spawn in job.all(SpawnWorker) if spawn.role is Role.STANDBY] == ["n0"]
+    assert [spawn.node for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.STANDBY] == ["n0"]
 
 
 def test_a_world_grows_onto_healthy_nodes_only() -> None:
@@ -128,7 +129,7 @@ def test_a_world_grows_onto_healthy_nodes_only() -> None:
     examined(job, "n1", Severity.LEAVE)
     examined(job, "n1", Severity.LEAVE)
     assert set(quarantined(job)) == {"n1"}
-    job.tell(ScaleRequested(4, "more"))
+    job.tell(facts.ScaleRequested(4, "more"))
     assert joiners(job) == ["n0"]
 
 
@@ -137,12 +138,12 @@ def test_a_job_that_starts_again_leaves_it_out_where_the_others_have_room() -> N
     examined(job, "n0", Severity.LEAVE)
     examined(job, "n0", Severity.LEAVE)
     before = [job.of(rank) for rank in job.ranks]
-    started = len(job.all(SpawnWorker))
+    started = len(job.all(orders.SpawnWorker))
     job.exited(before[3], code=1)
     job.wait()
     for worker in before[:3]:
         job.exited(worker)
-    assert [spawn.node for spawn in job.all(SpawnWorker)[started:]] == ["n1"] * 4
+    assert [spawn.node for spawn in job.all(orders.SpawnWorker)[started:]] == ["n1"] * 4
 
 
 def test_status_shows_the_reason_and_what_was_found_last() -> None:

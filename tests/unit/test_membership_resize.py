@@ -16,14 +16,7 @@ from tests.unit.elastic_job import (
 from tests.unit.membership_job import form
 
 from regrow.core.ids import NO_STATE, NodeId, StepNo
-from regrow.core.messages import (
-    FenceWorker,
-    HaltGeneration,
-    HaltMissed,
-    ReleaseWorker,
-    Role,
-    SpawnWorker,
-)
+from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import (
     CheckpointWritten,
     FinishCheckpoint,
@@ -32,6 +25,7 @@ from regrow.core.messages.checkpoints import (
     WriteCheckpoint,
 )
 from regrow.core.messages.copies import TakeSnapshot
+from regrow.core.messages.vocabulary import Role
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted, WorldChanged
 from regrow.membership.machine import EndJob
 
@@ -44,7 +38,7 @@ def test_the_highest_replicas_stop_with_the_others_and_leave() -> None:
     scale(job, 2)
     at = planned(job)
     stop(job)
-    assert {release.worker for release in job.all(ReleaseWorker)} == leaves
+    assert {release.worker for release in job.all(orders.ReleaseWorker)} == leaves
     made = form(job)
     assert ([member.worker for member in made.members], made.step, made.holders) == (stays, at, [0, 1])
     job.joined().stepped(at)
@@ -60,19 +54,19 @@ def test_whole_replicas_leave() -> None:
     scale(job, 2)
     leaves = {job.of(4), job.of(5)}
     stop(job)
-    assert {release.worker for release in job.all(ReleaseWorker)} == leaves
+    assert {release.worker for release in job.all(orders.ReleaseWorker)} == leaves
 
 
 def test_a_leaver_that_dies_before_it_leaves_is_just_gone() -> None:
     job = elastic(3)
     scale(job, 2)
     job.exited(job.of(1))
-    spawned = len(job.all(SpawnWorker))
+    spawned = len(job.all(orders.SpawnWorker))
     last = job.of(2)
     job.halted(0, 6)
     job.halted(2, 6)
     assert [member.worker for member in form(job).members] == [job.of(0), last]
-    assert len(job.all(SpawnWorker)) == spawned, "nobody is started in its place"
+    assert len(job.all(orders.SpawnWorker)) == spawned, "nobody is started in its place"
     assert job.last(WorldChanged).after == 2
 
 
@@ -92,7 +86,7 @@ def test_a_leaver_that_does_not_end_is_fenced() -> None:
     leaver = job.of(1)
     shrunk(job, 1)
     job.wait()
-    assert job.last(FenceWorker).worker == leaver
+    assert job.last(orders.FenceWorker).worker == leaver
     job.exited(leaver)
     assert len(job.all(IncidentOpened)) == 1
 
@@ -144,7 +138,7 @@ def test_a_spare_node_takes_lost_ranks_at_once() -> None:
     job = two_nodes(min_replicas=4)
     comes(job, "n2", 2)
     lose(job, "n1")
-    assert [(spawn.node, spawn.rank, spawn.local_rank) for spawn in job.all(SpawnWorker)[-2:]] == [
+    assert [(spawn.node, spawn.rank, spawn.local_rank) for spawn in job.all(orders.SpawnWorker)[-2:]] == [
         ("n2", 2, 0),
         ("n2", 3, 1),
     ]
@@ -176,7 +170,7 @@ def test_below_the_minimum_the_survivors_wait_with_their_state_and_go_on_when_th
     job.halted(1, 6)
     assert phase(job) == "waiting"
     assert any("ranks 2, 3 wait for it to come back" in note.text for note in job.all(Noted))
-    assert not job.all(FenceWorker)
+    assert not job.all(orders.FenceWorker)
     comes(job, "n2", 2)
     assert phase(job) == "mending"
     job.ready(job.of(2))
@@ -222,7 +216,7 @@ def test_a_restart_takes_the_nodes_that_are_left() -> None:
     lose(job, "n1")
     lose(job, "n0")
     comes(job, "n1", 2)
-    spawned = [spawn for spawn in job.all(SpawnWorker) if spawn.restarts == 1]
+    spawned = [spawn for spawn in job.all(orders.SpawnWorker) if spawn.restarts == 1]
     assert [(spawn.node, spawn.rank, spawn.world) for spawn in spawned] == [("n1", 0, 2), ("n1", 1, 2)]
     for rank in (0, 1):
         job.ready(job.of(rank), 4)
@@ -241,9 +235,9 @@ def test_who_stops_at_a_step_that_was_planned_before_makes_all_stop_at_once() ->
     scale(job, 3)
     job.ready(candidates(job)[0], NO_STATE)
     at = planned(job)
-    job.tell(HaltMissed(job.of(1), job.machine.generation, StepNo(at), StepNo(at)))
+    job.tell(facts.HaltMissed(job.of(1), job.machine.generation, StepNo(at), StepNo(at)))
     job.halted(0, at)
-    assert (job.last(HaltGeneration).worker, job.last(HaltGeneration).at) == (job.of(1), None)
+    assert (job.last(orders.HaltGeneration).worker, job.last(orders.HaltGeneration).at) == (job.of(1), None)
 
 
 def test_ranks_do_not_move_where_they_alone_are_a_step_ahead() -> None:
@@ -273,7 +267,7 @@ def test_of_two_dead_ranks_only_the_one_that_is_wanted_is_filled() -> None:
     scale(job, 1)
     job.exited(job.of(0))
     job.exited(job.of(1))
-    assert len([spawn for spawn in job.all(SpawnWorker) if spawn.role is Role.JOINER]) == 1
+    assert len([spawn for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.JOINER]) == 1
 
 
 def test_two_nodes_given_back_at_once_do_not_end_a_job_that_nobody_else_could_hold() -> None:
@@ -282,4 +276,4 @@ def test_two_nodes_given_back_at_once_do_not_end_a_job_that_nobody_else_could_ho
     drain(job, "n0")
     stop(job)
     assert not job.all(EndJob)
-    assert not job.all(ReleaseWorker)
+    assert not job.all(orders.ReleaseWorker)

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.membership_job import Job
 
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
-from regrow.core.messages import FenceWorker, HaltGeneration
+from regrow.core.messages import orders
 from regrow.core.messages.replicas import StateSampled
 from regrow.core.records import ReplicasDiverged
 from regrow.membership.replica_digests import Samples, compare
@@ -92,7 +92,7 @@ def test_a_difference_while_training_is_said_and_stops_nobody() -> None:
     job = Job(3).trained(4)
     tell(job, [5, 5, 6], 16)
     assert "rank 2 differs from ranks 0 and 1 in model.weight[0:8]" in job.last(ReplicasDiverged).text
-    assert not job.all(HaltGeneration) and not job.all(FenceWorker)
+    assert not job.all(orders.HaltGeneration) and not job.all(orders.FenceWorker)
 
 
 def test_a_newcomer_that_has_not_the_survivors_state_is_replaced_once() -> None:
@@ -105,7 +105,7 @@ def test_a_newcomer_that_has_not_the_survivors_state_is_replaced_once() -> None:
         job.ready(newcomer)
         job.joined().stepped(5)
         tell(job, [6, 5, 5], 6, whole=True)
-        assert (newcomer in {each.worker for each in job.all(FenceWorker)}) == (times == 1)
+        assert (newcomer in {each.worker for each in job.all(orders.FenceWorker)}) == (times == 1)
         if times == 1:
             assert "rank 0 came in by a recovery" in job.last(ReplicasDiverged).text
             for rank in (1, 2):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages import WorkerCommitted
+from regrow.core.messages import facts
 from regrow.membership.pace import AHEAD_S, LEAST_AHEAD, MOST_GUESSED, Pace
 from regrow.membership.roster import Seat
 from regrow.membership.scaling import (
@@ -106,8 +106,8 @@ def test_a_world_that_cannot_be_cut_into_replicas_is_known_by_its_parts() -> Non
     assert unlike_places(["", "y", "x", "y"], 2) is None
 
 
-def commit(worker: str, generation: int, step: int, at: float, seconds: float) -> WorkerCommitted:
-    return WorkerCommitted(WorkerId(worker), Generation(generation), StepNo(step), at, seconds)
+def commit(worker: str, generation: int, step: int, at: float, seconds: float) -> facts.WorkerCommitted:
+    return facts.WorkerCommitted(WorkerId(worker), Generation(generation), StepNo(step), at, seconds)
 
 
 def test_a_planned_halt_is_far_enough_ahead_for_its_order_to_arrive() -> None:

@@ -7,7 +7,9 @@ from tests.unit.membership_job import Job, form
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId
-from regrow.core.messages import NodeJoined, NodeLost, Role, SpawnWorker, WorkerAlive
+from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import WorkerAlive
+from regrow.core.messages.vocabulary import Role
 from regrow.core.records import IncidentClosed
 from regrow.launch.elastic import elasticity, span
 
@@ -17,13 +19,13 @@ def two_and_a_spare(**changes: Any) -> Job:
     return Job(6, nodes=3, spares=1, **changes).trained(4)
 
 
-def standbys_of(job: Job, node: str) -> list[SpawnWorker]:
-    return [spawn for spawn in job.all(SpawnWorker) if spawn.role is Role.STANDBY and spawn.node == node]
+def standbys_of(job: Job, node: str) -> list[orders.SpawnWorker]:
+    return [spawn for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.STANDBY and spawn.node == node]
 
 
 def test_the_world_is_on_the_other_nodes_and_the_spare_keeps_a_warm_worker_for_each_rank_of_one() -> None:
     job = two_and_a_spare()
-    ranks = [(spawn.node, spawn.rank) for spawn in job.all(SpawnWorker) if spawn.role is Role.RANK]
+    ranks = [(spawn.node, spawn.rank) for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.RANK]
     assert ranks == [("n0", 0), ("n0", 1), ("n1", 2), ("n1", 3)]
     assert len(standbys_of(job, "n2")) == 2
     assert not standbys_of(job, "n0") and not standbys_of(job, "n1"), "no standbys were asked for"
@@ -38,7 +40,7 @@ def test_its_workers_take_the_ranks_of_a_lost_node_which_is_the_spare_when_it_is
     for worker in warm:
         job.ready(worker)
     gone = sorted({0, 1, 2, 3} - set(left))
-    job.tell(NodeLost(NodeId(lost), "its connection ended"))
+    job.tell(facts.NodeLost(NodeId(lost), "its connection ended"))
     for rank in left:
         job.halted(rank, 5)
     assert {job.of(rank) for rank in gone} == warm
@@ -49,7 +51,7 @@ def test_its_workers_take_the_ranks_of_a_lost_node_which_is_the_spare_when_it_is
     closed = job.last(IncidentClosed)
     assert (closed.kind, closed.ranks, closed.rung, closed.steps_lost) == ("node", gone, "node", 0)
     assert len(standbys_of(job, "n2")) == 2, "it is no spare any more"
-    job.tell(NodeJoined(NodeId(lost), "another host", 2, "new store"))
+    job.tell(facts.NodeJoined(NodeId(lost), "another host", 2, "new store"))
     job.stepped(6)
     assert len(standbys_of(job, lost)) == 2
     assert {job.machine.roster.home(rank)[0].node for rank in job.machine.roster.places} == {"n0", "n1", "n2"} - {lost}
@@ -57,15 +59,15 @@ def test_its_workers_take_the_ranks_of_a_lost_node_which_is_the_spare_when_it_is
 
 def test_the_spare_that_is_lost_itself_is_done_without() -> None:
     job = two_and_a_spare()
-    job.tell(NodeLost(NodeId("n2"), "its connection ended"))
+    job.tell(facts.NodeLost(NodeId("n2"), "its connection ended"))
     job.stepped(5)
     assert not job.machine.incident
-    job.tell(NodeLost(NodeId("n1"), "its connection ended"))
+    job.tell(facts.NodeLost(NodeId("n1"), "its connection ended"))
     for rank in (0, 1):
         job.halted(rank, 6)
-    assert not [spawn for spawn in job.all(SpawnWorker) if spawn.role is Role.JOINER], "there is no room"
-    job.tell(NodeJoined(NodeId("n2"), "another host", 2, "new store"))
-    joiners = [(spawn.node, spawn.rank) for spawn in job.all(SpawnWorker) if spawn.role is Role.JOINER]
+    assert not [spawn for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.JOINER], "there is no room"
+    job.tell(facts.NodeJoined(NodeId("n2"), "another host", 2, "new store"))
+    joiners = [(spawn.node, spawn.rank) for spawn in job.all(orders.SpawnWorker) if spawn.role is Role.JOINER]
     assert joiners == [("n2", 2), ("n2", 3)], "whoever is back first takes them"
 
 

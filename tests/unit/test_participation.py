@@ -9,7 +9,8 @@ import torch
 
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, StepNo, WorkerId
-from regrow.core.messages import HaltGeneration, Role, WorkerHalted, WorkerNoted
+from regrow.core.messages import facts, orders
+from regrow.core.messages.vocabulary import Role
 from regrow.core.phase import Phase
 from regrow.train.session import Session
 from regrow.train.state.frozen import FrozenState
@@ -137,7 +138,7 @@ def test_a_function_between_two_steps_changes_no_step(member: Participation) -> 
 
 def test_what_is_told_of_the_script_reaches_whoever_supervises_it(member: Participation) -> None:
     member.note_of_script("a note")
-    member.send(WorkerNoted(WorkerId("w"), "another"))
+    member.send(facts.WorkerNoted(WorkerId("w"), "another"))
     if isinstance(member, SupervisedWorker):
         sent = cast(Any, member)._link.send.call_args_list
         assert [call.args[0].text for call in sent] == ["a note", "another"]
@@ -186,9 +187,9 @@ def test_who_is_halted_in_the_middle_of_its_own_work_says_so_and_again_when_it_w
     sent = cast(Any, member)._link.send
 
     def stood() -> list[bool]:
-        return [each.args[0].stands for each in sent.call_args_list if isinstance(each.args[0], WorkerHalted)]
+        return [each.args[0].stands for each in sent.call_args_list if isinstance(each.args[0], facts.WorkerHalted)]
 
-    member.control._halt(HaltGeneration(WorkerId("w"), Generation(0), "a fault"))
+    member.control._halt(orders.HaltGeneration(WorkerId("w"), Generation(0), "a fault"))
     assert stood() == [False], "it computes something of the script's"
     with member.control._at_rest():
         assert stood() == [False, True]

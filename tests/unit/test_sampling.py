@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from regrow.core.ids import StepNo
-from regrow.core.messages import Member, WorkerNoted
+from regrow.core.messages import facts
 from regrow.core.messages.replicas import StateSampled
+from regrow.core.messages.vocabulary import Member
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.replica_digests import Sampler, digests
 
@@ -105,5 +106,5 @@ def test_state_that_cannot_be_looked_at_is_told_once_and_harms_nobody() -> None:
     form(sampling, "h", "h")
     for step in (16, 32):
         sampling.tick(StepNo(step), last=True)
-    assert [type(each) for each in said] == [WorkerNoted]
+    assert [type(each) for each in said] == [facts.WorkerNoted]
     assert "notes.hook" in said[0].text

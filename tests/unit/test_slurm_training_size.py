@@ -13,7 +13,8 @@ from tests.unit.test_slurm_draining import view as seen
 
 from regrow.cluster.sizes import wanted_size
 from regrow.core.ids import NO_STATE, Generation, NodeId, StepNo
-from regrow.core.messages import StopNode, WorkerAlive
+from regrow.core.messages import orders
+from regrow.core.messages.sights import WorkerAlive
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.http_api import ScaleWish
 from regrow.membership.view import JobView
@@ -74,7 +75,7 @@ def test_scaled_down_one_fewer_trains_though_the_node_that_is_given_back_has_no_
     assert asked == 2 and scale(job, asked).accepted
     changed(job)
     drain(job, "r3")
-    assert [order.node for order in job.all(StopNode)] == ["r3"]
+    assert [order.node for order in job.all(orders.StopNode)] == ["r3"]
     assert job.machine.world == 2 and not candidates(job), "it does not grow onto the spare again"
     assert size(job, 2) is None
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.membership_job import Job, mend
 
 from regrow.core.ids import NodeId, Rank, StepNo
-from regrow.core.messages import FenceWorker, HaltGeneration, NodeProgress, StopNode, WorkerCommitted
+from regrow.core.messages import facts, orders
 from regrow.core.messages.data import BatchRecord
 from regrow.core.records import NodeJudged, Noted
 from regrow.membership.recovery.stragglers import (
@@ -113,9 +113,9 @@ def step_of(job: Job, step: int, own: dict[int, float], micro: dict[int, int] | 
     generation = job.machine.generation
     for rank, seconds in own.items():
         worker = job.of(rank)
-        commit = WorkerCommitted(worker, generation, StepNo(step), job.now, 0.1, rank=Rank(rank), own=seconds)
+        commit = facts.WorkerCommitted(worker, generation, StepNo(step), job.now, 0.1, rank=Rank(rank), own=seconds)
         commit = msgspec.structs.replace(commit, parts=[BatchRecord(0, 1)] * (micro or {}).get(rank, 0))
-        job.tell(NodeProgress(job.machine.roster.workers[worker].node, [commit]))
+        job.tell(facts.NodeProgress(job.machine.roster.workers[worker].node, [commit]))
 
 
 def slowed(job: Job, rank: int, steps: range, factor: float = 2.0) -> None:
@@ -138,7 +138,7 @@ def test_a_straggler_is_a_suspect_and_goes_on() -> None:
     told = job.last(NodeJudged)
     assert "rank 3 has taken 200 ms of its own for what takes the others 100 ms, 6 times in a row" in told.evidence
     assert (told.device, told.action, told.occasion) == ("slot1", "none", "in training")
-    assert not job.all(FenceWorker) and not job.all(HaltGeneration) and not job.all(StopNode)
+    assert not job.all(orders.FenceWorker) and not job.all(orders.HaltGeneration) and not job.all(orders.StopNode)
     assert any("straggler" in text for node in job.machine.snapshot().nodes for text in node.verdicts)
     slowed(job, 3, range(40, 60), 1.0)
     assert verdicts(job)[1:] == [("n1", "ok", "straggler")]
@@ -186,7 +186,7 @@ def test_its_node_is_replaced_where_that_is_asked_for_and_a_spare_has_room() -> 
     slowed(job, 3, range(5, 20))
     roster = job.machine.roster
     assert roster.nodes[NodeId("n1")].leave_by is not None and roster.nodes[NodeId("n0")].leave_by is None
-    assert not job.all(FenceWorker), "its ranks leave at a boundary"
+    assert not job.all(orders.FenceWorker), "its ranks leave at a boundary"
     assert any("rank 3 is a straggler" in each.text for each in job.all(Noted))
 
 

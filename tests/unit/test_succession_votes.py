@@ -9,23 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    Fact,
-    FaultSpec,
-    FaultStage,
-    NodeDraining,
-    NodeJoined,
-    NodeLost,
-    NodeProgress,
-    NodeStopped,
-    ProveAlive,
-    Role,
-    SpawnWorker,
-    TimeAdvanced,
-    Warmth,
-    WorkerCommitted,
-    WorkerExited,
-)
+from regrow.core.messages import facts
 from regrow.core.messages.elections import (
     CoordinatorPresent,
     Handover,
@@ -35,6 +19,10 @@ from regrow.core.messages.elections import (
     VoteAsked,
     Voter,
 )
+from regrow.core.messages.orders import SpawnWorker
+from regrow.core.messages.sights import ProveAlive
+from regrow.core.messages.unions import Fact
+from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role, Warmth
 from regrow.core.records import WorkerGone
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
@@ -326,7 +314,7 @@ def test_a_coordinator_that_is_deposed_says_by_whom_and_hears_nothing_more() -> 
     leased = LeasedMachine(machine, voters, lambda: None)
     office = Office(2, "http://host1:1")
     voters.deposed_by = office
-    (end,) = leased.handle(TimeAdvanced(), 0.0)
+    (end,) = leased.handle(facts.TimeAdvanced(), 0.0)
     assert isinstance(end, Deposed) and (end.code, end.by) == (75, office)
     assert machine.heard == []
 
@@ -338,10 +326,10 @@ def test_a_coordinator_whose_voters_have_voted_in_a_later_term_gives_way_so_that
     voters.told("node9@x", Office(1, "http://host0:1", voted=2))
     assert not voters.passed, "that one is no voter"
     voters.told("node2@x", Office(1, "http://host0:1", voted=2))
-    assert leased.handle(TimeAdvanced(), LEASE - 0.1) == [], "while it may decide it stays"
-    assert leased.handle(TimeAdvanced(), LEASE) == []
-    assert leased.handle(TimeAdvanced(), LEASE + PASSED_S - 0.1) == [], "somebody may be elected"
-    (end,) = leased.handle(TimeAdvanced(), LEASE + PASSED_S)
+    assert leased.handle(facts.TimeAdvanced(), LEASE - 0.1) == [], "while it may decide it stays"
+    assert leased.handle(facts.TimeAdvanced(), LEASE) == []
+    assert leased.handle(facts.TimeAdvanced(), LEASE + PASSED_S - 0.1) == [], "somebody may be elected"
+    (end,) = leased.handle(facts.TimeAdvanced(), LEASE + PASSED_S)
     assert isinstance(end, Deposed) and end.by is None
 
 
@@ -367,11 +355,15 @@ def test_what_an_agent_was_to_do_is_not_sent_to_the_next_one_of_its_node() -> No
     """Two nodes are lost, and back, while the coordinator may not decide: a worker is started and lost in between."""
     voters = settled(3)
     leased = LeasedMachine(Membership(FACTS), voters, lambda: None)
-    joins = [NodeJoined(NodeId(f"node{number}"), "host", 1, f"host:{number}") for number in (0, 1)]
+    joins = [facts.NodeJoined(NodeId(f"node{number}"), "host", 1, f"host:{number}") for number in (0, 1)]
     started = [command for join in joins for command in leased.handle(join, 1.0) if isinstance(command, SpawnWorker)]
     assert [command.worker for command in started] == ["node0.w0", "node1.w0"]
-    held: list[Fact] = [NodeLost(NodeId("node1"), "x"), joins[1], WorkerExited(WorkerId("node0.w0"), -9, 6.0)]
-    for fact in [*held, NodeLost(NodeId("node1"), "x")]:
+    held: list[Fact] = [
+        facts.NodeLost(NodeId("node1"), "x"),
+        joins[1],
+        facts.WorkerExited(WorkerId("node0.w0"), -9, 6.0),
+    ]
+    for fact in [*held, facts.NodeLost(NodeId("node1"), "x")]:
         assert leased.handle(fact, 6.0) == []
     answer(voters, 1, 7.0)
     commands = leased.handle(joins[1], 7.0)
@@ -386,37 +378,37 @@ def test_who_was_to_be_started_by_a_lost_agent_is_told_nothing() -> None:
         ProveAlive(WorkerId("node1.w3")),
         ProveAlive(WorkerId("node0.w1")),
     ]
-    assert still_meant(orders, NodeLost(NodeId("node0"), "x")) == orders
-    assert still_meant(orders, NodeStopped(NodeId("node1"))) == orders[2:]
+    assert still_meant(orders, facts.NodeLost(NodeId("node0"), "x")) == orders
+    assert still_meant(orders, facts.NodeStopped(NodeId("node1"))) == orders[2:]
 
 
 def test_a_notice_runs_while_the_coordinator_may_not_decide() -> None:
     machine, voters = StubMachine(), settled(3)
     leased = LeasedMachine(machine, voters, lambda: None)
-    leased.handle(NodeDraining(NodeId("node1"), 30.0, "SIGTERM"), 6.0)
+    leased.handle(facts.NodeDraining(NodeId("node1"), 30.0, "SIGTERM"), 6.0)
     answer(voters, 1, 9.0)
-    leased.handle(TimeAdvanced(), 9.0)
-    assert machine.heard == [NodeDraining(NodeId("node1"), 27.0, "SIGTERM"), TimeAdvanced()]
+    leased.handle(facts.TimeAdvanced(), 9.0)
+    assert machine.heard == [facts.NodeDraining(NodeId("node1"), 27.0, "SIGTERM"), facts.TimeAdvanced()]
 
 
 def test_a_coordinator_that_may_not_decide_stays_while_another_node_tells_of_steps() -> None:
     leased, until = LeasedMachine(StubMachine(), settled(3), lambda: None), LEASE + 100.0
     now = LEASE + 1.0
     while now < until:
-        assert leased.handle(NodeProgress(NodeId("node1"), [committed(int(now))]), now) == []
-        assert leased.handle(TimeAdvanced(), now) == []
+        assert leased.handle(facts.NodeProgress(NodeId("node1"), [committed(int(now))]), now) == []
+        assert leased.handle(facts.TimeAdvanced(), now) == []
         now += 10.0
     told = now - 10.0
-    assert leased.handle(TimeAdvanced(), told + 29.9) == []
-    (end,) = leased.handle(TimeAdvanced(), told + 30.0)
+    assert leased.handle(facts.TimeAdvanced(), told + 29.9) == []
+    (end,) = leased.handle(facts.TimeAdvanced(), told + 30.0)
     assert isinstance(end, EndJob) and end.code == 75
     assert "node1, node2 answered nothing for 30 s" in end.diagnosis
 
 
 def test_what_its_own_node_tells_keeps_no_coordinator_that_may_not_decide() -> None:
     leased = LeasedMachine(StubMachine(), settled(3), lambda: None)
-    assert leased.handle(TimeAdvanced(), LEASE) == []
-    (end,) = leased.handle(NodeProgress(NodeId("node0"), [committed(1)]), LEASE + 30.0)
+    assert leased.handle(facts.TimeAdvanced(), LEASE) == []
+    (end,) = leased.handle(facts.NodeProgress(NodeId("node0"), [committed(1)]), LEASE + 30.0)
     assert isinstance(end, EndJob)
 
 
@@ -425,26 +417,26 @@ def test_of_steps_that_are_told_while_the_coordinator_may_not_decide_the_newest_
     leased = LeasedMachine(machine, voters, lambda: None)
     for step in range(50):
         for node in ("node1", "node2"):
-            leased.handle(NodeProgress(NodeId(node), [committed(step, f"{node}.w0")]), 6.0)
-        leased.handle(TimeAdvanced(), 6.0)
+            leased.handle(facts.NodeProgress(NodeId(node), [committed(step, f"{node}.w0")]), 6.0)
+        leased.handle(facts.TimeAdvanced(), 6.0)
     both = [committed(49, "node1.w0"), committed(49, "node1.w1")]
-    leased.handle(NodeProgress(NodeId("node1"), both[1:]), 6.0)
+    leased.handle(facts.NodeProgress(NodeId("node1"), both[1:]), 6.0)
     answer(voters, 1, 7.0)
-    leased.handle(TimeAdvanced(), 7.0)
-    told = [fact.commits for fact in machine.heard if isinstance(fact, NodeProgress)]
+    leased.handle(facts.TimeAdvanced(), 7.0)
+    told = [fact.commits for fact in machine.heard if isinstance(fact, facts.NodeProgress)]
     assert told == [both[:1], [committed(49, "node2.w0")], both[1:]]
-    assert machine.heard.count(TimeAdvanced()) == 1
+    assert machine.heard.count(facts.TimeAdvanced()) == 1
 
 
-def committed(step: int, worker: str = "node1.w0") -> WorkerCommitted:
-    return WorkerCommitted(WorkerId(worker), Generation(1), StepNo(step), 0.0, 0.1)
+def committed(step: int, worker: str = "node1.w0") -> facts.WorkerCommitted:
+    return facts.WorkerCommitted(WorkerId(worker), Generation(1), StepNo(step), 0.0, 0.1)
 
 
 class StubMachine:
     """Decides nothing, and remembers what it hears."""
 
     def __init__(self) -> None:
-        self.facts = FACTS
+        self.spec = FACTS
         self.world = 2
         self.heard: list[Fact] = []
 

@@ -14,17 +14,8 @@ from regrow.agent.store.server import StoreServer
 from regrow.agent.table_relay import TableRelay
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, NodeId, Rank, WorkerId
-from regrow.core.messages import (
-    ChangeTable,
-    FenceWorker,
-    FetchTable,
-    FormGeneration,
-    GenerationTable,
-    HaltGeneration,
-    JoinGeneration,
-    KeepTable,
-    TableMissed,
-)
+from regrow.core.messages import orders
+from regrow.core.messages.tables import ChangeTable, FetchTable, GenerationTable, JoinGeneration, KeepTable, TableMissed
 from regrow.membership.tables import difference
 
 NODE = NodeId("n0")
@@ -42,7 +33,7 @@ def change(base: GenerationTable, meant: GenerationTable) -> ChangeTable:
 
 
 def forms(feasible: list[Feasible]) -> list[tuple[WorkerId, int]]:
-    return [(each.worker, each.rank) for each in feasible if isinstance(each, FormGeneration)]
+    return [(each.worker, each.rank) for each in feasible if isinstance(each, orders.FormGeneration)]
 
 
 FIRST = table("ab")
@@ -56,7 +47,7 @@ def test_an_order_is_completed_from_the_table_and_waits_where_that_is_on_its_way
     found = held.keep(FIRST)
     assert found[0] is FIRST and forms(found) == [("b", 1), ("a", 0)] and held.missing == 0
     (formed,) = held.take(join("b", 1))
-    assert isinstance(formed, FormGeneration)
+    assert isinstance(formed, orders.FormGeneration)
     assert (formed.members, formed.holders, formed.step) == (FIRST.members, [0, 1], 1)
 
 
@@ -82,7 +73,10 @@ def test_who_is_halted_or_fenced_meanwhile_does_not_enter_the_generation() -> No
     held = HeldTables()
     for worker, rank in zip("abc", range(3), strict=True):
         held.take(JoinGeneration(WorkerId(worker), Rank(rank), Generation(1), 1))
-    halt, fence = HaltGeneration(WorkerId("a"), Generation(1), "over"), FenceWorker(NODE, WorkerId("b"), "late")
+    halt, fence = (
+        orders.HaltGeneration(WorkerId("a"), Generation(1), "over"),
+        orders.FenceWorker(NODE, WorkerId("b"), "late"),
+    )
     assert held.take(halt) == [halt] and held.take(fence) == [fence]
     assert forms(held.keep(table("abc"))) == [("c", 2)]
 

@@ -12,25 +12,21 @@ from tests.unit.membership_job import Job, form, mend
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    AgentOrder,
+from regrow.core.messages import facts
+from regrow.core.messages.tables import (
     ChangeTable,
-    Fact,
     FetchTable,
     GenerationTable,
     JoinGeneration,
     KeepTable,
-    Member,
-    NodeJoined,
-    NodeLost,
+    TableChange,
+    TableHead,
     TableMissed,
-    Warmth,
-    WorkerExited,
-    WorkerHalted,
-    WorkerReady,
-    WorkerResumed,
+    ranks_of,
+    runs_of,
 )
-from regrow.core.messages.tables import TableChange, TableHead, ranks_of, runs_of
+from regrow.core.messages.unions import AgentOrder, Fact
+from regrow.core.messages.vocabulary import Member, Warmth
 from regrow.membership.machine import Membership
 from regrow.membership.roster import NodeRecord
 from regrow.membership.tables import DIRECT, WIDTH, Tables, difference
@@ -93,10 +89,10 @@ def test_whoever_has_the_last_table_is_told_what_is_new_in_it_and_a_node_that_ca
     changes = job.all(ChangeTable)
     assert [(order.node, len(order.change.members)) for order in changes] == [("n0", 1), ("n1", 1), ("n2", 1)]
     said = len(job.said)
-    job.tell(NodeLost(NodeId("n1"), "gone"))
+    job.tell(facts.NodeLost(NodeId("n1"), "gone"))
     for rank in (0, 1, 4, 5):
         job.halted(rank, 2)
-    job.tell(NodeJoined(NodeId("n1"), "host", 2, "new store"))
+    job.tell(facts.NodeJoined(NodeId("n1"), "host", 2, "new store"))
     for rank in (2, 3):
         job.ready(job.of(rank))
     assert {order.node for order in job.said[said:] if isinstance(order, KeepTable)} == {"n1"}
@@ -169,22 +165,22 @@ class Sent:
     """A machine, and the bytes that its coordinator sends."""
 
     def __init__(self, count: int, nproc: int = 8) -> None:
-        facts = JobSpec(JobId("bytes"), nproc, count, 0, Warmth.BUILT, 100, 3600.0, None, False)
-        self.machine, self.now, self.bytes, self.count = Membership(facts), 0.0, 0, count
+        spec = JobSpec(JobId("bytes"), nproc, count, 0, Warmth.BUILT, 100, 3600.0, None, False)
+        self.machine, self.now, self.bytes, self.count = Membership(spec), 0.0, 0, count
         self._encoder = msgspec.msgpack.Encoder()
 
-    def tell(self, facts: Iterable[Fact]) -> None:
-        for fact in facts:
+    def tell(self, news: Iterable[Fact]) -> None:
+        for fact in news:
             self.now += 0.001
             for command in self.machine.handle(fact, self.now):
                 if isinstance(command, AgentOrder):
                     self.bytes += len(self._encoder.encode(command))
 
     def build(self) -> None:
-        self.tell(NodeJoined(NodeId(f"n{n}"), f"host{n}", 8, f"tcp:10.0.{n}:40000") for n in range(self.count))
+        self.tell(facts.NodeJoined(NodeId(f"n{n}"), f"host{n}", 8, f"tcp:10.0.{n}:40000") for n in range(self.count))
 
     def ready(self, workers: Iterable[WorkerId], state: int) -> None:
-        self.tell(WorkerReady(each, StepNo(state), f"tcp:10.0.0.1:{each}", "layout") for each in workers)
+        self.tell(facts.WorkerReady(each, StepNo(state), f"tcp:10.0.0.1:{each}", "layout") for each in workers)
 
     @property
     def workers(self) -> list[WorkerId]:
@@ -202,10 +198,10 @@ def cost(count: int) -> tuple[float, float, float]:
     started = job.bytes_a_rank()
     job.ready(job.workers, 0)
     formed = job.bytes_a_rank()
-    job.tell(WorkerResumed(worker, job.machine.generation) for worker in job.workers)
+    job.tell(facts.WorkerResumed(worker, job.machine.generation) for worker in job.workers)
     lost, survivors, generation = job.workers[8:16], [*job.workers[:8], *job.workers[16:]], job.machine.generation
-    job.tell(WorkerExited(worker, -9, job.now) for worker in lost)
-    job.tell(WorkerHalted(worker, generation, StepNo(0)) for worker in survivors)
+    job.tell(facts.WorkerExited(worker, -9, job.now) for worker in lost)
+    job.tell(facts.WorkerHalted(worker, generation, StepNo(0)) for worker in survivors)
     job.ready([worker for worker in job.workers if worker not in set(survivors)], -1)
     assert job.machine.generation == generation + 1
     return started, formed, job.bytes_a_rank()

@@ -16,7 +16,8 @@ from regrow.agent.node_sight import NodeSight, node_series
 from regrow.core.errors import UsageError
 from regrow.core.hosts import place_to_listen
 from regrow.core.ids import Generation, Instant, JobId, Rank, StepNo, WorkerId
-from regrow.core.messages import NodeProgress, Role, WorkerCommitted
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import Role
 from regrow.core.records import (
     IN_TRAINING,
     GenerationFormed,
@@ -41,12 +42,13 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "monitoring"
 PATIENCE = 30.0
 
 
-def progress(*commits: StepCommitted) -> NodeProgress:
+def progress(*commits: StepCommitted) -> facts.NodeProgress:
     """What an agent says of commits."""
     said = [
-        WorkerCommitted(c.worker, c.generation, c.step, c.at, c.seconds, dict(c.metrics), rank=c.rank) for c in commits
+        facts.WorkerCommitted(c.worker, c.generation, c.step, c.at, c.seconds, dict(c.metrics), rank=c.rank)
+        for c in commits
     ]
-    return NodeProgress(NODE, said)
+    return facts.NodeProgress(NODE, said)
 
 
 def watched(records: list[Record]) -> Present:
@@ -136,7 +138,9 @@ def test_steps_between_two_looks_are_counted_and_steps_given_up_are_not() -> Non
     job.feed(WorkerSpawned(0.0, WorkerId("w0"), NODE, Role.RANK, Rank(0), Generation(1)))
 
     def look(step: int, at: Instant) -> float:
-        job.feed(NodeProgress(NODE, [WorkerCommitted(WorkerId("w0"), Generation(1), StepNo(step), at, 0.9)]))
+        job.feed(
+            facts.NodeProgress(NODE, [facts.WorkerCommitted(WorkerId("w0"), Generation(1), StepNo(step), at, 0.9)])
+        )
         job.fold(at)
         return job.spent["productive"]
 
@@ -168,7 +172,11 @@ def test_nothing_grows_with_the_length_of_a_job() -> None:
         job.feed(WorkerSpawned(at, worker, NODE, Role.RANK, Rank(0), Generation(number)))
         job.feed(GenerationFormed(at, Generation(number), StepNo(number), {"0": worker}))
         logged = {f"m{number}.{k}": 1.0 for k in range(MOST_METRICS)}
-        job.feed(NodeProgress(NODE, [WorkerCommitted(worker, Generation(number), StepNo(number), at, 0.1, logged)]))
+        job.feed(
+            facts.NodeProgress(
+                NODE, [facts.WorkerCommitted(worker, Generation(number), StepNo(number), at, 0.1, logged)]
+            )
+        )
         job.feed(IncidentOpened(at, *place))
         job.feed(IncidentClosed(at, *place, "fork", 1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.5, 0, 0, at, at))
         job.mark(at)

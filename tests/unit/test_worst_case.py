@@ -8,7 +8,7 @@ import pytest
 
 from regrow.core.ids import JobId
 from regrow.core.job import JobSpec
-from regrow.core.messages import Warmth
+from regrow.core.messages.vocabulary import Warmth
 from regrow.membership.incident import RUNGS
 from regrow.membership.recovery import hangs
 from regrow.membership.recovery.worst_case import Wait, formulas, waits, worst_cases

@@ -14,7 +14,7 @@ import msgspec
 from regrow.core.board import BatchShown
 from regrow.core.config import record_limits
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import WorkerCommitted, WorkerStaged
+from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord, OrderDeclared
 from regrow.core.records import OrderStated, Record, StepCommitted
 from regrow.core.rotation import RecordLimits, remove_part, rotate
@@ -121,7 +121,7 @@ class LastSeen(NamedTuple):
     worker: WorkerId
     rank_in: Callable[[Generation], Rank]
     at: Instant
-    staged: WorkerStaged | None = None
+    staged: facts.WorkerStaged | None = None
     batch: BatchShown | None = None
     committed: tuple[Generation, StepNo] | None = None
 
@@ -177,7 +177,7 @@ class CommittedSteps:
         """A worker said in which order its samples come."""
         self._file.add(OrderStated(at, fact.rank, fact.worker, fact.order))
 
-    def committed(self, fact: WorkerCommitted, rank: Rank) -> None:
+    def committed(self, fact: facts.WorkerCommitted, rank: Rank) -> None:
         """A worker committed a step."""
         if not fact.adopted:
             self._reached[fact.generation] = max(fact.step, self._reached.get(fact.generation, fact.step))

@@ -18,7 +18,9 @@ from regrow.core import http
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError, RegrowError
 from regrow.core.ids import Seconds
-from regrow.core.messages import AgentFact, AgentOrder, NodeJoined, ReportNode
+from regrow.core.messages import facts
+from regrow.core.messages.succession import ReportNode
+from regrow.core.messages.unions import AgentFact, AgentOrder
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 
 _RETRY_S: Seconds = 0.1
@@ -113,10 +115,10 @@ class CoordinatorLink:
         """Say who this node is, and where its key-value store and its copies of state are found."""
         config = self._config
         self.send(
-            NodeJoined(
+            facts.NodeJoined(
                 node=config.node,
                 host=config.advertise,
-                slots=config.slots or config.facts.nproc,
+                slots=config.slots or config.spec.nproc,
                 store=store,
                 pid=os.getpid(),
                 vault=vault,
@@ -127,7 +129,7 @@ class CoordinatorLink:
 
     def send(self, fact: AgentFact) -> None:
         """Send a fact, after all earlier ones. Those sent while there is no connection go to the next coordinator."""
-        if isinstance(fact, NodeJoined):
+        if isinstance(fact, facts.NodeJoined):
             self._joined = fact
         self._history.told(fact)
         self.sight.told(fact)

@@ -13,8 +13,9 @@ from regrow.agent.producers import Producers
 from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.config import AgentConfig
 from regrow.core.ids import Generation, WorkerId
-from regrow.core.messages import ErrorReport, SpawnWorker
+from regrow.core.messages import orders
 from regrow.core.messages.data import DataNoted, ProducerWanted
+from regrow.core.messages.vocabulary import ErrorReport
 
 _log = logging.getLogger("regrow.agent")
 
@@ -36,7 +37,7 @@ class DataDesk:
         config: AgentConfig,
         *,
         output: OutputPump,
-        request: Callable[[SpawnWorker], SpawnRequest],
+        request: Callable[[orders.SpawnWorker], SpawnRequest],
         spawn: Callable[[SpawnRequest, list[int]], None],
         tell: Callable[[DataNoted], None],
         bury: Callable[[int], None],

@@ -43,7 +43,7 @@ class Examiner:
     """One node's examinations, one at a time.
 
     Args:
-        config: whose node it is; `facts.health` switches all of it.
+        config: whose node it is; `spec.health` switches all of it.
         tell: takes what was found.
     """
 
@@ -80,7 +80,7 @@ class Examiner:
         self._end()
 
     def _soon(self, occasion: str, probes: list[str], after: Seconds) -> None:
-        if not self._config.facts.health or self._timer is not None:
+        if not self._config.spec.health or self._timer is not None:
             return
         if self._last is not None:
             after = max(after, self._last + _APART_S - time.monotonic())
@@ -101,7 +101,7 @@ class Examiner:
             window=window,
             visible=visible_gpus(),
         )
-        order = ExaminationOrder(config.node, occasion, settings, probes, config.facts.health_checks, _CHECK_S)
+        order = ExaminationOrder(config.node, occasion, settings, probes, config.spec.health_checks, _CHECK_S)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "regrow.health.examination"],

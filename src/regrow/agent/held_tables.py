@@ -3,7 +3,8 @@
 from typing import TypeAlias
 
 from regrow.core.ids import Generation, Rank, WorkerId
-from regrow.core.messages import AgentOrder, FenceWorker, HaltGeneration, NodeTask, ReportNode, WorkerOrder
+from regrow.core.messages import orders
+from regrow.core.messages.succession import ReportNode
 from regrow.core.messages.tables import (
     ChangeTable,
     FetchTable,
@@ -13,6 +14,7 @@ from regrow.core.messages.tables import (
     completed,
     ranks_of,
 )
+from regrow.core.messages.unions import AgentOrder, NodeTask, WorkerOrder
 
 Feasible: TypeAlias = NodeTask | WorkerOrder | GenerationTable
 """What can be carried out now: an order that needs no table, or that was completed from one; news of a table."""
@@ -58,12 +60,12 @@ class HeldTables:
                 if order.table > self._newest:
                     self._waiting.append(order)
                 return []
-            case FenceWorker():
+            case orders.FenceWorker():
                 self._waiting = [join for join in self._waiting if join.worker != order.worker]
             case ReportNode():
                 # What could not be done yet is not in the answer, and so must not be done any more.
                 self._waiting, self.missing = [], 0
-            case HaltGeneration(at=None):
+            case orders.HaltGeneration(at=None):
                 self._give_up(order.worker, order.generation)
         return [order]
 

@@ -5,32 +5,16 @@ from dataclasses import dataclass
 
 from regrow.agent.held_tables import Feasible
 from regrow.core.ids import NO_STATE, Generation, NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages import (
-    AgentFact,
-    FenceWorker,
-    FormGeneration,
-    GenerationTable,
-    HaltGeneration,
-    NodeProgress,
-    ReleaseWorker,
-    ReportNode,
-    SpawnWorker,
-    StartScript,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerFailed,
-    WorkerFaulted,
-    WorkerFinished,
-    WorkerHalted,
-    WorkerReady,
-    WorkerResumed,
-    WorkerStarted,
-)
-from regrow.core.messages.succession import NodeReport, WorkerPast
+from regrow.core.messages import facts, orders
+from regrow.core.messages.succession import NodeReport, ReportNode, WorkerPast
+from regrow.core.messages.tables import GenerationTable
+from regrow.core.messages.unions import AgentFact
 
 _NONE = Generation(0)
-_IN_GENERATION = WorkerResumed | WorkerCommitted | WorkerHalted | WorkerFinished | WorkerFaulted
-_OF_WORKERS = WorkerReady | WorkerFailed | _IN_GENERATION
+_IN_GENERATION = (
+    facts.WorkerResumed | facts.WorkerCommitted | facts.WorkerHalted | facts.WorkerFinished | facts.WorkerFaulted
+)
+_OF_WORKERS = facts.WorkerReady | facts.WorkerFailed | _IN_GENERATION
 _NUMBER = re.compile(r"\.w(\d+)$")
 
 
@@ -38,7 +22,7 @@ _NUMBER = re.compile(r"\.w(\d+)$")
 class _Life:
     """One worker; fields as in `WorkerPast`. `begins_at`: the state with which its newest generation begins."""
 
-    spawn: SpawnWorker
+    spawn: orders.SpawnWorker
     rank: Rank
     local_rank: int
     built_for: Rank
@@ -56,18 +40,18 @@ class _Life:
     released: bool = False
     let_on: bool = False
     fenced: bool = False
-    ready: WorkerReady | None = None
-    halted: WorkerHalted | None = None
-    finished: WorkerFinished | None = None
-    faulted: WorkerFaulted | None = None
-    failed: WorkerFailed | None = None
+    ready: facts.WorkerReady | None = None
+    halted: facts.WorkerHalted | None = None
+    finished: facts.WorkerFinished | None = None
+    faulted: facts.WorkerFaulted | None = None
+    failed: facts.WorkerFailed | None = None
     code: int | None = None
 
     def past(self) -> WorkerPast:
         fields = {name: value for name, value in vars(self).items() if name != "begins_at"}
         return WorkerPast(worker=self.spawn.worker, **fields)
 
-    def enter(self, order: FormGeneration) -> None:
+    def enter(self, order: orders.FormGeneration) -> None:
         if order.generation <= self.generation:
             return  # it is told a second time: what has happened in that generation since has happened
         self.rank, self.local_rank = order.rank, order.local_rank
@@ -78,10 +62,10 @@ class _Life:
 
     def heard(self, fact: _OF_WORKERS) -> None:
         match fact:
-            case WorkerReady():
+            case facts.WorkerReady():
                 self.ready = fact
                 self.state_at = fact.state_at if fact.endpoint else self.state_at
-            case WorkerFailed():
+            case facts.WorkerFailed():
                 self.failed = fact
             case _:
                 if fact.generation == self.generation:
@@ -89,15 +73,15 @@ class _Life:
 
     def _heard_in_generation(self, fact: _IN_GENERATION) -> None:
         match fact:
-            case WorkerResumed():
+            case facts.WorkerResumed():
                 self.stands, self.state_at = True, max(self.begins_at, self.state_at)
-            case WorkerCommitted():
+            case facts.WorkerCommitted():
                 self.stands, self.state_at = True, StepNo(fact.step + 1)
-            case WorkerHalted():
+            case facts.WorkerHalted():
                 self.halted, self.state_at = fact, fact.state_at
-            case WorkerFinished():
+            case facts.WorkerFinished():
                 self.finished, self.state_at = fact, fact.state_at
-            case WorkerFaulted():
+            case facts.WorkerFaulted():
                 self.faulted = fact
 
 
@@ -122,44 +106,50 @@ class NodeHistory:
                 self._table, self._generation = order, head.generation
                 self._forget_ended()
                 return
-            case SpawnWorker():
+            case orders.SpawnWorker():
                 if order.worker not in self._lives:
                     place = (order.rank, order.local_rank)
                     self._lives[order.worker] = _Life(order, *place, *place, order.world)
                     number = _NUMBER.search(order.worker)
                     self._numbered = max(self._numbered, int(number[1]) + 1 if number else 0)
                 return
-            case StartScript() | FormGeneration() | HaltGeneration() | ReleaseWorker() | FenceWorker():
+            case (
+                orders.StartScript()
+                | orders.FormGeneration()
+                | orders.HaltGeneration()
+                | orders.ReleaseWorker()
+                | orders.FenceWorker()
+            ):
                 life = self._lives.get(order.worker)
             case _:
                 return
         match order:
             case _ if life is None:
                 pass
-            case StartScript():
+            case orders.StartScript():
                 life.rank, life.local_rank, life.script_ordered = order.rank, order.local_rank, True
                 life.built_for, life.built_slot = order.rank, order.local_rank
                 life.built_world = order.world or life.built_world
-            case FormGeneration():
+            case orders.FormGeneration():
                 life.enter(order)
-            case HaltGeneration():
+            case orders.HaltGeneration():
                 if order.generation == life.generation:
                     life.halting, life.planned = True, order.at is not None
-            case ReleaseWorker():
+            case orders.ReleaseWorker():
                 life.let_on = True
                 life.released = life.released or not order.goes_on
-            case FenceWorker():
+            case orders.FenceWorker():
                 life.fenced = True
 
     def told(self, fact: AgentFact) -> None:
         """The coordinator is told something."""
         match fact:
-            case NodeProgress(commits=commits):
+            case facts.NodeProgress(commits=commits):
                 for commit in commits:
                     self.told(commit)
-            case WorkerStarted() if fact.worker in self._lives:
+            case facts.WorkerStarted() if fact.worker in self._lives:
                 self._lives[fact.worker].pid = fact.pid
-            case WorkerExited() if fact.worker in self._lives:
+            case facts.WorkerExited() if fact.worker in self._lives:
                 # Those of the newest table are remembered: why one is missing may matter.
                 life = self._lives[fact.worker]
                 life.code = fact.code if life.code is None else life.code

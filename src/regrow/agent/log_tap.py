@@ -35,7 +35,7 @@ class LogTap:
     """
 
     def __init__(self, config: AgentConfig, *, tell: Callable[[LogSaid], None]) -> None:
-        self._node, self._rules, self._tell = config.node, config.facts.log_rules, tell
+        self._node, self._rules, self._tell = config.node, config.spec.log_rules, tell
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._waiting = bytearray()

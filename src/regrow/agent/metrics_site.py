@@ -76,7 +76,7 @@ class NodeMetricsSite:
         memory["copies"] = self._copies()
         found = node_series(
             self._sight,
-            job=self._config.facts.job,
+            job=self._config.spec.job,
             node=self._config.node,
             memory=memory,
             offset=time.time() - time.monotonic(),

@@ -36,27 +36,12 @@ from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.errors import ProtocolError
 from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
-from regrow.core.messages import (
-    ArmFault,
-    ErrorReport,
-    FaultFired,
-    FaultHow,
-    FaultStage,
-    FenceWorker,
-    FormGeneration,
-    GenerationTable,
-    NodeStopped,
-    NoteGeneration,
-    ReportNode,
-    SpawnWorker,
-    StartScript,
-    StopNode,
-    WorkerExited,
-    WorkerFailed,
-    WorkerStarted,
-)
+from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotStored
+from regrow.core.messages.succession import ReportNode
+from regrow.core.messages.tables import GenerationTable
+from regrow.core.messages.vocabulary import ErrorReport, FaultHow, FaultStage
 
 _WATCH_S: Seconds = 0.25
 _FLUSH_S: Seconds = 0.2
@@ -85,7 +70,7 @@ class Agent:
         self._steps = StepsFile(Path(config.job_dir) / f"steps.{config.node}.jsonl")
         self._disk = Background("regrow-steps")
         self._ledger = CommittedSteps(self._steps)
-        self._watcher = Watcher(config.node, config.facts.hang_bound, lambda: evidence(self._watched()))
+        self._watcher = Watcher(config.node, config.spec.hang_bound, lambda: evidence(self._watched()))
         self._store = StoreServer(config, lambda request: self._tables.answer(request))
         self._uplink = CoordinatorLink(config)
         self._tables = TableRelay(
@@ -150,7 +135,7 @@ class Agent:
                 ending = await self._ending
                 await self._stop(ending)
                 if ending.ordered:
-                    self._uplink.send(NodeStopped(self._config.node))
+                    self._uplink.send(facts.NodeStopped(self._config.node))
         finally:
             await self._clean_up()
         return ending.code
@@ -198,7 +183,7 @@ class Agent:
 
     def _carry_out(self, order: Feasible) -> None:
         self._uplink.carried_out(order)
-        if isinstance(order, FormGeneration | NoteGeneration):
+        if isinstance(order, orders.FormGeneration | orders.NoteGeneration):
             self._ledger.formed(order.generation, order.step)
             self._vault.formed(order.step)
             self._examiner.formed(order.generation)
@@ -206,13 +191,13 @@ class Agent:
             case GenerationTable(head=head):
                 self._store.generation_formed(head.generation, order.stores, head.world)
                 return
-            case SpawnWorker():
+            case orders.SpawnWorker():
                 self._spawn(order)
                 return
-            case StopNode(reason=reason, grace=grace):
+            case orders.StopNode(reason=reason, grace=grace):
                 self._end(Ending(0, grace, reason, ordered=True))
                 return
-            case NoteGeneration() | ReportNode():
+            case orders.NoteGeneration() | ReportNode():
                 return
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self._desk.obey(order)
@@ -227,18 +212,18 @@ class Agent:
             _log.debug("%s is for worker %s, which has ended", type(order).__name__, order.worker)
             return
         match order:
-            case FenceWorker():
+            case orders.FenceWorker():
                 self._start_task(self._fence(worker, order))
-            case ArmFault(fault=fault) if fault.stage is FaultStage.NOW and fault.how in _STRIKES:
-                self._uplink.send(FaultFired(worker.id, fault.fault, worker.step, time.monotonic()))
+            case orders.ArmFault(fault=fault) if fault.stage is FaultStage.NOW and fault.how in _STRIKES:
+                self._uplink.send(facts.FaultFired(worker.id, fault.fault, worker.step, time.monotonic()))
                 worker.strike(_STRIKES[fault.how])
-            case FormGeneration() | StartScript():
+            case orders.FormGeneration() | orders.StartScript():
                 self._output.place(worker.id, order.rank)
                 worker.order(order)
             case _:
                 worker.order(order)
 
-    def _spawn(self, order: SpawnWorker) -> None:
+    def _spawn(self, order: orders.SpawnWorker) -> None:
         if self._ending is None or self._ending.done() or order.worker in self._workers:
             _log.warning("worker %s is not spawned: it exists, or this node ends", order.worker)
             return
@@ -248,7 +233,7 @@ class Agent:
         self._output.add(worker.id, worker.rank if worker.shown else None, ours, headed=True)
         self._zygote.spawn(self._seats.request(order, store=self._store.address), theirs)
 
-    async def _fence(self, worker: Worker, order: FenceWorker) -> None:
+    async def _fence(self, worker: Worker, order: orders.FenceWorker) -> None:
         worker.doomed = True
         if order.dump_stacks:
             self._output.hush(worker.id)
@@ -265,7 +250,7 @@ class Agent:
             return
         found = self._workers[worker]
         self._output.head(worker, f"worker {worker}, rank {found.rank}, generation {found.generation}, pid {pid}")
-        self._uplink.send(WorkerStarted(worker, pid))
+        self._uplink.send(facts.WorkerStarted(worker, pid))
         found.started(pid, self._worker_ended)
         self._sweep()
 
@@ -274,14 +259,14 @@ class Agent:
         if self._data.spawn_failed(worker, error):
             return
         self._output.keep(worker, error.traceback)
-        self._uplink.send(WorkerFailed(worker, error, NO_STATE))
+        self._uplink.send(facts.WorkerFailed(worker, error, NO_STATE))
         self._spawn_given_up(self._workers[worker])
 
     def _spawn_given_up(self, worker: Worker) -> None:
         del self._workers[worker.id]
         worker.close()
         self._output.finish(worker.id)
-        self._uplink.send(WorkerExited(worker.id, 1, time.monotonic()))
+        self._uplink.send(facts.WorkerExited(worker.id, 1, time.monotonic()))
 
     def _worker_ended(self, worker: Worker) -> None:
         code, at = worker.reap()
@@ -303,7 +288,7 @@ class Agent:
 
     def _tell_exit(self, worker: Worker, code: int, at: Instant) -> None:
         worker.told, memory = True, not worker.doomed and self._memory.explains(code)
-        self._uplink.send(WorkerExited(worker.id, code, at, memory))
+        self._uplink.send(facts.WorkerExited(worker.id, code, at, memory))
 
     def _bury_soon(self, pid: int) -> None:
         self._dead_leaders.add(pid)

@@ -8,24 +8,10 @@ from types import MappingProxyType
 
 from regrow.agent.held_tables import Feasible
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Seconds, WorkerId
-from regrow.core.messages import (
-    AgentFact,
-    FormGeneration,
-    GenerationTable,
-    HaltGeneration,
-    NodeProgress,
-    NoteGeneration,
-    Role,
-    SpawnWorker,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerFaulted,
-    WorkerFinished,
-    WorkerHalted,
-    WorkerReady,
-    WorkerResumed,
-    WorkerStarted,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.tables import GenerationTable
+from regrow.core.messages.unions import AgentFact
+from regrow.core.messages.vocabulary import Role
 from regrow.core.metrics_text import Series, refusals_of, series_of
 
 STATES = ("starting", "standby", "training", "mending", "done")
@@ -37,7 +23,7 @@ class _Seen:
     standby: bool
     state: str = "starting"
     pid: int = 0
-    commit: WorkerCommitted | None = None
+    commit: facts.WorkerCommitted | None = None
 
 
 class NodeSight:
@@ -59,13 +45,13 @@ class NodeSight:
         match order:
             case GenerationTable(head=head):
                 self.generation = head.generation
-            case NoteGeneration(generation=generation):
+            case orders.NoteGeneration(generation=generation):
                 self.generation = generation
-            case SpawnWorker():
+            case orders.SpawnWorker():
                 self._workers.setdefault(order.worker, _Seen(order.role is Role.STANDBY))
-            case FormGeneration() if (seen := self._workers.get(order.worker)) is not None:
+            case orders.FormGeneration() if (seen := self._workers.get(order.worker)) is not None:
                 seen.state = "mending" if seen.state in ("training", "mending", "done") else "starting"
-            case HaltGeneration(at=None):
+            case orders.HaltGeneration(at=None):
                 self._become(order.worker, "mending")
             case _:
                 pass
@@ -73,23 +59,23 @@ class NodeSight:
     def told(self, fact: AgentFact) -> None:
         """The coordinator is told something, or would be if it were there."""
         match fact:
-            case NodeProgress(commits=commits):
+            case facts.NodeProgress(commits=commits):
                 for commit in commits:
                     self.told(commit)
-            case WorkerStarted() if (seen := self._workers.get(fact.worker)) is not None:
+            case facts.WorkerStarted() if (seen := self._workers.get(fact.worker)) is not None:
                 seen.pid = fact.pid
-            case WorkerReady() if (seen := self._workers.get(fact.worker)) is not None and seen.standby:
+            case facts.WorkerReady() if (seen := self._workers.get(fact.worker)) is not None and seen.standby:
                 seen.state = "standby"
-            case WorkerResumed():
+            case facts.WorkerResumed():
                 self.hydrated += fact.hydrated_bytes
                 self._become(fact.worker, "training")
-            case WorkerCommitted() if (seen := self._workers.get(fact.worker)) is not None and not fact.adopted:
+            case facts.WorkerCommitted() if (seen := self._workers.get(fact.worker)) is not None and not fact.adopted:
                 seen.commit = fact
-            case WorkerHalted() | WorkerFaulted():
+            case facts.WorkerHalted() | facts.WorkerFaulted():
                 self._become(fact.worker, "mending")
-            case WorkerFinished():
+            case facts.WorkerFinished():
                 self._become(fact.worker, "done")
-            case WorkerExited():
+            case facts.WorkerExited():
                 self._workers.pop(fact.worker, None)
             case _:
                 pass
@@ -110,7 +96,7 @@ class NodeSight:
         """When a living worker committed last; None: none has."""
         return max((commit.at for commit in self._commits()), default=None)
 
-    def _commits(self) -> Iterable[WorkerCommitted]:
+    def _commits(self) -> Iterable[facts.WorkerCommitted]:
         return [seen.commit for seen in self._workers.values() if seen.commit is not None]
 
 

@@ -20,8 +20,10 @@ from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.config import AgentConfig
 from regrow.core.exit_codes import exit_text
 from regrow.core.ids import Generation, Instant, Rank, Seconds, WorkerId
-from regrow.core.messages import ErrorReport, Role, SpawnWorker, Warmth, WorkerFact, WorkerFailed
+from regrow.core.messages import facts, orders
 from regrow.core.messages.data import ProducerSeat, ProducerServed, producer_given_up, producer_socket
+from regrow.core.messages.unions import WorkerFact
+from regrow.core.messages.vocabulary import ErrorReport, Role, Warmth
 
 DEATHS = 3
 """So many in a row that made no entry, and there is no other."""
@@ -73,7 +75,7 @@ class Producers:
         config: AgentConfig,
         *,
         output: OutputPump,
-        request: Callable[[SpawnWorker], SpawnRequest],
+        request: Callable[[orders.SpawnWorker], SpawnRequest],
         spawn: Callable[[SpawnRequest, list[int]], None],
         note: Callable[[str], None],
         bury: Callable[[int], None],
@@ -150,14 +152,14 @@ class Producers:
         name = WorkerId(f"{config.node}.data{producer.loader}.{producer.count}")
         producer.count += 1
         producer.served, producer.error = False, ""
-        order = SpawnWorker(
+        order = orders.SpawnWorker(
             node=config.node,
             worker=name,
             role=Role.STANDBY,
             # A node that came later has no place in the first world.
-            rank=Rank(min(config.node_rank * config.facts.nproc, config.facts.world - 1)),
+            rank=Rank(min(config.node_rank * config.spec.nproc, config.spec.world - 1)),
             local_rank=0,
-            world=config.facts.world,
+            world=config.spec.world,
             generation=producer.generation,
             restarts=0,
             resume=False,
@@ -184,7 +186,7 @@ class Producers:
         match fact:
             case ProducerServed():
                 producer.served, producer.deaths = True, 0
-            case WorkerFailed(error=error):
+            case facts.WorkerFailed(error=error):
                 producer.error = f"{error.type}: {error.message}"
                 self._output.keep(worker.id, error.traceback)
             case _:
@@ -236,7 +238,7 @@ class Producers:
 
     def _log_name(self, loader: int) -> str:
         # With --local-nodes, the nodes of a job share the folder for logs.
-        node = f"{self._config.node}-" if self._config.facts.node_limit > 1 else ""
+        node = f"{self._config.node}-" if self._config.spec.node_limit > 1 else ""
         return f"producer-{node}{loader}"
 
     def _last_words(self, loader: int) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from regrow.core.config import AgentConfig
 from regrow.core.ids import Seconds
-from regrow.core.messages import NodeDraining
+from regrow.core.messages import facts
 
 _SIGNAL_GRACE_S: Seconds = 1.0
 _NOTICES = (signal.SIGUSR1, signal.SIGTERM)
@@ -36,7 +36,7 @@ class NoticeSignals:
     """
 
     def __init__(
-        self, config: AgentConfig, tell: Callable[[NodeDraining], None], end: Callable[[Ending], None]
+        self, config: AgentConfig, tell: Callable[[facts.NodeDraining], None], end: Callable[[Ending], None]
     ) -> None:
         self._config = config
         self._tell = tell
@@ -54,12 +54,12 @@ class NoticeSignals:
 
     def _arrived(self, number: signal.Signals) -> None:
         # SIGTERM is also what the kernel sends when the launcher has died; then nobody is left to drain for.
-        if self._given or not self._config.facts.can_lose_nodes or os.getppid() != self._launcher:
+        if self._given or not self._config.spec.can_lose_nodes or os.getppid() != self._launcher:
             self._end_by(number)
             return
         self._given = True
         grace = self._config.drain_grace
-        self._tell(NodeDraining(self._config.node, grace, f"signal {number.name}"))
+        self._tell(facts.NodeDraining(self._config.node, grace, f"signal {number.name}"))
         if number == signal.SIGTERM:  # who asks for an end gets one, whatever the job has made of the notice
             asyncio.get_running_loop().call_later(grace, self._end_by, number)
 

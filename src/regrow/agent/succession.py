@@ -8,14 +8,15 @@ import msgspec
 
 from regrow.core.config import AgentConfig
 from regrow.core.ids import Instant, Seconds
-from regrow.core.messages import AgentFact, WorkerExited, WorkerFailed, WorkerFaulted, WorkerHalted
+from regrow.core.messages import facts
 from regrow.core.messages.elections import Office
+from regrow.core.messages.unions import AgentFact
 from regrow.core.wire import UNREADABLE
 
 _LONGEST_S: Seconds = 120.0
 _NEED_AFTER_S: Seconds = 3.0
 _LOOK_S: Seconds = 0.5
-_ANSWERED = WorkerExited | WorkerFailed | WorkerFaulted | WorkerHalted
+_ANSWERED = facts.WorkerExited | facts.WorkerFailed | facts.WorkerFaulted | facts.WorkerHalted
 """What a coordinator answers with orders."""
 
 

@@ -11,9 +11,9 @@ from regrow.agent.held_tables import Feasible, HeldTables
 from regrow.agent.store.peers import StoreNodeLost
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NodeId, Seconds
-from regrow.core.messages import AgentOrder
 from regrow.core.messages.store import TIMEOUT, StoreMessage, StoreReply, StoreTable
 from regrow.core.messages.tables import FetchTable, GenerationTable, KeepTable, TableMissed
+from regrow.core.messages.unions import AgentOrder
 from regrow.core.wire import FrameCodec
 
 _AGAIN_S: Seconds = 2.0

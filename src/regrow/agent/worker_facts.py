@@ -10,18 +10,12 @@ from regrow.agent.output import OutputPump
 from regrow.agent.state_copies.store import CopyStore
 from regrow.agent.workers.worker import Worker
 from regrow.core.ids import NodeId, Seconds, WorkerId
-from regrow.core.messages import (
-    AgentFact,
-    NodeProgress,
-    StacksTaken,
-    WorkerCommitted,
-    WorkerFact,
-    WorkerFailed,
-    WorkerStaged,
-)
+from regrow.core.messages import facts
 from regrow.core.messages.checkpoints import SnapshotForDisk
 from regrow.core.messages.copies import SnapshotTaken
 from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
+from regrow.core.messages.sights import StacksTaken
+from regrow.core.messages.unions import AgentFact, WorkerFact
 
 
 class WorkerFactRelay:
@@ -54,12 +48,12 @@ class WorkerFactRelay:
         self._desk = desk
         self._output = output
         self._step_took = step_took
-        self._commits: dict[WorkerId, WorkerCommitted] = {}
+        self._commits: dict[WorkerId, facts.WorkerCommitted] = {}
 
     def said(self, worker: Worker, fact: WorkerFact) -> None:
         """A worker has said something."""
         match fact:
-            case WorkerStaged() | ProducerServed():
+            case facts.WorkerStaged() | ProducerServed():
                 pass  # what is staged is kept with the worker: it counts only if the step commits without it
             case OrderDeclared():
                 self._ledger.stated(fact, time.monotonic())
@@ -67,7 +61,7 @@ class WorkerFactRelay:
                 self._data.wanted(fact, worker.generation)
             case SnapshotTaken():
                 self._vault.snapshot_taken(fact, worker.pid or 0)
-            case WorkerCommitted():
+            case facts.WorkerCommitted():
                 self._committed(worker, fact)
             case _ if worker.told:
                 pass  # another thread of it was quicker than its end, and slower than the news
@@ -75,7 +69,7 @@ class WorkerFactRelay:
                 self._output.keep(worker.id, fact.text)
             case SnapshotForDisk():
                 self._desk.hear(fact, worker.pid)
-            case WorkerFailed(error=error):
+            case facts.WorkerFailed(error=error):
                 self._output.keep(worker.id, error.traceback)
                 self._tell(fact)
             case _:
@@ -84,10 +78,10 @@ class WorkerFactRelay:
     def tell_progress(self) -> None:
         """The newest commits since the last call; to be repeated now and then."""
         if self._commits:
-            self._tell(NodeProgress(self._node, list(self._commits.values())))
+            self._tell(facts.NodeProgress(self._node, list(self._commits.values())))
             self._commits.clear()
 
-    def _committed(self, worker: Worker, fact: WorkerCommitted) -> None:
+    def _committed(self, worker: Worker, fact: facts.WorkerCommitted) -> None:
         self._ledger.committed(fact, worker.rank if fact.rank is None else fact.rank)
         self._step_took(fact.seconds)
         if worker.announced != fact.generation and not worker.told:

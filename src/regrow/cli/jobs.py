@@ -10,7 +10,7 @@ import click
 from regrow.core.config import jobs_home
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import REFUSED
-from regrow.core.messages import FaultHow, FaultStage
+from regrow.core.messages.vocabulary import FaultHow, FaultStage
 
 if TYPE_CHECKING:
     from regrow.launch.folder import JobEntry
@@ -36,7 +36,7 @@ def _client(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
 def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> None:
     """Let one worker of JOB fail, to see that the job goes on. JOB may be left out when one is running."""
     from regrow.core.ids import Rank, StepNo
-    from regrow.core.messages import FaultSpec
+    from regrow.core.messages.vocabulary import FaultSpec
 
     entry, client = _client(job)
     fault = FaultSpec(

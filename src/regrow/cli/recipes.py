@@ -195,8 +195,8 @@ def _ranks(words: dict[str, Any]) -> tuple[int, bool]:
 
     around = surroundings(words["token_file"])
     names = ("nproc_per_node", "nnodes", "local_nodes", "spares", "node_rank", "rdzv_endpoint", "standalone")
-    facts = make_plan(RunFlags("regrow.recipes", module=True, **{name: words[name] for name in names}), around).facts
-    return facts.world, around.gpus > 0
+    spec = make_plan(RunFlags("regrow.recipes", module=True, **{name: words[name] for name in names}), around).spec
+    return spec.world, around.gpus > 0
 
 
 COMMANDS = (train, recipes)

@@ -16,7 +16,7 @@ from regrow.comm.torch_private import group_names
 from regrow.comm.torch_private.internals import Store, default_pg_timeout, rendezvous_handlers
 from regrow.core.config import WorkerEnv, meeting_place, rank_variable, rootless
 from regrow.core.errors import UsageError
-from regrow.core.messages import Role
+from regrow.core.messages.vocabulary import Role
 
 Meeting = Iterator[tuple[Store, int, int]]
 

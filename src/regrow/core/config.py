@@ -11,8 +11,8 @@ import msgspec
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, WorkerId
 from regrow.core.job import HANG_FLOOR, JobSpec
-from regrow.core.messages import FaultSpec, Role, Warmth
 from regrow.core.messages.data import CacheSeat, ProducerSeat
+from regrow.core.messages.vocabulary import FaultSpec, Role, Warmth
 from regrow.core.rotation import RecordLimits
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
@@ -170,7 +170,7 @@ class Script(msgspec.Struct, frozen=True):
 class AgentConfig(msgspec.Struct, frozen=True):
     """All that an agent is told; it reads this as JSON from standard input, so that the token shows in no listing."""
 
-    facts: JobSpec
+    spec: JobSpec
     node: NodeId
     node_rank: int
     coordinator: str
@@ -206,7 +206,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     data_budget: int = 0
     """Bytes that the cache may hold."""
     slots: int = 0
-    """Ranks that this node has room for; 0: `facts.nproc`."""
+    """Ranks that this node has room for; 0: `spec.nproc`."""
     drain_grace: Seconds = 30.0
     """How long the ranks of this node may take to leave it after a signal that gives it back."""
     stay: Seconds | None = None
@@ -221,7 +221,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     @property
     def one_machine(self) -> bool:
         """Whether every process of the job, now and later, is on this machine, so that unix sockets reach all."""
-        return self.local or self.facts.node_limit == 1
+        return self.local or self.spec.node_limit == 1
 
 
 class WorkerEnv(msgspec.Struct, frozen=True):

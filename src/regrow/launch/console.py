@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from regrow.core import records
 from regrow.core.ids import Seconds
-from regrow.core.messages import NodeProgress
+from regrow.core.messages import facts
 from regrow.core.records import (
     CheckpointSaved,
     IncidentClosed,
@@ -76,7 +76,7 @@ class Console:
                 self._shown.close()
                 self._shown = None
 
-    def record(self, item: Record | NodeProgress) -> None:
+    def record(self, item: Record | facts.NodeProgress) -> None:
         """One line for each record that people want to see while a job runs."""
         match item:
             case IncidentClosed():

@@ -16,7 +16,7 @@ from rich.console import Console
 from regrow.core.config import jobs_home
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Seconds
-from regrow.core.messages import STEP_STAGES
+from regrow.core.messages.vocabulary import STEP_STAGES
 from regrow.launch.processes import end
 from regrow.observe.ledger import Ledger, read_records
 from regrow.observe.live import follow, open_view

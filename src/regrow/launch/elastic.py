@@ -93,33 +93,33 @@ def _sizes(text: str) -> list[int]:
     return numbers
 
 
-def default_slots(facts: JobSpec) -> int:
+def default_slots(spec: JobSpec) -> int:
     """For how many ranks a node has room unless it is said: for its part of the largest world."""
-    most = Limits.of(facts).most * facts.unit
-    return max(facts.nproc, math.ceil(most / facts.node_limit))
+    most = Limits.of(spec).most * spec.unit
+    return max(spec.nproc, math.ceil(most / spec.node_limit))
 
 
-def slots_of(facts: JobSpec, given: int | None, *, alone: bool) -> int:
+def slots_of(spec: JobSpec, given: int | None, *, alone: bool) -> int:
     """For how many ranks each node that is started here has room, by `--slots`.
 
     Args:
-        facts: of the job.
+        spec: of the job.
         given: what was said, if anything.
         alone: there are no other nodes than those that are started here, now or later.
 
     Raises:
         UsageError: the ranks of the start, or those of the largest world, do not fit.
     """
-    slots = default_slots(facts) if given is None else in_range("--slots", given, 1)
-    if slots < facts.nproc:
+    slots = default_slots(spec) if given is None else in_range("--slots", given, 1)
+    if slots < spec.nproc:
         raise UsageError(
-            f"--slots {slots} is less than the {facts.nproc} ranks that the node starts with",
+            f"--slots {slots} is less than the {spec.nproc} ranks that the node starts with",
             hint="give --nproc-per-node or more",
         )
-    most = Limits.of(facts).most
-    if alone and slots * facts.node_limit < most * facts.unit:
+    most = Limits.of(spec).most
+    if alone and slots * spec.node_limit < most * spec.unit:
         raise UsageError(
-            f"{most} replicas of {facts.unit} ranks have no room in {slots} slots on each of {facts.node_limit} nodes",
+            f"{most} replicas of {spec.unit} ranks have no room in {slots} slots on each of {spec.node_limit} nodes",
             hint="raise --slots, or lower --replicas",
         )
     return slots

@@ -11,8 +11,8 @@ from regrow.core.errors import UsageError
 from regrow.core.hosts import LOOPBACK, is_loopback, nth_place, place_to_listen
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import HANG_FLOOR, JobSpec
-from regrow.core.messages import FaultSpec, Warmth
 from regrow.core.messages.log_rules import LogRule
+from regrow.core.messages.vocabulary import FaultSpec, Warmth
 from regrow.launch.addresses import AddressFlags, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
 from regrow.launch.checks import NAME, domains_of, in_range, nproc_of, some_time
@@ -115,9 +115,9 @@ class RunFlags(msgspec.Struct, frozen=True):
 
 
 class JobPlan(msgspec.Struct, frozen=True):
-    """All that starting one node of a job needs. `facts` of another node than 0 are replaced by node 0's."""
+    """All that starting one node of a job needs. `spec` of another node than 0 are replaced by node 0's."""
 
-    facts: JobSpec
+    spec: JobSpec
     script: Script
     jobs_home: Path
     socket_home: Path
@@ -166,12 +166,12 @@ class JobPlan(msgspec.Struct, frozen=True):
     @property
     def node_ranks(self) -> list[int]:
         """The nodes that this machine runs."""
-        return list(range(self.facts.nodes)) if self.local and not self.name else [self.node_rank]
+        return list(range(self.spec.nodes)) if self.local and not self.name else [self.node_rank]
 
-    def offer(self, facts: JobSpec) -> JoinOffer:
+    def offer(self, spec: JobSpec) -> JoinOffer:
         """What nodes that come later are told, all but their names."""
         return JoinOffer(
-            facts=facts,
+            spec=spec,
             script=self.script,
             folder=str(Path.cwd()),
             preload=self.preload,
@@ -182,11 +182,11 @@ class JobPlan(msgspec.Struct, frozen=True):
         )
 
     def agent_config(
-        self, facts: JobSpec, *, node_rank: int, coordinator: str, token: str, job_dir: Path, advertise: str
+        self, spec: JobSpec, *, node_rank: int, coordinator: str, token: str, job_dir: Path, advertise: str
     ) -> AgentConfig:
         """What a node's agent is told, once addresses and folders are known; all but its folders."""
         return AgentConfig(
-            facts=facts,
+            spec=spec,
             node=self.node if node_rank == self.node_rank else node_name(node_rank),
             node_rank=node_rank,
             coordinator=coordinator,
@@ -215,9 +215,9 @@ def node_name(rank: int) -> NodeId:
     return NodeId(f"node{rank}")
 
 
-def job_nodes(facts: JobSpec) -> list[NodeId]:
+def job_nodes(spec: JobSpec) -> list[NodeId]:
     """All nodes of a job, in the order of their ranks."""
-    return [node_name(rank) for rank in range(facts.nodes)]
+    return [node_name(rank) for rank in range(spec.nodes)]
 
 
 def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSpec] = ()) -> JobPlan:
@@ -226,9 +226,9 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
     Raises:
         UsageError: names the flag and what to write instead.
     """
-    facts, notes = _facts(flags, around)
+    spec, notes = _spec(flags, around)
     local = flags.local_nodes is not None
-    machines = 1 if local else facts.nodes
+    machines = 1 if local else spec.nodes
     node_rank = _node_rank(flags, machines)
     where = whereabouts(
         AddressFlags(
@@ -236,21 +236,21 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         ),
         node_rank=node_rank,
         nodes=machines,
-        most=1 if local else facts.node_limit,
+        most=1 if local else spec.node_limit,
     )
-    if (machines > 1 or (facts.node_limit > 1 and not is_loopback(where.bind))) and not around.token:
+    if (machines > 1 or (spec.node_limit > 1 and not is_loopback(where.bind))) and not around.token:
         raise UsageError(
             "a job of several nodes needs a secret that all of them know",
             hint="put it in a file and give --token-file, or set REGROW_TOKEN, the same on every node",
         )
     return JobPlan(
-        facts=facts,
+        spec=spec,
         script=Script(flags.script, flags.args, module=flags.module, binary=flags.no_python),
         jobs_home=around.jobs_home,
         socket_home=around.socket_home,
         node_rank=node_rank,
         local=local,
-        domains=domains_of(flags.domain, facts.nodes if local else 1),
+        domains=domains_of(flags.domain, spec.nodes if local else 1),
         token=around.token,
         bind=where.bind,
         port=where.endpoint[1],
@@ -258,7 +258,7 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         watch=place_to_listen("--watch", flags.watch),
         node_metrics=place_to_listen("--node-metrics", flags.node_metrics),
         advertise=where.advertise,
-        slots=slots_of(facts, flags.slots, alone=local or facts.node_limit == 1),
+        slots=slots_of(spec, flags.slots, alone=local or spec.node_limit == 1),
         drain_grace=some_time("--drain-grace", flags.drain_grace),
         master_port=0 if machines > 1 else in_range("--master-port", flags.master_port, 0, 65535),
         log_dir=_absolute(flags.log_dir) or "",
@@ -277,10 +277,10 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
 
 def world_of(flags: RunFlags, around: HostEnvironment) -> int:
     """Ranks in the largest world of the job that these flags describe; a fault plan is checked against it."""
-    return _facts(flags, around)[0].most_world
+    return _spec(flags, around)[0].most_world
 
 
-def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]:
+def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]:
     notes = [f"{flag} means nothing to regrow and is ignored" for flag in flags.without_meaning]
     nodes = span("--nnodes", flags.nnodes, "nodes") if flags.local_nodes is None else _local_nodes(flags)
     if flags.standalone and nodes.most > 1:
@@ -296,7 +296,7 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
     elastic = elasticity(
         nodes, nproc, spares=flags.spares, replicas=flags.replicas, unit=flags.replica_ranks, sizes=flags.replica_sizes
     )
-    facts = JobSpec(
+    spec = JobSpec(
         job=JobId(_job_name(flags) or f"{_default_name(flags)}-{around.stamp}"),
         nproc=nproc,
         nodes=nodes.least,
@@ -327,11 +327,11 @@ def _facts(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]
         change_pause=some_time("--change-pause", flags.change_pause, zero=True),
         **msgspec.structs.asdict(elastic),
     )
-    if flags.witness and not facts.can_elect:
+    if flags.witness and not spec.can_elect:
         notes.append(
             "--witness is ignored: this job can lose no node, as it has no --spares and no --replicas to go on with"
         )
-    return facts, notes
+    return spec, notes
 
 
 def _job_name(flags: RunFlags) -> str:

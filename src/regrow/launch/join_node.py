@@ -93,13 +93,13 @@ class _Joining:
         headers = {"Authorization": f"Bearer {self._plan.token}"}
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(http.session(headers=headers))
-            facts = await self._find_job(session)
-            self._check(facts)
-            job_dir = self._plan.jobs_home / facts.job
+            spec = await self._find_job(session)
+            self._check(spec)
+            job_dir = self._plan.jobs_home / spec.job
             folder.make_log_dir(Path(self._plan.log_dir) if self._plan.log_dir else job_dir / "logs")
             advertise = self._plan.advertise or route_to(*self._plan.endpoint, flag="--rdzv-endpoint")
-            host = NextHost(self._plan, facts, job_dir, advertise, self._speaker)
-            if facts.can_elect:
+            host = NextHost(self._plan, spec, job_dir, advertise, self._speaker)
+            if spec.can_elect:
                 self._deputy = await stack.enter_async_context(
                     Deputy(
                         self._plan.node,
@@ -111,15 +111,15 @@ class _Joining:
                     )
                 )
                 self._deputy.follow(self._office)
-            keeper = self._make_keeper(session, facts, job_dir, advertise)
-            with self._interruptions(session, facts):
-                self._speaker.note(f"{self._plan.node} joins job {facts.job} at {self._base}; logs in {job_dir}")
+            keeper = self._make_keeper(session, spec, job_dir, advertise)
+            with self._interruptions(session, spec):
+                self._speaker.note(f"{self._plan.node} joins job {spec.job} at {self._base}; logs in {job_dir}")
                 end = await self._accompany(session, keeper, host)
             await host.close(end)
             return end
 
     def _make_keeper(
-        self, session: aiohttp.ClientSession, facts: JobSpec, job_dir: Path, advertise: str
+        self, session: aiohttp.ClientSession, spec: JobSpec, job_dir: Path, advertise: str
     ) -> AgentSupervisor:
         async def ask(node: NodeId) -> Outlook:
             try:
@@ -129,7 +129,7 @@ class _Joining:
             return Outlook(job.step, any(each.draining or each.left for each in job.nodes if each.node == node))
 
         config = self._plan.agent_config(
-            facts,
+            spec,
             node_rank=self._plan.node_rank,
             coordinator=self._base,
             token=self._plan.token,
@@ -190,12 +190,12 @@ class _Joining:
                 hint="check --rdzv-endpoint, and that all nodes run the same regrow",
             ) from error
 
-    def _check(self, facts: JobSpec) -> None:
-        mine = self._plan.facts
+    def _check(self, spec: JobSpec) -> None:
+        mine = self._plan.spec
         for flag, here, there in (
-            ("--nnodes", mine.nodes, facts.nodes),
-            ("--nproc-per-node", mine.nproc, facts.nproc),
-            ("--spares", mine.spares, facts.spares),
+            ("--nnodes", mine.nodes, spec.nodes),
+            ("--nproc-per-node", mine.nproc, spec.nproc),
+            ("--spares", mine.spares, spec.spares),
         ):
             if here != there:
                 raise UsageError(f"{flag} is {here} here and {there} on node 0", hint="give the same on every node")
@@ -267,8 +267,8 @@ class _Joining:
 
     # --- interruptions -----------------------------------------------------------------------------------------
 
-    def _interruptions(self, session: aiohttp.ClientSession, facts: JobSpec) -> Interruptions:
-        if not facts.can_lose_nodes:
+    def _interruptions(self, session: aiohttp.ClientSession, spec: JobSpec) -> Interruptions:
+        if not spec.can_lose_nodes:
             return Interruptions(lambda why, _: self._ask_stop(session, why), self._force.set)
         return Interruptions(
             lambda why, number: self._ask_drain(session, why, number), self._force.set, notice=signal.SIGUSR1

@@ -70,7 +70,7 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
         chdir(offer.folder)
     _check_script(offer)
     return JobPlan(
-        facts=offer.facts,
+        spec=offer.spec,
         script=offer.script,
         jobs_home=around.jobs_home,
         socket_home=around.socket_home,
@@ -78,7 +78,7 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
         name=offer.node,
         local=offer.local,
         domains=domains,
-        slots=slots or default_slots(offer.facts),
+        slots=slots or default_slots(offer.spec),
         stay=stay,
         drain_grace=grace,
         token=token,
@@ -135,6 +135,6 @@ def _check_script(offer: JoinOffer) -> None:
         check_script(offer.script, offer.preload)
     except UsageError as error:
         raise UsageError(
-            f"job {offer.facts.job} cannot run on this node: {error.cause}",
+            f"job {offer.spec.job} cannot run on this node: {error.cause}",
             hint=f"the job was started in {offer.folder}; its script must be at the same place here",
         ) from error

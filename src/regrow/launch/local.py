@@ -25,7 +25,7 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.hosts import LOOPBACK, address_of
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import StopRequested
+from regrow.core.messages import facts
 from regrow.core.messages.elections import Office, Voter
 from regrow.core.records import JobStarted
 from regrow.launch import folder
@@ -124,7 +124,7 @@ class _Launch:
         for note in self._plan.notes:
             self._speaker.note(note)
         _check_port(self._plan.bind, self._plan.master_port)
-        job, job_dir = folder.make_job_dir(self._plan.jobs_home, self._plan.facts.job)
+        job, job_dir = folder.make_job_dir(self._plan.jobs_home, self._plan.spec.job)
         try:
             end, crash = await self._run_in(job, job_dir)
         except UsageError:
@@ -135,34 +135,34 @@ class _Launch:
 
     async def _run_in(self, job: JobId, job_dir: Path) -> tuple[EndJob, str]:
         plan = _with_port(self._plan)
-        facts = msgspec.structs.replace(plan.facts, job=job)
+        spec = msgspec.structs.replace(plan.spec, job=job)
         token = plan.token or secrets.token_urlsafe(32)
-        machine = RestartableMachine(lambda memory: Membership(facts, plan.faults, plan.resume, memory=memory))
+        machine = RestartableMachine(lambda memory: Membership(spec, plan.faults, plan.resume, memory=memory))
         voters = Voters(
             Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint)), 1, VOTE_LEASE
         )
         memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
-        desk = LauncherDesk(voters, memory.write, token, say=self._speaker.say, witness=_witness_of(plan, facts))
+        desk = LauncherDesk(voters, memory.write, token, say=self._speaker.say, witness=_witness_of(plan, spec))
         figures = FiguresDesk()
         async with AsyncExitStack() as stack:
             stack.enter_context(folder.hold_checkpoints(plan.checkpoint_dir or ""))
             events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
             disk = stack.enter_context(Background("regrow-records"))
             coordinator = Coordinator(
-                LeasedMachine(machine, voters, desk.changed) if facts.can_elect else machine,
+                LeasedMachine(machine, voters, desk.changed) if spec.can_elect else machine,
                 token=token,
                 record=lambda record: disk.do(partial(events.write, record, time.time())),
-                nodes=job_nodes(facts),
+                nodes=job_nodes(spec),
                 host=_listen_host(plan),
                 port=plan.port,
                 near=[node_name(rank) for rank in plan.node_ranks],
-                lease=facts.node_lease,
+                lease=spec.node_lease,
                 routes=[*desk.routes(), *figures.routes()],
             )
-            coordinator.offer = plan.offer(facts)
+            coordinator.offer = plan.offer(spec)
             coordinator.watchers.extend([self._speaker.record, figures.feed, *self._watchers])
             if plan.watch is not None:
-                acts = HttpApi(coordinator, facts, lambda: machine.world, machine.snapshot).actions()
+                acts = HttpApi(coordinator, spec, lambda: machine.world, machine.snapshot).actions()
                 actions = PageActions(token, acts)
                 site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say, actions=actions))
                 coordinator.watchers.append(site.feed)
@@ -175,7 +175,7 @@ class _Launch:
             configs = [
                 msgspec.structs.replace(
                     plan.agent_config(
-                        facts,
+                        spec,
                         node_rank=rank,
                         coordinator=tls.url(address),
                         token=token,
@@ -188,12 +188,12 @@ class _Launch:
             ]
             command = [plan.script.target, *plan.script.args]
             log_dir = configs[0].log_dir
-            entry = folder.describe(job, address, token, world=facts.world, command=command, log_dir=log_dir)
+            entry = folder.describe(job, address, token, world=spec.world, command=command, log_dir=log_dir)
             folder.write_entry(job_dir, entry)
             self._entry = job_dir, entry
             folder.make_log_dir(Path(log_dir))
-            coordinator.publish(_started(facts, command))
-            self._say_start(facts, job_dir)
+            coordinator.publish(_started(spec, command))
+            self._say_start(spec, job_dir)
             stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
             end = await self._host(coordinator, machine, configs, desk)
             self.close_entry(end)
@@ -254,12 +254,12 @@ class _Launch:
     def _stop(self, coordinator: Coordinator, why: str) -> None:
         self._speaker.note(f"{why}; stopping (Ctrl-C again: at once)")
         patience = self._plan.drain_grace
-        coordinator.submit(StopRequested(why, patience))
+        coordinator.submit(facts.StopRequested(why, patience))
         asyncio.get_running_loop().call_later(patience + VERDICT_DEADLINE, coordinator.end, EndJob(RUN_AGAIN, why))
 
     def _check_gathered(self, coordinator: Coordinator, machine: RestartableMachine) -> None:
         if isinstance(machine.machine.state, Gathering):
-            missing = [node for node in job_nodes(machine.facts) if node not in coordinator.connected]
+            missing = [node for node in job_nodes(machine.spec) if node not in coordinator.connected]
             text = f"{', '.join(missing)} did not register within {GATHER_DEADLINE:g} s"
             coordinator.end(EndJob(RUN_AGAIN, text))
 
@@ -286,12 +286,12 @@ class _Launch:
         except OSError as error:
             self._speaker.say(f"{job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")
 
-    def _say_start(self, facts: JobSpec, job_dir: Path) -> None:
-        ranks = f"{facts.world} ranks" if facts.world > 1 else "1 rank"
-        nodes = f" on {facts.nodes} nodes" if facts.nodes > 1 else ""
-        each = " a node" if facts.nodes > 1 else ""
-        standbys = f", {facts.standbys} standby{each}" if facts.standbys else ""
-        self._speaker.note(f"job {facts.job}: {ranks}{nodes}{standbys}; records and logs in {job_dir}")
+    def _say_start(self, spec: JobSpec, job_dir: Path) -> None:
+        ranks = f"{spec.world} ranks" if spec.world > 1 else "1 rank"
+        nodes = f" on {spec.nodes} nodes" if spec.nodes > 1 else ""
+        each = " a node" if spec.nodes > 1 else ""
+        standbys = f", {spec.standbys} standby{each}" if spec.standbys else ""
+        self._speaker.note(f"job {spec.job}: {ranks}{nodes}{standbys}; records and logs in {job_dir}")
 
     def _say_end(self, job: JobId, job_dir: Path, end: EndJob, crash: str) -> None:
         if end.code != OK:
@@ -307,22 +307,22 @@ class _Launch:
                 self._speaker.say(f"please report this:\n{crash}")
 
 
-def _started(facts: JobSpec, command: list[str]) -> JobStarted:
+def _started(spec: JobSpec, command: list[str]) -> JobStarted:
     return JobStarted(
         at=MonotonicClock().now(),
-        job=facts.job,
-        world=facts.world,
-        nodes=facts.nodes,
-        standbys=facts.standbys,
+        job=spec.job,
+        world=spec.world,
+        nodes=spec.nodes,
+        standbys=spec.standbys,
         command=command,
     )
 
 
-def _witness_of(plan: JobPlan, facts: JobSpec) -> WitnessFolder | None:
-    if not plan.witness or not facts.can_elect:
+def _witness_of(plan: JobPlan, spec: JobSpec) -> WitnessFolder | None:
+    if not plan.witness or not spec.can_elect:
         return None
     try:
-        return WitnessFolder(make_witness(Path(plan.witness), facts.job))
+        return WitnessFolder(make_witness(Path(plan.witness), spec.job))
     except OSError as error:
         raise UsageError(
             f"--witness {plan.witness} cannot be used: {error.strerror or error}",

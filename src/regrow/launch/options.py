@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from regrow.core.config import use_tls
-from regrow.core.messages import Warmth
+from regrow.core.messages.vocabulary import Warmth
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

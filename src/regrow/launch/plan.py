@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, StepNo
-from regrow.core.messages import STEP_STAGES, FaultHow, FaultSpec, FaultStage
+from regrow.core.messages.vocabulary import STEP_STAGES, FaultHow, FaultSpec, FaultStage
 
 _RECOVERY_STAGES: Final = (FaultStage.FORM, FaultStage.HYDRATE, FaultStage.ROLL)
 _FAULT_KEYS: Final = ("rank", "step", "at", "how")

@@ -11,7 +11,7 @@ from regrow.core import tls
 from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import FaultSpec
+from regrow.core.messages.vocabulary import FaultSpec
 from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale
@@ -39,7 +39,7 @@ class CoordinatorClient:
         self._token = token
         self._timeout = timeout
 
-    def facts(self) -> JobSpec:
+    def spec(self) -> JobSpec:
         """What the job was started with."""
         return self._get("/job", JobSpec)
 

@@ -23,7 +23,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
 class JoinOffer(msgspec.Struct, frozen=True):
     """What a node that comes later is told of the job. `node` and `node_rank`: what it is called from now on."""
 
-    facts: JobSpec
+    spec: JobSpec
     script: Script
     folder: str
     """In which the job was started; a script's path may be relative to it."""
@@ -44,20 +44,20 @@ class Admission:
     """Decides about names; connections are the server's.
 
     Args:
-        facts: how many nodes there may be.
+        spec: how many nodes there may be.
         first: the nodes that the job starts on, in their order; None: whoever comes is let in as it comes.
         known: nodes that have been in the job under an earlier coordinator; they may come back, and nobody else is
             given their names.
     """
 
-    def __init__(self, facts: JobSpec, first: Sequence[NodeId] | None, known: Collection[NodeId] = ()) -> None:
-        self._facts = facts
+    def __init__(self, spec: JobSpec, first: Sequence[NodeId] | None, known: Collection[NodeId] = ()) -> None:
+        self._spec = spec
         self._first = first
         self._known = frozenset(known)
         self._introduced: set[NodeId] = set()
         self._next = 0
         """So many of the first nodes have been introduced."""
-        self._numbered = facts.node_limit if first is None else len(first)
+        self._numbered = spec.node_limit if first is None else len(first)
 
     def offer(self, template: JoinOffer, request: JoinRequest, connected: Collection[NodeId]) -> JoinOffer:
         """What a node that asks is told. Raises `UsageError` where it may not come."""
@@ -87,7 +87,7 @@ class Admission:
         first = self._first
         if first is None or node in connected or (node in first and node not in self._introduced):
             return None
-        limit = max(self._facts.node_limit, len(first))
+        limit = max(self._spec.node_limit, len(first))
         if node in first and limit == len(first):
             return None  # it is back
         # Who the job starts on, and has not come yet, has a place.

@@ -81,14 +81,14 @@ class Checkpoints:
     """Durable checkpoints of one job.
 
     Args:
-        facts: how often, how many are kept.
+        spec: how often, how many are kept.
         roster: who holds which rank.
         orders: takes what is to be done.
         pace: of the steps.
     """
 
-    def __init__(self, facts: JobSpec, roster: Roster, orders: Orders, pace: Pace) -> None:
-        self._facts, self._roster, self._orders, self._pace = facts, roster, orders, pace
+    def __init__(self, spec: JobSpec, roster: Roster, orders: Orders, pace: Pace) -> None:
+        self._spec, self._roster, self._orders, self._pace = spec, roster, orders, pace
         self._state: State = NoCheckpoint()
         self.attempts = 0
         """How many were begun: the number of the newest."""
@@ -117,16 +117,16 @@ class Checkpoints:
 
     def training(self, step: StepNo, now: Instant) -> None:
         """The job trains, and has come to `step`: begin a checkpoint if it is time for one."""
-        if not self._facts.checkpoint_every:
+        if not self._spec.checkpoint_every:
             return
         if self._wanted is not None:
             if isinstance(self._state, NoCheckpoint) and not self.saved_before_end:
                 self._take(step, now)
         elif self._next_at is None:
-            self._next_at = now + self._facts.checkpoint_every
+            self._next_at = now + self._spec.checkpoint_every
         elif isinstance(self._state, NoCheckpoint) and now >= self._next_at:
             new = step not in (0, self._written)
-            self._next_at = now + max(self._facts.checkpoint_every, 0.0 if new else _NO_NEWS_S)
+            self._next_at = now + max(self._spec.checkpoint_every, 0.0 if new else _NO_NEWS_S)
             if new:
                 self._take(step, now)
 
@@ -144,7 +144,7 @@ class Checkpoints:
 
     def savable(self) -> StepNo | None:
         """The newest step at which halted workers have the whole state; None: there is none, or nowhere to save it."""
-        if not self._facts.checkpoint_every:
+        if not self._spec.checkpoint_every:
             return None
         workers = list(self._roster.seated())
         holdings = {worker.holding for worker in workers if worker.holding}
@@ -156,14 +156,14 @@ class Checkpoints:
     def save_before_end(self, step: StepNo, patience: Seconds, now: Instant) -> None:
         """The job is at this step, and ends when `saved_before_end`, or after so long."""
         self._wanted = step
-        if self._facts.checkpoint_every and patience and not self.saved_before_end:
+        if self._spec.checkpoint_every and patience and not self.saved_before_end:
             self._orders.note(f"the state goes to disk first, for which there are {patience:g} s", now)
 
     @property
     def saved_before_end(self) -> bool:
         """Whether what was wanted is on disk, or will not be, or there is nothing to save."""
         step = self._wanted
-        if not self._facts.checkpoint_every or not step:
+        if not self._spec.checkpoint_every or not step:
             return True
         return any(done is not None and done >= step for done in (self._written, self._given_up))
 
@@ -173,7 +173,7 @@ class Checkpoints:
         Args:
             halted: the ranks that are halted at that step have it, and there may be no others.
         """
-        if not self._facts.checkpoint_every or step in (self._written, self._given_up):
+        if not self._spec.checkpoint_every or step in (self._written, self._given_up):
             return True
         self._at_end = True
         idle = isinstance(self._state, NoCheckpoint)
@@ -281,7 +281,7 @@ class Checkpoints:
         node = next(iter(state.parts))
         ranks = sorted(rank for ranks in state.parts.values() for rank in ranks)
         self._state = Finishing(state.step, state.since, now + WRITE_S, node)
-        self._orders.add(FinishCheckpoint(node, self.attempts, state.step, ranks, self._facts.checkpoint_keep))
+        self._orders.add(FinishCheckpoint(node, self.attempts, state.step, ranks, self._spec.checkpoint_keep))
 
     def _finishing_to_idle(self, state: Finishing, fact: CheckpointWritten, now: Instant) -> None:
         self._state, self._written = NoCheckpoint(), state.step

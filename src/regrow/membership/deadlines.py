@@ -31,45 +31,45 @@ AGAIN = 2
 """Workers that are all started again may build for so many times what one gets that joins the others."""
 
 
-def earliest(state: State, roster: Roster, facts: JobSpec) -> Instant | None:
+def earliest(state: State, roster: Roster, spec: JobSpec) -> Instant | None:
     """The first instant at which somebody is late; None: nothing is being waited for."""
-    return min(_waits(state, roster, facts), default=None)
+    return min(_waits(state, roster, spec), default=None)
 
 
-def late(state: State, roster: Roster, facts: JobSpec, now: Instant) -> list[WorkerRecord]:
+def late(state: State, roster: Roster, spec: JobSpec, now: Instant) -> list[WorkerRecord]:
     """Those that should have done by now what the state waits for."""
     match state:
         case Building():
             ready = roster.oldest(Stage.READY)
-            if ready and now >= ready.since + facts.build_deadline:
+            if ready and now >= ready.since + spec.build_deadline:
                 return list(roster.seated(*BUILDING))
-            ordered = [w for w in roster.seated(Stage.ORDERED) if now >= w.since + facts.build_deadline]
-            return ordered or [w for w in roster.seated(*_again(roster)) if now >= w.since + _again_by(roster, facts)]
+            ordered = [w for w in roster.seated(Stage.ORDERED) if now >= w.since + spec.build_deadline]
+            return ordered or [w for w in roster.seated(*_again(roster)) if now >= w.since + _again_by(roster, spec)]
         case Forming(deadline=at):
             return list(roster.seated(Stage.JOINING)) if now >= at else []
         case Training():
             return [
                 standby
                 for standby in roster.standbys()
-                if standby.stage in (Stage.ORDERED, Stage.STARTING) and now >= standby.since + facts.build_deadline
+                if standby.stage in (Stage.ORDERED, Stage.STARTING) and now >= standby.since + spec.build_deadline
             ]
         case Releasing():
             gone = roster.newest(Stage.GONE)
             return list(roster.seated(Stage.RELEASED)) if gone is not None and now >= gone.since + LAST_ACTS_S else []
         case Mending():
-            return [w for w in roster.seated(*BUILDING) if now >= w.since + facts.build_deadline]
+            return [w for w in roster.seated(*BUILDING) if now >= w.since + spec.build_deadline]
         case _:
             return []
 
 
-def _waits(state: State, roster: Roster, facts: JobSpec) -> Iterator[Instant]:
+def _waits(state: State, roster: Roster, spec: JobSpec) -> Iterator[Instant]:
     match state:
         case Building(verdict_at=at):
             if at is not None:
                 yield at
             if roster.count(*BUILDING):
-                yield from _built_by(roster, facts, Stage.ORDERED, Stage.READY)
-                yield from (each.since + _again_by(roster, facts) for each in _oldest(roster, _again(roster)))
+                yield from _built_by(roster, spec, Stage.ORDERED, Stage.READY)
+                yield from (each.since + _again_by(roster, spec) for each in _oldest(roster, _again(roster)))
         case Forming(deadline=at) | Switching(deadline=at) | Waiting(deadline=at):
             yield at
         case Closing(again_at=at) | Releasing(again_at=at):
@@ -80,12 +80,12 @@ def _waits(state: State, roster: Roster, facts: JobSpec) -> Iterator[Instant]:
         case Training(deadline=at):
             if at is not None:
                 yield at
-            yield from _built_by(roster, facts, Stage.ORDERED, Stage.STARTING, seated=False)
+            yield from _built_by(roster, spec, Stage.ORDERED, Stage.STARTING, seated=False)
         case Mending(halt_deadline=at):
             if roster.count(Stage.HALTING) or roster.away:
                 yield at
             yield from list(roster.unproven.values())[:1]
-            yield from _built_by(roster, facts, *BUILDING)
+            yield from _built_by(roster, spec, *BUILDING)
         case _:
             pass
 
@@ -95,9 +95,9 @@ def _again(roster: Roster) -> tuple[Stage, ...]:
     return (Stage.STARTING, Stage.IDLE) if roster.first_build is not None else ()
 
 
-def _again_by(roster: Roster, facts: JobSpec) -> Seconds:
+def _again_by(roster: Roster, spec: JobSpec) -> Seconds:
     """How long a script may build that is started again: it reads a checkpoint, too, and may be a slow one."""
-    return AGAIN * max(facts.build_deadline, roster.first_build or 0.0)
+    return AGAIN * max(spec.build_deadline, roster.first_build or 0.0)
 
 
 def _oldest(roster: Roster, stages: Sequence[Stage], *, seated: bool = True) -> Iterator[WorkerRecord]:
@@ -107,5 +107,5 @@ def _oldest(roster: Roster, stages: Sequence[Stage], *, seated: bool = True) -> 
             yield oldest
 
 
-def _built_by(roster: Roster, facts: JobSpec, *stages: Stage, seated: bool = True) -> Iterator[Instant]:
-    return (each.since + facts.build_deadline for each in _oldest(roster, stages, seated=seated))
+def _built_by(roster: Roster, spec: JobSpec, *stages: Stage, seated: bool = True) -> Iterator[Instant]:
+    return (each.since + spec.build_deadline for each in _oldest(roster, stages, seated=seated))

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from regrow.core.exit_codes import exit_text
 from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import ErrorReport
+from regrow.core.messages.vocabulary import ErrorReport
 from regrow.membership.recovery_point import Uncovered
 from regrow.membership.replica_digests import Divergence
 from regrow.membership.roster import WorkerRecord

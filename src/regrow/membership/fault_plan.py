@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import ErrorReport, FaultFired, FaultSpec, FaultStage
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import ErrorReport, FaultSpec, FaultStage
 from regrow.core.records import FaultInjected
 
 STRIKES_WITHIN: Seconds = 30.0
@@ -66,7 +67,7 @@ class FaultPlan:
         """What is still to strike the rank."""
         return [spec for spec in self._pending.values() if spec.rank == rank] if self._pending else []
 
-    def fired(self, event: FaultFired, rank: Rank | None) -> FaultInjected | None:
+    def fired(self, event: facts.FaultFired, rank: Rank | None) -> FaultInjected | None:
         """One has struck; None where that is known already."""
         spec = self._pending.pop(event.fault, None)
         if spec is None:

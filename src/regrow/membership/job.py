@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from regrow.core.ids import Generation, Instant, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import FaultSpec, FaultStage, Role
+from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
@@ -20,7 +20,7 @@ class Job:
     """One job.
 
     Args:
-        facts: what the job was started with.
+        spec: what the job was started with.
         faults: faults on demand, by plan.
         resume: whether the first workers load the newest durable checkpoint.
         plan, incidents, errors: of the coordinator before this one.
@@ -28,7 +28,7 @@ class Job:
 
     def __init__(
         self,
-        facts: JobSpec,
+        spec: JobSpec,
         faults: Sequence[FaultSpec],
         resume: bool,
         *,
@@ -36,10 +36,10 @@ class Job:
         incidents: Incidents | None = None,
         errors: ScriptErrors | None = None,
     ) -> None:
-        self.facts = facts
+        self.spec = spec
         self.roster = Roster()
         self.plan = plan or FaultPlan(faults)
-        self.orders = Orders(facts, self.roster, self.plan)
+        self.orders = Orders(spec, self.roster, self.plan)
         self.incidents = incidents or Incidents()
         self.errors = errors or ScriptErrors()
         self.generation, self.step = Generation(0), StepNo(0)
@@ -66,7 +66,7 @@ class Job:
     @property
     def replicas(self) -> int:
         """That world in replicas."""
-        return self.roster.world // self.facts.unit
+        return self.roster.world // self.spec.unit
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
         """Nothing more is decided."""
@@ -95,12 +95,12 @@ class WantedSize:
     """The size that the world should have, and the change to it that is under way.
 
     Args:
-        facts: what the job was started with.
+        spec: what the job was started with.
     """
 
-    def __init__(self, facts: JobSpec) -> None:
-        self.limits = scaling.Limits.of(facts)
-        self.wanted = facts.replicas
+    def __init__(self, spec: JobSpec) -> None:
+        self.limits = scaling.Limits.of(spec)
+        self.wanted = spec.replicas
         """How many replicas there should be as soon as there is room for them."""
         self.wanted_by = "the job was started with them"
         """Why it is that number."""

@@ -13,28 +13,17 @@ from collections.abc import Mapping, Sequence
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Generation, Instant, NodeId, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    DrainRequested,
-    Fact,
-    FaultRequested,
-    FaultSpec,
-    LogRulesNoted,
-    NodeDraining,
-    NodeExamined,
-    NodeJoined,
-    NodeLost,
-    NodeProgress,
-    NodeReport,
-    NodeSeen,
-    NodeStopped,
-    ScaleRequested,
-    StopRequested,
-    TableMissed,
-    TimeAdvanced,
-)
+from regrow.core.messages import facts
 from regrow.core.messages.checkpoints import CheckpointFailed, CheckpointWritten, PartsWritten, SnapshotHeld
 from regrow.core.messages.copies import CopiesHeld, CopyStreamEnded
 from regrow.core.messages.data import DataNoted
+from regrow.core.messages.health import NodeExamined
+from regrow.core.messages.log_rules import LogRulesNoted
+from regrow.core.messages.sights import NodeSeen
+from regrow.core.messages.succession import NodeReport
+from regrow.core.messages.tables import TableMissed
+from regrow.core.messages.unions import Fact
+from regrow.core.messages.vocabulary import FaultSpec
 from regrow.membership import deadlines
 from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
@@ -85,7 +74,7 @@ class Membership:
     """Decides who is in the job.
 
     Args:
-        facts: what the job was started with.
+        spec: what the job was started with.
         faults: faults on demand, by plan.
         resume: whether the first workers load the newest durable checkpoint.
         memory: of a coordinator that has failed; `take_over` follows.
@@ -93,22 +82,22 @@ class Membership:
 
     def __init__(
         self,
-        facts: JobSpec,
+        spec: JobSpec,
         faults: Sequence[FaultSpec] = (),
         resume: bool = False,
         *,
         memory: JobMemory | None = None,
     ) -> None:
-        self.facts = facts
+        self.spec = spec
         self._memory = memory
         former = (None, None, None) if memory is None else (memory.plan, memory.incidents, memory.errors)
-        self._job = job = Job(facts, faults, resume, plan=former[0], incidents=former[1], errors=former[2])
+        self._job = job = Job(spec, faults, resume, plan=former[0], incidents=former[1], errors=former[2])
         self._orders, self._plan = job.orders, job.plan
-        self._size, self._standbys, self._copies = WantedSize(facts), Standbys(job), HeldCopies()
+        self._size, self._standbys, self._copies = WantedSize(spec), Standbys(job), HeldCopies()
         self._ladder = ladder = Ladder(job, self._standbys, self._copies)
         self._generations = Generations(job, self._size, ladder, self._standbys, self._copies)
         pace = Pace()
-        self._checkpoints = Checkpoints(facts, self.roster, self._orders, pace)
+        self._checkpoints = Checkpoints(spec, self.roster, self._orders, pace)
         self._mender = Regroup(job, self._size, ladder, self._generations, self._checkpoints)
         self._switch = ResizeBoundary(job, ladder, self._mender, pace)
         self._resizing = Resizing(job, self._size, self._standbys, self._mender, self._switch)
@@ -141,26 +130,26 @@ class Membership:
     def decide(self, event: Fact, now: Instant) -> None:
         """Take in one fact; `handle` says what follows."""
         match event:
-            case NodeJoined():
+            case facts.NodeJoined():
                 self._nodes.joined(event, now)
-            case NodeLost():
+            case facts.NodeLost():
                 self._nodes.lost(event, now)
                 self._checkpoints.node_lost(event.node, now)
-            case StopRequested():
+            case facts.StopRequested():
                 self._stopping.requested(event, now)
-            case FaultRequested():
+            case facts.FaultRequested():
                 self._job.fault_requested(event.fault, now)
-            case ScaleRequested():
+            case facts.ScaleRequested():
                 self._resizing.requested(event, now)
-            case DrainRequested():
+            case facts.DrainRequested():
                 self._resizing.drain_requested(event, now)
-            case NodeDraining():
+            case facts.NodeDraining():
                 self._resizing.draining(event, now)
-            case TimeAdvanced():
+            case facts.TimeAdvanced():
                 self._checkpoints.time_passed(now)
                 self._resizing.late(now)
                 self._deadlines(now)
-            case NodeProgress():
+            case facts.NodeProgress():
                 for commit in event.commits:
                     self._workers.tell(commit, now)
                     self._stragglers.committed(commit, now)
@@ -169,7 +158,7 @@ class Membership:
             case SnapshotHeld() | PartsWritten() | CheckpointWritten() | CheckpointFailed():
                 self._checkpoints.tell(event, now)
             case CopyStreamEnded():
-                self._orders.copied(event, self.facts.buddy_every, now)
+                self._orders.copied(event, self.spec.buddy_every, now)
             case NodeSeen():
                 self._standstills.seen(event, now)
             case TableMissed():
@@ -178,7 +167,7 @@ class Membership:
                 self._quarantine.examined(event, now)
             case DataNoted() | LogRulesNoted():
                 self._orders.note(event.text, now)
-            case NodeStopped():
+            case facts.NodeStopped():
                 self._nodes.stopped(event, now)
                 self._checkpoints.node_lost(event.node, now)
             case NodeReport():
@@ -189,7 +178,7 @@ class Membership:
 
     def take_over(
         self,
-        joined: Sequence[NodeJoined],
+        joined: Sequence[facts.NodeJoined],
         reports: Mapping[NodeId, NodeReport],
         failures: Sequence[WorkerFailure],
         now: Instant,
@@ -220,18 +209,18 @@ class Membership:
         """When `TimeAdvanced` must be sent at the latest; None: nothing is being waited for."""
         short = self._job.short_since if isinstance(self.state, Restarting) else None
         waits = [
-            deadlines.earliest(self.state, self.roster, self.facts),
+            deadlines.earliest(self.state, self.roster, self.spec),
             self._checkpoints.next_deadline(),
             self._resizing.next_deadline(),
             self._stopping.deadline,
-            None if short is None else short + self.facts.node_deadline,
+            None if short is None else short + self.spec.node_deadline,
         ]
         return min((at for at in waits if at is not None), default=None)
 
     def snapshot(self) -> JobView:
         """What the job looks like now."""
         return JobView(
-            job=self.facts.job,
+            job=self.spec.job,
             phase=type(self.state).__name__.lower(),
             generation=self.generation,
             step=self.step,
@@ -245,7 +234,7 @@ class Membership:
             wanted=self._size.wanted,
             min_replicas=self._size.limits.least,
             max_replicas=self._size.limits.most,
-            unit=self.facts.unit,
+            unit=self.spec.unit,
         )
 
     @property
@@ -298,7 +287,7 @@ class Membership:
 
     def _deadlines(self, now: Instant) -> None:
         short = self._job.short_since
-        late = deadlines.late(self.state, self.roster, self.facts, now)
+        late = deadlines.late(self.state, self.roster, self.spec, now)
         match self.state:
             case Building(verdict_at=at) if at is not None and now >= at:
                 self._ladder.script_failed(now)
@@ -325,14 +314,14 @@ class Membership:
             case Restarting(deadline=at) if now >= at and self.roster.present():
                 stuck = [worker.worker for worker in self.roster.workers.values() if worker.stage is not Stage.GONE]
                 self._job.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
-            case Restarting() if short is not None and now >= short + self.facts.node_deadline:
+            case Restarting() if short is not None and now >= short + self.spec.node_deadline:
                 self._mender.give_up(now)
             case Closing(again_at=at) if now >= at:
                 self._generations.let_on(now)
             case Releasing() if late:
                 self._job.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, deadlines.LAST_ACTS_S), now)
             case Releasing(again_at=at) if now >= at:
-                self._job.goto(Releasing(now + self.facts.halt_deadline))
+                self._job.goto(Releasing(now + self.spec.halt_deadline))
                 self._orders.release(Stage.RELEASED, now)
             case _:
                 pass
@@ -341,7 +330,7 @@ class Membership:
         """Who was never ready acts no more, and who hangs instead of halting; who is only slow is waited for."""
         hung = self._standstills.overdue(now) if halt_over else []
         if halt_over:
-            self._job.goto(Mending(now + self.facts.halt_patience / 4))
+            self._job.goto(Mending(now + self.spec.halt_patience / 4))
         if late or hung:
             self._ladder.fence_late([*late, *hung], "no answer in time", now)
             self._standstills.fenced(hung)
@@ -378,7 +367,7 @@ class Membership:
                 elif at is not None:
                     self._job.goto(Training())
             case Training(deadline=None) if roster.count(Stage.FINISHED):
-                self._job.goto(Training(now + self.facts.build_deadline))
+                self._job.goto(Training(now + self.spec.build_deadline))
             case Closing() if roster.all_at(Stage.FINISHED, Stage.GONE):
                 self._generations.release(now)
             case Releasing() if roster.all_at(Stage.GONE):

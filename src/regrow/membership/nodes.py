@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from regrow.core import records as record
 from regrow.core.exit_codes import NODE_LOST, RUN_AGAIN
 from regrow.core.ids import Generation, Instant, NodeId
-from regrow.core.messages import NodeJoined, NodeLost, NodeStopped
+from regrow.core.messages import facts
 from regrow.core.messages.copies import CopiesHeld
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
@@ -41,9 +41,9 @@ class Nodes:
         self._copies, self._resizing = copies, resizing
         self._placed: list[tuple[NodeId, str]] = []
         """The nodes between which copies are exchanged, and where each of them takes them."""
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
 
-    def joined(self, event: NodeJoined, now: Instant) -> None:
+    def joined(self, event: facts.NodeJoined, now: Instant) -> None:
         """An agent registered: a node of a job that gathers, a lost one that is back, or one more."""
         node, gathering = self._roster.nodes.get(event.node), isinstance(self._job.state, Gathering)
         known = node is not None
@@ -54,7 +54,7 @@ class Nodes:
             self._back(node, event, now)
         else:
             return
-        complete = len(self._roster.living_nodes()) >= self._facts.nodes
+        complete = len(self._roster.living_nodes()) >= self._spec.nodes
         if complete and gathering:
             self._place_copies(self._roster.living_nodes())
             self._generations.build(Generation(1), now)
@@ -63,7 +63,7 @@ class Nodes:
                 self._place_copies(self._roster.member_nodes())
             self._resizing.node_came(node, event, now, new=not known)
 
-    def lost(self, event: NodeLost, now: Instant) -> None:
+    def lost(self, event: facts.NodeLost, now: Instant) -> None:
         """An agent's connection has ended: all its workers are gone, or will be before they can do anything."""
         node = self._roster.nodes.get(event.node)
         if node is None or node.away:
@@ -72,7 +72,7 @@ class Nodes:
         if not isinstance(self._job.state, Gathering):
             self._give_up(seated, say.node_lost(node.node, event.reason), now, now - event.silent)
 
-    def stopped(self, event: NodeStopped, now: Instant) -> None:
+    def stopped(self, event: facts.NodeStopped, now: Instant) -> None:
         """An agent has ended, as it was told to when nobody was left on its node, or as it had announced."""
         node = self._roster.nodes.get(event.node)
         if node is not None and not node.away:
@@ -117,7 +117,7 @@ class Nodes:
             self._job.errors.forget(forgotten)
         return [worker for worker in workers if worker.seated]
 
-    def _back(self, node: NodeRecord, event: NodeJoined, now: Instant) -> None:
+    def _back(self, node: NodeRecord, event: facts.NodeJoined, now: Instant) -> None:
         node.host, node.store, node.vault, node.domain = event.host, event.store, event.vault, event.domain
         node.slots, node.away_since, node.failed_standbys, node.failed_candidates = event.slots, None, 0, 0
         node.leave_by, node.stopped, node.unpaid, node.table = None, False, False, 0
@@ -129,7 +129,7 @@ class Nodes:
 
     def _place_copies(self, nodes: Sequence[NodeRecord]) -> None:
         places = [(node.node, node.vault) for node in nodes]
-        if self._facts.buddy_every == 0 or places == self._placed:
+        if self._spec.buddy_every == 0 or places == self._placed:
             return
         self._placed = places
         for node, buddy in buddies([NodeDomain(each.node, each.domain) for each in nodes]).items():

@@ -8,25 +8,12 @@ import msgspec
 from regrow.core import records as record
 from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    AgentOrder,
-    ArmFault,
-    FaultSpec,
-    FenceWorker,
-    HaltGeneration,
-    JoinGeneration,
-    NoteGeneration,
-    ReleaseWorker,
-    Role,
-    SpawnWorker,
-    StartScript,
-    TableMissed,
-    Warmth,
-    WorldChange,
-)
+from regrow.core.messages import orders
 from regrow.core.messages.copies import CopySource, CopyStreamEnded, PlaceCopies, ReportCopies
 from regrow.core.messages.elections import Office
-from regrow.core.messages.tables import TableHead, runs_of
+from regrow.core.messages.tables import JoinGeneration, TableHead, TableMissed, runs_of
+from regrow.core.messages.unions import AgentOrder
+from regrow.core.messages.vocabulary import FaultSpec, Role, Warmth, WorldChange
 from regrow.membership.fault_plan import FaultPlan
 from regrow.membership.recovery_point import CopyHolder, Start
 from regrow.membership.roster import IN_GENERATION, NodeRecord, Roster, Seat, Stage, WorkerRecord
@@ -66,14 +53,14 @@ class Orders:
     """Collects the commands that answer one fact.
 
     Args:
-        facts: what the job was started with.
+        spec: what the job was started with.
         roster: where what was ordered is entered.
         plan: faults on demand, sent along.
     """
 
-    def __init__(self, facts: JobSpec, roster: Roster, plan: FaultPlan) -> None:
+    def __init__(self, spec: JobSpec, roster: Roster, plan: FaultPlan) -> None:
         self.tables = Tables()
-        self._facts = facts
+        self._spec = spec
         self._roster = roster
         self._plan = plan
         self._out: list[Command] = []
@@ -100,7 +87,7 @@ class Orders:
         worker = self._roster.add_worker(seat, role, now, candidate=grown is not None)
         worker.built_world = self._roster.world if grown is None else grown
         self._out.append(
-            SpawnWorker(
+            orders.SpawnWorker(
                 node=seat.node,
                 worker=worker.worker,
                 role=role,
@@ -132,9 +119,9 @@ class Orders:
         own = sorted(worker.rank for worker in node.seats.values() if worker.rank is not None)
         alike = not (self._roster.sharded or self._roster.grouped)
         if alike and (len(own) != 1 or own[0] == 0 or node.slots > 1):
-            return Seat(node.node, last, last % self._facts.nproc)
+            return Seat(node.node, last, last % self._spec.nproc)
         if not own:
-            own = [Rank(rank) for rank in range(max(0, last + 1 - self._facts.nproc), last + 1)]
+            own = [Rank(rank) for rank in range(max(0, last + 1 - self._spec.nproc), last + 1)]
         taken = [standby.built_for for standby in node.standbys.values()]
         rank = min(reversed(own), key=taken.count)
         return Seat(node.node, rank, self._roster.home(rank)[1])
@@ -146,18 +133,18 @@ class Orders:
         worker.script_ordered, worker.built_for = True, rank
         worker.built_slot, worker.built_world = worker.local_rank, world
         self._roster.move(worker, Stage.STARTING, now)
-        self._out.append(StartScript(worker.worker, rank, worker.local_rank, generation, world))
+        self._out.append(orders.StartScript(worker.worker, rank, worker.local_rank, generation, world))
 
     def halt(self, generation: Generation, reason: str, now: Instant) -> None:
         """Everyone in the generation gives it up."""
         for worker in list(self._roster.seated(*IN_GENERATION)):
             self._roster.move(worker, Stage.HALTING, now)
-            self._out.append(HaltGeneration(worker.worker, generation, reason))
+            self._out.append(orders.HaltGeneration(worker.worker, generation, reason))
 
     def halt_before(self, step: StepNo, generation: Generation, reason: str) -> None:
         """Everyone in the generation goes on until just before a step."""
         for worker in self._roster.seated(Stage.MEMBER):
-            self._out.append(HaltGeneration(worker.worker, generation, reason, step))
+            self._out.append(orders.HaltGeneration(worker.worker, generation, reason, step))
 
     def ask_copies(self, generation: Generation) -> list[NodeId]:
         """Every node says which copies of state it has; returns who was asked."""
@@ -214,7 +201,7 @@ class Orders:
             )
         # Steps of those who were there before are committed by it, or run again.
         elsewhere = [node.node for node in self._roster.living_nodes() if not node.seats]
-        self._out.extend(NoteGeneration(node, generation, start.step) for node in elsewhere)
+        self._out.extend(orders.NoteGeneration(node, generation, start.step) for node in elsewhere)
 
     def _restore(self, source: CopyHolder | None) -> CopySource | None:
         if source is None:
@@ -225,29 +212,31 @@ class Orders:
         """Nobody needs the state of those at `stage` any more."""
         for worker in list(self._roster.seated(stage)):
             self._roster.move(worker, Stage.RELEASED, now)
-            self._out.append(ReleaseWorker(worker.worker))
+            self._out.append(orders.ReleaseWorker(worker.worker))
 
     def let_on(self) -> None:
         """Everyone in the generation may leave its loop, or goes on behind it."""
-        self._out.extend(ReleaseWorker(worker.worker, goes_on=True) for worker in self._roster.seated(*IN_GENERATION))
+        self._out.extend(
+            orders.ReleaseWorker(worker.worker, goes_on=True) for worker in self._roster.seated(*IN_GENERATION)
+        )
 
     def dismiss(self, worker: WorkerRecord, reason: str, change: WorldChange, now: Instant) -> None:
         """A worker leaves the job, which goes on: one that stands halted is released, any other is of no use."""
         if worker.stage is Stage.HALTED:
             self._roster.dismiss(worker)
             self._roster.move(worker, Stage.RELEASED, now)
-            self._out.append(ReleaseWorker(worker.worker, change))
+            self._out.append(orders.ReleaseWorker(worker.worker, change))
         elif worker.living:
             self.fence(worker, reason, now)
 
     def fence(self, worker: WorkerRecord, reason: str, now: Instant, *, dump: bool = False) -> None:
         """The worker must not act any more."""
         self._roster.move(worker, Stage.FENCED, now)
-        self._out.append(FenceWorker(worker.node, worker.worker, reason, dump_stacks=dump))
+        self._out.append(orders.FenceWorker(worker.node, worker.worker, reason, dump_stacks=dump))
 
     def arm(self, worker: WorkerRecord, fault: FaultSpec) -> None:
         """The worker fails on demand."""
-        self._out.append(ArmFault(worker.worker, fault))
+        self._out.append(orders.ArmFault(worker.worker, fault))
 
     def place_copies(self, node: NodeId, buddy: NodeId | None) -> None:
         """The node's copies go to its buddy from now on, or stay with it alone."""

@@ -5,7 +5,7 @@ from collections import deque
 from statistics import median
 
 from regrow.core.ids import Generation, Instant, Seconds, StepNo, WorkerId
-from regrow.core.messages import WorkerCommitted
+from regrow.core.messages import facts
 
 AHEAD_S: Seconds = 0.3
 """How far ahead of the present step something is planned, so that its order is there before the step is."""
@@ -38,7 +38,7 @@ class Pace:
         """How long a step takes, as a rule."""
         return median(self._recent) if self._recent else 1.0
 
-    def committed(self, event: WorkerCommitted, now: Instant) -> None:
+    def committed(self, event: facts.WorkerCommitted, now: Instant) -> None:
         """A worker has committed a step. Facts of older generations are not to be told."""
         if event.generation != self._generation:
             self._generation, self._step = event.generation, StepNo(0)

@@ -6,31 +6,10 @@ from collections.abc import Callable, Collection
 from regrow.core import records as record
 from regrow.core.ids import Instant, NodeId, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    DrainRequested,
-    Fact,
-    FaultRequested,
-    NodeDraining,
-    NodeJoined,
-    NodeLost,
-    NodeProgress,
-    NodeReport,
-    NodeSeen,
-    NodeStopped,
-    ReportNode,
-    ScaleRequested,
-    StopNode,
-    TimeAdvanced,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerFailed,
-    WorkerFaulted,
-    WorkerFinished,
-    WorkerHalted,
-    WorkerReady,
-    WorkerResumed,
-    WorkerStarted,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import NodeSeen
+from regrow.core.messages.succession import NodeReport, ReportNode
+from regrow.core.messages.unions import Fact
 from regrow.membership import diagnosis as say
 from regrow.membership.deadlines import ARRIVE_S
 from regrow.membership.machine import Membership
@@ -43,15 +22,15 @@ from regrow.membership.workers import WorkerFailure
 MOST_FAILURES = 3
 """After so many within the window of the job's faults it ends as before: the defect is not to be got around."""
 _REPORTED = (
-    WorkerStarted
-    | WorkerReady
-    | WorkerHalted
-    | WorkerResumed
-    | WorkerCommitted
-    | WorkerFinished
-    | WorkerFaulted
-    | WorkerFailed
-    | WorkerExited
+    facts.WorkerStarted
+    | facts.WorkerReady
+    | facts.WorkerHalted
+    | facts.WorkerResumed
+    | facts.WorkerCommitted
+    | facts.WorkerFinished
+    | facts.WorkerFaulted
+    | facts.WorkerFailed
+    | facts.WorkerExited
 )
 """What stands in an agent's report."""
 
@@ -71,7 +50,7 @@ class _Takeover:
         self,
         number: int,
         memory: JobMemory,
-        joined: dict[NodeId, NodeJoined],
+        joined: dict[NodeId, facts.NodeJoined],
         deadline: Instant,
         expected: Collection[NodeId] = (),
     ) -> None:
@@ -114,7 +93,7 @@ class _Takeover:
         self._due[newest.node] = max(self._due[newest.node], now + ARRIVE_S)
         return ReportNode(newest.node, self.number, table=True)
 
-    def joins(self, fact: NodeJoined, now: Instant) -> ReportNode:
+    def joins(self, fact: facts.NodeJoined, now: Instant) -> ReportNode:
         """An agent comes to another coordinator, and is asked. However late it comes, it has its time to answer.
 
         But one that comes after the last that is waited for, or again and again, has what is left of the whole.
@@ -124,7 +103,9 @@ class _Takeover:
         self.expected.discard(fact.node)
         self.reports.pop(fact.node, None)
         # One before it is lost, as its report says by what is not in it.
-        self._news = [each for each in self._news if not (isinstance(each[1], NodeLost) and each[1].node == fact.node)]
+        self._news = [
+            each for each in self._news if not (isinstance(each[1], facts.NodeLost) and each[1].node == fact.node)
+        ]
         return ReportNode(fact.node, self.number)
 
     def news(self, now: Instant) -> list[Fact]:
@@ -137,7 +118,7 @@ class _Takeover:
         self.memory.given_back += [
             GivenBack(fact.node, now + fact.grace, fact.reason, self.joined[fact.node].store)
             for fact in told
-            if isinstance(fact, NodeDraining | DrainRequested) and fact.node in self.joined
+            if isinstance(fact, facts.NodeDraining | facts.DrainRequested) and fact.node in self.joined
         ]
         return told
 
@@ -146,14 +127,14 @@ class _Takeover:
             case NodeReport():
                 if fact.number == self.number and fact.node in self.joined:
                     self.reports[fact.node] = fact
-            case NodeLost() | NodeStopped():
+            case facts.NodeLost() | facts.NodeStopped():
                 self.expected.discard(fact.node)
                 self.joined.pop(fact.node, None)
                 self.reports.pop(fact.node, None)
                 # Its notice ends with it: who comes after it on that node has none.
                 self._news = [each for each in self._news if not _notice_of(fact.node, each[1])]
                 self._news.append((now, fact))
-            case TimeAdvanced() | NodeProgress() | NodeSeen():
+            case facts.TimeAdvanced() | facts.NodeProgress() | NodeSeen():
                 pass  # they are said again
             case _:
                 # Also what stands in the report: that is entered once.
@@ -161,7 +142,7 @@ class _Takeover:
 
 
 def _notice_of(node: NodeId, fact: Fact) -> bool:
-    return isinstance(fact, NodeDraining | DrainRequested) and fact.node == node
+    return isinstance(fact, facts.NodeDraining | facts.DrainRequested) and fact.node == node
 
 
 class RestartableMachine:
@@ -185,7 +166,7 @@ class RestartableMachine:
         self.crash = ""
         """Stacks of what has failed, for the record."""
         self._make = make
-        self._joined: dict[NodeId, NodeJoined] = {}
+        self._joined: dict[NodeId, facts.NodeJoined] = {}
         self._takeover = None if memory is None else _Takeover(1, memory, {}, deadline, expected)
         self._succeeds = memory is not None
         """Agents that come are asked, until all have reported."""
@@ -195,9 +176,9 @@ class RestartableMachine:
         """Workers whose end was written down since a machine has failed."""
 
     @property
-    def facts(self) -> JobSpec:
+    def spec(self) -> JobSpec:
         """What the job was started with."""
-        return self.machine.facts
+        return self.machine.spec
 
     @property
     def world(self) -> int:
@@ -256,24 +237,24 @@ class RestartableMachine:
 
     def _enter(self, event: Fact) -> None:
         match event:
-            case NodeJoined():
+            case facts.NodeJoined():
                 self._joined[event.node] = event
-            case NodeLost() | NodeStopped():
+            case facts.NodeLost() | facts.NodeStopped():
                 self._joined.pop(event.node, None)
 
     def _begin(self, error: Exception, event: Fact, now: Instant) -> list[Command]:
         """The machine has failed at a fact. Agents repeat theirs in their reports; what others said is heard again."""
-        window = self.facts.window
+        window = self.spec.window
         self._failures = [at for at in self._failures if now - at < window] + [now]
         self.crash += "".join(traceback.format_exception(error))
         if len(self._failures) > MOST_FAILURES:
             raise error
         self._takeovers += 1
-        deadline = now + self.facts.node_deadline
+        deadline = now + self.spec.node_deadline
         self._takeover = _Takeover(self._takeovers, self.machine.remember(), self._joined, deadline)
         answer = _meanwhile(event)
         if not (answer and not answer[0].accepted) and not isinstance(
-            event, NodeJoined | NodeLost | NodeStopped | _REPORTED
+            event, facts.NodeJoined | facts.NodeLost | facts.NodeStopped | _REPORTED
         ):
             self._takeover.hear(event, now)
         asked = [ReportNode(node, self._takeovers) for node in self._joined]
@@ -287,16 +268,16 @@ class RestartableMachine:
         if answer and not answer[0].accepted:
             return [*answer]
         late: list[Command] = [*answer]
-        if isinstance(event, NodeJoined) and self._succeeds:
+        if isinstance(event, facts.NodeJoined) and self._succeeds:
             late.append(takeover.joins(event, now))
         else:
             takeover.hear(event, now)
-        if isinstance(event, TimeAdvanced):
-            reason = say.agent_silent(ARRIVE_S if self._succeeds else self.facts.node_deadline)
+        if isinstance(event, facts.TimeAdvanced):
+            reason = say.agent_silent(ARRIVE_S if self._succeeds else self.spec.node_deadline)
             for node in takeover.late(now):
-                takeover.hear(NodeLost(node, reason), now)
+                takeover.hear(facts.NodeLost(node, reason), now)
                 self._joined.pop(node, None)
-                late.append(StopNode(node, reason, 0.0))
+                late.append(orders.StopNode(node, reason, 0.0))
         return [*late, *self._finish(takeover, now)]
 
     def _finish(self, takeover: _Takeover, now: Instant) -> list[Command]:
@@ -314,7 +295,7 @@ class RestartableMachine:
             commands = self.machine.take_over(list(takeover.joined.values()), takeover.reports, failures, now)
             news = [fact for fact in news if not isinstance(fact, WorkerFailure)]
         except Exception as error:  # noqa: BLE001 - as in `handle`
-            commands = self._begin(error, TimeAdvanced(), now)
+            commands = self._begin(error, facts.TimeAdvanced(), now)
         for fact in news:
             if commands and isinstance(commands[-1], EndJob):
                 break
@@ -326,9 +307,9 @@ class RestartableMachine:
 def _meanwhile(event: Fact) -> list[AnswerScale]:
     """What people are told who ask for a change now. A node that goes in any case is heard, and dealt with later."""
     match event:
-        case DrainRequested(certain=True):
+        case facts.DrainRequested(certain=True):
             return [AnswerScale(True, f"{event.node} is given back as soon as the coordinator works again")]
-        case ScaleRequested() | FaultRequested() | DrainRequested():
+        case facts.ScaleRequested() | facts.FaultRequested() | facts.DrainRequested():
             return [AnswerScale(False, "the coordinator is being restarted; ask again in a moment")]
         case _:
             return []

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import Member, NodeJoined, Role
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import Member, Role
 
 
 class Stage(StrEnum):
@@ -224,7 +225,7 @@ class Roster:
 
     # --- changes -----------------------------------------------------------------------------------------------
 
-    def add_node(self, joined: NodeJoined) -> NodeRecord:
+    def add_node(self, joined: facts.NodeJoined) -> NodeRecord:
         """A node takes the next index in the order of nodes."""
         node = NodeRecord(
             joined.node, len(self.nodes), joined.host, joined.store, joined.vault, joined.domain, joined.slots

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import WorldChange
+from regrow.core.messages.vocabulary import WorldChange
 from regrow.membership.roster import Roster, Seat
 
 
@@ -23,11 +23,11 @@ class Limits:
     sizes: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, facts: JobSpec) -> "Limits":
+    def of(cls, spec: JobSpec) -> "Limits":
         """Those of a job."""
-        least = facts.replicas if facts.min_replicas is None else facts.min_replicas
-        most = facts.replicas if facts.max_replicas is None else facts.max_replicas
-        return cls(least, most, facts.unit, tuple(sorted(facts.sizes)))
+        least = spec.replicas if spec.min_replicas is None else spec.min_replicas
+        most = spec.replicas if spec.max_replicas is None else spec.max_replicas
+        return cls(least, most, spec.unit, tuple(sorted(spec.sizes)))
 
     def allow(self, replicas: int) -> bool:
         """Whether there may be so many."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import msgspec
 
 from regrow.core.ids import NodeId, Seconds
-from regrow.core.messages import Member
 from regrow.core.messages.tables import (
     ChangeTable,
     FetchTable,
@@ -22,6 +21,7 @@ from regrow.core.messages.tables import (
     TableMissed,
     TableOrder,
 )
+from regrow.core.messages.vocabulary import Member
 from regrow.membership.roster import NodeRecord
 
 DIRECT = 64

@@ -3,25 +3,11 @@
 from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR, exit_text
 from regrow.core.ids import NO_STATE, Instant, Rank, StepNo
-from regrow.core.messages import (
-    FaultFired,
-    FaultKind,
-    HaltMissed,
-    LogRuleNews,
-    ModulesImported,
-    WorkerAlive,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerFailed,
-    WorkerFaulted,
-    WorkerFinished,
-    WorkerHalted,
-    WorkerNoted,
-    WorkerReady,
-    WorkerResumed,
-    WorkerStarted,
-)
+from regrow.core.messages import facts
+from regrow.core.messages.log_rules import LogRuleNews
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
+from regrow.core.messages.sights import WorkerAlive
+from regrow.core.messages.vocabulary import FaultKind
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.elastic.resize_boundary import ResizeBoundary
@@ -36,28 +22,28 @@ from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecor
 from regrow.membership.states import RUNNING, Building, Closing, Forming, Releasing
 
 _GenerationFact = (
-    WorkerFaulted
-    | WorkerHalted
-    | HaltMissed
-    | WorkerResumed
-    | WorkerCommitted
-    | WorkerFinished
+    facts.WorkerFaulted
+    | facts.WorkerHalted
+    | facts.HaltMissed
+    | facts.WorkerResumed
+    | facts.WorkerCommitted
+    | facts.WorkerFinished
     | ReplicaFact
     | StateSampled
 )
 WorkerNews = (
-    WorkerStarted
-    | WorkerReady
-    | ModulesImported
-    | WorkerNoted
-    | WorkerFailed
-    | WorkerExited
+    facts.WorkerStarted
+    | facts.WorkerReady
+    | facts.ModulesImported
+    | facts.WorkerNoted
+    | facts.WorkerFailed
+    | facts.WorkerExited
     | WorkerAlive
-    | FaultFired
+    | facts.FaultFired
     | LogRuleNews
     | _GenerationFact
 )
-WorkerFailure = WorkerFailed | WorkerFaulted | WorkerExited
+WorkerFailure = facts.WorkerFailed | facts.WorkerFaulted | facts.WorkerExited
 
 
 class Workers:
@@ -88,7 +74,7 @@ class Workers:
         self._job, self._ladder, self._standbys = job, ladder, standbys
         self._corruption, self._auditor = corruption, auditor
         self._resizing, self._switch, self._pace = resizing, switch, pace
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._errors, self._plan = job.errors, job.plan
         self._short_in: int | None = None
         """After how many restarts a rank was ended since memory had run out, where that was the last to happen."""
@@ -103,33 +89,33 @@ class Workers:
             return
         if worker is None:
             return
-        if not isinstance(event, WorkerStarted):
+        if not isinstance(event, facts.WorkerStarted):
             self._roster.unproven.pop(worker.worker, None)
         match event:
-            case FaultFired():
+            case facts.FaultFired():
                 # Even of a worker that is gone: its end may be known before what it said last.
                 injected = self._plan.fired(event, worker.rank)
                 self._orders.write(*([injected] if injected is not None else []))
             case _ if worker.stage is Stage.GONE:
                 pass
-            case WorkerStarted():
+            case facts.WorkerStarted():
                 if worker.pid != event.pid and worker.stage in BUILDING:
                     worker.pid = event.pid
                     self._orders.write(record.WorkerForked(at=now, worker=worker.worker, pid=event.pid))
                 if worker.stage is Stage.ORDERED:
                     self._roster.move(worker, Stage.STARTING, now)
-            case WorkerExited():
+            case facts.WorkerExited():
                 self._worker_exited(worker, event, now)
-            case WorkerFailed():
+            case facts.WorkerFailed():
                 self._errors.tell(worker.worker, event.error, event.step)
                 if event.own and isinstance(self._job.state, RUNNING) and worker.seated and not worker.leaver:
                     text = say.script_error(worker.rank, event.step, event.error)
                     self._job.end(SCRIPT_ERROR, text, now)
-            case WorkerReady():
+            case facts.WorkerReady():
                 self._worker_ready(worker, event, now)
-            case ModulesImported():
+            case facts.ModulesImported():
                 standbys.imported(self._roster, self._orders, worker, event, now)
-            case WorkerNoted():
+            case facts.WorkerNoted():
                 self._worker_noted(worker, event, now)
             case WorkerAlive():
                 pass
@@ -138,7 +124,7 @@ class Workers:
 
     def _generation_fact(self, worker: WorkerRecord, event: _GenerationFact, now: Instant) -> None:
         match event:
-            case WorkerHalted() if worker.stage is Stage.HALTING or self._switch.expects(worker):
+            case facts.WorkerHalted() if worker.stage is Stage.HALTING or self._switch.expects(worker):
                 enter_halted(worker, event)
                 planned = worker.stage is not Stage.HALTING
                 self._roster.move(worker, Stage.HALTED, now)
@@ -146,24 +132,24 @@ class Workers:
                     self._roster.away.add(worker.worker)
                 if planned:
                     self._switch.halted(event, now)
-            case WorkerHalted() if worker.stage is Stage.HALTED and event.stands:
+            case facts.WorkerHalted() if worker.stage is Stage.HALTED and event.stands:
                 worker.inside, worker.verified = event.inside, event.verified
                 self._roster.away.discard(worker.worker)
-            case HaltMissed():
+            case facts.HaltMissed():
                 self._switch.missed(event, now)
-            case WorkerResumed() if worker.stage is Stage.JOINING:
+            case facts.WorkerResumed() if worker.stage is Stage.JOINING:
                 self._job.incidents.resumed(event.form_s, event.hydrated_bytes)
                 self._joined(worker, now)
-            case WorkerCommitted():
+            case facts.WorkerCommitted():
                 self._worker_committed(worker, event, now)
-            case WorkerFinished() if event.goes_on and self._job.past_last_step:
+            case facts.WorkerFinished() if event.goes_on and self._job.past_last_step:
                 pass  # it was told to go on since; agents repeat what may not have been heard
-            case WorkerFinished() if worker.stage in (Stage.JOINING, Stage.MEMBER):
+            case facts.WorkerFinished() if worker.stage in (Stage.JOINING, Stage.MEMBER):
                 worker.state_at, worker.goes_on = event.state_at, event.goes_on
                 self._job.step = max(self._job.step, event.state_at)
                 self._roster.move(worker, Stage.FINISHED, now)
                 self._served(worker, now)
-            case WorkerFaulted():
+            case facts.WorkerFaulted():
                 self._worker_faulted(worker, event, now)
             case StateSampled() if isinstance(self._job.state, RUNNING):
                 self._auditor.sampled(worker, event, now)
@@ -172,7 +158,7 @@ class Workers:
             case _:
                 pass
 
-    def _worker_noted(self, worker: WorkerRecord, event: WorkerNoted, now: Instant) -> None:
+    def _worker_noted(self, worker: WorkerRecord, event: facts.WorkerNoted, now: Instant) -> None:
         if event.text not in self._noted:
             self._noted.add(event.text)
             self._orders.note(event.text, now, worker)
@@ -183,7 +169,7 @@ class Workers:
         worker.ready, worker.inside, worker.torn_at = False, 0, None
         self._roster.move(worker, Stage.MEMBER, now)
 
-    def _worker_ready(self, worker: WorkerRecord, event: WorkerReady, now: Instant) -> None:
+    def _worker_ready(self, worker: WorkerRecord, event: facts.WorkerReady, now: Instant) -> None:
         if worker.stage not in BUILDING or (worker.script_ordered and not event.endpoint):
             return
         if not event.endpoint:
@@ -203,7 +189,7 @@ class Workers:
         else:
             self._standbys.built(worker, now)
 
-    def _worker_committed(self, worker: WorkerRecord, event: WorkerCommitted, now: Instant) -> None:
+    def _worker_committed(self, worker: WorkerRecord, event: facts.WorkerCommitted, now: Instant) -> None:
         if worker.stage is Stage.JOINING:
             self._joined(worker, now)
         if worker.stage not in (Stage.MEMBER, Stage.FINISHED):
@@ -216,7 +202,7 @@ class Workers:
         self._job.step = max(self._job.step, worker.state_at)
         self._served(worker, now)
 
-    def _worker_faulted(self, worker: WorkerRecord, event: WorkerFaulted, now: Instant) -> None:
+    def _worker_faulted(self, worker: WorkerRecord, event: facts.WorkerFaulted, now: Instant) -> None:
         if worker.stage not in (*IN_GENERATION, Stage.HALTING) or worker.faulted_in == event.generation:
             return
         rank, error = _rank(worker), event.error
@@ -240,7 +226,7 @@ class Workers:
             what = "collective" if event.kind is FaultKind.COLLECTIVE else "hydration"
             self._ladder.mend(what, [], f"{what} failed on rank {rank}: {error.message}", now, now)
 
-    def _worker_exited(self, worker: WorkerRecord, event: WorkerExited, now: Instant) -> None:
+    def _worker_exited(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
         was, worker.exit_code = worker.stage, event.code
         if isinstance(self._job.state, RUNNING):
             self._ladder.newcomer_failed(worker)
@@ -270,17 +256,17 @@ class Workers:
         elif isinstance(self._job.state, RUNNING):
             self._lost(worker, event, now)
 
-    def _died_after_loop(self, worker: WorkerRecord, event: WorkerExited, now: Instant) -> None:
+    def _died_after_loop(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
         told = self._ladder.own_error(worker)
         self._job.end(SCRIPT_ERROR, told or say.died_after_loop(worker.rank, event.code), now)
 
-    def _is_the_end(self, worker: WorkerRecord, event: WorkerExited) -> bool:
+    def _is_the_end(self, worker: WorkerRecord, event: facts.WorkerExited) -> bool:
         """Behind the last step: whether the script has wanted this end, or nobody is left who could go on."""
         if event.code > 0 and self._errors.of(worker.worker) is None:
             return True
-        return not self._facts.durable and not any(each.living and each.entered for each in self._roster.seated())
+        return not self._spec.durable and not any(each.living and each.entered for each in self._roster.seated())
 
-    def _exited_building(self, worker: WorkerRecord, event: WorkerExited, why: str, now: Instant) -> None:
+    def _exited_building(self, worker: WorkerRecord, event: facts.WorkerExited, why: str, now: Instant) -> None:
         code, memory = event.code, event.memory
         if code == 0 and not worker.has_session:
             return
@@ -294,7 +280,7 @@ class Workers:
         else:
             self._ladder.await_verdict(now)
 
-    def _lost(self, worker: WorkerRecord, event: WorkerExited, now: Instant) -> None:
+    def _lost(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
         rank = _rank(worker)
         told = self._errors.of(worker.worker)
         if told is not None:
@@ -322,7 +308,7 @@ def _rank(worker: WorkerRecord) -> Rank:
     return worker.rank if worker.rank is not None else Rank(-1)
 
 
-def enter_ready(worker: WorkerRecord, told: WorkerReady) -> None:
+def enter_ready(worker: WorkerRecord, told: facts.WorkerReady) -> None:
     """A worker stands before its first step."""
     worker.has_session, worker.ready = True, False
     worker.state_at, worker.endpoint, worker.layout = told.state_at, told.endpoint, told.layout
@@ -331,7 +317,7 @@ def enter_ready(worker: WorkerRecord, told: WorkerReady) -> None:
     worker.early, worker.parts = told.early, told.parts
 
 
-def enter_halted(worker: WorkerRecord, told: WorkerHalted) -> None:
+def enter_halted(worker: WorkerRecord, told: facts.WorkerHalted) -> None:
     """A worker has left its groups."""
     worker.state_at, worker.ready, worker.inside = told.state_at, told.ready, told.inside
     worker.verified = told.verified

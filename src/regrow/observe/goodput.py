@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import Role
+from regrow.core.messages.vocabulary import Role
 from regrow.core.records import (
     GenerationFormed,
     IncidentClosed,

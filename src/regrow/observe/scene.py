@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import Role
+from regrow.core.messages.vocabulary import Role
 from regrow.core.records import (
     GenerationFormed,
     IncidentClosed,

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from regrow.agent.held_tables import Feasible, HeldTables
 from regrow.agent.history import NodeHistory
 from regrow.core.ids import NodeId, Seconds
-from regrow.core.messages import AgentFact, AgentOrder, NodeJoined, NodeReport, ReportNode
+from regrow.core.messages import facts
+from regrow.core.messages.succession import NodeReport, ReportNode
 from regrow.core.messages.tables import FetchTable, GenerationTable, TableMissed
+from regrow.core.messages.unions import AgentFact, AgentOrder
 from regrow.sim.network import Network
 
 _AGAIN_S: Seconds = 2.0
@@ -38,7 +40,7 @@ class SimAgents:
         self._there: dict[str, SimAgent] = {}
         self._of: dict[NodeId, SimAgent] = {}
 
-    def begin(self, joined: NodeJoined) -> None:
+    def begin(self, joined: facts.NodeJoined) -> None:
         """An agent is about to register; it may say so twice."""
         if joined.store in self._there:
             return

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from regrow.core.ids import Generation, Seconds, StepNo, WorkerId
-from regrow.core.messages import Member
+from regrow.core.messages.vocabulary import Member
 
 
 class Peer(Protocol):

@@ -4,22 +4,11 @@ from collections.abc import Callable, Sequence
 
 from regrow.core.ids import Instant, NodeId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    AgentOrder,
-    Fact,
-    FaultSpec,
-    FenceWorker,
-    FormGeneration,
-    JoinGeneration,
-    NodeReport,
-    ReportNode,
-    SpawnWorker,
-    StopNode,
-    TableOrder,
-    TimeAdvanced,
-    WorkerExited,
-    WorkerOrder,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.succession import NodeReport, ReportNode
+from regrow.core.messages.tables import JoinGeneration, TableOrder
+from regrow.core.messages.unions import AgentOrder, Fact, WorkerOrder
+from regrow.core.messages.vocabulary import FaultSpec
 from regrow.membership.deadlines import ARRIVE_S
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
@@ -35,13 +24,13 @@ class DefectiveMembership(Membership):
 
     Args:
         defects: `defect` or `late defect`; taken out as they come.
-        facts, faults, memory: as of `Membership`.
+        spec, faults, memory: as of `Membership`.
     """
 
     def __init__(
-        self, defects: list[str], facts: JobSpec, faults: Sequence[FaultSpec], memory: JobMemory | None
+        self, defects: list[str], spec: JobSpec, faults: Sequence[FaultSpec], memory: JobMemory | None
     ) -> None:
-        super().__init__(facts, faults, memory=memory)
+        super().__init__(spec, faults, memory=memory)
         self._defects = defects
 
     def decide(self, event: Fact, now: Instant) -> None:
@@ -58,7 +47,7 @@ class SimCoordinator:
     """Tells the machine, and passes its orders on.
 
     Args:
-        facts, faults: as of `Membership`.
+        spec, faults: as of `Membership`.
         laws: what must hold.
         timeline: in what time.
         send: takes an order to an agent.
@@ -66,7 +55,7 @@ class SimCoordinator:
 
     def __init__(
         self,
-        facts: JobSpec,
+        spec: JobSpec,
         faults: Sequence[FaultSpec],
         *,
         laws: Invariants,
@@ -75,9 +64,9 @@ class SimCoordinator:
     ) -> None:
         self.defects: list[str] = []
         """Those that the machine will come to."""
-        self.log: list[tuple[Instant, Fact | Command | FormGeneration]] = []
+        self.log: list[tuple[Instant, Fact | Command | orders.FormGeneration]] = []
         self.end: EndJob | None = None
-        self._make = lambda memory: DefectiveMembership(self.defects, facts, faults, memory=memory)
+        self._make = lambda memory: DefectiveMembership(self.defects, spec, faults, memory=memory)
         self._machine = RestartableMachine(self._make)
         self._handover: bytes | None = None
         self.laws = laws
@@ -107,7 +96,7 @@ class SimCoordinator:
         memory.loss, self._handover = loss, None
         expected = [node for node in nodes if node != loss.node]
         self._machine = RestartableMachine(self._make, memory, expected, self._timeline.now + ARRIVE_S)
-        self.tell(TimeAdvanced())
+        self.tell(facts.TimeAdvanced())
 
     def tell(self, fact: Fact) -> None:
         """The machine is told something, now; nobody is, where there is none."""
@@ -115,7 +104,7 @@ class SimCoordinator:
         if self.end is not None or not self.there:
             return
         self.log.append((now, fact))
-        if isinstance(fact, WorkerExited):
+        if isinstance(fact, facts.WorkerExited):
             self.laws.learned(fact)
         elif isinstance(fact, NodeReport) and self._machine.awaits(fact):
             self.laws.reported(fact)
@@ -126,7 +115,7 @@ class SimCoordinator:
         self.laws.limits.decided(fact, told, self._machine, now)
         for command in commands:
             self._carry_out(command)
-        if isinstance(fact, TimeAdvanced):
+        if isinstance(fact, facts.TimeAdvanced):
             self.laws.waited(self._machine, now)
         self._set_alarm()
 
@@ -142,14 +131,16 @@ class SimCoordinator:
         if not self.there:
             return
         if deadline is not None and deadline <= self._timeline.now:
-            self.tell(TimeAdvanced())
+            self.tell(facts.TimeAdvanced())
         else:
             self._set_alarm()
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, EndJob):
             self.end = command
-        elif isinstance(command, SpawnWorker | FenceWorker | StopNode | TableOrder | ReportNode | DiskOrder):
+        elif isinstance(
+            command, orders.SpawnWorker | orders.FenceWorker | orders.StopNode | TableOrder | ReportNode | DiskOrder
+        ):
             self._send(command.node, command)
         elif isinstance(command, WorkerOrder | JoinGeneration):
             self._send(self.machine.roster.workers[command.worker].node, command)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import AgentFact
 from regrow.core.messages.checkpoints import (
     AbandonCheckpoint,
     CheckpointFailed,
@@ -16,6 +15,7 @@ from regrow.core.messages.checkpoints import (
     SnapshotHeld,
     WriteCheckpoint,
 )
+from regrow.core.messages.unions import AgentFact
 from regrow.sim.script import Doing
 from regrow.sim.workers import SimWorker
 
@@ -53,15 +53,15 @@ class SimDisk:
     """What is written, and what is about to be.
 
     Args:
-        facts: whether there are checkpoints, and who writes them.
+        spec: whether there are checkpoints, and who writes them.
         parts: into how many the state is divided, at least 1.
         host: the world.
     """
 
-    def __init__(self, facts: JobSpec, parts: int, host: DiskHost) -> None:
+    def __init__(self, spec: JobSpec, parts: int, host: DiskHost) -> None:
         self.durable = StepNo(0)
         """The step of the newest checkpoint that is whole."""
-        self._facts, self._parts, self._host = facts, parts, host
+        self._spec, self._parts, self._host = spec, parts, host
         self._stuck_until: Instant = float("-inf")
         self._wanted: dict[WorkerId, StepNo] = {}
         self._obeyed: set[DiskKey] = set()
@@ -75,7 +75,7 @@ class SimDisk:
 
     def committed(self, step: StepNo, *, by_all: bool) -> None:
         """A step; the script itself saves some of them where regrow does not."""
-        if self._facts.durable and not self._facts.checkpoint_every and by_all and (step + 1) % _STAND_IN == 0:
+        if self._spec.durable and not self._spec.checkpoint_every and by_all and (step + 1) % _STAND_IN == 0:
             self.durable = max(self.durable, StepNo(step + 1))
 
     def want(self, worker: SimWorker, step: StepNo) -> None:

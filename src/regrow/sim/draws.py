@@ -8,7 +8,7 @@ import msgspec
 
 from regrow.core.ids import JobId, Rank, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import Warmth
+from regrow.core.messages.vocabulary import Warmth
 from regrow.sim.faults import SimFault, Wish
 from regrow.sim.network import NetworkConditions
 from regrow.sim.schedule import Promised, SimSchedule
@@ -31,13 +31,13 @@ def draw(seed: int) -> SimSchedule:
     rng = random.Random(f"schedule {seed}")
     kind = rng.choice(("mendable", "mendable", "elastic", "any"))
     elastic, mendable = kind == "elastic", kind != "any"
-    facts = _elastic_job(rng) if elastic else _job(rng, mendable)
-    facts = msgspec.structs.replace(facts, checkpoint_every=_one(rng, (0.0, 0.5, 2.0)) if facts.durable else 0.0)
+    spec = _elastic_job(rng) if elastic else _job(rng, mendable)
+    spec = msgspec.structs.replace(spec, checkpoint_every=_one(rng, (0.0, 0.5, 2.0)) if spec.durable else 0.0)
     backs: tuple[float | None, ...] = (0.0, 1.0, 20.0) if mendable else (None, 1.0, 20.0, 700.0)
     strikes = [_strike(rng, _MENDABLE if mendable else _ALL, backs) for _ in range(rng.randint(0, _MOST_STRIKES))]
     wishes = [_wish(rng) for _ in range(rng.randint(0, _MOST_WISHES))] if elastic else []
     return SimSchedule(
-        facts,
+        spec,
         script=SimScript(until=StepNo(20), build=1.0, after=0.3) if elastic else SimScript(until=StepNo(6)),
         weather=_weather(rng, fair=mendable),
         strikes=strikes,

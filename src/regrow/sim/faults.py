@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from regrow.core.ids import NodeId, Rank, Seconds, WorkerId
-from regrow.core.messages import ErrorReport
+from regrow.core.messages.vocabulary import ErrorReport
 from regrow.sim.disk import SimDisk
 from regrow.sim.script import IN_STEP, Doing
 from regrow.sim.workers import SimWorker

@@ -8,21 +8,11 @@ from msgspec.structs import astuple
 from regrow.core.errors import RegrowError
 from regrow.core.ids import Generation, Instant, NodeId, StepNo, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    FenceWorker,
-    FormGeneration,
-    HaltGeneration,
-    JoinGeneration,
-    Member,
-    NodeJoined,
-    NodeReport,
-    ReleaseWorker,
-    Role,
-    SpawnWorker,
-    WorkerExited,
-    WorkerOrder,
-)
-from regrow.core.messages.tables import completed, ranks_of
+from regrow.core.messages import facts, orders
+from regrow.core.messages.succession import NodeReport
+from regrow.core.messages.tables import JoinGeneration, completed, ranks_of
+from regrow.core.messages.unions import WorkerOrder
+from regrow.core.messages.vocabulary import Member, Role
 from regrow.core.records import IncidentClosed, IncidentOpened, JobEnded, Noted, Record, WorkerGone, WorldChanged
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
@@ -49,7 +39,7 @@ class Invariants:
     """Watches one job.
 
     Args:
-        facts: what the job was started with.
+        spec: what the job was started with.
         workers: all simulated workers that there have been.
         limits: how long what goes wrong may take.
         durable: the step of the newest checkpoint on disk.
@@ -57,12 +47,12 @@ class Invariants:
 
     def __init__(
         self,
-        facts: JobSpec,
+        spec: JobSpec,
         workers: Mapping[WorkerId, SimWorker],
         limits: TimeLimits,
         durable: Callable[[], StepNo],
     ) -> None:
-        self._facts = facts
+        self._spec = spec
         self.limits = limits
         self._workers, self._durable = workers, durable
         self._spawned: dict[WorkerId, NodeId] = {}
@@ -71,10 +61,10 @@ class Invariants:
         self._stores: dict[NodeId, str] = {}
         """Of the nodes that are there."""
         self._tables: dict[WorkerId, Generation] = {}
-        self._forms: dict[WorkerId, FormGeneration] = {}
+        self._forms: dict[WorkerId, orders.FormGeneration] = {}
         """The last generation that each worker was to enter."""
         self._formed = Generation(0)
-        self._limits = Limits.of(facts)
+        self._limits = Limits.of(spec)
         self._members: list[Member] = []
         """Of the newest generation."""
         self._released: set[WorkerId] = set()
@@ -103,7 +93,7 @@ class Invariants:
 
     # --- what the machine says ---------------------------------------------------------------------------------
 
-    def learned(self, exit: WorkerExited) -> None:
+    def learned(self, exit: facts.WorkerExited) -> None:
         """The machine was told of the end of a worker."""
         self._known_gone.add(exit.worker)
 
@@ -132,7 +122,7 @@ class Invariants:
         living = [worker for worker in self._workers.values() if worker.active]
         return len(living) == self.world and all(worker.state >= step for worker in living)
 
-    def joined(self, node: NodeJoined) -> None:
+    def joined(self, node: facts.NodeJoined) -> None:
         """The machine is about to be told of a node."""
         self._stores[node.node] = node.store
 
@@ -155,12 +145,12 @@ class Invariants:
         self._fenced |= theirs
         self._known_gone |= theirs
 
-    def told(self, commands: Sequence[Command], machine: Membership) -> list[Command | FormGeneration]:
+    def told(self, commands: Sequence[Command], machine: Membership) -> list[Command | orders.FormGeneration]:
         """The commands, with what each worker is to hear of a generation in the end."""
         table = machine.tables.newest
         if table is None or not any(isinstance(command, JoinGeneration) for command in commands):
             return list(commands)
-        expanded: list[Command | FormGeneration] = []
+        expanded: list[Command | orders.FormGeneration] = []
         holders = ranks_of(table.head.holders)
         for command in commands:
             if isinstance(command, JoinGeneration):
@@ -173,20 +163,20 @@ class Invariants:
 
     def received(self, order: WorkerOrder) -> None:
         """An agent tells a worker something."""
-        if isinstance(order, FormGeneration):
+        if isinstance(order, orders.FormGeneration):
             meant = self._forms[order.worker]
             same = all(one is other or one == other for one, other in zip(astuple(order), astuple(meant), strict=True))
             require(same or order.generation < meant.generation, "an agent completes an order as was meant")
 
-    def decided(self, commands: Sequence[Command | FormGeneration], machine: Membership, now: Instant) -> None:
+    def decided(self, commands: Sequence[Command | orders.FormGeneration], machine: Membership, now: Instant) -> None:
         """The machine has answered a fact. Raises `InvariantBroken`."""
         require(self.end is None or not commands, "nothing is ordered after the end")
         together: set[WorkerId] = set()
-        forms = [command for command in commands if isinstance(command, FormGeneration)]
+        forms = [command for command in commands if isinstance(command, orders.FormGeneration)]
         for command in commands:
             require(self.end is None, "the end of the job is its last command")
             match command:
-                case SpawnWorker():
+                case orders.SpawnWorker():
                     require(command.worker not in self._spawned, f"{command.worker} is spawned once")
                     require(command.node in self._stores, f"{command.worker} is spawned on a node that is there")
                     require(command.node not in self._closed, f"{command.worker} is not spawned where all must leave")
@@ -194,16 +184,16 @@ class Invariants:
                     require(alone, "all are started again only when nobody is left of those before")
                     self._spawned[command.worker] = command.node
                     together.add(command.worker)
-                case FenceWorker():
+                case orders.FenceWorker():
                     self._fenced.add(command.worker)
                     if command.dump_stacks and (target := self._workers.get(command.worker)) is not None:
                         slow = target.slow_until > now and not target.hung and not target.stalled
                         require(not slow, f"{command.worker} is only slow, and is not ended for it")
-                case HaltGeneration():
+                case orders.HaltGeneration():
                     require(self._tables.get(command.worker) == command.generation, "who is halted was in it")
-                case ReleaseWorker(goes_on=False):
+                case orders.ReleaseWorker(goes_on=False):
                     self._let_go(command.worker, machine)
-                case FormGeneration() if command is forms[0]:
+                case orders.FormGeneration() if command is forms[0]:
                     self._formation(forms)
                     self._change(commands)
                     self._members = forms[0].members
@@ -216,7 +206,7 @@ class Invariants:
         if self.end is None:
             self._standing(machine)
 
-    def _formation(self, forms: list[FormGeneration]) -> None:
+    def _formation(self, forms: list[orders.FormGeneration]) -> None:
         first = forms[0]
         table = (first.generation, first.step, first.members, first.holders, first.stores)
         require(
@@ -224,7 +214,7 @@ class Invariants:
             "all members of a generation are sent the same table",
         )
         require(first.generation > self._formed, "generations only grow")
-        replicas, rest = divmod(len(first.members), self._facts.unit)
+        replicas, rest = divmod(len(first.members), self._spec.unit)
         require([m.rank for m in first.members] == list(range(len(first.members))), "ranks are dense, one worker each")
         require(rest == 0 and self._limits.allow(replicas), f"{len(first.members)} ranks are an allowed world")
         slots = [(m.node, m.local_rank) for m in first.members]
@@ -281,16 +271,16 @@ class Invariants:
         if self._spawned[worker] in self._draining:
             self._excused.add(worker)
 
-    def _change(self, commands: Sequence[Command | FormGeneration]) -> None:
+    def _change(self, commands: Sequence[Command | orders.FormGeneration]) -> None:
         """The size of the world is written down when it changes, and only then."""
         changes = [command for command in commands if isinstance(command, WorldChanged)]
-        forms = [command for command in commands if isinstance(command, FormGeneration)]
+        forms = [command for command in commands if isinstance(command, orders.FormGeneration)]
         require(len(changes) <= 1, "one change at a time")
         if not changes and self._foretold is not None:
             changes = [self._foretold]
         self._foretold = None
-        before = self.world // self._facts.unit or self._facts.replicas
-        after = len(forms[0].members) // self._facts.unit
+        before = self.world // self._spec.unit or self._spec.replicas
+        after = len(forms[0].members) // self._spec.unit
         if before != after:
             require(bool(changes), f"from {before} to {after} replicas, and nothing says so")
         for change in changes:
@@ -337,14 +327,14 @@ class Invariants:
                 pass
 
     def _spent(self, now: Instant) -> None:
-        self._faults_at = [at for at in self._faults_at if now - at < self._facts.window]
+        self._faults_at = [at for at in self._faults_at if now - at < self._spec.window]
         self._faults_at.append(now)
-        require(len(self._faults_at) <= self._facts.max_faults, "the budget of faults is kept")
+        require(len(self._faults_at) <= self._spec.max_faults, "the budget of faults is kept")
 
     def _standing(self, machine: Membership) -> None:
         if isinstance(machine.state, Training) and machine.incident is None:
             for node in machine.roster.usable_nodes():
-                enough = len(machine.roster.standbys(node.node)) >= self._facts.standbys
+                enough = len(machine.roster.standbys(node.node)) >= self._spec.standbys
                 require(enough or node.failed_standbys >= 3, "standbys are topped up")
 
     def waited(self, machine: RestartableMachine, now: Instant) -> None:

@@ -44,7 +44,7 @@ class Promised(StrEnum):
 class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that a run depends on. `slots`: of each of the first nodes; None: as many as the ranks it begins with."""
 
-    facts: JobSpec
+    spec: JobSpec
     script: SimScript = SimScript()
     weather: NetworkConditions = NetworkConditions()
     strikes: list[SimFault] = []
@@ -78,7 +78,7 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
     def world(self) -> World:
         """The job before anything has happened."""
         return World(
-            self.facts,
+            self.spec,
             script=self.script,
             weather=self.weather,
             strikes=self.strikes,
@@ -120,12 +120,12 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         hurried = any(wish.grace < _TIME_TO_SAVE_S for wish in drains) or "disk" in world.bad_moments
         on_disk = world.laws.all_on_disk or hurried
         given_back = end.code == RUN_AGAIN and "given back" in end.diagnosis
-        return bool(self.facts.checkpoint_every and drains) and given_back and on_disk
+        return bool(self.spec.checkpoint_every and drains) and given_back and on_disk
 
 
 def replay_lines(schedule: SimSchedule) -> Iterator[str]:
     """What happens in a run, a line an event, and how it ends. An `InvariantBroken` is its last line."""
-    yield f"the job: {_words(schedule.facts)}"
+    yield f"the job: {_words(schedule.spec)}"
     yield f"its script: {_words(schedule.script)}"
     yield f"its network: {_words(schedule.weather)}"
     yield from (f"goes wrong: {_words(strike)}" for strike in schedule.strikes)

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from regrow.core.ids import Instant, Seconds, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import Fact, FenceWorker, NodeJoined, NodeLost, NodeStopped, WorkerExited
+from regrow.core.messages import facts, orders
+from regrow.core.messages.unions import Fact
 from regrow.membership.machine import Membership
 from regrow.membership.recovery import hangs
 from regrow.membership.recovery.worst_case import Wait, unnoticed, waits, worst_cases
@@ -25,7 +26,7 @@ _TAIL = 30
 _WORK_S: Seconds = 1.0
 """What simulated workers take for what has no deadline: an update, a step, and progress that is told once a second."""
 _PARALYSED = (Doing.FORMING, Doing.HYDRATING, *sorted(IN_STEP))
-_BEGIN_ANEW = WorkerExited | NodeJoined | NodeLost | NodeStopped
+_BEGIN_ANEW = facts.WorkerExited | facts.NodeJoined | facts.NodeLost | facts.NodeStopped
 """With these what is waited for begins anew."""
 _AT_ONCE: Seconds = 10.0
 """What takes no longer is not looked at: all limits are longer than that."""
@@ -46,7 +47,7 @@ class TimeLimits:
     """Watches one job's clock.
 
     Args:
-        facts: the settings from which the limits are worked out; the machine has its own.
+        spec: the settings from which the limits are worked out; the machine has its own.
         weather: how long messages take.
         workers: all simulated workers that there have been.
         complain: raises, with the law that was broken.
@@ -54,12 +55,12 @@ class TimeLimits:
 
     def __init__(
         self,
-        facts: JobSpec,
+        spec: JobSpec,
         weather: NetworkConditions,
         workers: Mapping[WorkerId, SimWorker],
         complain: Callable[[bool, str], None],
     ) -> None:
-        self._facts, self._workers, self._complain = facts, workers, complain
+        self._spec, self._workers, self._complain = spec, workers, complain
         self._travel = _WORK_S + _MESSAGES * ((weather.slow_by if weather.slow else 0.0) + _TAIL * weather.delay)
         self._lossy = weather.lost > 0
         """A fact that is lost, as none is on a connection, leaves ranks that all stand still and nobody to blame."""
@@ -94,7 +95,7 @@ class TimeLimits:
     def decided(self, fact: Fact, commands: Iterable[object], entered: Entered, now: Instant) -> None:
         """The machine has answered a fact. Complains where that came too late."""
         self._check(now)
-        late = any(isinstance(each, FenceWorker) and each.dump_stacks for each in commands)
+        late = any(isinstance(each, orders.FenceWorker) and each.dump_stacks for each in commands)
         if late:
             self._patience = min(hangs.MOST_PATIENCE, 2 * self._patience)
         machine = entered.machine
@@ -119,7 +120,7 @@ class TimeLimits:
             if self._since is not None or not self._workers[name].alive:
                 del self._stuck[name]  # it is of what is being mended
                 continue
-            limit = unnoticed(self._facts, standing=self._standing(since), patience=self._patience) + self._travel
+            limit = unnoticed(self._spec, standing=self._standing(since), patience=self._patience) + self._travel
             took = f"{name} stands still for {now - since:.1f} s, and nobody may for {limit:.1f} s"
             self._complain(now - since <= limit, f"who hangs is noticed in time: {took}")
         if self._since is None or now - self._since <= _AT_ONCE:
@@ -133,10 +134,10 @@ class TimeLimits:
     def _limit(self, standing: float) -> tuple[str, Seconds]:
         if self._known[0] or self._elects:
             wait = Wait.ELECTION if self._elects else Wait.REPORTS
-            return wait.name.lower(), waits(self._facts, standing=standing)[wait] + self._travel
+            return wait.name.lower(), waits(self._spec, standing=standing)[wait] + self._travel
         key = standing, self._patience
         if key not in self._totals:
-            cases = worst_cases(self._facts, standing=standing, patience=self._patience)
+            cases = worst_cases(self._spec, standing=standing, patience=self._patience)
             self._totals[key] = {rung: case.total for rung, case in cases.items()}
         longest = "end" if "end" in self._rungs else max(sorted(self._rungs), key=self._totals[key].__getitem__)
         return longest, self._totals[key][longest] + self._travel

@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Hashable
 from functools import partial
 
 from regrow.core.ids import NodeId, Seconds
-from regrow.core.messages import Fact, NodeJoined, NodeLost, NodeStopped
+from regrow.core.messages import facts
+from regrow.core.messages.unions import Fact
 from regrow.membership.succession.memory import CoordinatorLoss
 from regrow.sim.coordinator import SimCoordinator
 from regrow.sim.network import Network, Timeline
@@ -84,16 +85,16 @@ class Offices:
     ) -> None:
         self._coordinator, self._uplinks, self._timeline = coordinator, uplinks, timeline
         self._jitter, self._there = jitter, there
-        self._joined: dict[NodeId, NodeJoined] = {}
+        self._joined: dict[NodeId, facts.NodeJoined] = {}
 
-    def register(self, joined: NodeJoined) -> None:
+    def register(self, joined: facts.NodeJoined) -> None:
         """An agent does, for the first time or with another coordinator."""
         self._joined[joined.node] = joined
         self._coordinator.laws.joined(joined)
         self._uplinks.connect(joined.node)
         self._coordinator.tell(joined)
 
-    def tell_lost(self, fact: NodeLost | NodeStopped) -> None:
+    def tell_lost(self, fact: facts.NodeLost | facts.NodeStopped) -> None:
         """An agent is gone, as only a coordinator learns with which it had registered."""
         known = self._uplinks.term_of(fact.node) is not None
         self._uplinks.forget(fact.node)
@@ -113,7 +114,7 @@ class Offices:
         for node in sorted(self._there()):
             self._timeline.after(self._jitter(_TURN_S), partial(self._turn, self._joined[node], self._uplinks.term))
 
-    def _turn(self, joined: NodeJoined, term: int) -> None:
+    def _turn(self, joined: facts.NodeJoined, term: int) -> None:
         same = self._joined[joined.node] is joined and joined.node in self._there()
         if same and self._uplinks.term == term:
             self.register(joined)

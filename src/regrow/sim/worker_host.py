@@ -4,18 +4,20 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
-from regrow.core.messages import Member, WorkerCommitted, WorkerFact, WorkerStaged
+from regrow.core.messages import facts
 from regrow.core.messages.checkpoints import SnapshotForDisk
 from regrow.core.messages.copies import SnapshotTaken
 from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.sights import StacksTaken
+from regrow.core.messages.unions import WorkerFact
+from regrow.core.messages.vocabulary import Member
 from regrow.sim.collectives import Group
 from regrow.sim.script import Doing, SimScript
 
 W = TypeVar("W", contravariant=True)
 """The kind of worker that lives there."""
 FOR_THE_AGENT = (
-    StacksTaken | WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
+    StacksTaken | facts.WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
 )
 """What a worker says to its agent alone."""
 
@@ -53,7 +55,7 @@ class WorkerHost(Protocol[W]):
         """Carry a fact to the coordinator."""
         ...
 
-    def progressed(self, worker: W, commit: WorkerCommitted) -> None:
+    def progressed(self, worker: W, commit: facts.WorkerCommitted) -> None:
         """A commit that only the agent is told of."""
         ...
 

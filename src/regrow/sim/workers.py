@@ -3,32 +3,10 @@
 import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo, WorkerId
-from regrow.core.messages import (
-    ArmFault,
-    ErrorReport,
-    FaultFired,
-    FaultHow,
-    FaultKind,
-    FaultSpec,
-    FormGeneration,
-    HaltGeneration,
-    HaltMissed,
-    ProveAlive,
-    ReleaseWorker,
-    Role,
-    SpawnWorker,
-    StartScript,
-    Warmth,
-    WorkerAlive,
-    WorkerCommitted,
-    WorkerFailed,
-    WorkerFaulted,
-    WorkerFinished,
-    WorkerHalted,
-    WorkerOrder,
-    WorkerReady,
-    WorkerResumed,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import ProveAlive, WorkerAlive
+from regrow.core.messages.unions import WorkerOrder
+from regrow.core.messages.vocabulary import ErrorReport, FaultHow, FaultKind, FaultSpec, Role, Warmth
 from regrow.sim.collectives import Group
 from regrow.sim.script import IN_STEP, Doing
 from regrow.sim.worker_host import WorkerHost
@@ -43,7 +21,7 @@ class SimWorker:
         around: the world.
     """
 
-    def __init__(self, spawn: SpawnWorker, warmth: Warmth, around: "WorkerHost[SimWorker]") -> None:
+    def __init__(self, spawn: orders.SpawnWorker, warmth: Warmth, around: "WorkerHost[SimWorker]") -> None:
         self.worker: WorkerId = spawn.worker
         self.spawn = spawn
         self.rank = spawn.rank
@@ -62,8 +40,8 @@ class SimWorker:
         self._warmth = warmth
         self._around = around
         self._ticket = 0
-        self._form: FormGeneration | None = None
-        self._halt: HaltGeneration | None = None
+        self._form: orders.FormGeneration | None = None
+        self._halt: orders.HaltGeneration | None = None
         self._halted_in = Generation(0)
         self._halt_at: StepNo | None = None
         self._announced = Generation(0)
@@ -90,7 +68,7 @@ class SimWorker:
         """The process exists."""
         if self.spawn.role is Role.STANDBY and self._warmth is Warmth.IMPORTS and self._around.script.with_session:
             self._enter(Doing.IDLE)
-            self._around.say(self, WorkerReady(self.worker, NO_STATE, "", ""))
+            self._around.say(self, facts.WorkerReady(self.worker, NO_STATE, "", ""))
         else:
             self._build()
 
@@ -99,33 +77,33 @@ class SimWorker:
         if self.hung or not self.alive:
             return
         match order:
-            case HaltGeneration(at=None) if self.stalled:
+            case orders.HaltGeneration(at=None) if self.stalled:
                 # Another thread answers for it, unless an update is half done.
                 if order.generation > self._halted_in and self.doing is not Doing.UPDATING:
                     self._halted_in = order.generation
                     self._leave_group(reset=False)
-                    halted = WorkerHalted(self.worker, order.generation, self.state, self.ready, stands=False)
+                    halted = facts.WorkerHalted(self.worker, order.generation, self.state, self.ready, stands=False)
                     self._around.say(self, halted)
             case ProveAlive():
                 self._around.say(self, WorkerAlive(self.worker))
             case _ if self.stalled:
                 pass
-            case StartScript() if self.doing is Doing.IDLE:
+            case orders.StartScript() if self.doing is Doing.IDLE:
                 self.rank, self.seated = order.rank, True
                 self._build()
-            case FormGeneration() if order.generation > max(self.generation, self._halted_in):
+            case orders.FormGeneration() if order.generation > max(self.generation, self._halted_in):
                 self._take_place(order)
-            case HaltGeneration(at=None) if order.generation > self._halted_in:
+            case orders.HaltGeneration(at=None) if order.generation > self._halted_in:
                 self._give_up(order)
-            case HaltGeneration(at=int() as at) if order.generation == self.generation > self._halted_in:
+            case orders.HaltGeneration(at=int() as at) if order.generation == self.generation > self._halted_in:
                 self._plan_halt(order.generation, at)
-            case ReleaseWorker(goes_on=True) if self.doing is Doing.FINISHED and not self._over:
+            case orders.ReleaseWorker(goes_on=True) if self.doing is Doing.FINISHED and not self._over:
                 self._go_on()
-            case ReleaseWorker(goes_on=False) if self.doing in (Doing.FINISHED, Doing.HALTED):
+            case orders.ReleaseWorker(goes_on=False) if self.doing in (Doing.FINISHED, Doing.HALTED):
                 self._leave_group(reset=False)
                 self._enter(Doing.FINISHED if self._over else Doing.AFTER)
                 self.later(self._around.jitter(0.01 if self._over else self._around.script.after), "end", 0)
-            case ArmFault():
+            case orders.ArmFault():
                 self._armed[order.fault.fault] = order.fault
             case _:
                 pass
@@ -164,7 +142,7 @@ class SimWorker:
             self._fault(FaultKind.BODY, error)
         else:
             step = self.state if self.doing in (Doing.FINISHED, Doing.AFTER) else StepNo(-1)
-            self._around.say(self, WorkerFailed(self.worker, error, step))
+            self._around.say(self, facts.WorkerFailed(self.worker, error, step))
             self.end(1)
 
     def later(self, delay: Seconds, what: str, *arguments: object) -> None:
@@ -196,7 +174,7 @@ class SimWorker:
         if self.spawn.role is Role.RANK:
             self.state = self._around.disk.durable if self.spawn.resume else StepNo(0)
         self._wait(Doing.READY)
-        ready = WorkerReady(self.worker, self.state, f"sim:{self.worker}", "layout", script.build)
+        ready = facts.WorkerReady(self.worker, self.state, f"sim:{self.worker}", "layout", script.build)
         if script.parts:
             self.holding = f"part {self.rank % script.parts}"
             ready = msgspec.structs.replace(ready, holding=self.holding, layout=self.holding, sharded=True)
@@ -205,10 +183,10 @@ class SimWorker:
     def gives_up(self) -> None:
         """No order came for longer than it waits."""
         error = ErrorReport("DeadlineExceeded", f"{self.worker} heard nothing", "DeadlineExceeded", self.doing)
-        self._around.say(self, WorkerFailed(self.worker, error, self.state))
+        self._around.say(self, facts.WorkerFailed(self.worker, error, self.state))
         self.end(1)
 
-    def _take_place(self, form: FormGeneration) -> None:
+    def _take_place(self, form: orders.FormGeneration) -> None:
         self._leave_group(reset=False)
         self._form, self._halt, self._halt_at = form, None, None
         self._over = self._over or form.over
@@ -250,7 +228,9 @@ class SimWorker:
             self._fault(FaultKind.HYDRATION, ErrorReport("HydrationError", "no holder", "HydrationError"))
 
     def _resume(self, hydrate_s: Seconds) -> None:
-        self._around.say(self, WorkerResumed(self.worker, self.generation, 0.01, hydrate_s, int(hydrate_s * 1000)))
+        self._around.say(
+            self, facts.WorkerResumed(self.worker, self.generation, 0.01, hydrate_s, int(hydrate_s * 1000))
+        )
         self._begin()
 
     def symptom(self) -> None:
@@ -259,10 +239,10 @@ class SimWorker:
             self._fault(FaultKind.COLLECTIVE, ErrorReport("RuntimeError", "connection reset", "RuntimeError"))
 
     def _fault(self, kind: FaultKind, error: ErrorReport) -> None:
-        self._around.say(self, WorkerFaulted(self.worker, self.generation, self.state, kind, error))
+        self._around.say(self, facts.WorkerFaulted(self.worker, self.generation, self.state, kind, error))
         self._wait(Doing.WAITING)
 
-    def _give_up(self, halt: HaltGeneration) -> None:
+    def _give_up(self, halt: orders.HaltGeneration) -> None:
         self._halt = halt
         if self.doing is Doing.UPDATING:
             return  # The update itself is never interrupted.
@@ -275,7 +255,7 @@ class SimWorker:
         if self.doing is Doing.FINISHED or self.doing is Doing.HALTED:
             return
         if self.doing in IN_STEP and self.state >= at:
-            self._around.say(self, HaltMissed(self.worker, generation, at, self.state))
+            self._around.say(self, facts.HaltMissed(self.worker, generation, at, self.state))
         else:
             self._halt_at = at
 
@@ -289,7 +269,7 @@ class SimWorker:
         self._halted_in = halt.generation
         self._leave_group(reset=False)
         self._wait(Doing.HALTED)
-        self._around.say(self, WorkerHalted(self.worker, halt.generation, self.state, self.ready))
+        self._around.say(self, facts.WorkerHalted(self.worker, halt.generation, self.state, self.ready))
 
     def _begin(self) -> None:
         script = self._around.script
@@ -299,7 +279,7 @@ class SimWorker:
             return
         if self._halt_at is not None and self.state >= self._halt_at:
             self._wait(Doing.HALTED)  # The groups stay as they are: others may be about to use them.
-            self._around.say(self, WorkerHalted(self.worker, self.generation, self.state))
+            self._around.say(self, facts.WorkerHalted(self.worker, self.generation, self.state))
             return
         self._enter(Doing.COMPUTING)
         self.later(self._around.jitter(script.compute), "computed")
@@ -314,11 +294,11 @@ class SimWorker:
 
     def _finish(self, *, goes_on: bool = False) -> None:
         self._wait(Doing.FINISHED)
-        self._around.say(self, WorkerFinished(self.worker, self.generation, self.state, goes_on))
+        self._around.say(self, facts.WorkerFinished(self.worker, self.generation, self.state, goes_on))
 
     def _strike(self, spec: FaultSpec) -> None:
         del self._armed[spec.fault]
-        self._around.say(self, FaultFired(self.worker, spec.fault, self.state, self._around.now()))
+        self._around.say(self, facts.FaultFired(self.worker, spec.fault, self.state, self._around.now()))
         if spec.how is FaultHow.EXCEPTION:
             self.raise_in_body(ErrorReport("InjectedFault", spec.fault, "InjectedFault"))
         elif spec.how is FaultHow.SIGSTOP:
@@ -360,7 +340,7 @@ class SimWorker:
     def updated(self) -> None:
         """The step is committed."""
         now = self._around.now()
-        commit = WorkerCommitted(self.worker, self.generation, self.state, now, 0.5, {"loss": 1.0}, 4)
+        commit = facts.WorkerCommitted(self.worker, self.generation, self.state, now, 0.5, {"loss": 1.0}, 4)
         self.state, self.ready = StepNo(self.state + 1), False
         self._around.progressed(self, commit)
         if self._announced < self.generation:

@@ -7,31 +7,12 @@ from collections.abc import Callable, Sequence
 from regrow.agent.held_tables import Feasible
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, WorkerId
 from regrow.core.job import JobSpec
-from regrow.core.messages import (
-    AgentFact,
-    AgentOrder,
-    FaultSpec,
-    FenceWorker,
-    Member,
-    NodeDraining,
-    NodeJoined,
-    NodeLost,
-    NodeProgress,
-    NodeReport,
-    NodeStopped,
-    ReportNode,
-    ScaleRequested,
-    SpawnWorker,
-    StopNode,
-    WorkerCommitted,
-    WorkerExited,
-    WorkerFact,
-    WorkerOrder,
-    WorkerResumed,
-    WorkerStarted,
-)
+from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.messages.copies import TakeSnapshot
+from regrow.core.messages.succession import NodeReport, ReportNode
+from regrow.core.messages.unions import AgentFact, AgentOrder, WorkerFact, WorkerOrder
+from regrow.core.messages.vocabulary import FaultSpec, Member
 from regrow.membership.machine import EndJob, Membership
 from regrow.membership.states import Gathering
 from regrow.sim.agents import AgentHost, SimAgents
@@ -53,7 +34,7 @@ class World:
     """One simulated job. A plan and a seed give one run, always.
 
     Args:
-        facts: what the job is started with.
+        spec: what the job is started with.
         script: what its workers run.
         weather: how messages travel.
         strikes: what goes wrong.
@@ -66,7 +47,7 @@ class World:
 
     def __init__(
         self,
-        facts: JobSpec,
+        spec: JobSpec,
         *,
         script: SimScript | None = None,
         weather: NetworkConditions | None = None,
@@ -79,26 +60,26 @@ class World:
     ) -> None:
         self.script = script or SimScript()
         self.workers: dict[WorkerId, SimWorker] = {}
-        limits = TimeLimits(promised or facts, weather or NetworkConditions(), self.workers, require)
-        self.laws = Invariants(facts, self.workers, limits, lambda: self.disk.durable)
+        limits = TimeLimits(promised or spec, weather or NetworkConditions(), self.workers, require)
+        self.laws = Invariants(spec, self.workers, limits, lambda: self.disk.durable)
         self.bad_moments: set[str] = set()
         """What has gone wrong so far, for tests that ask whether a failure was deserved."""
-        self._facts = facts
+        self._spec = spec
         self._weather = weather or NetworkConditions()
         self._rng = random.Random(seed)
         self._timeline = Timeline()
-        self._coordinator = SimCoordinator(facts, faults, laws=self.laws, timeline=self._timeline, send=self._to_agent)
+        self._coordinator = SimCoordinator(spec, faults, laws=self.laws, timeline=self._timeline, send=self._to_agent)
         self.log, self.defects, self.tell = self._coordinator.log, self._coordinator.defects, self._coordinator.tell
         self._network = Network(self._timeline, self._rng, self._weather)
         self._uplinks = Uplinks(self._network, self.tell)
         self._offices = Offices(self._coordinator, self._uplinks, self._timeline, self.jitter, self._there)
         self._agents = SimAgents(AgentHost(self._network, self.after, self.say_of_agent, self._obey))
         host = DiskHost(self.now, self._after_on, self.jitter, self.say_of_agent, self.heard, require)
-        self.disk = SimDisk(facts, max(1, self.script.parts), host)
+        self.disk = SimDisk(spec, max(1, self.script.parts), host)
         self._groups: dict[Generation, Group] = {}
         self._counts: dict[tuple[Rank | None, Doing], int] = {}
         self._strikes = list(strikes)
-        self._unsent: dict[NodeId, dict[WorkerId, WorkerCommitted]] = {}
+        self._unsent: dict[NodeId, dict[WorkerId, facts.WorkerCommitted]] = {}
         self._lookout = Lookout(
             self.workers,
             heard=lambda worker: worker.spawn.node in self._connected and self.heard(worker),
@@ -117,8 +98,8 @@ class World:
         self._stays: dict[NodeId, Seconds | None] = {}
         self._backs: dict[NodeId, Seconds | None] = {}
         """When drained nodes come again."""
-        for _ in range(facts.nodes):
-            self._new_node(max(slots or 0, facts.nproc), None)
+        for _ in range(spec.nodes):
+            self._new_node(max(slots or 0, spec.nproc), None)
         for wish in wishes:
             self.after(wish.after, lambda wish=wish: self._fulfil(wish))  # type: ignore[misc]
         for number, strike in enumerate(self._strikes):
@@ -163,7 +144,7 @@ class World:
         place = downlink.place(question=question)
 
         def deliver() -> None:
-            again = isinstance(order, SpawnWorker) and order.worker in self.workers
+            again = isinstance(order, orders.SpawnWorker) and order.worker in self.workers
             there = self._uplinks.term_of(node) == term and self._lives[node] == life
             if there and not again and downlink.arrives(place, question=question):
                 self._agents.obey(node, order)
@@ -172,11 +153,11 @@ class World:
 
     def _obey(self, node: NodeId, order: Feasible) -> None:
         match order:
-            case SpawnWorker():
+            case orders.SpawnWorker():
                 self._spawn(order)
-            case FenceWorker():
+            case orders.FenceWorker():
                 self._fence(order)
-            case StopNode():
+            case orders.StopNode():
                 self._stop(node)
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self.disk.obey(order)
@@ -197,7 +178,7 @@ class World:
         node = NodeId(f"n{wish.node}")
         match wish.what:
             case "scale":
-                self.tell(ScaleRequested(wish.replicas, "an operator asks for it", wish.stay))
+                self.tell(facts.ScaleRequested(wish.replicas, "an operator asks for it", wish.stay))
             case "node":
                 self._new_node(wish.slots, wish.stay)
             case _ if (
@@ -207,7 +188,7 @@ class World:
             ):
                 self._backs[node], life = wish.back, self._lives[node]
                 self.laws.draining(node, self.machine)
-                self.tell(NodeDraining(node, wish.grace, "it is preempted"))
+                self.tell(facts.NodeDraining(node, wish.grace, "it is preempted"))
                 self.after(wish.grace, lambda: self._reclaim(node, life))
 
     def _reclaim(self, node: NodeId, life: int) -> None:
@@ -233,14 +214,14 @@ class World:
             return
         self._connected.discard(node)
         self._losing.discard(node)
-        self._offices.tell_lost(NodeStopped(node))
+        self._offices.tell_lost(facts.NodeStopped(node))
         back = self._backs.get(node)
         if back is not None:
             self.after(back, lambda: self._join(node))
 
     def _join(self, node: NodeId) -> None:
         store = f"store of {node}.{self._lives[node]}"
-        joined = NodeJoined(node, f"host of {node}", self._slots[node], store, stay=self._stays[node])
+        joined = facts.NodeJoined(node, f"host of {node}", self._slots[node], store, stay=self._stays[node])
         if node in self._losing:
             return
         if not self._coordinator.there:
@@ -270,8 +251,8 @@ class World:
         self._losing.add(node)
         self._end_agent(node)
         lost = [worker for worker in self.workers.values() if worker.spawn.node == node and worker.alive]
-        known = self.jitter(0.01) if strike.how == "node" else self._facts.node_lease
-        ends = 0.0 if strike.how == "node" else self._facts.node_lease + self._rng.uniform(0.0, 20.0)
+        known = self.jitter(0.01) if strike.how == "node" else self._spec.node_lease
+        ends = 0.0 if strike.how == "node" else self._spec.node_lease + self._rng.uniform(0.0, 20.0)
         for worker in lost:
             self.after(ends, lambda worker=worker: worker.end(-9))  # type: ignore[misc]
         self.after(known, lambda: self._lost(node, strike, lost))
@@ -285,7 +266,7 @@ class World:
         self.bad_moments.add(f"lost {type(self.machine.state).__name__.lower()}")
         self._connected.discard(node)
         self._losing.discard(node)
-        self._offices.tell_lost(NodeLost(node, strike.how))
+        self._offices.tell_lost(facts.NodeLost(node, strike.how))
         if strike.back is not None:
             self.after(strike.back, lambda: self._join(node))
 
@@ -295,17 +276,17 @@ class World:
 
     # --- agents ------------------------------------------------------------------------------------------------
 
-    def _spawn(self, order: SpawnWorker) -> None:
+    def _spawn(self, order: orders.SpawnWorker) -> None:
         if order.worker in self.workers:
             return
-        worker = SimWorker(order, order.warmth or self._facts.warmth, self)
+        worker = SimWorker(order, order.warmth or self._spec.warmth, self)
         self.workers[order.worker] = worker
         self._born[order.worker] = self._lives[order.node]
-        self.say_of_agent(order.node, WorkerStarted(order.worker, 1000 + len(self.workers)))
+        self.say_of_agent(order.node, facts.WorkerStarted(order.worker, 1000 + len(self.workers)))
         self.entered(worker, Doing.BUILDING)
         worker.start()
 
-    def _fence(self, order: FenceWorker) -> None:
+    def _fence(self, order: orders.FenceWorker) -> None:
         worker = self.workers.get(order.worker)
         if worker is not None:
             self.after(self.jitter(0.005), lambda: worker.end(-9))
@@ -321,7 +302,7 @@ class World:
         self.laws.limits.stuck(worker, self.now())
         self._lookout.watch()
 
-    def progressed(self, worker: SimWorker, commit: WorkerCommitted) -> None:
+    def progressed(self, worker: SimWorker, commit: facts.WorkerCommitted) -> None:
         """A commit: the agent tells of it within a second."""
         self.laws.committed(worker, commit.step)
         self.disk.committed(commit.step, by_all=self.laws.all_at(commit.step))
@@ -333,7 +314,7 @@ class World:
     def _report_progress(self, node: NodeId) -> None:
         unsent, self._unsent[node] = self._unsent[node], {}
         commits = {worker: commit for worker, commit in unsent.items() if self.heard(self.workers[worker])}
-        self.say_of_agent(node, NodeProgress(node, list(commits.values())))
+        self.say_of_agent(node, facts.NodeProgress(node, list(commits.values())))
 
     # --- what workers ask of the world -------------------------------------------------------------------------
 
@@ -355,7 +336,7 @@ class World:
 
     def say(self, worker: SimWorker, fact: WorkerFact) -> None:
         """Carry a fact to the coordinator."""
-        if isinstance(fact, WorkerResumed):
+        if isinstance(fact, facts.WorkerResumed):
             self.laws.acted(worker)
         if isinstance(fact, FOR_THE_AGENT) or not self.heard(worker):
             return
@@ -369,7 +350,7 @@ class World:
         channel = ("exit", worker.worker) if overtakes else worker.worker
         late = self._rng.uniform(0.0, self._weather.late_exit) if self._weather.late_exit else 0.0
         if self.heard(worker):
-            fact = WorkerExited(worker.worker, code, self._timeline.now)
+            fact = facts.WorkerExited(worker.worker, code, self._timeline.now)
             self._agents.told(worker.spawn.node, fact)
             self._uplinks.send(worker.spawn.node, channel, fact, sure=True, extra=late)
         if not self.script.with_session and code != 0:

@@ -51,15 +51,15 @@ class FollowedCoordinator:
     def answers(self) -> bool:
         """Whether it does now."""
         try:
-            self.facts()
+            self.spec()
         except RegrowError:
             return False
         return True
 
-    def facts(self) -> JobSpec:
+    def spec(self) -> JobSpec:
         """What the job was started with."""
         self._look()
-        return self._client.facts()
+        return self._client.spec()
 
     def status(self) -> JobView:
         """What the job looks like now."""

@@ -254,7 +254,7 @@ class Lease:
         if now - self._asked >= self.seconds / 4:
             self._asked = now
             try:
-                self._coordinator.facts()
+                self._coordinator.spec()
             except RegrowError:
                 pass
             else:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
-from regrow.core.messages import WorkerCommitted, WorkerStaged
+from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord
 from regrow.train.batches import Batches
 from regrow.train.step import Step
@@ -75,7 +75,7 @@ class Announcing:
             # Reading a CUDA tensor would stall the device in mid-step: those wait for the commit.
             member, parts = self._member, batches.parts(step.number) if batches else []
             generation = Generation(member.generation)
-            member.send(WorkerStaged(member.worker, generation, step.number, step.numbers(), list(parts)))
+            member.send(facts.WorkerStaged(member.worker, generation, step.number, step.numbers(), list(parts)))
 
     def committed(self, step: Step, begun_at: Instant, batches: Batches | None, *, adopted: bool) -> None:
         """The step has happened. Said at the next `send`.
@@ -101,7 +101,7 @@ class Announcing:
         number, numbers = unsent.step.number, self._own(unsent)
         self._last = numbers
         self._member.send(
-            WorkerCommitted(
+            facts.WorkerCommitted(
                 self._member.worker,
                 unsent.generation,
                 number,

@@ -15,7 +15,7 @@ from regrow.comm.process_group import AskedCollective as Asked
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Generation
-from regrow.core.messages import WorkerCommitted
+from regrow.core.messages import facts
 from regrow.data.seeding import seed_everything
 from regrow.train.lone_calls import Kept, LoneCall
 from regrow.train.state.moment import ALWAYS
@@ -313,7 +313,7 @@ class RestartableCalls:
         if not member.body.commit(self._loop.modules.share_buffers):
             raise GenerationHalted(f"step {number} was given up")
         now = time.monotonic()
-        member.send(WorkerCommitted(member.worker, generation, number, now, now - self._begun_at))
+        member.send(facts.WorkerCommitted(member.worker, generation, number, now, now - self._begun_at))
         if member.halted or not member.pass_boundary() or not self._enter(self._at, ""):
             raise GenerationHalted(f"the training goes on from step {member.step} in a new generation")
 

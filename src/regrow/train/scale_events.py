@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from regrow.core.ids import Seconds, StepNo
-from regrow.core.messages import WorldChange
+from regrow.core.messages.vocabulary import WorldChange
 
 _KINDS = frozenset({"grow", "shrink", "preempt", "fault"})
 

@@ -52,7 +52,7 @@ class StoreServer:
         self.keeper = self._keeper()
 
     def _keeper(self) -> StoreNode:
-        return StoreNode(self.address, self.peers, alone=self._config.facts.node_limit == 1)
+        return StoreNode(self.address, self.peers, alone=self._config.spec.node_limit == 1)
 
     async def __aenter__(self) -> Self:
         config = self._config

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 
 from regrow.core.errors import ProtocolError
-from regrow.core.messages import WorkerFact, WorkerOrder
+from regrow.core.messages.unions import WorkerFact, WorkerOrder
 from regrow.core.wire import FrameCodec
 
 _READ_BYTES = 256 << 10

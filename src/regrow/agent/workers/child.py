@@ -26,11 +26,8 @@ from regrow.core.config import Script, WorkerEnv
 from regrow.core.errors import RegrowError
 from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Seconds, StepNo
-from regrow.core.messages import (
-    Role,
-    Warmth,
-    WorkerFailed,
-)
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import Role, Warmth
 
 if TYPE_CHECKING:
     from regrow.agent.workers.seed import WorkerSeed
@@ -187,7 +184,7 @@ def _report_failure(link: WorkerLink, error: BaseException) -> None:
             told = msgspec.structs.replace(
                 told, message=f"{told.message} ({advice})", traceback=f"{told.traceback.rstrip()}\n({advice})\n"
             )
-        link.send(WorkerFailed(link.env.worker, told, _step(link.board.read()), own=not excused))
+        link.send(facts.WorkerFailed(link.env.worker, told, _step(link.board.read()), own=not excused))
     except AgentGone as gone:
         sys.stderr.write(f"{gone}\n{report(error).traceback}")
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.config import AgentConfig, Script, WorkerEnv, rootless
 from regrow.core.ids import Generation, Seconds
-from regrow.core.messages import SpawnWorker
+from regrow.core.messages import orders
 from regrow.core.messages.data import CacheSeat
 
 _THREADS = "OMP_NUM_THREADS"
@@ -53,31 +53,31 @@ def _free_port(host: str) -> int:
 
 def master_address(config: AgentConfig) -> str:
     """Where rank 0 listens: on the coordinator's node, which is the first of the job."""
-    if config.facts.node_limit == 1:
+    if config.spec.node_limit == 1:
         return config.bind if config.bind not in ("0.0.0.0", "::", "") else "127.0.0.1"
     return urlsplit(config.coordinator).hostname or config.advertise
 
 
 def script_variables(
-    order: SpawnWorker, config: AgentConfig, *, port: int, inherited: Mapping[str, str]
+    order: orders.SpawnWorker, config: AgentConfig, *, port: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of the contract for one worker; `inherited` is the user's environment, which it adds to."""
-    facts = config.facts
+    spec = config.spec
     variables = {
         "RANK": str(order.rank),
         "LOCAL_RANK": str(order.local_rank),
         "WORLD_SIZE": str(order.world),
-        "LOCAL_WORLD_SIZE": str(facts.nproc),
+        "LOCAL_WORLD_SIZE": str(spec.nproc),
         "GROUP_RANK": str(config.node_rank),
-        "GROUP_WORLD_SIZE": str(facts.nodes),
+        "GROUP_WORLD_SIZE": str(spec.nodes),
         "ROLE_RANK": str(order.rank),
         "ROLE_WORLD_SIZE": str(order.world),
         "ROLE_NAME": "default",
         "MASTER_ADDR": master_address(config),
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": facts.job,
+        "TORCHELASTIC_RUN_ID": spec.job,
         "TORCHELASTIC_RESTART_COUNT": str(order.restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(facts.max_faults if facts.max_restarts is None else facts.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_faults if spec.max_restarts is None else spec.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
@@ -98,7 +98,7 @@ def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
 
 def one_thread_each(config: AgentConfig, inherited: Mapping[str, str]) -> bool:
     """Whether workers get one thread each, as under torchrun: room for several on a node and no wish of the user's."""
-    return max(config.facts.nproc, config.slots) > 1 and _THREADS not in inherited
+    return max(config.spec.nproc, config.slots) > 1 and _THREADS not in inherited
 
 
 def worker_script(script: Script, local_rank: int) -> Script:
@@ -127,7 +127,7 @@ class SpawnRequests:
         self._inherited = inherited
         self._ports = MasterPorts(config)
 
-    def request(self, order: SpawnWorker, *, store: str) -> SpawnRequest:
+    def request(self, order: orders.SpawnWorker, *, store: str) -> SpawnRequest:
         """For one worker. `store`: where the agent of this node serves the keys."""
         config, port = self._config, self._ports.of(order.generation)
         variables = script_variables(order, config, port=port, inherited=self._inherited)
@@ -136,14 +136,14 @@ class SpawnRequests:
         )
 
 
-def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> WorkerEnv:
+def worker_env(order: orders.SpawnWorker, config: AgentConfig, *, store: str) -> WorkerEnv:
     """What the worker is told of its place; the descriptors are filled in where they arrive.
 
     Args:
         store: where the agent of this node serves the keys.
     """
     return WorkerEnv(
-        spec=config.facts,
+        spec=config.spec,
         worker=order.worker,
         role=order.role,
         rank=order.rank,
@@ -157,9 +157,9 @@ def worker_env(order: SpawnWorker, config: AgentConfig, *, store: str) -> Worker
         socket_dir=config.socket_dir,
         bind=config.bind,
         advertise=config.advertise,
-        warmth=order.warmth or config.facts.warmth,
+        warmth=order.warmth or config.spec.warmth,
         local=config.local,
-        patience=_PATIENCE_S + config.facts.node_deadline,
+        patience=_PATIENCE_S + config.spec.node_deadline,
         resume=order.resume,
         checkpoint_dir=config.checkpoint_dir,
         faults=order.faults,

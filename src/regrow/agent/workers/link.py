@@ -14,7 +14,7 @@ from regrow.core.board import Board
 from regrow.core.config import WorkerEnv, inherited_environment
 from regrow.core.early_reads import EarlyReads
 from regrow.core.errors import RegrowError
-from regrow.core.messages import WorkerFact, WorkerOrder
+from regrow.core.messages.unions import WorkerFact, WorkerOrder
 from regrow.core.wire import BlockingChannel, FrameCodec
 
 

@@ -10,18 +10,11 @@ from regrow.agent.workers.link import AgentGone, WorkerLink, placed
 from regrow.core.config import publish_rank
 from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE
-from regrow.core.messages import (
-    ImportModules,
-    ModulesImported,
-    ProveAlive,
-    ReleaseWorker,
-    Role,
-    StartScript,
-    WorkerAlive,
-    WorkerReady,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import ProveAlive, WorkerAlive
+from regrow.core.messages.vocabulary import Role
 
-_Told = StartScript | ImportModules | ReleaseWorker
+_Told = orders.StartScript | orders.ImportModules | orders.ReleaseWorker
 
 
 def await_start(link: WorkerLink, argv: list[str]) -> None:
@@ -32,19 +25,19 @@ def await_start(link: WorkerLink, argv: list[str]) -> None:
     """
     told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(link, told), name="regrow-waiting", daemon=True).start()
-    link.send(WorkerReady(link.env.worker, NO_STATE, "", ""))
+    link.send(facts.WorkerReady(link.env.worker, NO_STATE, "", ""))
     while True:
         match told.get():
-            case StartScript() as order:
+            case orders.StartScript() as order:
                 _take_place(link, order)
                 return
-            case ImportModules(modules=modules, environment=environment):
+            case orders.ImportModules(modules=modules, environment=environment):
                 sys.argv = list(argv)
                 unfit, why = import_ahead(modules, environment)
-                link.send(ModulesImported(link.env.worker, unfit, why))
+                link.send(facts.ModulesImported(link.env.worker, unfit, why))
                 if unfit:
                     _await_end(told)
-            case ReleaseWorker():
+            case orders.ReleaseWorker():
                 raise SystemExit(0)
 
 
@@ -55,14 +48,14 @@ def _listen(link: WorkerLink, told: "queue.SimpleQueue[_Told]") -> None:
             match order:
                 case ProveAlive():
                     link.send(WorkerAlive(link.env.worker))
-                case StartScript():
+                case orders.StartScript():
                     link.send(WorkerAlive(link.env.worker))
                     told.put(order)
                     return  # the next orders are for who runs the script
-                case ReleaseWorker():
+                case orders.ReleaseWorker():
                     told.put(order)
                     return
-                case ImportModules():
+                case orders.ImportModules():
                     told.put(order)
                 case _:
                     continue  # nothing else concerns a worker that has neither groups nor state
@@ -73,12 +66,12 @@ def _listen(link: WorkerLink, told: "queue.SimpleQueue[_Told]") -> None:
 
 def _await_end(told: "queue.SimpleQueue[_Told]") -> None:
     """This process has imported what only the script should: it runs none, and will be ended."""
-    while not isinstance(told.get(), ReleaseWorker):
+    while not isinstance(told.get(), orders.ReleaseWorker):
         continue
     raise SystemExit(0)
 
 
-def _take_place(link: WorkerLink, order: StartScript) -> None:
+def _take_place(link: WorkerLink, order: orders.StartScript) -> None:
     world = order.world or link.env.world
     env = placed(
         link.env,

@@ -5,7 +5,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from regrow.core.messages import ErrorReport
+from regrow.core.messages.vocabulary import ErrorReport
 
 _OWN = str(Path(__file__).resolve().parents[2]) + "/"
 _MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")

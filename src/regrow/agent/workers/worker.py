@@ -16,16 +16,9 @@ from regrow.agent.workers.processes import exit_code_of, is_in_signal, stat_of
 from regrow.core.board import BatchShown, Board
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import (
-    FormGeneration,
-    Role,
-    SpawnWorker,
-    StartScript,
-    WorkerCommitted,
-    WorkerFact,
-    WorkerOrder,
-    WorkerStaged,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.unions import WorkerFact, WorkerOrder
+from regrow.core.messages.vocabulary import Role
 
 _DUMP_S: Seconds = 0.3
 _DUMP_AT_MOST_S: Seconds = 1.5
@@ -44,7 +37,7 @@ class Worker:
         on_fact: told of everything the worker says.
     """
 
-    def __init__(self, order: SpawnWorker, *, on_fact: Callable[["Worker", WorkerFact], None]) -> None:
+    def __init__(self, order: orders.SpawnWorker, *, on_fact: Callable[["Worker", WorkerFact], None]) -> None:
         self.id: WorkerId = order.worker
         self.rank: Rank = order.rank
         self.local_rank = order.local_rank
@@ -58,7 +51,7 @@ class Worker:
         """It has been fenced: whatever its process does from now on is nobody's business."""
         self.told = False
         """The coordinator knows that it has ended; the kernel may still be taking it apart."""
-        self.staged: WorkerStaged | None = None
+        self.staged: facts.WorkerStaged | None = None
         self.shown_batch: BatchShown | None = None
         """What it had read for its last step; known when it has ended."""
         self.committed: tuple[Generation, StepNo] | None = None
@@ -117,7 +110,7 @@ class Worker:
     def order(self, order: WorkerOrder) -> None:
         """Pass an order down, and note what it changes about the worker's place."""
         match order:
-            case StartScript() | FormGeneration():
+            case orders.StartScript() | orders.FormGeneration():
                 self.rank, self.local_rank = order.rank, order.local_rank
                 self.generation = order.generation
                 self._ranks[order.generation] = order.rank
@@ -204,9 +197,9 @@ class Worker:
         if fact.worker != self.id:
             raise ProtocolError(f"it speaks for worker {fact.worker}")
         match fact:
-            case WorkerStaged():
+            case facts.WorkerStaged():
                 self.staged = fact
-            case WorkerCommitted():
+            case facts.WorkerCommitted():
                 self.committed = (fact.generation, fact.step)
         self._on_fact(self, fact)
 

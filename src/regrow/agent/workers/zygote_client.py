@@ -29,7 +29,7 @@ from regrow.agent.workers.zygote_messages import (
     ZygoteSetup,
 )
 from regrow.core.ids import Instant, Seconds, WorkerId
-from regrow.core.messages import ErrorReport
+from regrow.core.messages.vocabulary import ErrorReport
 
 _STARTS = 3
 _WINDOW_S: Seconds = 60.0

@@ -16,7 +16,7 @@ from regrow.core.errors import UsageError
 from regrow.core.hosts import address_of
 from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import TimeAdvanced
+from regrow.core.messages import facts
 from regrow.launch import folder
 from regrow.launch.console import Console
 from regrow.launch.job import JobPlan
@@ -46,14 +46,14 @@ class NextHost:
 
     Args:
         plan: this node's.
-        facts: the job's.
+        spec: the job's.
         job_dir: for records.
         advertise: under which host the other nodes reach this one.
         speaker: says what happens.
     """
 
-    def __init__(self, plan: JobPlan, facts: JobSpec, job_dir: Path, advertise: str, speaker: Console) -> None:
-        self._plan, self._facts, self._job_dir, self._speaker = plan, facts, job_dir, speaker
+    def __init__(self, plan: JobPlan, spec: JobSpec, job_dir: Path, advertise: str, speaker: Console) -> None:
+        self._plan, self._spec, self._job_dir, self._speaker = plan, spec, job_dir, speaker
         self._advertise = advertise
         self._stack = AsyncExitStack()
         self._coordinator: Coordinator | None = None
@@ -65,12 +65,12 @@ class NextHost:
 
     async def open(self, elected: Elected) -> str:
         """Begin; the coordinator's URL."""
-        plan, facts, stack, now = self._plan, self._facts, self._stack, MonotonicClock().now()
+        plan, spec, stack, now = self._plan, self._spec, self._stack, MonotonicClock().now()
         memory, nodes = read(elected.handover.memory, elected.ahead)
         memory.loss = CoordinatorLoss(elected.handover.writer, elected.lost_at)
         expected = [node for node in nodes if node != elected.handover.writer]
         machine = self._machine = RestartableMachine(
-            lambda memory: Membership(facts, (), plan.resume, memory=memory), memory, expected, now + ARRIVE_S
+            lambda memory: Membership(spec, (), plan.resume, memory=memory), memory, expected, now + ARRIVE_S
         )
         voters = Voters.of_successor(elected.me, elected.term, VOTE_LEASE, elected.handover, now)
         writer = MemoryWriter(lambda: (machine.remember(), machine.nodes))
@@ -86,13 +86,13 @@ class NextHost:
             record=lambda item: disk.do(partial(events.write, item, time.time())),
             host=plan.bind,
             known={*nodes, *memory.named},
-            lease=facts.node_lease,
+            lease=spec.node_lease,
             routes=desk.routes(),
         )
-        coordinator.offer = msgspec.structs.replace(plan.offer(facts), term=elected.term)
+        coordinator.offer = msgspec.structs.replace(plan.offer(spec), term=elected.term)
         coordinator.watchers.append(self._speaker.record)
         if plan.watch is not None:
-            acts = HttpApi(coordinator, facts, lambda: machine.world, machine.snapshot).actions()
+            acts = HttpApi(coordinator, spec, lambda: machine.world, machine.snapshot).actions()
             actions = PageActions(plan.token, acts)
             site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say, actions=actions))
             coordinator.watchers.append(site.feed)
@@ -103,7 +103,7 @@ class NextHost:
         self._write_entry(address)
         text = f"the coordinator was lost; {plan.node} was elected in its place (term {elected.term})"
         coordinator.publish(record.Noted(at=now, text=text, worker=None))
-        coordinator.submit(TimeAdvanced())
+        coordinator.submit(facts.TimeAdvanced())
         self._watching = asyncio.create_task(self._give_way(coordinator))
         return tls.url(address)
 
@@ -164,7 +164,7 @@ class NextHost:
         command = [plan.script.target, *plan.script.args]
         log_dir = plan.log_dir or str(self._job_dir / "logs")
         self._entry = folder.describe(
-            self._facts.job, address, plan.token, world=self._facts.world, command=command, log_dir=log_dir
+            self._spec.job, address, plan.token, world=self._spec.world, command=command, log_dir=log_dir
         )
         self._keep(self._entry)
 

@@ -1,7 +1,7 @@
 """Nodes that are given back: what is refused, how the world does without them, and when their agents end."""
 
 from regrow.core.ids import Instant
-from regrow.core.messages import DrainRequested, NodeDraining, StopNode
+from regrow.core.messages import facts, orders
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
 from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan, ResizeWay
@@ -24,7 +24,7 @@ class Draining:
 
     def __init__(self, job: Job, size: WantedSize, mender: Regroup, switch: ResizeBoundary) -> None:
         self._job, self._size, self._mender, self._switch = job, size, mender, switch
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._nodes: list[NodeRecord] = []
         self._told: set[str] = set()
         """Drains that were said to be impossible."""
@@ -38,14 +38,14 @@ class Draining:
         """There is more room: what was impossible may be possible."""
         self._told.clear()
 
-    def requested(self, event: DrainRequested, now: Instant) -> None:
+    def requested(self, event: facts.DrainRequested, now: Instant) -> None:
         """Somebody asks for a node back; answered at once."""
         refusal = self._refusal(event)
         if not refusal:
             self.begin(event, now)
         self._orders.add_answer(AnswerScale(not refusal, refusal or say.drain_accepted(event.node, event.grace)))
 
-    def _refusal(self, event: DrainRequested) -> str:
+    def _refusal(self, event: facts.DrainRequested) -> str:
         """Why a node cannot be given back; empty: it can. What its own launcher announces is not refused."""
         job, there = self._job, {node.node: node for node in self._roster.living_nodes()}
         node = there.get(event.node)
@@ -57,14 +57,14 @@ class Draining:
             return "the job has run its last step"
         if node.leave_by is not None:
             return say.drains_already(node.node, node.leave_reason)
-        room = sum(each.slots for each in self._roster.usable_nodes() if each is not node) // self._facts.unit
+        room = sum(each.slots for each in self._roster.usable_nodes() if each is not node) // self._spec.unit
         fixed = self._mender.fixed() if node.seats else ""
         least = job.replicas if fixed else self._size.limits.least
         if node.seats and (room < least or self._size.limits.fit(min(self._size.wanted, room)) is None):
             return say.drain_leaves_too_few(node.node, room, least, fixed)
         return ""
 
-    def begin(self, event: NodeDraining | DrainRequested, now: Instant) -> None:
+    def begin(self, event: facts.NodeDraining | facts.DrainRequested, now: Instant) -> None:
         """A node is given back: nothing more is started on it, and its ranks leave it at the next boundary."""
         node = self._roster.nodes.get(event.node)
         if node is None or node.away:
@@ -92,7 +92,7 @@ class Draining:
                 self._orders.fence(standby, "its node is given back", now)
             if not node.others:
                 node.stopped = True
-                self._orders.add(StopNode(node.node, node.leave_reason, max(1.0, node.leave_by - now)))
+                self._orders.add(orders.StopNode(node.node, node.leave_reason, max(1.0, node.leave_by - now)))
 
     def plan(self, now: Instant, *, free: int, most: int) -> ResizePlan | None:
         """What the world should become without the nodes that are given back; None: what it is.
@@ -106,7 +106,7 @@ class Draining:
         """
         job, limits, leaving = self._job, self._size.limits, self.leaving
         moving = sorted(w.rank for node in leaving for w in node.seats.values() if w.rank is not None)
-        staying = job.replicas - len({rank // self._facts.unit for rank in moving})
+        staying = job.replicas - len({rank // self._spec.unit for rank in moving})
         reason = "; ".join(f"{node.node} is given back: {node.leave_reason}" for node in leaving)
         by = min(node.leave_by for node in leaving if node.leave_by is not None)
         fixed = self._mender.fixed()
@@ -122,10 +122,10 @@ class Draining:
             and size is not None
             and size <= most
             and not fixed
-            and free // self._facts.unit >= size - job.replicas
+            and free // self._spec.unit >= size - job.replicas
         ):
             # So that somebody else has the state before they leave.
-            return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._facts.unit), reason, by=by)
+            return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._spec.unit), reason, by=by)
         if self._mender.covered(set(moving)) or self._mender.can_save():
             return ResizePlan("preempt", job.replicas, (), reason, ResizeWay.HOLD, by)
         if reason not in self._told:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from regrow.core import records as record
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
-from regrow.core.messages import DrainRequested, NodeDraining, NodeJoined, Role, ScaleRequested
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
 from regrow.membership.elastic.draining import Draining
@@ -38,7 +39,7 @@ class Resizing:
 
     def __init__(self, job: Job, size: WantedSize, standbys: Standbys, mender: Regroup, switch: ResizeBoundary) -> None:
         self._job, self._size, self._standbys, self._mender, self._switch = job, size, standbys, mender, switch
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._look = True
         """Something has happened since the world was last looked at."""
         self._seen = Generation(0)
@@ -53,12 +54,12 @@ class Resizing:
 
     # --- what is asked for -------------------------------------------------------------------------------------
 
-    def requested(self, event: ScaleRequested, now: Instant) -> None:
+    def requested(self, event: facts.ScaleRequested, now: Instant) -> None:
         """Somebody asks for a number of replicas; answered at once."""
         job = self._job
         asked: int | str = event.replicas
         if event.ranks is not None:
-            asked = scaling.replicas_of(event.ranks, self._facts.unit)
+            asked = scaling.replicas_of(event.ranks, self._spec.unit)
         refusal = asked if isinstance(asked, str) else self._refusal(asked)
         size = asked if isinstance(asked, int) else event.replicas
         if not refusal and event.stay is not None and size > job.replicas:
@@ -73,12 +74,12 @@ class Resizing:
         self._look = True
         self._orders.add_answer(AnswerScale(True, say.scale_accepted(job.replicas, size)))
 
-    def drain_requested(self, event: DrainRequested, now: Instant) -> None:
+    def drain_requested(self, event: facts.DrainRequested, now: Instant) -> None:
         """Somebody asks for a node back; answered at once."""
         self._drains.requested(event, now)
         self._look = True
 
-    def draining(self, event: NodeDraining, now: Instant) -> None:
+    def draining(self, event: facts.NodeDraining, now: Instant) -> None:
         """A node says that it will be taken away."""
         self._drains.begin(event, now)
         self._look = True
@@ -87,13 +88,13 @@ class Resizing:
         """Nodes that are given back end when nobody of the job is left on them."""
         self._drains.let_go(now)
 
-    def node_came(self, node: NodeRecord, event: NodeJoined, now: Instant, *, new: bool) -> None:
+    def node_came(self, node: NodeRecord, event: facts.NodeJoined, now: Instant, *, new: bool) -> None:
         """There is a node more: the world may grow onto it, by as many replicas as it has room for."""
         self._drains.reconsider()
         self._look = True
         if self._job.world == 0:
             return
-        job, unit = self._job, self._facts.unit
+        job, unit = self._job, self._spec.unit
         wanted = self._size.wanted
         if new:
             everywhere = sum(each.slots for each in self._roster.usable_nodes()) // unit
@@ -108,7 +109,7 @@ class Resizing:
         """For how many replicas a new node brings room, with those that brought too little before it."""
         here = {each.node for each in self._roster.usable_nodes()}
         came = {name: slots for name, slots in self._came.items() if name in here} | {node.node: node.slots}
-        more, left = divmod(sum(came.values()), self._facts.unit)
+        more, left = divmod(sum(came.values()), self._spec.unit)
         self._came = {node.node: left} if more else came
         return more
 
@@ -134,7 +135,7 @@ class Resizing:
     def _candidate_fixed(self, worker: WorkerRecord, rank: Rank, now: Instant) -> None:
         """A larger world could never change again, or not even run: the job goes on without it."""
         job = self._job
-        size = max(self._size.wanted, rank // self._facts.unit + 1)
+        size = max(self._size.wanted, rank // self._spec.unit + 1)
         self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=worker.fixed))
         self._no_larger = job.replicas, worker.fixed
         self._size.wanted = min(self._size.wanted, job.replicas)
@@ -150,11 +151,11 @@ class Resizing:
     def late(self, now: Instant) -> None:
         """Time has passed: candidates that are not built by now, and leavers that have not left, act no more."""
         for worker in list(self._roster.candidates.values()):
-            if worker.stage in BUILDING and now >= worker.since + self._facts.build_deadline:
+            if worker.stage in BUILDING and now >= worker.since + self._spec.build_deadline:
                 self._count_failure(worker, f"candidate {worker.worker} was not ready in time", now)
                 self._orders.fence(worker, "not ready in time", now, dump=True)
-        while (leaver := self._oldest_leaver()) is not None and now >= leaver.since + self._facts.leave_deadline:
-            self._orders.note(say.leaver_stays(self._facts.leave_deadline), now, leaver)
+        while (leaver := self._oldest_leaver()) is not None and now >= leaver.since + self._spec.leave_deadline:
+            self._orders.note(say.leaver_stays(self._spec.leave_deadline), now, leaver)
             self._orders.fence(leaver, "it was released and has not ended", now, dump=True)
         if self._pausing and now >= self._may_change_at:
             self._look, self._pausing = True, False
@@ -162,13 +163,13 @@ class Resizing:
     def next_deadline(self) -> Instant | None:
         """When `late` must be called at the latest."""
         times = [
-            worker.since + self._facts.build_deadline
+            worker.since + self._spec.build_deadline
             for worker in self._roster.candidates.values()
             if worker.stage in BUILDING
         ]
         leaver = self._oldest_leaver()
         if leaver is not None:
-            times.append(leaver.since + self._facts.leave_deadline)
+            times.append(leaver.since + self._spec.leave_deadline)
         if self._pausing:
             times.append(self._may_change_at)
         return min(times, default=None)
@@ -189,7 +190,7 @@ class Resizing:
             return
         missing = [rank for rank in need if rank not in self._roster.candidates]
         if missing:
-            self._spawn(missing, plan.size * self._facts.unit, now)
+            self._spawn(missing, plan.size * self._spec.unit, now)
         built = [rank for rank, each in self._roster.candidates.items() if each.stage is Stage.READY]
         if len(built) == len(need):
             self._switch.begin(plan, now)
@@ -198,7 +199,7 @@ class Resizing:
 
     @property
     def _may_change_at(self) -> Instant:
-        return self._switch.changed_at + self._facts.change_pause
+        return self._switch.changed_at + self._spec.change_pause
 
     def _oldest_leaver(self) -> WorkerRecord | None:
         oldest = (self._roster.oldest(Stage.RELEASED, seated=seated) for seated in (True, False))
@@ -227,8 +228,8 @@ class Resizing:
         if batches and size > batches:
             return say.too_few_microbatches(size, batches)
         slots = sum(node.slots for node in self._roster.nodes.values() if node.leave_by is None)
-        if job.world and size * self._facts.unit > slots:
-            return say.too_few_slots(size, self._facts.unit, slots)
+        if job.world and size * self._spec.unit > slots:
+            return say.too_few_slots(size, self._spec.unit, slots)
         return ""
 
     def _weigh(self, size: int, stay: Seconds, now: Instant) -> str:
@@ -264,11 +265,11 @@ class Resizing:
         if job.replicas < size < self._size.wanted and self._oldest_leaver() is not None:
             return None  # Their slots are about to be free: one change is better than two.
         kind = "grow" if size > job.replicas else "shrink"
-        return ResizePlan(kind, size, scaling.added_ranks(job.replicas, size, self._facts.unit), self._size.wanted_by)
+        return ResizePlan(kind, size, scaling.added_ranks(job.replicas, size, self._spec.unit), self._size.wanted_by)
 
     def _room(self) -> int:
         """For how many replicas more there is room; those that candidates build for count."""
-        return self._free_seats() // self._facts.unit
+        return self._free_seats() // self._spec.unit
 
     def _free_seats(self) -> int:
         building = sum(self._roster.nodes[each.node].usable for each in self._roster.candidates.values())
@@ -298,7 +299,7 @@ class Resizing:
                 self._orders.fence(worker, "it is not wanted any more", now)
 
     def _spawn(self, ranks: Sequence[Rank], world: int, now: Instant) -> None:
-        for seat in scaling.new_seats(ranks, self._facts.unit, scaling.free_slots(self._roster, ATTEMPTS)):
+        for seat in scaling.new_seats(ranks, self._spec.unit, scaling.free_slots(self._roster, ATTEMPTS)):
             standby = self._standby(seat, world)
             if standby is None:
                 self._job.spawn(seat, Role.JOINER, now, grown=world)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from regrow.core.ids import Instant, Rank, Seconds, StepNo
-from regrow.core.messages import HaltMissed, WorkerHalted
+from regrow.core.messages import facts
 from regrow.membership.deadlines import SWITCH_S
 from regrow.membership.job import Job
 from regrow.membership.pace import Pace
@@ -73,7 +73,7 @@ class ResizeBoundary:
         self.changed_at: Instant = float("-inf")
         """When the world was changed last without need."""
         self._job, self._ladder, self._mender = job, ladder, mender
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._pace = pace
         self._plan: ResizePlan | None = None
         self._begun_at: Instant = 0.0
@@ -98,7 +98,7 @@ class ResizeBoundary:
         """Whether a worker was told to stop as planned."""
         return isinstance(self._job.state, Switching) and worker.stage is Stage.MEMBER
 
-    def halted(self, event: WorkerHalted, now: Instant) -> None:
+    def halted(self, event: facts.WorkerHalted, now: Instant) -> None:
         """A worker stands, of its own accord."""
         job, state, plan = self._job, self._job.state, self._plan
         if not isinstance(state, Switching) or plan is None:
@@ -111,7 +111,7 @@ class ResizeBoundary:
         if event.state_at != state.at:
             self._at_once("not all could stop before one step", now)
 
-    def missed(self, event: HaltMissed, now: Instant) -> None:
+    def missed(self, event: facts.HaltMissed, now: Instant) -> None:
         """A worker had begun the step already."""
         job, state = self._job, self._job.state
         job.step = max(job.step, event.step)
@@ -132,7 +132,7 @@ class ResizeBoundary:
             if hung := overdue(now):
                 self._ladder.fence_late(hung, "no answer in time", now)
             else:
-                self._job.goto(replace(state, deadline=now + self._facts.halt_patience / 4))
+                self._job.goto(replace(state, deadline=now + self._spec.halt_patience / 4))
         elif state.at is not None and self._may_wait(now):
             # Nobody is kept from a step: who stands already would wait for the others there, whatever happens.
             longer = max(state.deadline - self._begun_at, 0.0)
@@ -154,7 +154,7 @@ class ResizeBoundary:
             return
         job.incidents.halted(now)
         self._plan = None
-        job.goto(Mending(now + self._facts.halt_patience))
+        job.goto(Mending(now + self._spec.halt_patience))
         if not state.over and self._possible(plan) and self._carry_out(plan, now) and plan.kind != "preempt":
             self.changed_at = now
 
@@ -186,7 +186,7 @@ class ResizeBoundary:
         if not isinstance(state, Switching) or (state.at is None and not self._roster.count(*IN_GENERATION)):
             return
         over = state.over or self._roster.count(Stage.FINISHED) > 0
-        job.goto(replace(state, at=None, deadline=now + self._facts.halt_deadline, over=over))
+        job.goto(replace(state, at=None, deadline=now + self._spec.halt_deadline, over=over))
         plan = self._plan
         if plan is not None:
             self._orders.write(
@@ -215,7 +215,7 @@ class ResizeBoundary:
             case ResizeWay.MOVE:
                 return False  # Who would go may be a step ahead after a halt at once, and gives it to the others first.
             case ResizeWay.RESIZE:
-                going = job.replicas - plan.size + len(newcomers) // self._facts.unit
+                going = job.replicas - plan.size + len(newcomers) // self._spec.unit
                 drop = self._mender.choose(going)
                 if len(drop) != going:
                     return False

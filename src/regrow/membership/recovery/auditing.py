@@ -4,8 +4,8 @@ from collections import defaultdict
 
 from regrow.core import records as record
 from regrow.core.ids import Instant, Rank, StepNo
-from regrow.core.messages import Role
 from regrow.core.messages.replicas import StateSampled
+from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
 from regrow.membership.incident import CORRUPTION
 from regrow.membership.job import Job

@@ -4,7 +4,7 @@ import msgspec
 
 from regrow.core import records as record
 from regrow.core.ids import Generation, Instant, NodeId
-from regrow.core.messages import Role, WorldChange
+from regrow.core.messages.vocabulary import Role, WorldChange
 from regrow.membership import diagnosis as say
 from regrow.membership import recovery_point, scaling
 from regrow.membership.job import Job, WantedSize
@@ -30,7 +30,7 @@ class Generations:
 
     def __init__(self, job: Job, size: WantedSize, ladder: Ladder, standbys: Standbys, copies: HeldCopies) -> None:
         self._job, self._size, self._ladder, self._standbys, self._copies = job, size, ladder, standbys, copies
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.doubts = Doubts()
         self.telling: WorldChange | None = None
         """The last change, until all workers stand in the world that it made.
@@ -41,7 +41,7 @@ class Generations:
     def build(self, generation: Generation, now: Instant) -> bool:
         """Start a worker for every rank, on the nodes that there are; False where they have not enough room yet."""
         slots, size = self._room()
-        seats = None if size is None else scaling.first_seats(size * self._facts.unit, self._facts.nproc, slots)
+        seats = None if size is None else scaling.first_seats(size * self._spec.unit, self._spec.nproc, slots)
         if size is None or seats is None:
             if self._job.short_since is None:
                 lost = [node.away_since for node in self._roster.nodes.values() if node.away_since is not None]
@@ -53,7 +53,7 @@ class Generations:
         self._standbys.layouts.forget()
         self._job.short_since = None
         former, kind = self._size.change, "restart" if self._job.restarts else "start"
-        before = former.before if former is not None else self._job.replicas or self._facts.replicas
+        before = former.before if former is not None else self._job.replicas or self._spec.replicas
         reason = "all workers are started, on the nodes that there are"
         self._size.change = Change(kind, before, reason) if size != before else None
         self._roster.renumber([], now)
@@ -69,7 +69,7 @@ class Generations:
         usable, ways = self._roster.usable_nodes(), []
         for nodes in ([node for node in usable if not node.quarantined], usable):
             slots = {node.node: node.slots for node in nodes}
-            fits = self._size.limits.fit(min(self._size.wanted, sum(slots.values()) // self._facts.unit))
+            fits = self._size.limits.fit(min(self._size.wanted, sum(slots.values()) // self._spec.unit))
             ways.append((slots, fits))
         return ways[0] if ways[0][1] == ways[1][1] else ways[1]
 
@@ -88,7 +88,7 @@ class Generations:
             start = recovery_point.decide(standings, self._copies.held)
         if isinstance(start, recovery_point.Uncovered):
             losses = self._ladder.losses
-            self._ladder.restart(say.uncovered(start, self._facts.buddy_every, losses.told, losses.torn), now)
+            self._ladder.restart(say.uncovered(start, self._spec.buddy_every, losses.told, losses.torn), now)
             return
         if self._job.past_last_step and start.step < self._job.step:
             self._ladder.restart(f"nobody has the state behind the last step ({self._job.step}) any more", now)
@@ -98,7 +98,7 @@ class Generations:
         self._job.incidents.ordered(set(self._roster.places), start.step, max(0, had - start.step), now)
         self._job.generation, self._job.step, self._job.short_since = generation, start.step, None
         self._tell_change(now)
-        self._job.goto(Forming(now + self._facts.form_deadline, start.step))
+        self._job.goto(Forming(now + self._spec.form_deadline, start.step))
         self._orders.form(generation, start, now, change=self.telling, over=self._job.past_last_step)
 
     def _tell_change(self, now: Instant) -> None:
@@ -126,7 +126,7 @@ class Generations:
         """Every worker stands in the membership that was ordered; some may have gone on from its step already."""
         step = self._job.state.step if isinstance(self._job.state, Forming) else self._job.step
         self._ladder.over()
-        self._job.goto(Closing(now + self._facts.halt_deadline) if self._job.past_last_step else Training())
+        self._job.goto(Closing(now + self._spec.halt_deadline) if self._job.past_last_step else Training())
         self.doubts.open, self.telling = None, None
         self._orders.tables.stands(self._roster.member_nodes())
         workers = {str(rank): worker for rank, worker in self._roster.places.items()}
@@ -153,15 +153,15 @@ class Generations:
     def let_on(self, now: Instant) -> None:
         """Say it, once or again: an order that was lost with a connection is made up for by no later one."""
         waiting = self._roster.newest(Stage.FINISHED)
-        if waiting is not None and now >= waiting.since + self._facts.build_deadline:
+        if waiting is not None and now >= waiting.since + self._spec.build_deadline:
             self.release(now)  # some have come to their end, and are kept waiting for the others no longer
             return
-        self._job.goto(Closing(now + self._facts.halt_deadline))
+        self._job.goto(Closing(now + self._spec.halt_deadline))
         self._orders.let_on()
 
     def release(self, now: Instant) -> None:
         """Every rank has run its last step, and nobody needs its state any more."""
-        self._job.goto(Releasing(now + self._facts.halt_deadline))
+        self._job.goto(Releasing(now + self._spec.halt_deadline))
         if self._size.wanted != self._job.replicas:
             self._orders.note(say.change_too_late(self._job.replicas, self._size.wanted, self._size.wanted_by), now)
         self._orders.release(Stage.FINISHED, now)

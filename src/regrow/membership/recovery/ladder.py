@@ -9,7 +9,7 @@ from collections.abc import Set
 
 from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR, exit_text
 from regrow.core.ids import Instant, Rank
-from regrow.core.messages import Role
+from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
 from regrow.membership.incident import Budget
@@ -35,9 +35,9 @@ class Ladder:
 
     def __init__(self, job: Job, standbys: Standbys, copies: HeldCopies) -> None:
         self._job, self._standbys, self._copies = job, standbys, copies
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.losses = Losses(job.roster, job.errors)
-        self.budget = Budget(job.facts.max_faults, job.facts.window)
+        self.budget = Budget(job.spec.max_faults, job.spec.window)
         self._failed: Counter[Rank] = Counter()
         """How many newcomers for a rank have died before they were built, since the last generation stood."""
 
@@ -62,12 +62,12 @@ class Ladder:
         )
         if not isinstance(self._job.state, Mending):
             self.halt(cause, now)
-            self._job.goto(Mending(halt_deadline=now + self._facts.halt_patience))
+            self._job.goto(Mending(halt_deadline=now + self._spec.halt_patience))
 
     def halt(self, reason: str, now: Instant) -> None:
         """Everyone in the generation gives it up, at once."""
         self._orders.halt(self._job.generation, reason, now)
-        if self._facts.keeps_copies:
+        if self._spec.keeps_copies:
             self._copies.ask(self._job.generation, self._orders.ask_copies(self._job.generation))
 
     def fill(self, now: Instant, *, skip: Set[int] = frozenset(), give_up: bool = False) -> list[Rank]:
@@ -82,7 +82,7 @@ class Ladder:
         """
         lost = [worker.rank for worker in self._roster.seated(Stage.FENCED, Stage.GONE) if worker.rank is not None]
         stuck = []
-        for rank in sorted(rank for rank in lost if rank // self._facts.unit not in skip):
+        for rank in sorted(rank for rank in lost if rank // self._spec.unit not in skip):
             seat = self._seat_for(rank, give_up=give_up)
             if seat is None:
                 stuck.append(rank)
@@ -121,7 +121,7 @@ class Ladder:
 
     def _free_seat(self, rank: Rank, nodes: list[NodeRecord]) -> Seat | None:
         free = {node.node: slots for node in nodes if (slots := node.free())}
-        seats = scaling.new_seats([rank], self._facts.unit, free)
+        seats = scaling.new_seats([rank], self._spec.unit, free)
         return seats[0] if seats else None
 
     @property
@@ -136,7 +136,7 @@ class Ladder:
 
     def restart(self, cause: str, now: Instant, worker: WorkerRecord | None = None) -> None:
         """The rung for the whole job: every worker is ended and started again, from the durable checkpoint."""
-        allowed = self._facts.max_restarts
+        allowed = self._spec.max_restarts
         if (
             allowed is not None
             and self._job.restarts >= allowed
@@ -145,16 +145,16 @@ class Ladder:
             own = self.own_error(worker) if worker else ""
             self._job.end(SCRIPT_ERROR, own or say.restarts_spent(allowed, cause), now)
             return
-        if self._job.step > 0 and not self._facts.durable:
+        if self._job.step > 0 and not self._spec.durable:
             self._job.end(SCRIPT_ERROR, self.losses.diagnosis(self._job.step, cause), now)
             return
         if not self._spend(cause, now):
             return
         self._orders.note(f"all workers are started again: {cause}", now)
         self._job.incidents.climb("restart")
-        self._job.resumes = self._job.resumes or self._facts.durable
+        self._job.resumes = self._job.resumes or self._spec.durable
         self._job.restarts += 1
-        self._job.goto(Restarting(deadline=now + self._facts.halt_deadline))
+        self._job.goto(Restarting(deadline=now + self._spec.halt_deadline))
         for each in list(self._roster.workers.values()):
             if each.living:
                 self._orders.fence(each, cause, now)
@@ -169,7 +169,7 @@ class Ladder:
     def await_verdict(self, now: Instant) -> None:
         """A worker has failed before its first step: for a moment another's death may turn out to be the cause."""
         if self._job.state == Building():
-            self._job.goto(Building(verdict_at=now + self._facts.verdict_grace))
+            self._job.goto(Building(verdict_at=now + self._spec.verdict_grace))
 
     def script_failed(self, now: Instant) -> None:
         """An error of the script before its first step, and nobody else's death explains it."""
@@ -177,7 +177,7 @@ class Ladder:
         failed = [worker for worker in gone if worker.exit_code] or gone
         told = next((worker for worker in failed if self._job.errors.of(worker.worker)), failed[0])
         code = told.exit_code or 0
-        if (self._facts.max_restarts or 0) > self._job.restarts:
+        if (self._spec.max_restarts or 0) > self._job.restarts:
             self.restart(f"rank {told.rank} {exit_text(code)}", now, told)
         else:
             self._job.end(SCRIPT_ERROR, self.own_error(told) or say.died_building(told.rank, code), now)
@@ -192,7 +192,7 @@ class Ladder:
             return True
         self._job.end(
             RUN_AGAIN,
-            self.losses.first(say.budget_spent(self._facts.max_faults, self._facts.window, cause)),
+            self.losses.first(say.budget_spent(self._spec.max_faults, self._spec.window, cause)),
             now,
         )
         return False

@@ -1,7 +1,7 @@
 """Why a state is lost, in the order of what people must know: the script's error, a lost process, a torn update."""
 
 from regrow.core.ids import Rank, StepNo
-from regrow.core.messages import ErrorReport
+from regrow.core.messages.vocabulary import ErrorReport
 from regrow.membership import diagnosis as say
 from regrow.membership.fault_plan import ScriptErrors
 from regrow.membership.roster import Roster

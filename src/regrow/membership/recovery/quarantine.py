@@ -63,7 +63,7 @@ class Quarantine:
     def failed(self, name: NodeId, reason: str, now: Instant) -> None:
         """A node has failed once more."""
         node = self._roster.nodes[name]
-        since = now - self._job.facts.window
+        since = now - self._job.spec.window
         failures = [at for at in self._failures.get(name, []) if at > since] + [now]
         self._failures[name] = failures
         if len(failures) < MOST_FAILURES or node.quarantined:

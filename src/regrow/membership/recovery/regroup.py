@@ -38,7 +38,7 @@ class Regroup:
         self._checkpoints = checkpoints
         self._unlike = ""
         """Why the world can have no other size, as a candidate has shown."""
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
 
     def advance(self, now: Instant) -> None:
         """Go as far as the facts so far allow: to the next generation, or to waiting."""
@@ -61,7 +61,7 @@ class Regroup:
             return
         job.short_since = None
         if isinstance(job.state, Waiting):
-            job.goto(Mending(now + self._facts.halt_patience))
+            job.goto(Mending(now + self._spec.halt_patience))
         if drop:
             if not self._stand(drop):
                 return
@@ -80,7 +80,7 @@ class Regroup:
         by: Instant | None = None,
     ) -> None:
         """Everybody stands: these replicas leave, candidates come in as the last ranks, all are numbered anew."""
-        roster, unit = self._roster, self._facts.unit
+        roster, unit = self._roster, self._spec.unit
         after = self._job.replicas - len(drop) + len(newcomers) // unit
         told = self._change(kind, reason, by).told(Generation(self._job.generation + 1), after, now)
         staying: list[WorkerRecord] = []
@@ -154,7 +154,7 @@ class Regroup:
 
     def can_save(self) -> bool:
         """Whether there is a place for durable checkpoints."""
-        return self._facts.checkpoint_every > 0
+        return self._spec.checkpoint_every > 0
 
     def may_shrink(self) -> bool:
         """Whether the job may go on with fewer replicas than it has."""
@@ -168,18 +168,18 @@ class Regroup:
         holdings = [worker.holding for worker in workers]
         if own:
             return own
-        return say.unlike_replicas(scaling.unlike_places(holdings, self._facts.unit), self._facts.unit)
+        return say.unlike_replicas(scaling.unlike_places(holdings, self._spec.unit), self._spec.unit)
 
     def is_replica(self, candidate: WorkerRecord, rank: Rank) -> bool:
         """Whether a candidate for a rank has the part of the state that belongs there. If not, no other would have."""
         if self.alike(candidate, rank):
             return True
-        self._unlike = say.unlike_replicas(rank, self._facts.unit)
+        self._unlike = say.unlike_replicas(rank, self._spec.unit)
         return False
 
     def alike(self, candidate: WorkerRecord, rank: Rank) -> bool:
         """Whether a built worker has the same part of the state as the rank that belongs to that place now."""
-        model = rank if rank in self._roster.places else Rank(rank % self._facts.unit)
+        model = rank if rank in self._roster.places else Rank(rank % self._spec.unit)
         return self._roster.workers[self._roster.places[model]].holding == candidate.holding
 
     def overdue(self, state: Waiting, now: Instant) -> None:
@@ -200,7 +200,7 @@ class Regroup:
 
     def standings(self, drop: Set[int]) -> list[scaling.ReplicaCandidate]:
         """What decides who goes."""
-        roster, unit = self._roster, self._facts.unit
+        roster, unit = self._roster, self._spec.unit
         workers = list(roster.seated())
         _, newest = recovery_point.newest(_living(worker) for worker in workers)
         made = []
@@ -219,7 +219,7 @@ class Regroup:
     def choose(self, count: int, broken: Set[int] = frozenset()) -> frozenset[int]:
         """Which replicas go, so that the newest state stays; none where it would not."""
         drop = scaling.leavers(self.standings(broken), count)
-        unit = self._facts.unit
+        unit = self._spec.unit
         everybody = [_living(worker) for worker in self._roster.seated()]
         staying = [each for each in everybody if each.rank // unit not in drop]
         return drop if recovery_point.newest(staying)[0] == recovery_point.newest(everybody)[0] else frozenset()
@@ -237,7 +237,7 @@ class Regroup:
     def _without(self, stuck: Iterable[Rank], drop: Set[int]) -> frozenset[int]:
         """The replicas that go because these ranks cannot be filled; none where that is not possible."""
         job = self._job
-        broken = {rank // self._facts.unit for rank in stuck} | drop
+        broken = {rank // self._spec.unit for rank in stuck} | drop
         size = self._size.limits.fit(min(self._size.wanted, job.replicas - len(broken)))
         if size is None or self.fixed():
             return frozenset()
@@ -245,7 +245,7 @@ class Regroup:
 
     def _stand(self, drop: Set[int]) -> bool:
         """Whether all who stay are ready for the next generation."""
-        unit = self._facts.unit
+        unit = self._spec.unit
         return all(
             worker.stage in (Stage.HALTED, Stage.READY)
             for worker in self._roster.seated()
@@ -258,10 +258,10 @@ class Regroup:
         if job.short_since is None:
             lost = [node.away_since for node in homes.values() if node.away_since is not None]
             job.short_since = min(lost, default=now)
-            self._orders.note(say.nodes_waited_for(sorted(homes), stuck, self._facts.node_deadline), now)
+            self._orders.note(say.nodes_waited_for(sorted(homes), stuck, self._spec.node_deadline), now)
         busy = roster.count(Stage.HALTING, Stage.RELEASED, *BUILDING)
         if not busy and isinstance(job.state, Mending):
-            job.goto(Waiting(job.short_since + self._facts.node_deadline))
+            job.goto(Waiting(job.short_since + self._spec.node_deadline))
 
     def _change(self, kind: str, reason: str, by: Instant | None = None) -> Change:
         """To be written down with the next generation; what was to be before, and has come to nothing, is not."""
@@ -292,7 +292,7 @@ class Regroup:
         given_back = [node.node for node in self._roster.nodes.values() if node.leave_by is not None]
         text = say.nodes_given_back(given_back, self._size.limits.least)
         if lost or not given_back:
-            text = say.nodes_stay_away(lost, self._facts.node_deadline)
+            text = say.nodes_stay_away(lost, self._spec.node_deadline)
         self._job.end(RUN_AGAIN, text, now)
 
 

@@ -3,7 +3,9 @@
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, Rank
-from regrow.core.messages import ImportModules, ModulesImported, Role, WorkerReady
+from regrow.core.messages import facts
+from regrow.core.messages.orders import ImportModules
+from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.layouts import Layouts
@@ -25,8 +27,8 @@ class Standbys:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
-        self.layouts = Layouts(job.facts.unit)
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
+        self.layouts = Layouts(job.spec.unit)
 
     def top_up(self, now: Instant) -> None:
         """Every node has as many standbys as it should, unless they die before they are built."""
@@ -42,9 +44,9 @@ class Standbys:
 
     def _wanted(self, node: NodeRecord) -> int:
         """How many standbys a node should have: a spare one as many as the ranks that it may have to take."""
-        if self._facts.spares and not node.seats:
-            return max(self._facts.standbys, self._facts.nproc)
-        return self._facts.standbys
+        if self._spec.spares and not node.seats:
+            return max(self._spec.standbys, self._spec.nproc)
+        return self._spec.standbys
 
     def failed(self, standby: WorkerRecord, now: Instant) -> None:
         """A standby was lost; after so many in a row no more are started on its node."""
@@ -141,7 +143,7 @@ def renew(roster: Roster, orders: Orders, now: Instant) -> None:
             orders.fence(standby, "its script was told another world", now)
 
 
-def learn(roster: Roster, event: WorkerReady) -> None:
+def learn(roster: Roster, event: facts.WorkerReady) -> None:
     """A rank has told what its script imports."""
     if event.imported and not roster.learnt:
         roster.learnt, roster.imports, roster.environment = True, event.imported, event.environment
@@ -153,7 +155,7 @@ def prepare(roster: Roster, orders: Orders, standby: WorkerRecord) -> None:
         orders.add(ImportModules(standby.worker, roster.imports, roster.environment))
 
 
-def imported(roster: Roster, orders: Orders, worker: WorkerRecord, event: ModulesImported, now: Instant) -> None:
+def imported(roster: Roster, orders: Orders, worker: WorkerRecord, event: facts.ModulesImported, now: Instant) -> None:
     """A standby has imported all, or what it should not have: then it is ended, and others do without that package."""
     if not event.unfit:
         return

@@ -4,8 +4,7 @@ import msgspec
 
 from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import NodeSeen, TakeStacks
-from regrow.core.messages.sights import WorkerSight
+from regrow.core.messages.sights import NodeSeen, TakeStacks, WorkerSight
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.recovery import hangs
@@ -32,7 +31,7 @@ class Standstills:
 
     def __init__(self, job: Job, ladder: Ladder, mender: Regroup) -> None:
         self._job, self._ladder, self._mender = job, ladder, mender
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._sights: dict[WorkerId, tuple[WorkerSight, Instant]] = {}
         self._longest: dict[NodeId, Seconds] = {}
         self._suspects: dict[WorkerId, Instant] = {}
@@ -44,9 +43,9 @@ class Standstills:
     @property
     def bounds(self) -> Bounds:
         """How long workers may stand still."""
-        facts = self._facts
+        spec = self._spec
         longest = max(self._longest.values(), default=0.0)
-        return Bounds.of(facts.hang_timeout, facts.hang_floor, longest, self._patience)
+        return Bounds.of(spec.hang_timeout, spec.hang_floor, longest, self._patience)
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
         """An agent has looked at its workers."""
@@ -83,7 +82,7 @@ class Standstills:
 
     def fenced(self, workers: list[WorkerRecord]) -> None:
         """These were replaced because they stood still: if they were only slow, the next ones get more time."""
-        if self._facts.hang_timeout is None and workers:
+        if self._spec.hang_timeout is None and workers:
             self._patience = min(hangs.MOST_PATIENCE, 2 * self._patience)
 
     # --- parts of it -------------------------------------------------------------------------------------------
@@ -146,9 +145,9 @@ class Standstills:
     def _given_up(self, workers: list[WorkerRecord], now: Instant) -> list[WorkerRecord]:
         """Those that may be ended: not where somebody has the last of a part of the state, on suspicion alone."""
         ranks = {worker.rank for worker in workers if worker.rank is not None}
-        if not ranks or self._mender.held_without(ranks) or self._facts.buddy_every > 0:
+        if not ranks or self._mender.held_without(ranks) or self._spec.buddy_every > 0:
             return workers
-        if self._facts.hang_timeout is not None and self._facts.durable:
+        if self._spec.hang_timeout is not None and self._spec.durable:
             return workers
         patient = [w for w in workers if (s := self.sight(w, now)) is not None and s.seconds < self.bounds.most]
         return [] if patient else workers

@@ -2,7 +2,7 @@
 
 from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Instant
-from regrow.core.messages import StopRequested
+from regrow.core.messages import facts
 from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.job import Job
@@ -25,7 +25,7 @@ class Stopping:
         self.deadline: Instant | None = None
         """When the job ends, saved or not; None: nobody has asked for its end."""
 
-    def requested(self, event: StopRequested, now: Instant) -> None:
+    def requested(self, event: facts.StopRequested, now: Instant) -> None:
         """A signal or an operator asks for the end. Who asks again waits no longer than for the first one."""
         if self.deadline is not None and event.patience:
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, WorkerId
-from regrow.core.messages import DrainRequested, WorkerCommitted
+from regrow.core.messages import facts
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.membership.job import Job
 from regrow.membership.recovery.quarantine import Quarantine
@@ -140,24 +140,26 @@ class Stragglers:
         give_back: has the ranks of a node leave it at a boundary, if that can be.
     """
 
-    def __init__(self, job: Job, quarantine: Quarantine, give_back: Callable[[DrainRequested, Instant], None]) -> None:
+    def __init__(
+        self, job: Job, quarantine: Quarantine, give_back: Callable[[facts.DrainRequested, Instant], None]
+    ) -> None:
         self._job, self._quarantine, self._give_back = job, quarantine, give_back
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._places: dict[int, SlowRanks] = {}
         """Ranks at the same place in their replicas do the same work."""
         self._generation = Generation(0)
         self._told: dict[Rank, tuple[WorkerId, NodeId, str]] = {}
         """Who the stragglers are, and what their verdicts call them."""
 
-    def committed(self, event: WorkerCommitted, now: Instant) -> None:
+    def committed(self, event: facts.WorkerCommitted, now: Instant) -> None:
         """A worker has committed a step."""
         worker = self._roster.workers.get(event.worker)
         if not self._counts(worker, event) or worker is None or worker.rank is None:
             return
         if event.generation != self._generation:
             self._begin(event.generation, now)
-        unit = self._facts.unit
-        place = self._places.setdefault(worker.rank % unit, SlowRanks(self._facts.straggler_steps))
+        unit = self._spec.unit
+        place = self._places.setdefault(worker.rank % unit, SlowRanks(self._spec.straggler_steps))
         own = event.own / max(1, len(event.parts))  # replicas may have unequal numbers of micro-batches
         for found in place.tell(worker.rank, own, self._job.world // unit):
             if isinstance(found, StragglerFound):
@@ -165,8 +167,8 @@ class Stragglers:
             else:
                 self._over(found.rank, "it is as fast as the others again", now)
 
-    def _counts(self, worker: WorkerRecord | None, event: WorkerCommitted) -> bool:
-        if not self._facts.straggler_steps or event.own <= 0 or event.adopted or worker is None:
+    def _counts(self, worker: WorkerRecord | None, event: facts.WorkerCommitted) -> bool:
+        if not self._spec.straggler_steps or event.own <= 0 or event.adopted or worker is None:
             return False
         trains = isinstance(self._job.state, Training) and event.generation == self._job.generation
         return trains and worker.seated and worker.stage is Stage.MEMBER and event.rank in (None, worker.rank)
@@ -177,7 +179,7 @@ class Stragglers:
             place.begin()
         for rank, (name, _, _) in list(self._told.items()):
             if self._roster.places.get(rank) != name:
-                self._places[rank % self._facts.unit].forget(rank)
+                self._places[rank % self._spec.unit].forget(rank)
                 self._over(rank, "another worker has its rank", now)
 
     def _found(self, found: StragglerFound, now: Instant) -> None:
@@ -191,7 +193,7 @@ class Stragglers:
         self._quarantine.observed(
             HealthVerdict(worker.node, device, Severity.SUSPECT, Action.NONE, SOURCE, evidence), now
         )
-        if self._facts.replace_stragglers:
+        if self._spec.replace_stragglers:
             self._replace(worker, now)
 
     def _over(self, rank: Rank, why: str, now: Instant) -> None:
@@ -210,4 +212,4 @@ class Stragglers:
             self._orders.note(f"{text} (--spares keeps a node for that)", now)
             return
         reason = f"rank {worker.rank} is a straggler (--replace-stragglers)"
-        self._give_back(DrainRequested(worker.node, GRACE, reason), now)
+        self._give_back(facts.DrainRequested(worker.node, GRACE, reason), now)

@@ -2,7 +2,8 @@
 
 from regrow.core.errors import NotFinite
 from regrow.core.ids import Instant, NodeId
-from regrow.core.messages import ErrorReport, LogRuleNews
+from regrow.core.messages.log_rules import LogRuleNews
+from regrow.core.messages.vocabulary import ErrorReport
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.membership.job import Job
 from regrow.membership.recovery.ladder import Ladder

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import Warmth
+from regrow.core.messages.vocabulary import Warmth
 from regrow.membership.checkpoints import SNAPSHOT_S, WRITE_S
 from regrow.membership.deadlines import AGAIN, ARRIVE_S, SWITCH_S
 from regrow.membership.recovery.hangs import BETWEEN, Bounds
@@ -67,42 +67,42 @@ class WorstCase:
     total: Seconds
 
 
-def hang_bound(facts: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
+def hang_bound(spec: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
     """For how long a worker may stand still, as `hangs` judges: `standing` bounds, by what is seen of it.
 
     Args:
-        facts: of the job. Its longest step counts as shorter than a tenth of the bound.
+        spec: of the job. Its longest step counts as shorter than a tenth of the bound.
         standing: 1 where it is blocked; `hangs.COMPUTING`, which an ordered bound does away with; `hangs.BETWEEN`.
         patience: how far the bound was raised since ranks were replaced in vain.
     """
-    bounds = Bounds.of(facts.hang_timeout, facts.hang_floor, 0.0, patience)
+    bounds = Bounds.of(spec.hang_timeout, spec.hang_floor, 0.0, patience)
     return bounds.base * (1.0 if bounds.ordered and standing < BETWEEN else standing)
 
 
-def unnoticed(facts: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
+def unnoticed(spec: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
     """How long a rank may stand still in its step before that is known: until the others have waited for it too."""
-    others = hang_bound(facts, standing=1.0, patience=patience)
-    return others + hang_bound(facts, standing=standing, patience=patience) + _LOOKS * FRESH_S
+    others = hang_bound(spec, standing=1.0, patience=patience)
+    return others + hang_bound(spec, standing=standing, patience=patience) + _LOOKS * FRESH_S
 
 
-def waits(facts: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wait, Seconds]:
+def waits(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wait, Seconds]:
     """Each deadline; arguments as of `hang_bound`."""
-    bound = hang_bound(facts, standing=standing, patience=patience)
-    ticks = _TICKS * facts.halt_patience / 4
-    saves = facts.checkpoint_every > 0
+    bound = hang_bound(spec, standing=standing, patience=patience)
+    ticks = _TICKS * spec.halt_patience / 4
+    saves = spec.checkpoint_every > 0
     return {
-        Wait.HALT: max(facts.halt_deadline, bound) + _LOOKS * FRESH_S + ticks,
+        Wait.HALT: max(spec.halt_deadline, bound) + _LOOKS * FRESH_S + ticks,
         Wait.PROOF: PROOF_S,
-        Wait.BUILD: facts.build_deadline,
-        Wait.NODE: facts.node_deadline,
-        Wait.FORM: facts.form_deadline,
-        Wait.COMMIT: unnoticed(facts, standing=standing, patience=patience),
+        Wait.BUILD: spec.build_deadline,
+        Wait.NODE: spec.node_deadline,
+        Wait.FORM: spec.form_deadline,
+        Wait.COMMIT: unnoticed(spec, standing=standing, patience=patience),
         Wait.SWITCH: SWITCH_S,
-        Wait.END: facts.halt_deadline,
+        Wait.END: spec.halt_deadline,
         Wait.WRITE: 2 * WRITE_S if saves else 0.0,
         Wait.SAVE: SNAPSHOT_S + 2 * WRITE_S if saves else 0.0,
         Wait.ELECTION: ELECTED_S + 3 * ARRIVE_S,
-        Wait.REPORTS: facts.node_deadline + ARRIVE_S,
+        Wait.REPORTS: spec.node_deadline + ARRIVE_S,
     }
 
 
@@ -128,12 +128,12 @@ def formulas(warmth: Warmth) -> Mapping[str, Formula]:
     }
 
 
-def worst_cases(facts: JobSpec, *, standing: float, patience: float = 1.0) -> dict[str, WorstCase]:
+def worst_cases(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[str, WorstCase]:
     """What each rung may take with these settings; arguments as of `hang_bound`."""
-    each = waits(facts, standing=standing, patience=patience)
+    each = waits(spec, standing=standing, patience=patience)
     return {
         rung: WorstCase(written(formula), sum(max(times * each[what] for times, what in stage) for stage in formula))
-        for rung, formula in formulas(facts.warmth).items()
+        for rung, formula in formulas(spec.warmth).items()
     }
 
 

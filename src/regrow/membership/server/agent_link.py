@@ -6,7 +6,8 @@ import msgspec
 from aiohttp import web
 
 from regrow.core.ids import Seconds
-from regrow.core.messages import AgentOrder, NodeJoined
+from regrow.core.messages import facts
+from regrow.core.messages.unions import AgentOrder
 
 _FULL_FRAME = 1 << 20
 """Bytes of orders to which no further ones are added; one alone may be longer."""
@@ -20,7 +21,7 @@ class AgentLink:
         socket: its connection, open.
     """
 
-    def __init__(self, joined: NodeJoined, socket: web.WebSocketResponse) -> None:
+    def __init__(self, joined: facts.NodeJoined, socket: web.WebSocketResponse) -> None:
         self.node = joined.node
         self.joined = joined
         self.socket = socket
@@ -29,7 +30,7 @@ class AgentLink:
         self.gone = asyncio.Event()
         self.orders: asyncio.Queue[AgentOrder] = asyncio.Queue()
 
-    def is_of(self, joined: NodeJoined) -> bool:
+    def is_of(self, joined: facts.NodeJoined) -> bool:
         """Whether it is of that very agent, which has connected again."""
         return (self.joined.host, self.joined.pid) == (joined.host, joined.pid)
 

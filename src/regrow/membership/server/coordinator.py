@@ -12,20 +12,9 @@ from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
-from regrow.core.messages import (
-    AgentFact,
-    AgentOrder,
-    Fact,
-    NodeJoined,
-    NodeLost,
-    NodeOrder,
-    NodeProgress,
-    NodeReport,
-    NodeStopped,
-    SpawnWorker,
-    StopNode,
-    TimeAdvanced,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.succession import NodeReport
+from regrow.core.messages.unions import AgentFact, AgentOrder, Fact, NodeOrder
 from regrow.core.records import JobEnded, Record
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 from regrow.membership.admission import Admission, JoinOffer, JoinRequest
@@ -46,7 +35,7 @@ _PAUSE = 1.0
 _CATCH_UP = 5.0
 """What others had said by then is heard within that."""
 
-Watcher = Callable[[Record | NodeProgress], None]
+Watcher = Callable[[Record | facts.NodeProgress], None]
 """Told of every record, and of the newest commits of each node, as they come."""
 
 
@@ -93,7 +82,7 @@ class Coordinator:
         self._secret = f"Bearer {token}".encode()
         self._record = record
         self._host, self._port = host, port
-        self._admission = Admission(machine.facts, nodes, known)
+        self._admission = Admission(machine.spec, nodes, known)
         self._lease, self._near = lease, frozenset(near)
         self._clock = clock or MonotonicClock()
         self._routes = routes
@@ -111,7 +100,7 @@ class Coordinator:
     async def __aenter__(self) -> "Coordinator":
         """Listen. Raises `UsageError` where the address is taken or is not this machine's."""
         app = web.Application(middlewares=[self._guard])
-        desk = HttpApi(self, self._machine.facts, lambda: self._machine.world, self._machine.snapshot)
+        desk = HttpApi(self, self._machine.spec, lambda: self._machine.world, self._machine.snapshot)
         app.add_routes([web.get("/agent", self._serve_agent), *desk.routes(), *self._routes])
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -174,7 +163,7 @@ class Coordinator:
                 self._timer_soon = asyncio.get_running_loop().call_soon(self._set_timer)
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends the job and is reported
             self._fail(error, f"handling {type(fact).__name__}")
-        if isinstance(fact, NodeProgress):
+        if isinstance(fact, facts.NodeProgress):
             self._show(fact)
         return answer
 
@@ -200,7 +189,7 @@ class Coordinator:
         """Order all agents to end their workers and themselves; returns those that did not within `grace + margin`."""
         links = list(self._links.values())
         for link in links:
-            link.orders.put_nowait(StopNode(link.node, reason, grace))
+            link.orders.put_nowait(orders.StopNode(link.node, reason, grace))
         waits = [asyncio.create_task(link.gone.wait()) for link in links]
         if waits:
             _, pending = await asyncio.wait(waits, timeout=grace + margin)
@@ -214,7 +203,7 @@ class Coordinator:
                 self.publish(command)
             case EndJob():
                 self._finish(command)
-            case SpawnWorker():
+            case orders.SpawnWorker():
                 self._homes[command.worker] = command.node
                 self._order(command.node, command)
             case _ if isinstance(command, NodeOrder):
@@ -228,7 +217,7 @@ class Coordinator:
             link.orders.put_nowait(order)
         # Without a link the node is lost, which the machine is told by `NodeLost`, and not by an order that fails.
 
-    def _show(self, item: Record | NodeProgress) -> None:
+    def _show(self, item: Record | facts.NodeProgress) -> None:
         for watcher in list(self.watchers):
             try:
                 watcher(item)
@@ -264,7 +253,7 @@ class Coordinator:
         """It is `due`, or later: then this process was paused itself, and first hears what was said meanwhile."""
         late = self._clock.now() - due
         if late < _PAUSE:
-            self.submit(TimeAdvanced())
+            self.submit(facts.TimeAdvanced())
             return
         again = self._clock.now() + min(late, _CATCH_UP)
         self._timer = asyncio.get_running_loop().call_later(min(late, _CATCH_UP), self._time_passed, again)
@@ -303,14 +292,14 @@ class Coordinator:
         await socket.close(message=b"this connection is over")
         return socket
 
-    async def _succeeds(self, joined: NodeJoined, socket: web.WebSocketResponse) -> bool:
+    async def _succeeds(self, joined: facts.NodeJoined, socket: web.WebSocketResponse) -> bool:
         """Whether an agent may take its node's place. Where another has it: when that is known to be lost."""
         while (former := self._links.get(joined.node)) is not None and not former.is_of(joined):
             if not await former.gives_way(socket, within=1.5 * self._lease):
                 return False
         return True
 
-    def _introduce(self, joined: NodeJoined) -> None:
+    def _introduce(self, joined: facts.NodeJoined) -> None:
         for node in self._admission.introduce(joined.node, self._links):
             self.submit(self._links[node].joined)
 
@@ -320,13 +309,13 @@ class Coordinator:
             raise UsageError("this job takes no further nodes")
         return self._admission.offer(self.offer, request, self._links)
 
-    async def _hello(self, socket: web.WebSocketResponse) -> NodeJoined | None:
+    async def _hello(self, socket: web.WebSocketResponse) -> facts.NodeJoined | None:
         try:
             message = await socket.receive(timeout=HELLO_DEADLINE)
             fact = self._codec.decode(message.data) if message.type is WSMsgType.BINARY else None
         except (TimeoutError, RegrowError):
             return None
-        return fact if isinstance(fact, NodeJoined) else None
+        return fact if isinstance(fact, facts.NodeJoined) else None
 
     async def _take_facts(self, link: AgentLink) -> str:
         """Facts until the connection ends; returns why it ended."""
@@ -336,7 +325,7 @@ class Coordinator:
             if self._links.get(link.node) is not link:
                 return "another connection is in its place"
             fact = self._codec.decode(message.data)
-            if isinstance(fact, NodeStopped):
+            if isinstance(fact, facts.NodeStopped):
                 link.stopped = True
                 link.gone.set()
             self.submit(fact)
@@ -353,7 +342,7 @@ class Coordinator:
             return
         del self._links[link.node]
         if not link.stopped and self._end is None:
-            self.submit(NodeLost(link.node, reason, link.silent(self._lease)))
+            self.submit(facts.NodeLost(link.node, reason, link.silent(self._lease)))
             for mourner in self.on_node_lost:
                 mourner(link.node)
 

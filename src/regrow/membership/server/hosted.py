@@ -6,7 +6,7 @@ import msgspec
 
 from regrow.core.ids import Instant
 from regrow.core.job import JobSpec
-from regrow.core.messages import Fact
+from regrow.core.messages.unions import Fact
 from regrow.membership.orders import Command
 
 
@@ -14,7 +14,7 @@ class Machine(Protocol):
     """What the server asks of the membership machine."""
 
     @property
-    def facts(self) -> JobSpec:
+    def spec(self) -> JobSpec:
         """What the job was started with."""
         ...
 

@@ -10,7 +10,9 @@ from aiohttp import web
 from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId, Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import DrainRequested, Fact, FaultRequested, FaultSpec, ScaleRequested, StopRequested
+from regrow.core.messages import facts
+from regrow.core.messages.unions import Fact
+from regrow.core.messages.vocabulary import FaultSpec
 from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale, Deposed, EndJob
@@ -77,16 +79,16 @@ class HttpApi:
 
     Args:
         host: the coordinator.
-        facts: what the job was started with.
+        spec: what the job was started with.
         world: says how many ranks there are.
         view: says what the job looks like.
     """
 
     def __init__(
-        self, host: ApiHost, facts: JobSpec, world: Callable[[], int], view: Callable[[], msgspec.Struct]
+        self, host: ApiHost, spec: JobSpec, world: Callable[[], int], view: Callable[[], msgspec.Struct]
     ) -> None:
         self._host = host
-        self._facts = facts
+        self._spec = spec
         self._world = world
         self._view = view
 
@@ -107,7 +109,7 @@ class HttpApi:
         return {"drain": self._serve_drain, "scale": self._serve_scale, "kill": self._serve_kill}
 
     async def _serve_job(self, request: web.Request) -> web.Response:
-        return reply(self._facts)
+        return reply(self._spec)
 
     async def _serve_status(self, request: web.Request) -> web.Response:
         return reply(self._view())
@@ -144,7 +146,7 @@ class HttpApi:
             return refusal(400, f"there is no rank {fault.rank}", has)
         if self._host.over:
             return _ending()
-        answer = self._host.submit(FaultRequested(fault))
+        answer = self._host.submit(facts.FaultRequested(fault))
         if answer is not None and not answer.accepted:
             return refusal(409, answer.reason, "")
         return web.json_response({}, status=202)
@@ -157,7 +159,7 @@ class HttpApi:
             return refusal(400, "patience is no number of seconds", "give it as ?patience=30")
         if self._host.over:
             return _ending()
-        self._host.submit(StopRequested(reason or "an operator asked for it", patience))
+        self._host.submit(facts.StopRequested(reason or "an operator asked for it", patience))
         return web.json_response({}, status=202)
 
     async def _serve_scale(self, request: web.Request) -> web.Response:
@@ -167,7 +169,7 @@ class HttpApi:
         if (wish.replicas is None) == (wish.ranks is None):
             return refusal(400, "either replicas or ranks must be given", "")
         reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
-        answer = self._host.submit(ScaleRequested(wish.replicas or 0, reason, wish.stay, wish.ranks))
+        answer = self._host.submit(facts.ScaleRequested(wish.replicas or 0, reason, wish.stay, wish.ranks))
         return _ending() if answer is None else reply(answer)
 
     async def _serve_drain(self, request: web.Request) -> web.Response:
@@ -177,7 +179,7 @@ class HttpApi:
         if not 0 <= wish.grace < float("inf"):
             return refusal(400, f"a grace of {wish.grace} s cannot be", "")
         reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
-        answer = self._host.submit(DrainRequested(wish.node, wish.grace, reason, wish.certain))
+        answer = self._host.submit(facts.DrainRequested(wish.node, wish.grace, reason, wish.certain))
         return _ending() if answer is None else reply(answer)
 
 

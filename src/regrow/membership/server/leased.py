@@ -7,8 +7,9 @@ import msgspec
 from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages import Fact, NodeProgress
+from regrow.core.messages import facts
 from regrow.core.messages.elections import Office
+from regrow.core.messages.unions import Fact
 from regrow.membership.orders import Command, Deposed, EndJob
 from regrow.membership.server.hosted import Machine
 from regrow.membership.succession.belated import aged, says_all_of, still_meant
@@ -38,9 +39,9 @@ class LeasedMachine:
         self._retired = False
 
     @property
-    def facts(self) -> JobSpec:
+    def spec(self) -> JobSpec:
         """What the job was started with."""
-        return self._machine.facts
+        return self._machine.spec
 
     @property
     def world(self) -> int:
@@ -63,14 +64,14 @@ class LeasedMachine:
         """Take in one fact; return what is to be done, in order."""
         if self._retired:
             return []
-        if isinstance(event, NodeProgress) and event.node != self._voters.me.node:
+        if isinstance(event, facts.NodeProgress) and event.node != self._voters.me.node:
             self._told_at = now
         self._held = [*((since, fact) for since, fact in self._held if not says_all_of(event, fact)), (now, event)]
         if not self._voters.may_decide(now):
             return self._wait(now)
-        facts, self._held, self._blocked_since, self._look_at = self._held, [], None, None
+        held, self._held, self._blocked_since, self._look_at = self._held, [], None, None
         commands: list[Command] = []
-        for since, fact in facts:
+        for since, fact in held:
             commands = still_meant(commands, fact)
             commands += self._machine.handle(aged(fact, now - since), now)
             if any(isinstance(command, EndJob) for command in commands):

@@ -9,16 +9,10 @@ from collections.abc import Mapping, Sequence
 from regrow.core import records as record
 from regrow.core.exit_codes import NODE_LOST
 from regrow.core.ids import Instant, NodeId, Rank, WorkerId
-from regrow.core.messages import (
-    GenerationTable,
-    Member,
-    NodeDraining,
-    NodeJoined,
-    NodeReport,
-    Role,
-    WorkerExited,
-    WorkerPast,
-)
+from regrow.core.messages import facts
+from regrow.core.messages.succession import NodeReport, WorkerPast
+from regrow.core.messages.tables import GenerationTable
+from regrow.core.messages.vocabulary import Member, Role
 from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.job import Job, WantedSize
@@ -63,7 +57,7 @@ class Succession:
         self._job, self._size, self._ladder, self._generations = job, size, ladder, generations
         self._standbys, self._nodes, self._workers = standbys, nodes, workers
         self._checkpoints = checkpoints
-        self._roster, self._facts, self._orders = job.roster, job.facts, job.orders
+        self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._pasts: dict[str, WorkerPast] = {}
         self._gone: set[WorkerId] = set()
         """Those whose end was written down already."""
@@ -98,18 +92,18 @@ class Succession:
             first_build=self._roster.first_build,
         )
 
-    def notices(self, memory: JobMemory, now: Instant) -> list[NodeDraining]:
+    def notices(self, memory: JobMemory, now: Instant) -> list[facts.NodeDraining]:
         """Those of the nodes that are given back: of the agents that got them, as far as they are there."""
         there = {node.node: node.store for node in self._roster.living_nodes()}
         return [
-            NodeDraining(given.node, max(0.0, given.leave_by - now), given.reason)
+            facts.NodeDraining(given.node, max(0.0, given.leave_by - now), given.reason)
             for given in memory.given_back
             if there.get(given.node) == given.store
         ]
 
     def adopt(
         self,
-        joined: Sequence[NodeJoined],
+        joined: Sequence[facts.NodeJoined],
         reports: Mapping[NodeId, NodeReport],
         failures: Sequence[WorkerFailure],
         memory: JobMemory,
@@ -159,7 +153,7 @@ class Succession:
     def _enter_nodes(
         self,
         table: GenerationTable,
-        joined: Sequence[NodeJoined],
+        joined: Sequence[facts.NodeJoined],
         reports: Mapping[NodeId, NodeReport],
         now: Instant,
     ) -> None:
@@ -168,7 +162,7 @@ class Succession:
         homes = list(dict.fromkeys(member.node for member in table.members))
         for name in [*homes, *(node for node in there if node not in homes)]:
             slots = sum(member.node == name for member in table.members)
-            node = self._roster.add_node(there.get(name) or NodeJoined(name, "", slots, ""))
+            node = self._roster.add_node(there.get(name) or facts.NodeJoined(name, "", slots, ""))
             if name not in there:
                 node.away_since = now
 
@@ -283,16 +277,16 @@ class Succession:
     def _tell_again(self, members: Sequence[WorkerRecord], now: Instant) -> None:
         """What the last coordinator may not have dealt with: errors before ends."""
         pasts = [past for worker in members if (past := self._pasts.get(worker.worker)) is not None]
-        facts = [*(past.failed for past in pasts), *(past.faulted for past in pasts)]
-        for fact in facts:
+        errors = [*(past.failed for past in pasts), *(past.faulted for past in pasts)]
+        for fact in errors:
             if fact is not None and not isinstance(self._job.state, Ended):
                 self._workers.tell(fact, now)
         for past in pasts:
             if past.code is not None and not isinstance(self._job.state, Ended):
-                self._workers.tell(WorkerExited(past.worker, past.code, now), now)
+                self._workers.tell(facts.WorkerExited(past.worker, past.code, now), now)
 
     def _release(self, members: Sequence[WorkerRecord], now: Instant) -> None:
-        self._job.goto(Releasing(now + self._facts.halt_deadline))
+        self._job.goto(Releasing(now + self._spec.halt_deadline))
         self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
         self._orders.note(say.taken_over(len(members)), now)
         self._orders.release(Stage.FINISHED, now)

@@ -8,25 +8,15 @@ from collections.abc import Sequence
 import msgspec
 
 from regrow.core.ids import Seconds
-from regrow.core.messages import (
-    DrainRequested,
-    Fact,
-    JoinGeneration,
-    NodeDraining,
-    NodeLost,
-    NodeOrder,
-    NodeProgress,
-    NodeStopped,
-    SpawnWorker,
-    TimeAdvanced,
-    WorkerOrder,
-)
+from regrow.core.messages import facts, orders
+from regrow.core.messages.tables import JoinGeneration
+from regrow.core.messages.unions import Fact, NodeOrder, WorkerOrder
 from regrow.membership.orders import Command
 
 
 def aged(fact: Fact, late: Seconds) -> Fact:
     """The fact as it is so much later: the notice of a node that is given back has run meanwhile."""
-    if isinstance(fact, NodeDraining | DrainRequested):
+    if isinstance(fact, facts.NodeDraining | facts.DrainRequested):
         return msgspec.structs.replace(fact, grace=max(0.0, fact.grace - late))
     return fact
 
@@ -34,9 +24,9 @@ def aged(fact: Fact, late: Seconds) -> Fact:
 def says_all_of(later: Fact, fact: Fact) -> bool:
     """Whether a fact that waits says nothing that the later one does not say too: what waits for long stays short."""
     match fact, later:
-        case TimeAdvanced(), TimeAdvanced():
+        case facts.TimeAdvanced(), facts.TimeAdvanced():
             return True
-        case NodeProgress(), NodeProgress():
+        case facts.NodeProgress(), facts.NodeProgress():
             newer = {commit.worker for commit in later.commits}
             return fact.node == later.node and all(commit.worker in newer for commit in fact.commits)
     return False
@@ -48,9 +38,9 @@ def still_meant(commands: Sequence[Command], fact: Fact) -> list[Command]:
     What an agent was to do is not for the next one of its node, which may have come before the commands are sent: it
     would start a worker that is known to be lost with the first, or end itself in the place of that one.
     """
-    if not isinstance(fact, NodeLost | NodeStopped):
+    if not isinstance(fact, facts.NodeLost | facts.NodeStopped):
         return list(commands)
-    unborn = {order.worker for order in commands if isinstance(order, SpawnWorker) and order.node == fact.node}
+    unborn = {order.worker for order in commands if isinstance(order, orders.SpawnWorker) and order.node == fact.node}
     return [
         command
         for command in commands

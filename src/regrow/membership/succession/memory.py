@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from regrow.core.ids import Instant, NodeId, Seconds, StepNo, WorkerId
-from regrow.core.messages import GenerationTable, WorldChange
+from regrow.core.messages.tables import GenerationTable
+from regrow.core.messages.vocabulary import WorldChange
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
 from regrow.membership.recovery.doubts import Doubt

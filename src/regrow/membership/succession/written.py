@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from regrow.core.ids import NO_STATE, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import FaultSpec, GenerationTable, WorldChange
+from regrow.core.messages.tables import GenerationTable
+from regrow.core.messages.vocabulary import FaultSpec, WorldChange
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incident, Incidents
 from regrow.membership.recovery.doubts import Doubt

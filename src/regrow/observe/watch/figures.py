@@ -4,7 +4,7 @@ from aiohttp import web
 
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.ids import NodeId
-from regrow.core.messages import NodeProgress
+from regrow.core.messages import facts
 from regrow.core.records import NodeJudged, NodeQuarantined, Record
 from regrow.core.verdicts import Severity
 from regrow.membership.server.http_replies import reply
@@ -25,7 +25,7 @@ class FiguresDesk:
         self._clock = clock or MonotonicClock()
         self._suspects: dict[NodeId, SuspectNode] = {}
 
-    def feed(self, item: Record | NodeProgress) -> None:
+    def feed(self, item: Record | facts.NodeProgress) -> None:
         """What the coordinator has heard or written down."""
         self._present.feed(item)
         if isinstance(item, NodeQuarantined):

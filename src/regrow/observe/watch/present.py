@@ -11,7 +11,8 @@ import msgspec
 
 from regrow.core import records
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages import NodeProgress, Role, WorkerCommitted
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import Role
 from regrow.core.records import (
     CheckpointSaved,
     GenerationFormed,
@@ -69,7 +70,7 @@ class RankSeen:
     state: str = "starting"
     step: StepNo | None = None
     seconds: Seconds | None = None
-    folded: WorkerCommitted | None = None
+    folded: facts.WorkerCommitted | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -118,7 +119,7 @@ class Present:
         self._homes: dict[WorkerId, NodeId] = {}
         self._warm: set[WorkerId] = set()
         self._spares: set[WorkerId] = set()
-        self._newest: dict[WorkerId, WorkerCommitted] = {}
+        self._newest: dict[WorkerId, facts.WorkerCommitted] = {}
         self._changes: dict[Generation, str] = {}
         self._folded_at: Instant | None = None
         self._pending = dict.fromkeys(TIMED, 0.0)
@@ -126,10 +127,10 @@ class Present:
 
     # --- taking in -----------------------------------------------------------------------------------------------
 
-    def feed(self, item: Record | NodeProgress) -> None:
+    def feed(self, item: Record | facts.NodeProgress) -> None:
         """Take in what the coordinator has heard or written down."""
         match item:
-            case NodeProgress():
+            case facts.NodeProgress():
                 self._newest.update((each.worker, each) for each in item.commits)
             case WorkerSpawned():
                 self._spawned(item)
@@ -230,7 +231,7 @@ class Present:
             self.last_commit = now  # theirs is on their machines' clocks
         self._share_out(len(self.ranks) * max(0.0, now - since))
 
-    def _fold_rank(self, seen: RankSeen) -> WorkerCommitted | None:
+    def _fold_rank(self, seen: RankSeen) -> facts.WorkerCommitted | None:
         """A rank's newest commit, if it is new."""
         commit, before = self._newest.get(seen.worker), seen.folded
         if commit is None or commit is before or commit.adopted:
@@ -245,7 +246,7 @@ class Present:
             self._pending[name] += took
         return commit
 
-    def _take_metrics(self, commits: list[WorkerCommitted]) -> None:
+    def _take_metrics(self, commits: list[facts.WorkerCommitted]) -> None:
         sums: dict[str, float] = {}
         counts: Counter[str] = Counter()
         for commit in commits:

@@ -18,7 +18,7 @@ from regrow.core import http, tls
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.hosts import address_of, answers_to
 from regrow.core.ids import Seconds
-from regrow.core.messages import NodeProgress
+from regrow.core.messages import facts
 from regrow.core.metrics_text import CONTENT_TYPE
 from regrow.core.records import IncidentClosed, IncidentOpened, Record
 from regrow.core.strangers import refused
@@ -124,7 +124,7 @@ class WatchSite:
         """Of the page, for people; empty where it does not listen."""
         return f"{tls.url(address_of(self._host, self.port))}/" if self.port else ""
 
-    def feed(self, item: Record | NodeProgress) -> None:
+    def feed(self, item: Record | facts.NodeProgress) -> None:
         """Take in what the coordinator has heard or written down."""
         if self._stopped:
             return

@@ -9,7 +9,7 @@ from functools import cache
 from regrow.core.errors import RegrowError
 from regrow.core.ids import JobId, Rank, Seconds, StepNo
 from regrow.core.job import JobSpec
-from regrow.core.messages import Warmth
+from regrow.core.messages.vocabulary import Warmth
 from regrow.core.records import IncidentClosed
 from regrow.sim.faults import SimFault, Wish
 from regrow.sim.fleet.deciding import Remedy, Situation, Trouble
@@ -42,7 +42,7 @@ def _asked(situation: Situation) -> Remedy:
     replicas = _NODES if situation.survives else 1
     """One: whoever is lost takes a part of the state along."""
     elastic = situation.elastic and replicas > 1
-    facts = JobSpec(
+    spec = JobSpec(
         job=JobId("asked"),
         nproc=_RANKS,
         nodes=_NODES + situation.spare,
@@ -58,8 +58,8 @@ def _asked(situation: Situation) -> Remedy:
         min_replicas=1 if elastic else None,
         max_replicas=replicas if elastic else None,
     )
-    script = SimScript(until=_STEPS, parts=facts.unit)
-    world = World(facts, script=script, strikes=_strikes(situation), wishes=_wishes(situation), seed=1)
+    script = SimScript(until=_STEPS, parts=spec.unit)
+    world = World(spec, script=script, strikes=_strikes(situation), wishes=_wishes(situation), seed=1)
     end = world.run(most=_MOST_EVENTS)
     closed = [fact for _, fact in world.log if isinstance(fact, IncidentClosed)]
     if end.code or not closed:

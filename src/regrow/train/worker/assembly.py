@@ -9,7 +9,7 @@ import torch
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
 from regrow.core.ids import Seconds
-from regrow.core.messages import Role
+from regrow.core.messages.vocabulary import Role
 from regrow.hydration.server import HydrationServer
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import DurableState

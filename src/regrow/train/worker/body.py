@@ -9,7 +9,8 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, NotFinite, StepGivenUp, UsageError
 from regrow.core.ids import Seconds, StepNo
-from regrow.core.messages import FaultKind, FaultStage, WorkerNoted
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import FaultKind, FaultStage
 from regrow.core.phase import Phase
 from regrow.step.machine import Committed
 from regrow.train.state.protected import ProtectedState
@@ -86,7 +87,7 @@ class Body:
         self._costs_said = True
         why = self.updates.torn_apart or "on some rank a collective is called"
         self._link.send(
-            WorkerNoted(
+            facts.WorkerNoted(
                 self._link.env.worker,
                 f"{why} once a body has begun to update, so a fault undoes the whole body: each step keeps a copy of "
                 f"the protected state ({size / 1e6:,.1f} MB); none is needed where all collectives come before the "
@@ -201,7 +202,7 @@ class Body:
             self._put_back(state, step)
         if self._control.updating and self.updates.torn_apart and not self._control.whole_body:
             text = f"{self.updates.torn_apart} once step {step} had begun to update, which the rehearsal did not show"
-            self._link.send(WorkerNoted(self._link.env.worker, f"{text}: this fault has struck in its middle"))
+            self._link.send(facts.WorkerNoted(self._link.env.worker, f"{text}: this fault has struck in its middle"))
         self.begun = self._whole = False
         self._control.fail()
         if isinstance(error, NotFinite):
@@ -216,7 +217,9 @@ class Body:
         if lost:
             text = f"{lost[0]} was changed before the first update of step {step}, in which it never was before"
             cure = "change it after optimizer.step(), or in the first step too"
-            self._link.send(WorkerNoted(self._link.env.worker, f"{text}: this fault has struck just there ({cure})"))
+            self._link.send(
+                facts.WorkerNoted(self._link.env.worker, f"{text}: this fault has struck just there ({cure})")
+            )
             self._control.update()  # nobody can put that back: the state is torn
 
     def _symptom(self, error: Exception) -> bool:

@@ -12,7 +12,7 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
 from regrow.core.errors import RegrowError, StateError
 from regrow.core.ids import NO_STATE, Rank, StepNo
-from regrow.core.messages import FormGeneration
+from regrow.core.messages import orders
 from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer
 from regrow.core.phase import Phase
 from regrow.hydration.inventory import Inventory
@@ -67,13 +67,13 @@ class Comparison:
 
     # --- standing in a generation ------------------------------------------------------------------------------
 
-    def stand(self, form: FormGeneration) -> None:
+    def stand(self, form: orders.FormGeneration) -> None:
         """A membership was ordered: who is whose replica."""
         holdings = [member.holding for member in form.members]
         self._holding = next(member.holding for member in form.members if member.rank == form.rank)
         self._replicated = len(set(holdings)) < len(holdings)
 
-    def go_back(self, form: FormGeneration) -> None:
+    def go_back(self, form: orders.FormGeneration) -> None:
         """A holder is told to stand at the state that was agreed upon: make the own state that, where it is another.
 
         Raises `StateError` where there is no such copy, `GenerationHalted` when that is not wanted any more.

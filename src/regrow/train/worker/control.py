@@ -12,20 +12,10 @@ from regrow.agent.workers.link import AgentGone, WorkerLink
 from regrow.core.errors import DeadlineExceeded, GenerationHalted
 from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Generation, StepNo
-from regrow.core.messages import (
-    ArmFault,
-    FaultSpec,
-    FormGeneration,
-    HaltGeneration,
-    HaltMissed,
-    ProveAlive,
-    ReleaseWorker,
-    StacksTaken,
-    TakeStacks,
-    WorkerAlive,
-    WorkerHalted,
-)
+from regrow.core.messages import facts, orders
 from regrow.core.messages.copies import SnapshotStored, TakeSnapshot
+from regrow.core.messages.sights import ProveAlive, StacksTaken, TakeStacks, WorkerAlive
+from regrow.core.messages.vocabulary import FaultSpec
 from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Stopped, Transaction, Updating
 from regrow.train.worker.stacks import stacks
 
@@ -58,8 +48,8 @@ class Control:
         """How long the coordinator's word is waited for; it waits less long for nodes."""
         self._transaction = Transaction()
         self._changed = threading.Condition()
-        self._form: FormGeneration | None = None
-        self.released: ReleaseWorker | None = None
+        self._form: orders.FormGeneration | None = None
+        self.released: orders.ReleaseWorker | None = None
         """Set when nobody needs this worker's state any more."""
         self.over = False
         """Whether all ranks have run the last step."""
@@ -92,15 +82,15 @@ class Control:
         try:
             for order in self.link.orders():
                 match order:
-                    case HaltGeneration(at=None):
+                    case orders.HaltGeneration(at=None):
                         self._halt(order)
-                    case HaltGeneration(at=int(at)):
+                    case orders.HaltGeneration(at=int(at)):
                         self._halt_before(StepNo(at), order.generation)
-                    case FormGeneration():
+                    case orders.FormGeneration():
                         with self._changed:
                             self._form = order
                             self._changed.notify_all()
-                    case ReleaseWorker():
+                    case orders.ReleaseWorker():
                         with self._changed:
                             if order.goes_on:
                                 self.over = True
@@ -111,7 +101,7 @@ class Control:
                         with self._changed:
                             self._snapshot_at = order.step
                             self._changed.notify_all()
-                    case ArmFault():
+                    case orders.ArmFault():
                         self._arm(order.fault)
                     case SnapshotStored():
                         self._stored(order)
@@ -126,7 +116,7 @@ class Control:
         # Nobody supervises this process any more; its peers have been told, or have lost their agent too.
         os._exit(LOST_AGENT)
 
-    def _halt(self, order: HaltGeneration) -> None:
+    def _halt(self, order: orders.HaltGeneration) -> None:
         with self._changed:
             if order.generation < self.generation:
                 return
@@ -145,7 +135,7 @@ class Control:
             if generation != self.generation or self.halted or self._transaction.stop_before(step):
                 return
             begun = self._transaction.step
-        self.link.send(HaltMissed(self.link.env.worker, generation, step, begun))
+        self.link.send(facts.HaltMissed(self.link.env.worker, generation, step, begun))
 
     def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
         with self._changed:  # else the script may say that it stands before this says that it does not yet
@@ -154,7 +144,7 @@ class Control:
                 self._stood = generation
             inside = self.first_inside if ready else self.inside  # where it will be when it has rolled forward
             name = self.link.env.worker
-            halted = WorkerHalted(name, generation, state_at, ready, inside, self.verified, stands=stands)
+            halted = facts.WorkerHalted(name, generation, state_at, ready, inside, self.verified, stands=stands)
             if self.whole_body or state_at == NO_STATE:
                 halted = msgspec.structs.replace(halted, whole_body=self.whole_body, step=self.step)
             self.link.send(halted)
@@ -332,7 +322,7 @@ class Control:
             asked, self._snapshot_at = self._snapshot_at, None
             return asked
 
-    def peek_form(self) -> FormGeneration:
+    def peek_form(self) -> orders.FormGeneration:
         """The next membership, which stays to be taken by `await_form`. Raises `DeadlineExceeded`."""
         with self._at_rest():
             self._changed.wait_for(lambda: self._form is not None, self._patience)
@@ -340,7 +330,7 @@ class Control:
                 raise DeadlineExceeded(f"no membership within {self._patience:.0f} s", hint="see the coordinator's log")
             return self._form
 
-    def await_form(self) -> FormGeneration | None:
+    def await_form(self) -> orders.FormGeneration | None:
         """The next membership; None: this worker is released instead, or a snapshot of its state is wanted.
 
         Raises `DeadlineExceeded`.

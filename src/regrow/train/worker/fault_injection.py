@@ -13,7 +13,8 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
 from regrow.core.exit_codes import ON_DEMAND
 from regrow.core.ids import Seconds, StepNo
-from regrow.core.messages import FaultFired, FaultHow, FaultSpec, FaultStage
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import FaultHow, FaultSpec, FaultStage
 from regrow.hydration.shards import is_distributed, local
 
 PAUSE_S: Seconds = 10.0
@@ -114,7 +115,7 @@ class FaultInjector:
         if spec is None:
             return
         del self._armed[spec.fault]
-        self._link.send(FaultFired(self._link.env.worker, spec.fault, step, time.monotonic()))
+        self._link.send(facts.FaultFired(self._link.env.worker, spec.fault, step, time.monotonic()))
         if spec.how is FaultHow.BITFLIP:
             flip_bit(self._parameters())
         elif spec.how is FaultHow.PAUSE:

@@ -9,8 +9,9 @@ import torch
 from regrow.comm.process_group import Between
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
-from regrow.core.messages import WorkerFact, WorldChange
 from regrow.core.messages.data import BatchRecord
+from regrow.core.messages.unions import WorkerFact
+from regrow.core.messages.vocabulary import WorldChange
 from regrow.data.loader import Caching
 from regrow.train.state.protected import ProtectedState
 

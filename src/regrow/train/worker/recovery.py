@@ -11,8 +11,9 @@ from regrow.comm.process_groups import Formation, Groups
 from regrow.core.config import WorkerEnv, publish_rank
 from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
-from regrow.core.messages import FaultStage, FormGeneration, Role, WorkerResumed
+from regrow.core.messages import facts, orders
 from regrow.core.messages.copies import CopySource
+from regrow.core.messages.vocabulary import FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.hydration.client import Hydration, HydrationReport
 from regrow.hydration.copies.restore import Restoration
@@ -81,7 +82,7 @@ class Recovery:
         if receiving is not None:
             receiving.cancel()
 
-    def join(self, form: FormGeneration) -> Resumed | Adopted:
+    def join(self, form: orders.FormGeneration) -> Resumed | Adopted:
         """Stand in this membership.
 
         Raises `GenerationHalted` when it is given up meanwhile; `RegrowError`, `RuntimeError` or `OSError` when this
@@ -115,7 +116,7 @@ class Recovery:
         if outcome is None:
             raise GenerationHalted(f"generation {form.generation} was given up before it began")
         self.link.send(
-            WorkerResumed(
+            facts.WorkerResumed(
                 self.link.env.worker,
                 form.generation,
                 form_s=form_s,
@@ -125,7 +126,7 @@ class Recovery:
         )
         return outcome
 
-    def _offer(self, form: FormGeneration) -> None:
+    def _offer(self, form: orders.FormGeneration) -> None:
         if len(form.holders) == len(form.members):
             return
         # At once: nothing that this worker does before its next update changes what the newcomers read.
@@ -141,24 +142,24 @@ class Recovery:
             self.server.withdraw(deadline)
             self.frozen.thaw()
 
-    def _take_place(self, form: FormGeneration) -> None:
+    def _take_place(self, form: orders.FormGeneration) -> None:
         env, world = self.link.env, len(form.members)
         if (env.rank, env.local_rank, env.world) != (form.rank, form.local_rank, world):
             self.link.take_place(placed(env, rank=form.rank, local_rank=form.local_rank, world=world))
             publish_rank(form.rank, form.local_rank, world)
             self.link.early.seat(form.rank)
 
-    def _form_groups(self, form: FormGeneration) -> Seconds:
+    def _form_groups(self, form: orders.FormGeneration) -> Seconds:
         if self.groups.serves(form.generation):
             return 0.0
         env = self.link.env
         formation = Formation(form.generation, form.rank, len(form.members), env.store, site_of(env))
         return self.groups.form(formation, lambda: self.control.is_over(form.generation))
 
-    def _receive(self, form: FormGeneration) -> tuple[Seconds, int]:
+    def _receive(self, form: orders.FormGeneration) -> tuple[Seconds, int]:
         return self._hydrate(form) if form.restore is None else self._restore(form, form.restore)
 
-    def _restore(self, form: FormGeneration, source: CopySource) -> tuple[Seconds, int]:
+    def _restore(self, form: orders.FormGeneration, source: CopySource) -> tuple[Seconds, int]:
         """Go back to a copy in an agent's memory."""
         has_state = self.control.holds_state
         if has_state:
@@ -174,7 +175,7 @@ class Recovery:
             self.control.replaced(form.step)
         return report.seconds, report.bytes
 
-    def _hydrate(self, form: FormGeneration) -> tuple[Seconds, int]:
+    def _hydrate(self, form: orders.FormGeneration) -> tuple[Seconds, int]:
         holders = {Rank(rank) for rank in form.holders}
         mine = next(member.holding for member in form.members if member.rank == form.rank)
         endpoints = [m.endpoint for m in form.members if m.rank in holders and m.holding == mine]
@@ -196,7 +197,7 @@ class Recovery:
         report = self._run(form, reception)
         return report.seconds, report.bytes
 
-    def _run(self, form: FormGeneration, reception: Hydration | Restoration) -> HydrationReport:
+    def _run(self, form: orders.FormGeneration, reception: Hydration | Restoration) -> HydrationReport:
         with self._lock:
             self._receiving = reception
         if self.control.is_over(form.generation):

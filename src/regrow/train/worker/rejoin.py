@@ -8,7 +8,8 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.agent.workers.tracebacks import report
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Rank, StepNo
-from regrow.core.messages import FaultKind, WorkerFaulted, WorkerFinished, WorldChange
+from regrow.core.messages import facts
+from regrow.core.messages.vocabulary import FaultKind, WorldChange
 from regrow.core.phase import Phase
 from regrow.step.machine import Adopted
 from regrow.train.state.buddy_copies import BuddyCopies
@@ -30,7 +31,7 @@ class WorkerReleased(SystemExit):
 
 def tell_fault(link: WorkerLink, generation: Generation, step: StepNo, kind: FaultKind, error: Exception) -> None:
     """Something has gone wrong here, and the coordinator must decide."""
-    link.send(WorkerFaulted(link.env.worker, generation, step, kind, report(error)))
+    link.send(facts.WorkerFaulted(link.env.worker, generation, step, kind, report(error)))
 
 
 class Rejoin:
@@ -116,7 +117,7 @@ class Rejoin:
         if self._over():
             return False
         worker, generation = self._link.env.worker, self._control.generation
-        self._link.send(WorkerFinished(worker, generation, self._control.step, goes_on))
+        self._link.send(facts.WorkerFinished(worker, generation, self._control.step, goes_on))
         while not self._control.await_release(goes_on=goes_on):
             if self._over():
                 return False

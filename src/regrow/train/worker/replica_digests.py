@@ -14,7 +14,7 @@ import xxhash
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.core.ids import Seconds, StepNo
-from regrow.core.messages import FormGeneration, WorkerNoted
+from regrow.core.messages import facts, orders
 from regrow.core.messages.replicas import StateSampled
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.train.state.fingerprints import flat_bytes
@@ -44,7 +44,7 @@ class Sampler:
         self._whole_at: StepNo | None = None
         self._last: tuple[StepNo, Seconds] | None = None
 
-    def stand(self, form: FormGeneration, *, again: bool) -> None:
+    def stand(self, form: orders.FormGeneration, *, again: bool) -> None:
         """A membership was ordered. `again`: it follows another, so all is compared once, after its first step."""
         holdings = [member.holding for member in form.members]
         self._replicated = len(set(holdings)) < len(holdings)
@@ -77,7 +77,7 @@ class Sampler:
         except Exception as error:  # noqa: BLE001  whatever the script's objects raise when they are asked
             self._failed = True
             text = f"replicas are not compared: {type(error).__name__}: {error}"
-            self._link.send(WorkerNoted(self._link.env.worker, text))
+            self._link.send(facts.WorkerNoted(self._link.env.worker, text))
             return None
 
 

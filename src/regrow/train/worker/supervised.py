@@ -15,14 +15,10 @@ from regrow.comm.process_groups import Formation, Groups
 from regrow.comm.torch_private import device_mesh
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import NO_STATE, Seconds, StepNo
-from regrow.core.messages import (
-    FaultStage,
-    Role,
-    WorkerFact,
-    WorkerNoted,
-    WorkerReady,
-)
+from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord
+from regrow.core.messages.unions import WorkerFact
+from regrow.core.messages.vocabulary import FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.data.loader import Caching
 from regrow.train.state.buddy_copies import BuddyCopies
@@ -176,7 +172,7 @@ class SupervisedWorker:
 
     def note_of_script(self, text: str) -> None:
         """Tell people something about the script, once, whichever ranks say it."""
-        self._link.send(WorkerNoted(self._link.env.worker, text))
+        self._link.send(facts.WorkerNoted(self._link.env.worker, text))
 
     def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
         """These groups have the ranks of all replicas, those lie inside one, however many there are."""
@@ -207,7 +203,7 @@ class SupervisedWorker:
         holding = state.layout()
         self._link.board.enter(Phase.WAITING)
         self._link.send(
-            WorkerReady(
+            facts.WorkerReady(
                 env.worker,
                 state_at,
                 recovery.server.endpoint,

@@ -7,7 +7,7 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm.process_groups import Groups
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Seconds, StepNo
-from regrow.core.messages import FaultKind, FaultStage
+from regrow.core.messages.vocabulary import FaultKind, FaultStage
 from regrow.core.phase import Phase
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.worker.accelerator import Accelerator, Processor

@@ -1,0 +1,149 @@
+"""Who may say what: the messages of a worker, of an agent, of a coordinator, each as one type."""
+
+from regrow.core.messages import facts, orders
+from regrow.core.messages.checkpoints import (
+    AbandonCheckpoint,
+    CheckpointFailed,
+    CheckpointWritten,
+    FinishCheckpoint,
+    PartsWritten,
+    SnapshotForDisk,
+    SnapshotHeld,
+    WriteCheckpoint,
+)
+from regrow.core.messages.copies import (
+    CopiesHeld,
+    CopyStreamEnded,
+    PlaceCopies,
+    ReportCopies,
+    SnapshotStored,
+    SnapshotTaken,
+    TakeSnapshot,
+)
+from regrow.core.messages.data import DataNoted, OrderDeclared, ProducerServed, ProducerWanted
+from regrow.core.messages.health import NodeExamined
+from regrow.core.messages.log_rules import LogRuleNews, LogRulesNoted
+from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer, StateSampled
+from regrow.core.messages.sights import NodeSeen, ProveAlive, StacksTaken, TakeStacks, WorkerAlive
+from regrow.core.messages.succession import NodeReport, ReportNode
+from regrow.core.messages.tables import JoinGeneration, TableMissed, TableOrder
+
+WorkerFact = (
+    facts.WorkerReady
+    | facts.ModulesImported
+    | facts.WorkerFaulted
+    | facts.WorkerNoted
+    | facts.WorkerHalted
+    | facts.HaltMissed
+    | facts.WorkerResumed
+    | facts.WorkerCommitted
+    | facts.WorkerStaged
+    | facts.WorkerFinished
+    | facts.WorkerFailed
+    | facts.FaultFired
+    | SnapshotTaken
+    | SnapshotForDisk
+    | ReplicasDiffer
+    | CorruptionNamed
+    | StateSampled
+    | OrderDeclared
+    | ProducerWanted
+    | ProducerServed
+    | WorkerAlive
+    | StacksTaken
+)
+"""What a worker tells its agent."""
+
+WorkerOrder = (
+    orders.StartScript
+    | orders.ImportModules
+    | orders.HaltGeneration
+    | orders.FormGeneration
+    | orders.ReleaseWorker
+    | orders.ArmFault
+    | SnapshotStored
+    | TakeSnapshot
+    | ProveAlive
+    | TakeStacks
+)
+"""What an agent passes on to a worker."""
+
+AgentFact = (
+    facts.NodeJoined
+    | facts.NodeDraining
+    | facts.NodeStopped
+    | facts.NodeProgress
+    | facts.WorkerStarted
+    | facts.WorkerReady
+    | facts.ModulesImported
+    | facts.WorkerFaulted
+    | facts.WorkerNoted
+    | facts.WorkerHalted
+    | facts.HaltMissed
+    | facts.WorkerResumed
+    | facts.WorkerCommitted
+    | facts.WorkerFinished
+    | facts.WorkerFailed
+    | NodeSeen
+    | WorkerAlive
+    | facts.WorkerExited
+    | facts.FaultFired
+    | CopiesHeld
+    | CopyStreamEnded
+    | SnapshotHeld
+    | PartsWritten
+    | CheckpointWritten
+    | CheckpointFailed
+    | ReplicasDiffer
+    | CorruptionNamed
+    | StateSampled
+    | DataNoted
+    | TableMissed
+    | NodeExamined
+    | LogRuleNews
+    | LogRulesNoted
+    | NodeReport
+)
+"""What an agent tells the coordinator."""
+
+NodeTask = (
+    orders.SpawnWorker
+    | orders.FenceWorker
+    | orders.StopNode
+    | orders.NoteGeneration
+    | ReportCopies
+    | ReportNode
+    | PlaceCopies
+    | WriteCheckpoint
+    | FinishCheckpoint
+    | AbandonCheckpoint
+)
+"""What an agent is to do itself."""
+
+NodeOrder = NodeTask | TableOrder
+"""What the coordinator orders an agent for itself: these name its node."""
+
+AgentOrder = (
+    NodeOrder
+    | orders.StartScript
+    | orders.ImportModules
+    | orders.HaltGeneration
+    | JoinGeneration
+    | orders.ReleaseWorker
+    | orders.ArmFault
+    | TakeSnapshot
+    | ProveAlive
+    | TakeStacks
+)
+"""What the coordinator orders an agent, for itself or for one of its workers."""
+
+Fact = (
+    AgentFact
+    | facts.NodeLost
+    | facts.StopRequested
+    | facts.FaultRequested
+    | facts.ScaleRequested
+    | facts.DrainRequested
+    | facts.TimeAdvanced
+)
+"""All that the membership machine is told."""
