@@ -324,3 +324,13 @@ def test_ranks_that_are_halted_for_want_of_a_node_are_saved_too() -> None:
     assert made.all(EndJob) == []
     written(made, step=1)
     assert [end.code for end in made.all(EndJob)] == [75] and made.last(CheckpointSaved).step == 1
+
+
+@pytest.mark.parametrize("gone", [facts.NodeLost(NodeId("n0"), "gone"), facts.NodeStopped(NodeId("n0"))])
+def test_nothing_is_said_of_a_checkpoint_by_whose_node_the_job_has_ended(
+    gone: facts.NodeLost | facts.NodeStopped,
+) -> None:
+    made = later(job(nodes=2, max_faults=0))
+    held(made, 0, asked=1, step=4)
+    assert made.last(WriteCheckpoint).node == "n0"
+    assert isinstance(made.tell(gone)[-1], EndJob)

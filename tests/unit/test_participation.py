@@ -215,7 +215,7 @@ def test_what_is_enqueued_is_waited_for_at_the_gate_and_before_state_is_read(mon
     monkeypatch.setattr(assembling, "FrozenState", freezing)
     for name in ("HydrationServer", "Recovery"):
         monkeypatch.setattr(assembling, name, MagicMock())
-    monkeypatch.setattr(supervising, "WorkerReady", MagicMock())
+    monkeypatch.setattr(facts, "WorkerReady", MagicMock())
     member = supervised()
     env = cast(Any, member)._link.env
     cast(Any, member)._groups.count = 1

@@ -134,7 +134,7 @@ class Membership:
                 self._nodes.joined(event, now)
             case facts.NodeLost():
                 self._nodes.lost(event, now)
-                self._checkpoints.node_lost(event.node, now)
+                self._give_up_checkpoint(event.node, now)
             case facts.StopRequested():
                 self._stopping.requested(event, now)
             case facts.FaultRequested():
@@ -169,7 +169,7 @@ class Membership:
                 self._orders.note(event.text, now)
             case facts.NodeStopped():
                 self._nodes.stopped(event, now)
-                self._checkpoints.node_lost(event.node, now)
+                self._give_up_checkpoint(event.node, now)
             case NodeReport():
                 pass  # of use to who has asked for it
             case _:
@@ -204,6 +204,11 @@ class Membership:
                 break
         for change in self._job.take_unforeseen():
             self._orders.note(say.unforeseen(change), now)
+
+    def _give_up_checkpoint(self, lost: NodeId, now: Instant) -> None:
+        """What a lost node was writing, unless its loss was the end of the job: nothing is said after that."""
+        if not isinstance(self.state, Ended):
+            self._checkpoints.node_lost(lost, now)
 
     def next_deadline(self) -> Instant | None:
         """When `TimeAdvanced` must be sent at the latest; None: nothing is being waited for."""

@@ -38,6 +38,7 @@ class DiskHost:
         jitter: a time that is about so long.
         say: tells the coordinator something for a node's agent.
         heard: whether a worker's agent is there.
+        ranks: how many there are in the newest generation.
         require: raises unless a law holds.
     """
 
@@ -46,6 +47,7 @@ class DiskHost:
     jitter: Callable[[Seconds], Seconds]
     say: Callable[[NodeId, AgentFact], None]
     heard: Callable[[SimWorker], bool]
+    ranks: Callable[[], int]
     require: Callable[[bool, str], None]
 
 
@@ -54,7 +56,7 @@ class SimDisk:
 
     Args:
         spec: whether there are checkpoints, and who writes them.
-        parts: into how many the state is divided, at least 1.
+        parts: into how many the state is divided, at least 1, and at most one a rank.
         host: the world.
     """
 
@@ -62,6 +64,8 @@ class SimDisk:
         self.durable = StepNo(0)
         """The step of the newest checkpoint that is whole."""
         self._spec, self._parts, self._host = spec, parts, host
+        self._divided = 1
+        """Into how many it has been divided so far: a job that starts smaller than it asked for has fewer."""
         self._stuck_until: Instant = float("-inf")
         self._wanted: dict[WorkerId, StepNo] = {}
         self._obeyed: set[DiskKey] = set()
@@ -94,6 +98,7 @@ class SimDisk:
         acts = self._host.heard(worker) and not worker.hung and not worker.stalled
         if asked is not None and asked <= worker.state and acts:
             del self._wanted[worker.worker]
+            self._divided = max(self._divided, min(self._parts, self._host.ranks()))
             self._held[worker.spawn.node][worker.rank] = worker.state, worker.holding
             self._host.say(worker.spawn.node, SnapshotHeld(worker.worker, asked, worker.state))
 
@@ -136,7 +141,7 @@ class SimDisk:
             self._host.say(order.node, CheckpointFailed(order.node, order.attempt, order.step, reason))
             return
         holdings = {holding for _, holding in parts.values()}
-        self._host.require(len(holdings) == self._parts, f"a checkpoint has all {self._parts} parts, not {holdings}")
+        self._host.require(len(holdings) == self._divided, f"a checkpoint has all {self._divided} parts: {holdings}")
         self._host.require(parts.keys() >= set(order.ranks), f"no rank of {order.ranks} is left out: {sorted(parts)}")
         self.durable = max(self.durable, order.step)
         self._host.say(order.node, CheckpointWritten(order.node, order.attempt, order.step, "checkpoints", 0))

@@ -227,10 +227,8 @@ class SimWorker:
             self.state, self.ready = NO_STATE, False
             self._fault(FaultKind.HYDRATION, ErrorReport("HydrationError", "no holder", "HydrationError"))
 
-    def _resume(self, hydrate_s: Seconds) -> None:
-        self._around.say(
-            self, facts.WorkerResumed(self.worker, self.generation, 0.01, hydrate_s, int(hydrate_s * 1000))
-        )
+    def _resume(self, took: Seconds) -> None:
+        self._around.say(self, facts.WorkerResumed(self.worker, self.generation, 0.01, took, int(took * 1000)))
         self._begin()
 
     def symptom(self) -> None:

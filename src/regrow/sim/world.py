@@ -74,9 +74,9 @@ class World:
         self._uplinks = Uplinks(self._network, self.tell)
         self._offices = Offices(self._coordinator, self._uplinks, self._timeline, self.jitter, self._there)
         self._agents = SimAgents(AgentHost(self._network, self.after, self.say_of_agent, self._obey))
-        host = DiskHost(self.now, self._after_on, self.jitter, self.say_of_agent, self.heard, require)
-        self.disk = SimDisk(spec, max(1, self.script.parts), host)
         self._groups: dict[Generation, Group] = {}
+        host = DiskHost(self.now, self._after_on, self.jitter, self.say_of_agent, self.heard, self._ranks, require)
+        self.disk = SimDisk(spec, max(1, self.script.parts), host)
         self._counts: dict[tuple[Rank | None, Doing], int] = {}
         self._strikes = list(strikes)
         self._unsent: dict[NodeId, dict[WorkerId, facts.WorkerCommitted]] = {}
@@ -368,6 +368,9 @@ class World:
         if group is None:
             group = self._groups[generation] = Group(generation, members, self._rng)
         return group
+
+    def _ranks(self) -> int:
+        return len(self._groups[max(self._groups)].members)
 
     def entered(self, worker: SimWorker, doing: Doing) -> None:
         """Strikes that wait for this moment, and the agent's eye on who waits for ever in a collective."""
