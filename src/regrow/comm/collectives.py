@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from regrow.comm import reductions
-from regrow.comm.headers import BYTES as HEADER_BYTES
 from regrow.comm.headers import Call, Operation, Told
 from regrow.comm.hypercube import ByPeer, Hypercube
 from regrow.comm.links import RECEIVING, SENDING
 from regrow.comm.reductions import Combine
 from regrow.comm.rounds import DIRECT, Rounds
+from regrow.comm.small_messages import SmallMessages
 from regrow.comm.socket_mesh import SocketMesh
 from regrow.core.ids import Seconds
 from regrow.step.dealing import MicroBatchRange, fold, partial_nodes_of_all
@@ -36,7 +36,6 @@ Tensors = dict[int, torch.Tensor]
 
 
 _ALIGNED = 64
-_KEPT_MESSAGES = 16
 
 
 def _view(tensor: torch.Tensor) -> memoryview:
@@ -64,7 +63,7 @@ class Collectives:
         self._wide = Hypercube(self._rounds, self._exchange_parts, self._room)
         self._receiving = {peer: threading.Lock() for peer in self._others}
         self._number = 0
-        self._messages: dict[tuple[int, torch.dtype], tuple[dict[int, torch.Tensor], dict[int, memoryview]]] = {}
+        self._messages = SmallMessages(mesh.size)
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     # --- reductions --------------------------------------------------------------------------------------------
@@ -82,7 +81,7 @@ class Collectives:
         combine = reductions.combine(call.reduction)
         reductions.prepare(call.reduction, op, flat)
         direct = self._rounds.direct
-        small = flat.nbytes * len(self._others) <= WHOLE_BYTES if direct else flat.nbytes <= SMALL_BYTES
+        small = flat.nbytes * max(1, self._size - 1) <= WHOLE_BYTES if direct else flat.nbytes <= SMALL_BYTES
         if small or flat.numel() < self._size:
             (self._reduce_whole if direct else self._wide.reduce_small)(flat, combine, call)
         else:
@@ -111,7 +110,7 @@ class Collectives:
     def _reduce_whole(self, flat: torch.Tensor, combine: Combine, call: Call) -> None:
         """One round: each message is a header and a tensor, in memory that is in one piece."""
         headers = self._headers(call, {}, {})
-        parts, messages = self._small_messages(flat)
+        parts, messages = self._messages.like(flat)
         mine, message = parts[self._rank].copy_(flat), messages[self._rank]
         message[: headers.size] = headers.before(self._rank)
         self._mesh.exchange(
@@ -122,21 +121,6 @@ class Collectives:
             deadline=self.deadline,
         )
         self._combine_in_order(flat, mine, parts, combine)
-
-    def _small_messages(self, like: torch.Tensor) -> tuple[dict[int, torch.Tensor], dict[int, memoryview]]:
-        """For each rank room for a tensor, and for it with a header before it. Kept, as small sums come again."""
-        key = (like.nbytes, like.dtype)
-        found = self._messages.get(key)
-        if found is None:
-            if len(self._messages) >= _KEPT_MESSAGES:
-                self._messages.clear()
-            stride = -(-like.nbytes // _ALIGNED) * _ALIGNED + _ALIGNED
-            room = torch.empty(stride * self._size, dtype=torch.uint8)
-            starts = [(rank, rank * stride + _ALIGNED) for rank in range(self._size)]
-            parts = {rank: room[at : at + like.nbytes].view(like.dtype) for rank, at in starts}
-            messages = {rank: _view(room[at - HEADER_BYTES : at + like.nbytes]) for rank, at in starts}
-            found = self._messages[key] = (parts, messages)
-        return found
 
     def _reduce_piece(self, flat: torch.Tensor, combine: Combine, call: Call | None) -> None:
         bounds = [flat.numel() * at // self._size for at in range(self._size + 1)]

@@ -1,7 +1,7 @@
 """What happens between the workers of one generation: groups that form, all-reduces that need everyone."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from regrow.core.ids import Generation, Seconds, StepNo, WorkerId
@@ -94,3 +94,8 @@ class Group:
     def _maybe_notice(self, peer: Peer) -> None:
         if self._rng.random() < 0.4:
             peer.later(self._rng.uniform(0.0, 0.02), "symptom")
+
+
+def newest_size(groups: Mapping[Generation, Group]) -> int:
+    """How many ranks the newest of some generations has."""
+    return len(groups[max(groups)].members)

@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from regrow.agent.held_tables import Feasible
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, WorkerId
@@ -16,7 +17,7 @@ from regrow.core.messages.vocabulary import FaultSpec, Member
 from regrow.membership.machine import EndJob, Membership
 from regrow.membership.states import Gathering
 from regrow.sim.agents import AgentHost, SimAgents
-from regrow.sim.collectives import Group
+from regrow.sim.collectives import Group, newest_size
 from regrow.sim.coordinator import SimCoordinator
 from regrow.sim.disk import DiskHost, SimDisk
 from regrow.sim.faults import SimFault, Wish, striking
@@ -75,7 +76,8 @@ class World:
         self._offices = Offices(self._coordinator, self._uplinks, self._timeline, self.jitter, self._there)
         self._agents = SimAgents(AgentHost(self._network, self.after, self.say_of_agent, self._obey))
         self._groups: dict[Generation, Group] = {}
-        host = DiskHost(self.now, self._after_on, self.jitter, self.say_of_agent, self.heard, self._ranks, require)
+        ranks = partial(newest_size, self._groups)
+        host = DiskHost(self.now, self._after_on, self.jitter, self.say_of_agent, self.heard, ranks, require)
         self.disk = SimDisk(spec, max(1, self.script.parts), host)
         self._counts: dict[tuple[Rank | None, Doing], int] = {}
         self._strikes = list(strikes)
@@ -368,9 +370,6 @@ class World:
         if group is None:
             group = self._groups[generation] = Group(generation, members, self._rng)
         return group
-
-    def _ranks(self) -> int:
-        return len(self._groups[max(self._groups)].members)
 
     def entered(self, worker: SimWorker, doing: Doing) -> None:
         """Strikes that wait for this moment, and the agent's eye on who waits for ever in a collective."""

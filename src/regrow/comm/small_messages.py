@@ -1,0 +1,40 @@
+"""Memory for sums that go whole: room for each rank's tensor with a header before it, kept for the next one."""
+
+import torch
+
+from regrow.comm.headers import BYTES as HEADER_BYTES
+
+_ALIGNED = 64
+_MOST, _MOST_BYTES = 16, 8 << 20
+
+
+class SmallMessages:
+    """Of one group, by the sum's size and dtype; 8 MiB at most.
+
+    Args:
+        ranks: how many the group has.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._kept: dict[tuple[int, torch.dtype], tuple[dict[int, torch.Tensor], dict[int, memoryview]]] = {}
+        self.nbytes = 0
+        """What is kept."""
+
+    def like(self, tensor: torch.Tensor) -> tuple[dict[int, torch.Tensor], dict[int, memoryview]]:
+        """For each rank room for a tensor such as this, and for it with a header before it, in one piece."""
+        key = (tensor.nbytes, tensor.dtype)
+        found = self._kept.get(key)
+        if found is None:
+            stride = -(-tensor.nbytes // _ALIGNED) * _ALIGNED + _ALIGNED
+            more = stride * self._ranks
+            if len(self._kept) >= _MOST or self.nbytes + more > _MOST_BYTES:
+                self._kept.clear()
+                self.nbytes = 0
+            self.nbytes += more
+            room = torch.empty(more, dtype=torch.uint8)
+            starts = [(rank, rank * stride + _ALIGNED) for rank in range(self._ranks)]
+            parts = {rank: room[at : at + tensor.nbytes].view(tensor.dtype) for rank, at in starts}
+            messages = {rank: room[at - HEADER_BYTES : at + tensor.nbytes].numpy().data for rank, at in starts}
+            found = self._kept[key] = (parts, messages)
+        return found
