@@ -38,7 +38,8 @@ LINK = """
 import os, signal, sys, time
 from regrow.agent.workers.link import WorkerLink
 from regrow.core.phase import Phase
-from regrow.core.messages import *
+from regrow.core.messages.facts import *
+from regrow.core.messages.orders import *
 link = WorkerLink.current()
 me = link.env.worker
 def committed(step, generation=1):

@@ -20,7 +20,7 @@ import os, signal, threading, time
 import torch
 from regrow.agent.workers.link import WorkerLink
 from regrow.core.messages.copies import SnapshotStored
-from regrow.core.messages import WorkerFinished
+from regrow.core.messages.facts import WorkerFinished
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.copies.snapshot import SnapshotKeeper
 
