@@ -227,7 +227,8 @@ async def test_a_standby_with_imports_waits_for_its_rank_before_it_runs_the_scri
     env = WorkerEnv.read()
     assert env == WorkerLink.current().env
     print("runs as", env.role, os.environ["RANK"], os.environ["LOCAL_RANK"], env.rank, env.generation, flush=True)
-    WorkerLink.current().send(__import__("regrow.core.messages.facts").core.messages.facts.WorkerHalted(env.worker, 4, 1))
+    from regrow.core.messages.facts import WorkerHalted
+    WorkerLink.current().send(WorkerHalted(env.worker, 4, 1))
     """
     async with agent(tmp_path, source, job={"warmth": Warmth.IMPORTS}) as bench:
         await bench.spawn("s0", role=Role.STANDBY)
