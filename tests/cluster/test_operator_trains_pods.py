@@ -13,7 +13,8 @@ from regrow.observe.ledger import Ledger, read_records
 
 pytestmark = pytest.mark.full
 SHARDED = ("--invariant", "--mode", "hsdp", "--shard", "2")
-SOON = {"gracefulShutdownTimeoutInSeconds": 3}
+SOON = {"gracefulShutdownTimeoutInSeconds": 10}
+"""Less, and on a slow machine the pod is gone before all stand still for it."""
 
 
 def pods(cluster: Bed, place: int, *, deleted: bool = False) -> dict[str, str]:
@@ -45,8 +46,7 @@ async def test_the_other_pod_of_replica_0_is_deleted_and_pod_0_waits_for_the_nex
             assert (cluster.status()["attempt"], len(job.made)) == (1, 3)
             kinds = job.assert_undisturbed(2)
             await job.assert_no_orphan()
-    # It is given back, for which all wait; on a machine so slow that its grace is over before, it is lost.
-    assert kinds in (["preempt"], ["node"]), kinds
+    assert kinds == ["preempt"], "given back, and all stand still for it"
 
 
 async def test_a_node_with_the_other_shard_of_replica_0_loses_its_power_and_the_other_replica_trains_on(

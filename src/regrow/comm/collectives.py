@@ -19,7 +19,7 @@ from regrow.comm.hypercube import ByPeer, Hypercube
 from regrow.comm.links import RECEIVING, SENDING
 from regrow.comm.reductions import Combine
 from regrow.comm.rounds import DIRECT, Rounds
-from regrow.comm.small_messages import SmallMessages
+from regrow.comm.small_messages import SmallMessages, aligned
 from regrow.comm.socket_mesh import SocketMesh
 from regrow.core.ids import Seconds
 from regrow.step.dealing import MicroBatchRange, fold, partial_nodes_of_all
@@ -33,9 +33,6 @@ WHOLE_BYTES = 512 << 10
 
 Tensors = dict[int, torch.Tensor]
 """By peer."""
-
-
-_ALIGNED = 64
 
 
 def _view(tensor: torch.Tensor) -> memoryview:
@@ -354,7 +351,7 @@ class Collectives:
 
     def _room(self, like: torch.Tensor, count: int) -> list[torch.Tensor]:
         """`count` tensors of that size and dtype, in memory that is used again."""
-        size = -(-like.nbytes // _ALIGNED) * _ALIGNED
+        size = aligned(like.nbytes)
         if self._scratch.nbytes < size * count:
             self._scratch = torch.empty(size * count, dtype=torch.uint8)
         return [self._scratch[at * size : at * size + like.nbytes].view(like.dtype) for at in range(count)]

@@ -4,8 +4,13 @@ import torch
 
 from regrow.comm.headers import BYTES as HEADER_BYTES
 
-_ALIGNED = 64
+_ALIGNMENT = 64
 _MOST, _MOST_BYTES = 16, 8 << 20
+
+
+def aligned(nbytes: int) -> int:
+    """So many bytes or a few more, so that what comes behind begins where processors load well."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class SmallMessages:
@@ -26,14 +31,14 @@ class SmallMessages:
         key = (tensor.nbytes, tensor.dtype)
         found = self._kept.get(key)
         if found is None:
-            stride = -(-tensor.nbytes // _ALIGNED) * _ALIGNED + _ALIGNED
+            stride = aligned(tensor.nbytes) + _ALIGNMENT
             more = stride * self._ranks
             if len(self._kept) >= _MOST or self.nbytes + more > _MOST_BYTES:
                 self._kept.clear()
                 self.nbytes = 0
             self.nbytes += more
             room = torch.empty(more, dtype=torch.uint8)
-            starts = [(rank, rank * stride + _ALIGNED) for rank in range(self._ranks)]
+            starts = [(rank, rank * stride + _ALIGNMENT) for rank in range(self._ranks)]
             parts = {rank: room[at : at + tensor.nbytes].view(tensor.dtype) for rank, at in starts}
             messages = {rank: room[at - HEADER_BYTES : at + tensor.nbytes].numpy().data for rank, at in starts}
             found = self._kept[key] = (parts, messages)
