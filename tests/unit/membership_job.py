@@ -114,13 +114,13 @@ class Job:
     ) -> list[Command]:
         return self.tell(facts.WorkerFaulted(self.of(rank), self.machine.generation, StepNo(step), kind, error))
 
-    def hung(self, rank: int, step: int, **what: Any) -> list[Command]:
+    def hung(self, rank: int, step: int, *, every: float = 2.0, **what: Any) -> list[Command]:
         """All agents look, twice: all others wait for `rank`, which stands still for longer than any bound."""
         self.now += 5000.0
         said: list[Command] = []
         for _ in range(2):
             sights = [self.sight(r, step, **(what if r == rank else {"waits": True, "calls": 1})) for r in self.ranks]
-            said += self.tell(NodeSeen(NodeId("n0"), sights), after=2.0)
+            said += self.tell(NodeSeen(NodeId("n0"), sights), after=every)
         return said
 
     def sight(self, rank: int, step: int, **what: Any) -> WorkerSight:

@@ -23,7 +23,7 @@ class Bench:
 
     def look(self, after: float = 0.25) -> NodeSeen | None:
         self.now += after
-        return self.watcher.look(self.boards, self.now, interval=0.25)
+        return self.watcher.look(self.boards, self.now)
 
     def until(self, seconds: float) -> list[NodeSeen]:
         """Looks as an agent does; what it tells."""
@@ -108,3 +108,15 @@ def test_the_longest_of_the_last_fifty_steps_is_told() -> None:
     for seconds in (20.0, *[0.5] * 30, 7.0, *[0.5] * 40):
         bench.watcher.step_took(seconds)
     assert bench.until(8.0)[-1].longest == 7.0
+
+
+@pytest.mark.parametrize("bound", [1.0, 2.0, 90.0])
+def test_who_stands_still_for_the_bound_is_told_of_within_a_tenth_of_it(bound: float) -> None:
+    bench = Bench(bound)
+    began = bench.now
+    seconds = 0.0
+    while seconds < bound:
+        seen = bench.look(bench.watcher.interval)
+        seconds = seen.sights[0].seconds if seen is not None else 0.0
+    assert bench.now - began <= 1.1 * bound
+    assert bench.watcher.interval >= 0.05, "it does not look more often than that may cost"

@@ -57,6 +57,14 @@ def test_who_hangs_and_does_not_answer_the_halt_is_fenced_and_replaced() -> None
     assert silent not in {m.worker for m in form(job).members}
 
 
+def test_a_small_world_is_judged_at_each_look_and_a_large_one_five_times_a_second() -> None:
+    assert Job(4).trained(4).hung(1, 5, every=0.05), "found at the second look"
+    large = Job(100).trained(4)
+    assert not large.hung(1, 5, every=0.05)
+    large.tell(NodeSeen(NodeId("n0"), [large.sight(1, 5)]), after=0.2)
+    assert large.last(orders.FenceWorker).worker
+
+
 @pytest.mark.parametrize(
     "what",
     [{"busy": True}, {"phase": Phase.OUTSIDE}, {"phase": Phase.REGION}, {"seconds": 60.0}, {"phase": Phase.DATA}],

@@ -43,7 +43,6 @@ from regrow.core.messages.succession import ReportNode
 from regrow.core.messages.tables import GenerationTable
 from regrow.core.messages.vocabulary import ErrorReport, FaultHow, FaultStage
 
-_WATCH_S: Seconds = 0.25
 _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
 _BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
@@ -314,12 +313,12 @@ class Agent:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(self._watcher.interval)
             alive = self._watched()
             boards = {worker.id: BoardView(worker.board.read(), worker.board.read_flight()) for worker in alive}
             for worker in alive:
                 worker.listen(self._worker_dying)
-            if (seen := self._watcher.look(boards, time.monotonic(), interval=_WATCH_S)) is not None:
+            if (seen := self._watcher.look(boards, time.monotonic())) is not None:
                 self._uplink.send(seen)
 
     def _watched(self) -> list[Worker]:

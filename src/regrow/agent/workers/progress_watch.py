@@ -12,6 +12,9 @@ from regrow.core.messages.sights import NodeSeen, WorkerSight
 _RECENT_STEPS = 50
 _TELL_AFTER_S: Seconds = 5.0
 _TELL_EVERY_S: Seconds = 2.0
+_LOOK_EVERY_S: Seconds = 0.25
+_TIMES_A_BOUND = 20
+"""How often at least, within the bound, boards are looked at and told of: a hang is found a tenth of it late at most."""
 _GAP_S: Seconds = 1.0
 """An agent that looks so much later than it should was paused itself, and maybe all its workers with it."""
 _BUSY = 0.05
@@ -38,7 +41,9 @@ class Watcher:
     def __init__(self, node: NodeId, bound: Seconds, evidence: Callable[[], Mapping[WorkerId, Evidence]]) -> None:
         self._node = node
         self._after = min(_TELL_AFTER_S, bound / 4)
-        self._every = min(_TELL_EVERY_S, bound / 8)
+        self._every = min(_TELL_EVERY_S, bound / _TIMES_A_BOUND)
+        self.interval = min(_LOOK_EVERY_S, bound / _TIMES_A_BOUND)
+        """Seconds between two calls of `look`."""
         self._evidence = evidence
         self._steps: deque[Seconds] = deque(maxlen=_RECENT_STEPS)
         self._since: dict[WorkerId, tuple[int, Instant]] = {}
@@ -51,19 +56,19 @@ class Watcher:
         """A step was committed."""
         self._steps.append(seconds)
 
-    def look(self, boards: Mapping[WorkerId, BoardView], now: Instant, *, interval: Seconds) -> NodeSeen | None:
+    def look(self, boards: Mapping[WorkerId, BoardView], now: Instant) -> NodeSeen | None:
         """What is to be told, if it is time; workers not among these are forgotten. To be called each `interval`."""
-        self._note(boards, now, interval)
+        self._note(boards, now)
         still = any(now - since >= self._after for _, since in self._since.values())
-        if not (still or self._telling) or (still and now - self._told_at < self._every):
+        if not (still or self._telling) or (still and now - self._told_at < self._every - self.interval / 2):
             return None
         self._telling, self._told_at = still, now
         known = self._evidence()
         sights = [self._sight(name, board, known[name], now) for name, board in boards.items() if name in known]
         return NodeSeen(self._node, sights, max(self._steps, default=0.0))
 
-    def _note(self, boards: Mapping[WorkerId, BoardView], now: Instant, interval: Seconds) -> None:
-        gap = 0.0 if self._looked_at is None else now - self._looked_at - interval
+    def _note(self, boards: Mapping[WorkerId, BoardView], now: Instant) -> None:
+        gap = 0.0 if self._looked_at is None else now - self._looked_at - self.interval
         self._looked_at = now
         self._cpu = {worker: used for worker, used in self._cpu.items() if worker in boards}
         since: dict[WorkerId, tuple[int, Instant]] = {}

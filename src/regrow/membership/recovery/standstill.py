@@ -16,7 +16,9 @@ from regrow.membership.states import Forming, Switching, Training
 
 FRESH_S: Seconds = 12.0
 """A look that is older says nothing any more: the worker goes on, or its agent is paused."""
-_JUDGE_S: Seconds = 0.2
+_JUDGE_A_RANK_S: Seconds = 0.002
+_JUDGE_MOST_S: Seconds = 0.2
+"""Between two judgements at least, by the size of the world: a judgement looks at all of it."""
 _SAY_S: Seconds = 60.0
 
 
@@ -53,7 +55,7 @@ class Standstills:
         for sight in event.sights:
             if sight.worker in self._roster.workers:
                 self._sights[sight.worker] = (sight, now)
-        if now - self._judged_at < _JUDGE_S:
+        if now - self._judged_at < min(_JUDGE_MOST_S, _JUDGE_A_RANK_S * len(self._roster.places)):
             return
         self._judged_at = now
         if len(self._sights) > 2 * len(self._roster.workers):
