@@ -35,7 +35,7 @@ format: venv
 export PYTHONDONTWRITEBYTECODE :=
 
 # Test jobs wait much: three at a time left a quarter of two cores idle. docs/tests.md has what four take.
-PYTEST := $(BIN)/python -m pytest -q --durations=10 -n 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -q --durations=10 -n 4 --dist loadfile --no-loadscope-reorder
 
 # Each seam and each stage of a fault once.
 test: venv
@@ -48,7 +48,7 @@ test-all: venv
 ORDER ?= none
 UNTIL ?= 1e12
 test-rest: venv
-	$(PYTEST) -m "full and not soak" --no-loadscope-reorder --order $(ORDER) --until $(UNTIL) $$($(BIN)/python -m tests.tiers)
+	$(PYTEST) -m "full and not soak" --order $(ORDER) --until $(UNTIL) $$($(BIN)/python -m tests.tiers)
 
 # Groups, and kills in DDP and HSDP, under another torch: make test-torch OTHER=/path/to/python; see docs/torch-versions.md.
 TORCH_TESTS := tests/unit/test_comm_expected_names.py tests/process/test_comm_misuse.py tests/process/test_comm_collectives.py \

@@ -1,6 +1,7 @@
 """What all tests share, and how a run that has not the time for all of them chooses.
 
-`--order SEED` shuffles the files, the same way for the same seed; `--until TIME` leaves out what has not begun by then.
+Files come in the order of how long they take, the longest first: one that came last would be waited for alone. `--order
+SEED` shuffles them, the same way for the same seed; `--until TIME` leaves out what has not begun by then.
 """
 
 import hashlib
@@ -8,12 +9,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.durations import long_files
+from tests import durations
 from tests.tiers import full_files, is_full, stale
 
 # Before torch is imported anywhere: test machines are small and shared, and a step's result must not depend on them.
@@ -45,7 +46,7 @@ def nothing_ignored() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
-LONGEST_S = 200.0
+LONG_S, LONGEST_S = 60.0, 200.0
 LEFT_OUT = "left out: the time of this run is over"
 
 
@@ -54,15 +55,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--until", type=float, help="begin no test after this time, in seconds since the epoch")
 
 
-def place(seed: str, test: str, long: Collection[str] = (), longest: Collection[str] = ()) -> bytes:
-    """Where in the order of a seed a test's file stands.
+def place(test: str, seconds: Mapping[str, float], seed: str | None = None) -> tuple[float, bytes]:
+    """Where in the order a test's file stands, by how long the tests of each file take.
 
-    Files that take long are in the first half, the longest in the first quarter: one that came last would be waited
-    for alone.
+    The longest come first; in the order of a seed long ones are in the first half, or even quarter.
     """
     file = test.split("::")[0]
+    took = seconds.get(file, LONG_S)
+    if seed is None:
+        return -took, file.encode()
     drawn = hashlib.sha256(f"{seed} {file}".encode()).digest()
-    return bytes([drawn[0] // (4 if file in longest else 2 if file in long else 1)]) + drawn[1:]
+    return drawn[0] // (4 if took > LONGEST_S else 2 if took > LONG_S else 1), drawn
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -76,11 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(
             f"tests/tiers.py does not know that tests of these are full: {', '.join(sorted(unseen))}"
         )
-    seed = config.getoption("--order")
-    if seed is not None:
-        page = (config.rootpath / "docs" / "tests.md").read_text(encoding="utf-8")
-        long, longest = long_files(page), long_files(page, over=LONGEST_S)
-        items.sort(key=lambda item: place(seed, item.nodeid, long, longest))
+    seconds = durations.seconds((config.rootpath / "docs" / "tests.md").read_text(encoding="utf-8"))
+    items.sort(key=lambda item: place(item.nodeid, seconds, config.getoption("--order")))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

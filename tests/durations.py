@@ -42,11 +42,11 @@ def files(*reports: str) -> list[File]:
 
 def page(found: list[File], passed_s: float, when: datetime.date, cores: int) -> str:
     """The Markdown page."""
-    tests, seconds = sum(file.tests for file in found), sum(file.seconds for file in found)
+    tests, spent_s = sum(file.tests for file in found), sum(file.seconds for file in found)
     rows = [f"| {f.name} | {f.tests} | {f.seconds:.1f} | {f.slowest} ({f.slowest_s:.1f}) |" for f in found]
     return "\n".join(
         [
-            f"{_HEAD}{when}, {cores} cores: {tests} tests, {passed_s / 60:.1f} minutes, {seconds / 60:.1f} of tests.",
+            f"{_HEAD}{when}, {cores} cores: {tests} tests, {passed_s / 60:.1f} minutes, {spent_s / 60:.1f} of tests.",
             "",
             "| file | tests | seconds | the slowest |",
             "| --- | --: | --: | --- |",
@@ -56,10 +56,10 @@ def page(found: list[File], passed_s: float, when: datetime.date, cores: int) ->
     )
 
 
-def long_files(text: str, over: float = 60.0) -> frozenset[str]:
-    """Of the page's text, the files that take longer, in seconds."""
+def seconds(text: str) -> dict[str, float]:
+    """Of the page's text, how long the tests of each file take."""
     rows = (line.split("|") for line in text.splitlines() if line.startswith("| tests/"))
-    return frozenset(row[1].strip() for row in rows if float(row[3]) > over)
+    return {row[1].strip(): float(row[3]) for row in rows}
 
 
 def main(reports: list[Path], out: Path) -> None:

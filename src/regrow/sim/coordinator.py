@@ -123,9 +123,11 @@ class SimCoordinator:
         deadline = self._machine.next_deadline()
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
             self._alarm = deadline
-            self._timeline.at(deadline, self._ring)
+            self._timeline.at(deadline, lambda: self._ring(deadline))
 
-    def _ring(self) -> None:
+    def _ring(self, due: Instant) -> None:
+        if due != self._alarm:  # an earlier one has taken its place
+            return
         self._alarm = None
         deadline = self._machine.next_deadline()
         if not self.there:

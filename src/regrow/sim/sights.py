@@ -9,6 +9,9 @@ from regrow.sim.script import IN_STEP, PHASES, Doing
 from regrow.sim.workers import SimWorker
 
 LOOK_S: Seconds = 10.0
+STILL_S: Seconds = 3600.0
+SELDOM_S: Seconds = 600.0
+"""Between two looks once all who are watched have stood still for `STILL_S`: a day of it is simulated in 200 looks."""
 _CALLS = {Doing.REDUCING: 1, Doing.VOTING: 2, Doing.UPDATING: 2}
 _WATCHED = IN_STEP | {Doing.HALTING, Doing.FORMING, Doing.HYDRATING}
 
@@ -56,17 +59,23 @@ class Lookout:
     ) -> None:
         self._workers, self._heard = workers, heard
         self._now, self._after, self._say = now, after, say
-        self._watching = False
+        self._due: Instant | None = None
 
     def watch(self) -> None:
         """Look in a moment, and as long as somebody stands still."""
-        if not self._watching:
-            self._watching = True
-            self._after(LOOK_S, self._look)
+        self._look_in(LOOK_S)
 
-    def _look(self) -> None:
+    def _look_in(self, pause: Seconds) -> None:
+        due = self._now() + pause
+        if self._due is None or due < self._due:
+            self._due = due
+            self._after(pause, lambda: self._look(due))
+
+    def _look(self, due: Instant) -> None:
         """All agents tell what they see."""
-        now, self._watching = self._now(), False
+        if due != self._due:  # an earlier look has taken its place
+            return
+        now, self._due = self._now(), None
         seen: dict[NodeId, list[WorkerSight]] = {}
         for worker in self._workers.values():
             if worker.alive and self._heard(worker):
@@ -74,5 +83,6 @@ class Lookout:
         if any(each.seconds >= LOOK_S for sights in seen.values() for each in sights):
             for node, sights in seen.items():
                 self._say(node, NodeSeen(node, sights, 0.5))
-        if any(worker.alive and watched(worker) for worker in self._workers.values()):
-            self.watch()
+        still = [now - worker.since for worker in self._workers.values() if worker.alive and watched(worker)]
+        if still:
+            self._look_in(SELDOM_S if min(still) >= STILL_S else LOOK_S)

@@ -14,7 +14,7 @@ _TELL_AFTER_S: Seconds = 5.0
 _TELL_EVERY_S: Seconds = 2.0
 _LOOK_EVERY_S: Seconds = 0.25
 _TIMES_A_BOUND = 20
-"""How often at least, within the bound, boards are looked at and told of: a hang is found a tenth of it late at most."""
+"""How often within the bound boards are looked at and told of, at least: a hang is found a tenth of it late at most."""
 _GAP_S: Seconds = 1.0
 """An agent that looks so much later than it should was paused itself, and maybe all its workers with it."""
 _BUSY = 0.05
