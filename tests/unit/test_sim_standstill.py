@@ -3,7 +3,7 @@
 import pytest
 
 from regrow.core.exit_codes import RUN_AGAIN
-from regrow.core.ids import Rank
+from regrow.core.ids import JobId, Rank
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import Warmth
 from regrow.sim.faults import SimFault
@@ -11,7 +11,7 @@ from regrow.sim.script import Doing
 from regrow.sim.world import World
 
 SPEC = JobSpec(
-    "sim",
+    JobId("sim"),
     nproc=1,
     nodes=3,
     standbys=0,
