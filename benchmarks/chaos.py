@@ -13,9 +13,9 @@ local disk, no spare (with one its agents start all workers again and again as s
 collectives that end after 20 s, and whatever ends there is started again as it is for regrow.
 
 Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for ever; regrow
-has `--hang-timeout 2`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher
+has `--hang-timeout 1.5`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher
 for 5 s and 1 kills it, 2 kill all processes of a host and 1 those of the coordinator's, 2 cut a host's link, both
-ways or what it sends, until the job goes on without it, 20 s at most (regrow has `--node-lease 3`, 10 s otherwise),
+ways or what it sends, until the job goes on without it, 20 s at most (regrow has `--node-lease 2`, 10 s otherwise),
 and for 3 s 1 has all frames come 200 ms later and 1 loses 5 of 100. Launchers that have ended are started again a
 second later. Under torchrun an agent is its launcher, and the coordinator the launcher of the host that its store is
 on.
@@ -39,7 +39,7 @@ from statistics import median
 
 import psutil
 from chaos_faults import DECK, RECOVERY_S, plan, strike
-from chaos_jobs import Job, Progress, Stuck
+from chaos_jobs import Job, Progress, Stuck, data_folders
 from rich.console import Console
 from rich.table import Table
 from targets import tell, warn_if_busy
@@ -53,6 +53,10 @@ CALM_STEPS = 20
 START_S = 120.0
 AGAIN_S = 1.0
 """So long after a fault a cluster has launchers that have ended back again."""
+
+
+END_S = 30.0
+"""After its last step nothing of a job is running so much later."""
 
 
 @dataclass
@@ -101,6 +105,8 @@ class Result:
     stuck: str = ""
     incidents: Counter[str] = field(default_factory=Counter)
     lost: int = 0
+    left: list[str] = field(default_factory=list)
+    """Processes and folders in shared memory that outlive the jobs."""
 
 
 def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int, quick: bool) -> Result:
@@ -108,7 +114,7 @@ def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int,
     steps = int(minutes * 60 / STEP_GUESS) + 2 * CALM_STEPS
     kinds = plan(seed, int(minutes * 60 / every), quick=quick)
     print(f"{side}: {steps} steps, {len(kinds)} faults, one about every {every:.0f} s", flush=True)
-    stuck, struck, over = "", [], None
+    stuck, struck, over, folders = "", [], None, data_folders()
     with ExitStack() as stack:
         calm, job = (stack.enter_context(Job(side, name, folder, steps)) for name in ("calm", "disturbed"))
         for each in (calm, job):
@@ -133,6 +139,7 @@ def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int,
             ledger = Ledger(read_records(job.records))
             result.incidents = Counter(f"{incident.kind} → {incident.rung}" for incident in ledger.incidents)
             result.lost = ledger.steps_lost
+            result.left = [*job.left_behind(END_S), *calm.left_behind(END_S), *sorted(data_folders() - folders)]
         return result
 
 
@@ -173,6 +180,8 @@ def show(results: dict[str, Result], console: Console) -> None:
             f"{result.redone} done again, ends {'bitwise equal' if result.equal else 'NOT EQUAL'} {result.stuck}",
             highlight=False,
         )
+        for each in result.left:
+            console.print(f"  left behind: {each}", highlight=False)
         for rung, count in result.incidents.most_common():
             console.print(f"  {count} × {rung}", highlight=False)
 
@@ -205,6 +214,7 @@ def main() -> int:
     if ours := results.get("regrow"):
         figures |= {"goodput": ours.goodput, "steps_lost": ours.lost, "faults": len(ours.struck)}
         figures |= {"bitwise_equal": float(ours.equal), "stuck": float(bool(ours.stuck))}
+        figures |= {"left_behind": len(ours.left)}
     if theirs := results.get("torchrun"):
         figures |= {"torchrun_goodput": theirs.goodput, "torchrun_steps_redone": theirs.redone}
         figures |= {"torchrun_stuck": float(bool(theirs.stuck))}

@@ -25,8 +25,14 @@ HOSTS, RANKS_A_HOST = 4, 2
 WORLD = (HOSTS - 1) * RANKS_A_HOST
 PACE = 0.15
 """Seconds that a step sleeps."""
-HANG_S, LEASE_S = 2.0, 3.0
+HANG_S, LEASE_S = 1.5, 2.0
+"""Regrow's bounds for steps that short: nine of them for a hang."""
 PORT = 29400
+
+
+def data_folders() -> set[str]:
+    """The folders of data caches in shared memory, of all jobs of this machine."""
+    return {str(folder) for folder in Path("/dev/shm").glob("regrow-data-*")}
 
 
 class Stuck(Exception):
@@ -162,6 +168,15 @@ class Job:
     def digest(self) -> str:
         """Of the last state."""
         return (self.folder / "digest").read_text()
+
+    def left_behind(self, within: float) -> list[str]:
+        """What still runs of it, so long after its last step."""
+        deadline = time.monotonic() + within
+        while (alive := [pid for host in range(HOSTS) for pid in self.network.processes(host)]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.2)
+        return [f"process {pid} of {self.name}" for pid in alive]
 
     def wait(self, step: int, seconds: float, *beside: Callable[[], object]) -> None:
         """Until every rank has committed it. Raises `Stuck`."""

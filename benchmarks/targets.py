@@ -43,7 +43,12 @@ class Target:
 
 TARGETS: Mapping[str, tuple[Target, ...]] = {
     "batch": (Target("rows_per_s", least=2_000), Target("peak_mib", most=500)),
-    "chaos": (Target("goodput", least=0.97), Target("steps_lost", most=0), Target("bitwise_equal", least=1)),
+    "chaos": (
+        Target("goodput", least=0.97),
+        Target("steps_lost", most=0),
+        Target("bitwise_equal", least=1),
+        Target("left_behind", most=0),
+    ),
     "control_plane": (Target("abort_s_5000", most=1.0),),
     "data": (
         *(Target(f"first_batch_s_{step}", most=0.020) for step in (10, 1_000, 100_000)),

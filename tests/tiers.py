@@ -245,7 +245,7 @@ FULL: dict[str, tuple[str, ...]] = {
     ),
     "tests/process/test_network.py": (
         "test_hosts_train_as_one_machine_would",
-        "test_a_spare_takes_the_ranks_of_a_host_that_dies[killed]",
+        "test_a_spare_takes_the_ranks_of_a_host_that_dies",
         "test_a_host_that_is_cut_off_commits_nothing_and_is_the_spare_when_its_link_is_back[what it sends]",
         "test_a_host_that_is_cut_off_commits_nothing_and_is_the_spare_when_its_link_is_back[what it is sent]",
     ),
@@ -353,6 +353,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "tests/process/test_sources_processes.py": (
         "test_loader_workers_read_what_the_script_has_opened[spawn-_json_lines]",
         "test_loader_workers_read_what_the_script_has_opened[spawn-_parquet]",
+        "test_loader_workers_read_what_the_script_has_opened[spawn-_arrow]",
     ),
     "tests/process/test_user_errors.py": (
         "test_python_state_that_no_newcomer_could_be_sent_is_said_before_the_first_step",

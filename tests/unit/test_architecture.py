@@ -1,6 +1,7 @@
 """What keeps the house in order and no linter knows: sizes, names, and where torch is used."""
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -44,6 +45,11 @@ def sources(package: Path) -> list[Path]:
     return sorted(package.rglob("*.py"))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def too_long_files(package: Path) -> Iterator[str]:
     for path in sources(package):
         lines = len(path.read_text().splitlines())
@@ -53,7 +59,7 @@ def too_long_files(package: Path) -> Iterator[str]:
 
 def too_long_classes(package: Path) -> Iterator[str]:
     for path in sources(package):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef) and node.end_lineno is not None:
                 lines = node.end_lineno - node.lineno + 1
                 if lines > MOST_CLASS_LINES:
@@ -71,7 +77,7 @@ def meanings(package: Path) -> dict[str, list[str]]:
     """The places of each public class name."""
     found: dict[str, list[str]] = {}
     for path in sources(package):
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(package)))
     return found
@@ -88,7 +94,7 @@ def torch_names_outside(package: Path, room: str) -> Iterator[tuple[Path, str]]:
     for path in sources(package):
         if (package / room) in path.parents:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             named: list[str] = []
             if isinstance(node, ast.Import):
                 named = [alias.name for alias in node.names]
