@@ -111,12 +111,21 @@ def test_the_longest_of_the_last_fifty_steps_is_told() -> None:
 
 
 @pytest.mark.parametrize("bound", [1.0, 2.0, 90.0])
-def test_who_stands_still_for_the_bound_is_told_of_within_a_tenth_of_it(bound: float) -> None:
-    bench = Bench(bound)
+def test_who_stands_still_for_the_bound_is_told_of_within_a_fifth_of_it(bound: float) -> None:
+    bench, looks, seconds = Bench(bound), 0, 0.0
     began = bench.now
-    seconds = 0.0
     while seconds < bound:
-        seen = bench.look(bench.watcher.interval)
+        seen, looks = bench.look(bench.watcher.interval), looks + 1
         seconds = seen.sights[0].seconds if seen is not None else 0.0
-    assert bench.now - began <= 1.1 * bound
-    assert bench.watcher.interval >= 0.05, "it does not look more often than that may cost"
+    assert bench.now - began <= 1.2 * bound
+    assert looks <= 40 if bound < 10.0 else bench.watcher.interval == 0.25
+
+
+def test_boards_are_looked_at_often_only_while_somebody_stands_still() -> None:
+    bench = Bench(2.0)
+    assert bench.watcher.interval == 0.25
+    bench.until(1.0)
+    assert bench.watcher.interval == 0.05
+    bench.boards = {A: board(90), B: board(90)}
+    bench.look()
+    assert bench.watcher.interval == 0.25

@@ -13,8 +13,8 @@ _RECENT_STEPS = 50
 _TELL_AFTER_S: Seconds = 5.0
 _TELL_EVERY_S: Seconds = 2.0
 _LOOK_EVERY_S: Seconds = 0.25
-_TIMES_A_BOUND = 20
-"""How often within the bound boards are looked at and told of, at least: a hang is found a tenth of it late at most."""
+_LOOKS, _LOOKS_WHILE_STILL = 8, 40
+"""How often within the bound boards are looked at, and looked at and told of while somebody stands still, at least."""
 _GAP_S: Seconds = 1.0
 """An agent that looks so much later than it should was paused itself, and maybe all its workers with it."""
 _BUSY = 0.05
@@ -41,9 +41,10 @@ class Watcher:
     def __init__(self, node: NodeId, bound: Seconds, evidence: Callable[[], Mapping[WorkerId, Evidence]]) -> None:
         self._node = node
         self._after = min(_TELL_AFTER_S, bound / 4)
-        self._every = min(_TELL_EVERY_S, bound / _TIMES_A_BOUND)
-        self.interval = min(_LOOK_EVERY_S, bound / _TIMES_A_BOUND)
-        """Seconds between two calls of `look`."""
+        self._every = min(_TELL_EVERY_S, bound / _LOOKS_WHILE_STILL)
+        self._seldom, self._often = (min(_LOOK_EVERY_S, bound / times) for times in (_LOOKS, _LOOKS_WHILE_STILL))
+        self.interval = self._seldom
+        """Seconds until the next call of `look`."""
         self._evidence = evidence
         self._steps: deque[Seconds] = deque(maxlen=_RECENT_STEPS)
         self._since: dict[WorkerId, tuple[int, Instant]] = {}
@@ -57,9 +58,10 @@ class Watcher:
         self._steps.append(seconds)
 
     def look(self, boards: Mapping[WorkerId, BoardView], now: Instant) -> NodeSeen | None:
-        """What is to be told, if it is time; workers not among these are forgotten. To be called each `interval`."""
+        """What is to be told, if it is time; workers not among these are forgotten. To be called after `interval`."""
         self._note(boards, now)
         still = any(now - since >= self._after for _, since in self._since.values())
+        self.interval = self._often if still else self._seldom
         if not (still or self._telling) or (still and now - self._told_at < self._every - self.interval / 2):
             return None
         self._telling, self._told_at = still, now
