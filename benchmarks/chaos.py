@@ -18,7 +18,7 @@ for 5 s and 1 kills it, 2 kill all processes of a host and 1 those of the coordi
 ways or what it sends, until the job goes on without it, 20 s at most (regrow has `--node-lease 2`, 10 s otherwise),
 and for 3 s 1 has all frames come 200 ms later and 1 loses 5 of 100. Launchers that have ended are started again a
 second later. Under torchrun an agent is its launcher, and the coordinator the launcher of the host that its store is
-on.
+on. Where regrow's jobs have ended, what still runs of them and what they left in shared memory is counted.
 """
 
 import argparse
@@ -53,8 +53,6 @@ CALM_STEPS = 20
 START_S = 120.0
 AGAIN_S = 1.0
 """So long after a fault a cluster has launchers that have ended back again."""
-
-
 END_S = 30.0
 """After its last step nothing of a job is running so much later."""
 

@@ -337,7 +337,6 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_tensor_parallel_replicas_go_on_as_in_a_fixed_world",
         "test_every_loss_norm_and_bit_of_state_is_that_of_a_fixed_world_in_invariant_mode",
     ),
-    "tests/process/test_another_launcher.py": ALL,
     "tests/process/test_data_room.py": ("test_a_place_that_another_fills_in_mid_training[0]",),
     "tests/process/test_comm_halts.py": (
         "test_every_wait_ends_within_a_second_and_nothing_is_left_after_thirty_halts",

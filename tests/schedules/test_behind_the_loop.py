@@ -4,12 +4,15 @@ import random
 
 import msgspec
 import pytest
-from tests.schedules.test_membership_schedules import soak
+from tests.schedules.test_membership_schedules import job, soak
 
+from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.ids import Rank
 from regrow.sim.draws import draw
 from regrow.sim.faults import SimFault
 from regrow.sim.schedule import SimSchedule
 from regrow.sim.script import Doing
+from regrow.sim.world import World
 
 
 def drawn(number: int) -> SimSchedule:
@@ -32,6 +35,14 @@ def drawn(number: int) -> SimSchedule:
 def test_kills_behind_the_loop_do_not_keep_a_job_from_its_end() -> None:
     for number in range(200):
         drawn(number).run()
+
+
+@pytest.mark.parametrize("kills", [0, 12])
+def test_a_rank_that_hangs_there_is_waited_for_for_a_day_which_takes_few_events(kills: int) -> None:
+    earlier = [SimFault("kill", rank=Rank(2), doing=Doing.REDUCING, nth=nth) for nth in range(1, kills + 1)]
+    hangs = SimFault("hang", rank=Rank(1), doing=Doing.AFTER)
+    end = World(job(1, nodes=3, durable=True), strikes=[*earlier, hangs]).run(most=12_000)
+    assert end.code == RUN_AGAIN and "86400 s" in end.diagnosis
 
 
 @pytest.mark.soak

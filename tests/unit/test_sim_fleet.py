@@ -98,7 +98,7 @@ def test_all_rank_seconds_are_accounted_for_once(
     assert min(found.spent.values()) >= -1e-6
     # What counts is the work that is done, spread over all ranks, less what lies between steps.
     assert found.spent[Spent.PRODUCTIVE] == pytest.approx(found.work * 16 * 8 * (1 - overhead), rel=1e-6, abs=1e-3)
-    # What has not finished ends at the limit, but for what sums of many times are rounded by.
+    # What has not finished ends at the limit; that time is a sum, and rounded.
     assert found.finished == (found.wall < 6 * DAY - 1e-6)
     if found.finished:
         assert found.work == pytest.approx(2 * DAY, rel=1e-9)

@@ -1,6 +1,6 @@
 """What a simulated network may do with what is said to an agent, and what no stream would do."""
 
-from regrow.sim.network import Downlink
+from regrow.sim.network import Alarm, Downlink, Timeline
 
 
 def test_what_stands_behind_a_question_is_heard_though_it_was_said_before_that_had_come() -> None:
@@ -33,3 +33,14 @@ def test_what_comes_again_from_before_a_question_is_not_heard() -> None:
     assert link.arrives(order, question=False)
     assert link.arrives(question, question=True)
     assert not link.arrives(order, question=False)
+
+
+def test_an_alarm_rings_at_the_earliest_of_its_times_alone_and_can_be_set_again() -> None:
+    timeline, rung = Timeline(0.0), list[float]()
+    alarm = Alarm(timeline.at, lambda: rung.append(timeline.now))
+    for due in (5.0, 3.0, 4.0):
+        alarm.set(due)
+    while timeline.step():
+        if rung == [3.0]:
+            alarm.set(4.5)
+    assert rung == [3.0, 4.5]

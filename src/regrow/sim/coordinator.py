@@ -16,7 +16,7 @@ from regrow.membership.succession.memory import CoordinatorLoss, JobMemory
 from regrow.membership.succession.written import MemoryWriter, read
 from regrow.sim.disk import DiskOrder
 from regrow.sim.invariants import Invariants
-from regrow.sim.network import Timeline
+from regrow.sim.network import Alarm, Timeline
 
 
 class DefectiveMembership(Membership):
@@ -71,7 +71,7 @@ class SimCoordinator:
         self._handover: bytes | None = None
         self.laws = laws
         self._timeline, self._send = timeline, send
-        self._alarm: Instant | None = None
+        self._alarm = Alarm(timeline.at, self._ring)
 
     @property
     def machine(self) -> Membership:
@@ -121,14 +121,10 @@ class SimCoordinator:
 
     def _set_alarm(self) -> None:
         deadline = self._machine.next_deadline()
-        if deadline is not None and (self._alarm is None or deadline < self._alarm):
-            self._alarm = deadline
-            self._timeline.at(deadline, lambda: self._ring(deadline))
+        if deadline is not None:
+            self._alarm.set(deadline)
 
-    def _ring(self, due: Instant) -> None:
-        if due != self._alarm:  # an earlier one has taken its place
-            return
-        self._alarm = None
+    def _ring(self) -> None:
         deadline = self._machine.next_deadline()
         if not self.there:
             return

@@ -56,6 +56,30 @@ class Timeline:
         return True
 
 
+class Alarm:
+    """Rings once, at the earliest of the instants it was set to since it rang last.
+
+    Args:
+        at: does something then: `Timeline.at`.
+        ring: what it does.
+    """
+
+    def __init__(self, at: Callable[[Instant, Callable[[], None]], None], ring: Callable[[], None]) -> None:
+        self._at, self._action = at, ring
+        self._due: Instant | None = None
+
+    def set(self, due: Instant) -> None:
+        """Ring then, if not before."""
+        if self._due is None or due < self._due:
+            self._due = due
+            self._at(due, lambda: self._ring(due))
+
+    def _ring(self, due: Instant) -> None:
+        if due == self._due:  # else an earlier one has taken its place
+            self._due = None
+            self._action()
+
+
 class Downlink:
     """The order of what is said to one agent: as on a stream, nothing comes again after a question that came later.
 

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
 from regrow.core.messages.sights import NodeSeen, WorkerSight
 from regrow.core.phase import Phase
+from regrow.sim.network import Alarm
 from regrow.sim.script import IN_STEP, PHASES, Doing
 from regrow.sim.workers import SimWorker
 
 LOOK_S: Seconds = 10.0
 STILL_S: Seconds = 3600.0
 SELDOM_S: Seconds = 600.0
-"""Between two looks once all who are watched have stood still for `STILL_S`: a day of it is simulated in 200 looks."""
+"""Between two looks once all who are watched have stood still for `STILL_S`: a day of it takes 500 looks."""
 _CALLS = {Doing.REDUCING: 1, Doing.VOTING: 2, Doing.UPDATING: 2}
 _WATCHED = IN_STEP | {Doing.HALTING, Doing.FORMING, Doing.HYDRATING}
 
@@ -44,7 +45,7 @@ class Lookout:
         workers: all that there are.
         heard: whether the agent of a worker can reach the coordinator.
         now: the time.
-        after: does something so much later.
+        at: does something then.
         say: tells the coordinator.
     """
 
@@ -54,28 +55,20 @@ class Lookout:
         *,
         heard: Callable[[SimWorker], bool],
         now: Callable[[], Instant],
-        after: Callable[[Seconds, Callable[[], None]], None],
+        at: Callable[[Instant, Callable[[], None]], None],
         say: Callable[[NodeId, NodeSeen], None],
     ) -> None:
         self._workers, self._heard = workers, heard
-        self._now, self._after, self._say = now, after, say
-        self._due: Instant | None = None
+        self._now, self._say = now, say
+        self._next = Alarm(at, self._look)
 
     def watch(self) -> None:
         """Look in a moment, and as long as somebody stands still."""
-        self._look_in(LOOK_S)
+        self._next.set(self._now() + LOOK_S)
 
-    def _look_in(self, pause: Seconds) -> None:
-        due = self._now() + pause
-        if self._due is None or due < self._due:
-            self._due = due
-            self._after(pause, lambda: self._look(due))
-
-    def _look(self, due: Instant) -> None:
+    def _look(self) -> None:
         """All agents tell what they see."""
-        if due != self._due:  # an earlier look has taken its place
-            return
-        now, self._due = self._now(), None
+        now = self._now()
         seen: dict[NodeId, list[WorkerSight]] = {}
         for worker in self._workers.values():
             if worker.alive and self._heard(worker):
@@ -85,4 +78,4 @@ class Lookout:
                 self._say(node, NodeSeen(node, sights, 0.5))
         still = [now - worker.since for worker in self._workers.values() if worker.alive and watched(worker)]
         if still:
-            self._look_in(SELDOM_S if min(still) >= STILL_S else LOOK_S)
+            self._next.set(now + (SELDOM_S if min(still) >= STILL_S else LOOK_S))

@@ -86,7 +86,7 @@ class World:
             self.workers,
             heard=lambda worker: worker.spawn.node in self._connected and self.heard(worker),
             now=self.now,
-            after=self.after,
+            at=self._timeline.at,
             say=self.say_of_agent,
         )
         self._lives: dict[NodeId, int] = {}

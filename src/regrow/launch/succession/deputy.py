@@ -30,8 +30,6 @@ from regrow.membership.succession.election import Election
 from regrow.membership.succession.voters import VOTE_LEASE
 from regrow.membership.succession.witness import is_witness
 
-_AT_ONCE_S: Seconds = 0.02
-"""A coordinator whose connection has ended is asked again: where its process has ended too, nothing listens there."""
 _AGAIN_S: Seconds = 0.1
 _ASK_S: Seconds = 1.0
 _LONGEST_PAUSE_S: Seconds = 0.5
@@ -161,7 +159,7 @@ class Deputy:
 
     async def _attend(self, office: Office) -> bool:
         """Answer the coordinator's beats until another one is to be found; False: the job has ended."""
-        election, failed_at, pause = self._election, None, _AT_ONCE_S
+        election, failed_at, pause = self._election, None, _AGAIN_S
         while True:
             unreachable = False
             try:
@@ -186,7 +184,7 @@ class Deputy:
                     return True
                 self._beat, self._lease = answer.beat, answer.lease
                 self._ahead = now - answer.beat
-                self._lost_at, failed_at, pause = now, None, _AT_ONCE_S
+                self._lost_at, failed_at, pause = now, None, _AGAIN_S
                 continue
             # A process that is paused answers nothing either, but its machine takes connections; and training does not
             # need a coordinator between faults.
