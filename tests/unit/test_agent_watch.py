@@ -129,3 +129,14 @@ def test_boards_are_looked_at_often_only_while_somebody_stands_still() -> None:
     bench.boards = {A: board(90), B: board(90)}
     bench.look()
     assert bench.watcher.interval == 0.25
+
+
+def test_a_standby_that_waits_is_looked_at_no_more_often_and_told_of_seldom() -> None:
+    bench, beats, told = Bench(2.0), 0, []
+    for beats in range(80):
+        bench.boards = {A: board(beats), B: board()._replace(holds_rank=False)}
+        told.append(bench.look(bench.watcher.interval))
+        assert bench.watcher.interval == 0.25, "all that this costs would be taken from the ranks beside it"
+    assert sum(seen is not None for seen in told) == 10
+    bench.boards[B] = board()
+    assert [bench.look(bench.watcher.interval) is not None for _ in range(3)] == [True] * 3, "it has a rank now"

@@ -315,7 +315,7 @@ class Agent:
         while True:
             await asyncio.sleep(self._watcher.interval)
             alive = self._watched()
-            boards = {worker.id: BoardView(worker.board.read(), worker.board.read_flight()) for worker in alive}
+            boards = {w.id: BoardView(w.board.read(), w.board.read_flight(), holds_rank=w.shown) for w in alive}
             for worker in alive:
                 worker.listen(self._worker_dying)
             if (seen := self._watcher.look(boards, time.monotonic())) is not None:

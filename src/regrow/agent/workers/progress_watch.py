@@ -14,7 +14,7 @@ _TELL_AFTER_S: Seconds = 5.0
 _TELL_EVERY_S: Seconds = 2.0
 _LOOK_EVERY_S: Seconds = 0.25
 _LOOKS, _LOOKS_WHILE_STILL = 8, 40
-"""How often within the bound boards are looked at, and looked at and told of while somebody stands still, at least."""
+"""How often within the bound boards are looked at, and looked at and told of while a rank stands still, at least."""
 _GAP_S: Seconds = 1.0
 """An agent that looks so much later than it should was paused itself, and maybe all its workers with it."""
 _BUSY = 0.05
@@ -23,10 +23,11 @@ _CPU_WINDOW_S: Seconds = 10.0
 
 
 class BoardView(NamedTuple):
-    """What a worker's own page shows."""
+    """What a worker's own page shows. `holds_rank`: others may wait for it; for a standby nobody does yet."""
 
     reading: BoardReading
     flight: Flight
+    holds_rank: bool = True
 
 
 class Watcher:
@@ -60,11 +61,13 @@ class Watcher:
     def look(self, boards: Mapping[WorkerId, BoardView], now: Instant) -> NodeSeen | None:
         """What is to be told, if it is time; workers not among these are forgotten. To be called after `interval`."""
         self._note(boards, now)
-        still = any(now - since >= self._after for _, since in self._since.values())
-        self.interval = self._often if still else self._seldom
-        if not (still or self._telling) or (still and now - self._told_at < self._every - self.interval / 2):
+        still = [boards[worker] for worker, (_, since) in self._since.items() if now - since >= self._after]
+        urgent = any(board.holds_rank for board in still)
+        self.interval = self._often if urgent else self._seldom
+        every = self._every if urgent else _TELL_EVERY_S
+        if not (still or self._telling) or (still and now - self._told_at < every - self.interval / 2):
             return None
-        self._telling, self._told_at = still, now
+        self._telling, self._told_at = bool(still), now
         known = self._evidence()
         sights = [self._sight(name, board, known[name], now) for name, board in boards.items() if name in known]
         return NodeSeen(self._node, sights, max(self._steps, default=0.0))
@@ -82,7 +85,7 @@ class Watcher:
         self._since = since
 
     def _sight(self, worker: WorkerId, board: BoardView, seen: Evidence, now: Instant) -> WorkerSight:
-        reading, flight = board
+        reading, flight, _ = board
         seconds = now - self._since[worker][1]
         return WorkerSight(
             worker=worker,
