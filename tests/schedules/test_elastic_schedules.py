@@ -150,7 +150,7 @@ def run_any(
     SimSchedule(spec, script(spec, seed), weather, plan, asked, room, seed).run()
 
 
-@schedules(100)
+@schedules(50)
 @given(*calm)
 def test_the_world_changes_and_nobody_who_stays_is_disturbed(
     spec: JobSpec, asked: list[Wish], room: int, seed: int
@@ -158,7 +158,7 @@ def test_the_world_changes_and_nobody_who_stays_is_disturbed(
     run_calm(spec, asked, room, seed)
 
 
-@schedules(100)
+@schedules(50)
 @given(*troubled)
 def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
     spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
@@ -166,7 +166,7 @@ def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
     run_troubled(spec, weather, asked, plan, room, seed)
 
 
-@schedules(200)
+@schedules(100)
 @given(*defective)
 def test_a_coordinator_that_fails_in_the_middle_of_changes_does_not_keep_the_job_from_its_last_step(
     spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
@@ -174,7 +174,7 @@ def test_a_coordinator_that_fails_in_the_middle_of_changes_does_not_keep_the_job
     run_troubled(spec, weather, asked, plan, room, seed)
 
 
-@schedules(100)
+@schedules(50)
 @given(*anything)
 def test_whatever_goes_wrong_with_a_changing_world_the_job_ends_once_and_says_why(
     spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
@@ -183,10 +183,10 @@ def test_whatever_goes_wrong_with_a_changing_world_the_job_ends_once_and_says_wh
 
 
 MORE: dict[str, tuple[int, tuple[Any, ...], Callable[..., None]]] = {
-    "calm": (200, calm, run_calm),
-    "kills": (400, troubled, run_troubled),
-    "a coordinator that fails": (300, defective, run_troubled),
-    "anything": (300, anything, run_any),
+    "calm": (250, calm, run_calm),
+    "kills": (450, troubled, run_troubled),
+    "a coordinator that fails": (400, defective, run_troubled),
+    "anything": (350, anything, run_any),
 }
 
 

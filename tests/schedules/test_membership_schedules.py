@@ -172,7 +172,7 @@ plain = (
 )
 
 
-@schedules(150)
+@schedules(75)
 @given(*survivable)
 def test_kills_and_hangs_at_any_moment_do_not_keep_the_job_from_its_last_step(
     spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -180,7 +180,7 @@ def test_kills_and_hangs_at_any_moment_do_not_keep_the_job_from_its_last_step(
     run_survivable(spec, weather, plan, seed)
 
 
-@schedules(150)
+@schedules(75)
 @given(*anything)
 def test_whatever_goes_wrong_the_job_ends_once_and_says_why(
     spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -193,7 +193,7 @@ def run_plain(spec: JobSpec, script: SimScript, weather: NetworkConditions, plan
     assert not world.laws.opened, "steps, and so incidents, are unknown of such a script"
 
 
-@schedules(150)
+@schedules(75)
 @given(*plain)
 def test_a_script_without_a_session_is_restarted_as_a_whole_or_fails_with_a_diagnosis(
     spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -201,7 +201,7 @@ def test_a_script_without_a_session_is_restarted_as_a_whole_or_fails_with_a_diag
     run_plain(spec, script, weather, plan, seed)
 
 
-@schedules(200)
+@schedules(100)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=5), st.integers(0, 2), seeds)
 def test_every_planned_fault_strikes_exactly_once(places: list[tuple[int, int]], standbys: int, seed: int) -> None:
     plan = [
@@ -229,7 +229,7 @@ losing_nodes_for_good = (
 )
 
 
-@schedules(125)
+@schedules(75)
 @given(*losing_nodes)
 def test_nodes_that_are_lost_and_come_back_do_not_keep_the_job_from_its_last_step(
     spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -237,7 +237,7 @@ def test_nodes_that_are_lost_and_come_back_do_not_keep_the_job_from_its_last_ste
     run_survivable(spec, weather, plan, seed)
 
 
-@schedules(125)
+@schedules(75)
 @given(*losing_nodes_for_good)
 def test_whatever_becomes_of_nodes_the_job_ends_once_and_says_why(
     spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -277,7 +277,7 @@ def few_defects(plan: list[SimFault]) -> list[SimFault]:
     return [strike for place, strike in enumerate(plan) if place not in many]
 
 
-@schedules(150)
+@schedules(75)
 @given(*defective)
 def test_a_coordinator_that_fails_does_not_keep_the_job_from_its_last_step(
     spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -285,7 +285,7 @@ def test_a_coordinator_that_fails_does_not_keep_the_job_from_its_last_step(
     run_defective(spec, weather, plan, seed)
 
 
-@schedules(125)
+@schedules(75)
 @given(*defective_for_good)
 def test_whatever_goes_wrong_around_a_coordinator_that_fails_the_job_ends_once_and_says_why(
     spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -337,7 +337,7 @@ def pass_on_any(spec: JobSpec, script: SimScript, weather: NetworkConditions, pl
         run_any(spec, script, weather, plan, seed)
 
 
-@schedules(100)
+@schedules(50)
 @given(*passing_on)
 def test_nodes_that_get_tables_from_one_another_come_to_the_last_step(
     spec: JobSpec, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -345,7 +345,7 @@ def test_nodes_that_get_tables_from_one_another_come_to_the_last_step(
     pass_on_survivable(spec, weather, plan, seed)
 
 
-@schedules(100)
+@schedules(50)
 @given(*passing_on_for_good)
 def test_whatever_becomes_of_tables_on_their_way_the_job_ends_once_and_says_why(
     spec: JobSpec, script: SimScript, weather: NetworkConditions, plan: list[SimFault], seed: int
@@ -362,15 +362,15 @@ def test_soak_schedules_of_tables_that_are_passed_on() -> None:
 
 # What `make test` draws above is drawn on by the full matrix.
 MORE: dict[str, tuple[int, tuple[Any, ...], Callable[..., None]]] = {
-    "kills and hangs": (650, survivable, run_survivable),
-    "anything": (650, anything, run_any),
-    "scripts without a session": (150, plain, run_plain),
-    "nodes that come back": (475, losing_nodes, run_survivable),
-    "nodes": (475, losing_nodes_for_good, run_any),
-    "a coordinator that fails": (650, defective, run_defective),
-    "anything and a coordinator that fails": (475, defective_for_good, run_any_defective),
-    "tables of one another": (200, passing_on, pass_on_survivable),
-    "anything and tables of one another": (200, passing_on_for_good, pass_on_any),
+    "kills and hangs": (725, survivable, run_survivable),
+    "anything": (725, anything, run_any),
+    "scripts without a session": (225, plain, run_plain),
+    "nodes that come back": (525, losing_nodes, run_survivable),
+    "nodes": (525, losing_nodes_for_good, run_any),
+    "a coordinator that fails": (725, defective, run_defective),
+    "anything and a coordinator that fails": (525, defective_for_good, run_any_defective),
+    "tables of one another": (250, passing_on, pass_on_survivable),
+    "anything and tables of one another": (250, passing_on_for_good, pass_on_any),
 }
 
 
