@@ -201,7 +201,7 @@ def test_a_script_without_a_session_is_restarted_as_a_whole_or_fails_with_a_diag
     run_plain(spec, script, weather, plan, seed)
 
 
-@schedules(100)
+@schedules(200)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=5), st.integers(0, 2), seeds)
 def test_every_planned_fault_strikes_exactly_once(places: list[tuple[int, int]], standbys: int, seed: int) -> None:
     plan = [

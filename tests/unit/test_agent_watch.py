@@ -39,7 +39,7 @@ class Bench:
 
 def board(beats: int = 1, *, step: int = 7, calls: int = 2, phase: Phase = Phase.COMPUTING, **flight: Any) -> BoardView:
     return BoardView(
-        BoardReading(beats, step, calls, 1, phase), Flight(flight.get("number", 0), flight.get("oldest", ""))
+        BoardReading(beats, step, calls, 1, phase), Flight(flight.get("number", 0), flight.get("oldest", "")), True
     )
 
 
@@ -132,7 +132,7 @@ def test_boards_are_looked_at_often_only_while_somebody_stands_still() -> None:
 
 
 def test_a_standby_that_waits_is_looked_at_no_more_often_and_told_of_seldom() -> None:
-    bench, beats, told = Bench(2.0), 0, []
+    bench, told = Bench(2.0), list[NodeSeen | None]()
     for beats in range(80):
         bench.boards = {A: board(beats), B: board()._replace(holds_rank=False)}
         told.append(bench.look(bench.watcher.interval))

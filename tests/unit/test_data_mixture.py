@@ -34,7 +34,7 @@ def walked(spec: OrderSpec, steps: int) -> list[Any]:
     sizes=st.lists(st.integers(1, 300), min_size=3, max_size=3),
     first=weights,
     later=schedules,
-    batch=st.integers(1, 300),
+    batch=st.integers(1, 700),
     shuffle=st.booleans(),
     seed=st.integers(0, 2**64 - 1),
 )

@@ -23,11 +23,11 @@ _CPU_WINDOW_S: Seconds = 10.0
 
 
 class BoardView(NamedTuple):
-    """What a worker's own page shows. `holds_rank`: others may wait for it; for a standby nobody does yet."""
+    """What a worker's own page shows, and whether it holds a rank: for a standby that waits nobody waits."""
 
     reading: BoardReading
     flight: Flight
-    holds_rank: bool = True
+    holds_rank: bool
 
 
 class Watcher:
@@ -85,7 +85,7 @@ class Watcher:
         self._since = since
 
     def _sight(self, worker: WorkerId, board: BoardView, seen: Evidence, now: Instant) -> WorkerSight:
-        reading, flight, _ = board
+        reading, flight = board.reading, board.flight
         seconds = now - self._since[worker][1]
         return WorkerSight(
             worker=worker,
