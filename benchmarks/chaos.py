@@ -13,9 +13,9 @@ local disk, no spare (with one its agents start all workers again and again as s
 collectives that end after 20 s, and whatever ends there is started again as it is for regrow.
 
 Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for ever; regrow
-has `--hang-timeout 1.5`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher
+has `--hang-timeout 1`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher
 for 5 s and 1 kills it, 2 kill all processes of a host and 1 those of the coordinator's, 2 cut a host's link, both
-ways or what it sends, until the job goes on without it, 20 s at most (regrow has `--node-lease 2`, 10 s otherwise),
+ways or what it sends, until the job goes on without it, 20 s at most (regrow has `--node-lease 1`, 10 s otherwise),
 and for 3 s 1 has all frames come 200 ms later and 1 loses 5 of 100. Launchers that have ended are started again a
 second later. Under torchrun an agent is its launcher, and the coordinator the launcher of the host that its store is
 on. Where regrow's jobs have ended, what still runs of them and what they left in shared memory is counted.

@@ -25,8 +25,8 @@ HOSTS, RANKS_A_HOST = 4, 2
 WORLD = (HOSTS - 1) * RANKS_A_HOST
 PACE = 0.15
 """Seconds that a step sleeps."""
-HANG_S, LEASE_S = 1.5, 2.0
-"""Regrow's bounds for steps that short: nine of them for a hang."""
+HANG_S, LEASE_S = 1.0, 1.0
+"""Regrow's bounds for steps that short: five of them."""
 PORT = 29400
 
 

@@ -22,6 +22,9 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[8]",
     ),
     "tests/schedules/test_membership_schedules.py": ("test_more_schedules",),
+    "tests/schedules/test_election_schedules.py": tuple(
+        f"test_a_hundred_elections_by_number[{hundred}]" for hundred in range(5, 10)
+    ),
     "tests/schedules/test_elastic_schedules.py": ("test_more_schedules_of_changing_worlds",),
     "tests/cluster/test_operator_trains.py": ALL,
     "tests/slurm/test_slurm_commands.py": ALL,
@@ -77,6 +80,7 @@ FULL: dict[str, tuple[str, ...]] = {
     ),
     "tests/process/test_comm_parallel.py": (
         "test_a_step_given_up_at_any_of_its_collectives_runs_again_with_the_same_bits[ddp]",
+        "test_a_step_given_up_at_any_of_its_collectives_runs_again_with_the_same_bits[tp_dp]",
         "test_a_step_given_up_at_any_of_its_collectives_runs_again_with_the_same_bits[tp_dp --tp-fsdp]",
         "test_a_step_given_up_at_any_of_its_collectives_runs_again_with_the_same_bits[hsdp --checkpoint-activations]",
         "test_a_step_given_up_at_any_of_its_collectives_runs_again_with_the_same_bits[tp_dp --checkpoint-activations]",
@@ -270,6 +274,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_every_sample_is_read_once_and_training_is_the_same_as_without_a_cache[2-cached]",
         "test_damaged_entries_are_made_anew[truncate]",
         "test_an_error_of_the_data_set_ends_the_job_with_its_own_traceback[1]",
+        "test_a_job_of_one_rank_ends_as_plain_python_does",
     ),
     "tests/process/test_data_nodes.py": (
         "test_a_replaced_node_fills_its_cache_again_by_itself[node0]",
@@ -359,7 +364,10 @@ FULL: dict[str, tuple[str, ...]] = {
     ),
     "tests/process/test_pauses_matrix.py": ("test_pauses_at_rest_and_in_a_fault_cost_nothing_but_the_pause",),
     "tests/process/test_pauses.py": ("test_who_is_only_slow_is_waited_for_across_nodes",),
-    "tests/process/test_ddp_habits.py": ("test_ddp_below_compile_inside_a_module_and_made_after_protect_recovers",),
+    "tests/process/test_ddp_habits.py": (
+        "test_ddp_below_compile_inside_a_module_and_made_after_protect_recovers",
+        "test_it_runs_alone_under_plain_python_too",
+    ),
     "tests/process/test_data_desk.py": ("test_a_producer_that_served_is_replaced_each_time_it_dies[5]",),
     "tests/process/test_agent_life.py": (
         "test_an_agent_that_many_can_join_ends_with_its_parent_without_a_notice",

@@ -62,6 +62,7 @@ def job_of(
     elastic: bool = False,
     around: Mapping[int, Mapping[str, str]] | None = None,
     pace: float = 0.02,
+    lease: str = "10",
 ) -> Iterator[list[Running]]:
     """A launcher on each host; two ranks on each of the first two, and the others are spares.
 
@@ -72,6 +73,7 @@ def job_of(
     nodes = len(hosts.hosts)
     words = ["run", "--job", name, "--nnodes", str(nodes), "--nproc-per-node", "2"]
     words += ["--spares", str(nodes - 2)] if nodes > 2 else []
+    words += ["--node-lease", lease]
     words += ["--rdzv-endpoint", f"{hosts.address(0)}:29400", *(("--replicas", "4:4") if elastic else ())]
     script = [str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--pace", str(pace), "--say-steps"]
     script += ["--out", str(here.folder / f"{name}.out")]
@@ -138,6 +140,27 @@ def test_a_host_that_is_cut_off_commits_nothing_and_is_the_spare_when_its_link_i
     assert nodes_of(here, name)[-1] == ["node0", "node0", "node2", "node2"]
     (incident,) = outcome.ledger.incidents
     assert (incident.kind, incident.rung, incident.steps_lost) == ("node", "node", 0)
+
+
+@pytest.mark.full
+def test_a_host_whose_link_is_cut_for_some_leases_is_back_as_soon_as_it_is_whole(
+    here: Site, long_undisturbed: Outcome
+) -> None:
+    """Its agent hears at once that it was given up, and asks for another coordinator, which there never is."""
+    with network(HOSTS, far=True) as hosts, job_of(here, hosts, "some-leases", LONG, lease="1") as launchers:
+        launchers[0].wait_for("step 20\n")
+        for way in WAYS["what it sends"]:
+            hosts.lose(*way)
+        launchers[0].wait_for("goes on after")
+        time.sleep(4.0)
+        for way in WAYS["what it sends"]:
+            hosts.find(*way)
+        whole = time.monotonic()
+        launchers[0].wait_for("node1 is back")
+        assert time.monotonic() - whole < 60.0, "it takes 2 s; it was 120"
+        outcome = end(here, "some-leases", launchers[0])
+        assert [launcher.wait() for launcher in launchers[1:]] == [0, 0], launchers[1].output
+    assert_equal(outcome, long_undisturbed, lost={2, 3})
 
 
 @pytest.mark.full

@@ -48,7 +48,7 @@ class Peers:
         self.leader = 1
         self.seen = asyncio.Condition()
         self.presents = {1: 0, 2: 0}
-        self.votes_asked = 0
+        self.votes_asked, self.times_asked = 0, 0
         self.address = ""
         self.voters: tuple[int, ...] = (0, 2)
         """In the handover of term 2, beside the launcher itself."""
@@ -62,7 +62,7 @@ class Peers:
     async def serving(self) -> AsyncIterator[None]:
         app = web.Application()
         app.add_routes([web.post("/{term}/launcher", self._beat), web.post("/vote", self._vote)])
-        app.add_routes([web.get("/leader", self._tell)])
+        app.add_routes([web.get("/leader", self._tell), web.get("/{term}/time", self._time)])
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -104,6 +104,13 @@ class Peers:
         voters = [present.voter, *(Voter(f"node{n}@x", NodeId(f"node{n}"), self.address) for n in others)]
         answer = CoordinatorPresent(term, 0.0, VOTE_LEASE, Handover(term, 1, voters, NodeId("node0"), b"memory"))
         return web.Response(body=msgspec.msgpack.encode(answer))
+
+    async def _time(self, request: web.Request) -> web.Response:
+        term = int(request.match_info["term"])
+        async with self.seen:
+            self.times_asked += 1
+            self.seen.notify_all()
+        return web.Response(status=503 if term in self.silent else 200)
 
     async def _vote(self, _: web.Request) -> web.Response:
         async with self.seen:
@@ -194,6 +201,30 @@ async def test_an_agent_that_looks_for_the_next_coordinator_finds_it_and_says_no
     async with following(answered=True) as it:
         assert await it.ask("/leader?after=1&when=lost", "GET") == 200
         assert await it.peers.stays(2)
+
+
+async def test_an_agent_that_was_given_up_while_its_link_was_cut_is_told_as_soon_as_it_is_back() -> None:
+    """Asked then, its launcher does not know whether the coordinator is lost, and soon nobody elects another."""
+    async with following(answered=True) as it:
+        asking = asyncio.create_task(it.ask("/leader?after=2&when=lost", "GET"))
+        await it.peers.until(lambda: it.peers.times_asked > 1)
+        assert not asking.done()
+        it.peers.silent.clear()
+        async with asyncio.timeout(LONG_S):
+            assert await asking == 409
+
+
+async def test_a_launcher_whose_link_is_back_before_another_is_elected_follows_the_coordinator_again() -> None:
+    async with following(answered=True) as it:
+        assert await it.ask("/needed?after=2") == 200
+        assert not await it.peers.stays(2), "it stands for election"
+        it.peers.silent.clear()
+        before = it.peers.presents[2]
+        await it.peers.until(lambda: it.peers.presents[2] > before + 10)
+        asked = it.peers.votes_asked
+        await it.peers.until(lambda: it.peers.presents[2] > before + 30)
+        assert it.peers.votes_asked == asked
+        assert it.deputy.office == it.peers.office(2)
 
 
 async def test_a_new_coordinator_has_its_lease_to_answer_at_all_though_it_is_missed() -> None:

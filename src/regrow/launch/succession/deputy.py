@@ -208,9 +208,31 @@ class Deputy:
     # --- electing ----------------------------------------------------------------------------------------------
 
     async def _find_next(self, lost: Office) -> Office | None:
-        """Whoever is elected, this launcher or another; None: nobody is within the time for it."""
+        """Whoever is elected, this launcher or another, or who was lost, if its link is back before.
+
+        None: nobody is within the time for it.
+        """
+        returns = asyncio.create_task(self._await_return(lost))
+        try:
+            return await self._elect(lost, returns)
+        finally:
+            returns.cancel()
+            await asyncio.wait({returns})
+
+    async def _await_return(self, lost: Office) -> bool:
+        """Until that coordinator answers; whether it is still one for this launcher."""
+        while True:
+            await asyncio.sleep(_LONGEST_PAUSE_S)
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, *UNREADABLE):
+                answer = await self._present(lost)
+                now = self._clock.now()
+                return self._election.heard(answer.term, answer.handover, answer.lease, now) or answer.ended
+
+    async def _elect(self, lost: Office, returns: asyncio.Task[bool]) -> Office | None:
         election, since = self._election, self._clock.now()
         while self._clock.now() < since + self._patience and not self._over:
+            if returns.done() and returns.result():
+                return lost
             if (found := await self._ask_around(lost.term)) is not None:
                 return found
             asked = election.stand(self._clock.now())
@@ -284,10 +306,8 @@ class Deputy:
         when, after = request.query.get("when", "now"), int(request.query.get("after", "0"))
         if when == "now":
             return reply(msgspec.structs.replace(self.office, voted=self._election.term))
-        if when == "lost":
-            if self.office.term <= after and await self._stands(self.office):
-                return refusal(409, "that coordinator is there, and has given this agent up", "")
-            self._election.miss(after)
+        if when == "lost" and await self._returns(after):
+            return refusal(409, "that coordinator is there, and has given this agent up", "")
         office = await self.next(after)
         return refusal(410, "the job has no coordinator any more", "") if office is None else reply(office)
 
@@ -295,6 +315,16 @@ class Deputy:
         """`?after=TERM`: an agent needs the coordinator of this term, which does not answer it."""
         self._election.miss(int(request.query.get("after", "0")))
         return web.json_response({})
+
+    async def _returns(self, term: int) -> bool:
+        """Whether the coordinator of this term answers, now or once its link is back, before there is a later one."""
+        while not self._over and self.office is not None and self.office.term <= term:
+            if await self._stands(self.office):
+                return True
+            self._election.miss(term)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), _LONGEST_PAUSE_S)
+        return False
 
     async def _stands(self, office: Office) -> bool:
         """Whether the coordinator answers now."""
