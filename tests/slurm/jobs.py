@@ -151,4 +151,5 @@ def slurm_job(cluster: SlurmCluster, folder: Path) -> Iterator[SubmittedJob]:
         finally:
             cluster.run("scancel", "-u", "root")
             cluster.until(lambda: not cluster.queue() or None, "all Slurm jobs have ended")
+            cluster.restore()
         here.assert_no_process_left()

@@ -109,9 +109,19 @@ class SlurmCluster:
         self._daemons.append(
             self._start([*self._at(_CONTROLLER), "slurmctld", "-D", "-c"], self.home / "slurmctld.out")
         )
+        self.restore()
+
+    def restore(self) -> None:
+        """Start the nodes that do not run, and wait until all can be had, but for those that are drained."""
         for node in self.nodes:
-            self.boot(node)
-        self.until(lambda: self.states() == dict.fromkeys(self.nodes, "idle") or None, "all nodes are idle", _START_S)
+            if node not in self._inits:
+                self.boot(node)
+        ready = {"idle", "drained"}
+        self.until(
+            lambda: (len(states := self.states()) == len(self.nodes) and {*states.values()} <= ready) or None,
+            "all nodes are idle",
+            _START_S,
+        )
 
     def boot(self, node: str) -> None:
         """Start a node, for the first time or again."""
