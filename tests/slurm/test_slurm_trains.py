@@ -12,6 +12,8 @@ from tests.process.elastic import HURRY, assert_same, fixed_run
 from tests.slurm.jobs import SubmittedJob, slurm_job
 from tests.slurm.rig import GRACE_S, SlurmCluster, slurm_cluster
 
+from regrow.launch.folder import read_entry
+
 SHORT, LONG, FOREVER = 20, 300, 4000
 FIRST_STEP_S = 180.0
 """From submitting to the first step, on a machine that does other things too; a bound for tests, not for users."""
@@ -267,13 +269,13 @@ def test_commands_reach_a_coordinator_that_was_elected(job: SubmittedJob) -> Non
     gang = job.submit(steps=FOREVER, maxReplicaCount=3, spares=1, elect=True, leaseInSeconds=30)
     job.until_world(gang, 3)
     job.cluster.kill("node0")
-    turned = job.cluster.until(
-        lambda: re.search(r"coordinator to http://([\d.]+):", job.output()), "another is elected"
-    )
+    job.cluster.until(lambda: "follows the job's coordinator to" in job.output() or None, "another is elected")
     job.until_world(gang, 3)
-    hosts = {job.cluster.address(host): host for host in ("node1", "node2")}
-    elected = hosts.pop(turned[1])
-    (other,) = hosts.values()
+    entry = read_entry(job.here.home / "jobs" / f"job-{gang}")
+    assert entry is not None
+    left = {job.cluster.address(node): node for node in job.cluster.nodes[1:]}  # all of them train
+    elected = left.pop(entry.address.rpartition(":")[0])
+    other = min(left.values())
     code, text = job.regrow("slurm", "drain", "job", elected)
     assert code == 2 and f"{elected} has the coordinator of job job" in text, text
     code, text = job.regrow("slurm", "drain", "job", other)
