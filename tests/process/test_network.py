@@ -62,7 +62,7 @@ def job_of(
     elastic: bool = False,
     around: Mapping[int, Mapping[str, str]] | None = None,
     pace: float = 0.02,
-    lease: str = "10",
+    lease: str = "10s",
 ) -> Iterator[list[Running]]:
     """A launcher on each host; two ranks on each of the first two, and the others are spares.
 
@@ -147,7 +147,7 @@ def test_a_host_whose_link_is_cut_for_some_leases_is_back_as_soon_as_it_is_whole
     here: Site, long_undisturbed: Outcome
 ) -> None:
     """Its agent hears at once that it was given up, and asks for another coordinator, which there never is."""
-    with network(HOSTS, far=True) as hosts, job_of(here, hosts, "some-leases", LONG, lease="1") as launchers:
+    with network(HOSTS, far=True) as hosts, job_of(here, hosts, "some-leases", LONG, lease="1s") as launchers:
         launchers[0].wait_for("step 20\n")
         for way in WAYS["what it sends"]:
             hosts.lose(*way)

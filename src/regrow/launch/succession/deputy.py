@@ -78,6 +78,8 @@ class Deputy:
         self._beat: Instant | None = None
         self._lost_at: Instant = 0.0
         self._over = False
+        self._looking = False
+        """Whether another coordinator is looked for, and maybe elected just now."""
         self._witness: WitnessFolder | None = None
         self._news = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -212,12 +214,13 @@ class Deputy:
 
         None: nobody is within the time for it.
         """
-        returns = asyncio.create_task(self._await_return(lost))
+        self._looking, returns = True, asyncio.create_task(self._await_return(lost))
         try:
             return await self._elect(lost, returns)
         finally:
             returns.cancel()
             await asyncio.wait({returns})
+            self._looking = False
 
     async def _await_return(self, lost: Office) -> bool:
         """Until that coordinator answers; whether it is still one for this launcher."""
@@ -229,12 +232,13 @@ class Deputy:
                 return self._election.heard(answer.term, answer.handover, answer.lease, now) or answer.ended
 
     async def _elect(self, lost: Office, returns: asyncio.Task[bool]) -> Office | None:
+        """As `_find_next`; `returns`: whether the lost one answers again."""
         election, since = self._election, self._clock.now()
         while self._clock.now() < since + self._patience and not self._over:
-            if returns.done() and returns.result():
-                return lost
             if (found := await self._ask_around(lost.term)) is not None:
                 return found
+            if returns.done() and returns.result():
+                return lost
             asked = election.stand(self._clock.now())
             if asked is not None and election.wins(await self._collect(asked)):
                 asked = election.campaign(asked, self._clock.now())
@@ -306,7 +310,7 @@ class Deputy:
         when, after = request.query.get("when", "now"), int(request.query.get("after", "0"))
         if when == "now":
             return reply(msgspec.structs.replace(self.office, voted=self._election.term))
-        if when == "lost" and await self._returns(after):
+        if when == "lost" and await self._returns(after, request):
             return refusal(409, "that coordinator is there, and has given this agent up", "")
         office = await self.next(after)
         return refusal(410, "the job has no coordinator any more", "") if office is None else reply(office)
@@ -316,10 +320,14 @@ class Deputy:
         self._election.miss(int(request.query.get("after", "0")))
         return web.json_response({})
 
-    async def _returns(self, term: int) -> bool:
-        """Whether the coordinator of this term answers, now or once its link is back, before there is a later one."""
-        while not self._over and self.office is not None and self.office.term <= term:
-            if await self._stands(self.office):
+    async def _returns(self, term: int, asked: web.Request) -> bool:
+        """Whether the coordinator of this term answers, now or once its link is back, before there is a later one.
+
+        One that only a pause has kept from answering may have been voted out meanwhile: while another is looked for, it
+        is not believed. False too when who has asked hangs up.
+        """
+        while not self._over and self.office is not None and self.office.term <= term and asked.transport is not None:
+            if await self._stands(self.office) and not self._looking and self.office.term <= term:
                 return True
             self._election.miss(term)
             with contextlib.suppress(TimeoutError):
