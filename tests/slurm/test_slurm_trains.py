@@ -105,7 +105,6 @@ def test_a_killed_node_is_replaced_at_once_elsewhere(job: SubmittedJob, long_alo
     assert took < 10.0, "long before Slurm finds that the node is down"
     assert_same(job.here, told, long_alone, 2)
     assert [each.steps_lost for each in told.incidents] == [0] * len(told.incidents)
-    job.cluster.boot("node1")
 
 
 @pytest.mark.full
@@ -125,7 +124,6 @@ def test_scaled_down_by_one_a_job_that_has_lost_a_node_to_its_spare_trains_with_
     told = job.finish(gang)
     job.clear()
     assert_same(job.here, told, long_alone, 2)
-    job.cluster.boot("node1")
 
 
 @pytest.mark.full
@@ -204,7 +202,6 @@ def test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew(job:
     told = job.finish(again[0])
     job.clear()
     assert min(told.commits) > 0, "it went on from the checkpoint"
-    job.cluster.boot("node0")
 
 
 @pytest.mark.full
@@ -235,7 +232,6 @@ def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_n
     (lost,) = [each for each in told.incidents if each.cause == "node0, which hosted the coordinator, was lost"]
     record_property("seconds until every rank had committed again", round(lost.total, 2))
     assert lost.total < FIRST_STEP_S
-    job.cluster.boot("node0")
 
 
 @pytest.mark.full
@@ -261,7 +257,6 @@ def test_at_slurms_notice_an_elected_coordinator_saves_the_state_and_the_gang_st
     job.cluster.ask("scancel", str(again[0]))
     job.ended(again[0])
     job.clear()
-    job.cluster.boot("node0")
 
 
 @pytest.mark.full
@@ -287,7 +282,6 @@ def test_commands_reach_a_coordinator_that_was_elected(job: SubmittedJob) -> Non
     job.nothing_queued()
     job.clear()
     assert job.numbers("job") == [gang], "it was not submitted anew"
-    job.cluster.boot("node0")
 
 
 @pytest.mark.full
