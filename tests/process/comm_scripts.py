@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from regrow.comm import collectives
+from regrow.comm.algorithms import pairwise, rounds
 from regrow.comm.echo import EchoTransport
 from regrow.comm.process_groups import Formation, Groups
 from regrow.comm.torch_private.internals import AllreduceOptions
@@ -34,6 +35,12 @@ def conform(seat: Seat) -> dict[str, list[bytes]]:
         assert answers[name] == as_bytes(case(seat.ours(again), seat.rank, seat.size)), f"{name} gave other bits again"
         compare(name, answer, case(gloo, seat.rank, seat.size))
     return answers
+
+
+def conform_in_pairs(seat: Seat) -> dict[str, list[bytes]]:
+    """The same where all but the smallest tensors go to one partner after the other, in several pieces."""
+    rounds.PAIRED_BYTES, pairwise.STEP_BYTES, collectives.WHOLE_BYTES = 64, 256, 0
+    return conform(seat)
 
 
 def point_to_point(seat: Seat) -> list[torch.Size]:

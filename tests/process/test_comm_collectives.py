@@ -10,6 +10,7 @@ from tests.process.comm_scripts import (
     calls_on_gloo,
     calls_on_ours,
     conform,
+    conform_in_pairs,
     echo,
     objects_alone,
     point_to_point,
@@ -33,6 +34,16 @@ def test_every_collective_answers_as_gloo_does_and_with_the_same_bits_each_time(
     assert len(same_everywhere) > 100
     for name in same_everywhere:
         assert all(answer[name] == answers[0][name] for answer in answers), f"{name} differs between ranks"
+
+
+def test_every_collective_answers_as_gloo_does_where_large_tensors_go_to_one_partner_after_the_other(
+    tmp_path: Path,
+) -> None:
+    answers = play(4, tmp_path, conform_in_pairs)
+    sums = [name for name in answers[0] if name.startswith(("all_reduce", "allreduce"))]
+    assert sums
+    for name in sums:
+        assert all(answer[name] == answers[0][name] for answer in answers), f"{name} gave ranks different bits"
 
 
 def test_a_sum_has_the_same_bits_on_every_rank_over_any_kind_of_socket_whole_or_in_pieces(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Large groups: every algorithm over ranks in threads, whose messages go through queues."""
+"""Large groups, and large tensors: every algorithm over ranks in threads, whose messages go through queues."""
 
 import threading
 from collections import defaultdict
@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from regrow.comm.algorithms import pairwise
+from regrow.comm.algorithms.hypercube import ByPeer, Hypercube
+from regrow.comm.algorithms.pairwise import Pairwise
+from regrow.comm.algorithms.rounds import DIRECT, Rounds
 from regrow.comm.headers import Call, Operation
-from regrow.comm.hypercube import ByPeer, Hypercube
-from regrow.comm.rounds import DIRECT, Rounds
 
 SIZES = (17, 24, 31, 32, 33)
+PAIRED_SIZES = (4, 5, 16)
 CALL = Call(Operation.all_reduce, 0, torch.float32)
 
 
@@ -40,6 +43,10 @@ class World:
         assert not any(thread.is_alive() for thread in threads)
         assert all(queue.empty() for queue in self._queues.values()), "a message that nobody has taken"
         return results
+
+    def pairwise(self, rank: int) -> Pairwise:
+        """For a large tensor."""
+        return Pairwise(rank, self.size, self._exchange(rank), room)
 
     def _exchange(self, rank: int) -> Any:
         def exchange(out: ByPeer, into: ByPeer, call: Call | None = None) -> None:
@@ -139,6 +146,64 @@ def test_a_rank_speaks_to_few_in_all_operations_together(size: int) -> None:
     world = World(size)
     world.run(everything)
     assert max(len(peers) for peers in world.spoken.values()) <= (size - 1).bit_length() + 1
+
+
+@pytest.mark.parametrize("size", PAIRED_SIZES)
+@pytest.mark.parametrize("count", [3, 1000, 4097])
+def test_a_large_sum_is_added_by_its_owner_from_the_rank_below_downwards(
+    size: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairwise, "STEP_BYTES", 400)
+    world, values = World(size), [given(rank, count) * 10.0 ** (6 * rank % 31) for rank in range(size)]
+
+    def reduce(_: Hypercube, rank: int) -> torch.Tensor:
+        flat = values[rank].clone()
+        world.pairwise(rank).all_reduce(flat, torch.Tensor.add_, CALL)
+        return flat
+
+    results = world.run(reduce)
+    step = 100 * size
+    expected = torch.cat([owned([each[at : at + step] for each in values]) for at in range(0, count, step)])
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def owned(pieces: list[torch.Tensor]) -> torch.Tensor:
+    """A piece of the sum: each part in its owner's order."""
+    size, found = len(pieces), []
+    for owner in range(size):
+        part = slice(pieces[0].numel() * owner // size, pieces[0].numel() * (owner + 1) // size)
+        total = pieces[owner][part].clone()
+        for step in range(1, size):
+            total += pieces[(owner - step) % size][part]
+        found.append(total)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("size", PAIRED_SIZES)
+def test_large_parts_are_reduced_and_gathered_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairwise, "STEP_BYTES", 400)
+    world, count = World(size), 250
+
+    def both(_: Hypercube, rank: int) -> torch.Tensor:
+        parts = list(given(rank, size * count).view(size, count))
+        others = [part.clone() for part in parts]
+        world.pairwise(rank).reduce_scatter(parts, torch.Tensor.add_, CALL)
+        assert all(torch.equal(parts[each], others[each]) for each in range(size) if each != rank)
+        gathered = [parts[rank] if each == rank else torch.zeros(count) for each in range(size)]
+        world.pairwise(rank).all_gather(gathered, CALL)
+        return torch.cat(gathered)
+
+    results = world.run(both)
+    assert all(torch.equal(results[0], other) for other in results)
+    torch.testing.assert_close(results[0], torch.stack([given(rank, size * count) for rank in range(size)]).sum(0))
+
+
+@pytest.mark.parametrize(
+    ("size", "whole", "paired"),
+    [(3, 1 << 30, False), (4, 8 << 20, True), (4, (8 << 20) - 1, False), (DIRECT, 8 << 20, True), (17, 1 << 30, False)],
+)
+def test_large_tensors_of_small_groups_go_to_one_partner_after_the_other(size: int, whole: int, paired: bool) -> None:
+    assert Rounds(0, size).paired(whole) is paired
 
 
 def test_small_groups_speak_directly() -> None:

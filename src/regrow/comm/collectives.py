@@ -3,7 +3,8 @@
 In small groups reductions are direct: every rank owns a part of the elements, receives that part from all others, adds
 in the order of ranks, and sends the sum back. Each element is summed by one rank in one order, so all ranks get the
 same bits, whatever arrives first. Two rounds, and the volume of a ring; small tensors go whole to everybody in one, and
-are added in the same order. Larger groups go in rounds: `hypercube.py`.
+are added in the same order. Large tensors go to one partner after the other: `algorithms/pairwise.py`. Larger groups go
+in rounds: `algorithms/hypercube.py`.
 """
 
 import threading
@@ -14,11 +15,12 @@ from typing import Any
 import torch
 
 from regrow.comm import reductions
+from regrow.comm.algorithms.hypercube import ByPeer, Hypercube
+from regrow.comm.algorithms.pairwise import Pairwise
+from regrow.comm.algorithms.rounds import DIRECT, Rounds
 from regrow.comm.headers import Call, Operation, Told
-from regrow.comm.hypercube import ByPeer, Hypercube
 from regrow.comm.links import RECEIVING, SENDING
 from regrow.comm.reductions import Combine
-from regrow.comm.rounds import DIRECT, Rounds
 from regrow.comm.small_messages import SmallMessages, aligned
 from regrow.comm.socket_mesh import SocketMesh
 from regrow.core.ids import Seconds
@@ -58,6 +60,7 @@ class Collectives:
         self._others = [peer for peer in range(mesh.size) if peer != mesh.rank]
         self._rounds = Rounds(mesh.rank, mesh.size, most_direct)
         self._wide = Hypercube(self._rounds, self._exchange_parts, self._room)
+        self._paired = Pairwise(mesh.rank, mesh.size, self._exchange_parts, self._room)
         self._receiving = {peer: threading.Lock() for peer in self._others}
         self._number = 0
         self._messages = SmallMessages(mesh.size)
@@ -81,6 +84,8 @@ class Collectives:
         small = flat.nbytes * max(1, self._size - 1) <= WHOLE_BYTES if direct else flat.nbytes <= SMALL_BYTES
         if small or flat.numel() < self._size:
             (self._reduce_whole if direct else self._wide.reduce_small)(flat, combine, call)
+        elif self._rounds.paired(flat.nbytes):
+            self._paired.all_reduce(flat, combine, call)
         else:
             reduce = self._reduce_piece if direct else self._wide.reduce_large
             step = max(self._size, PIECE_BYTES // flat.element_size())
@@ -141,16 +146,17 @@ class Collectives:
         """`output` becomes the reduction of every rank's `parts[rank]`."""
         kind = reductions.number(op)
         flats = [_flat(part) for part in parts]
-        wide = not self._rounds.direct and _even(flats)
+        even = _even(flats)
+        wide, paired = even and not self._rounds.direct, even and self._rounds.paired(self._size * flats[0].nbytes)
         mine = flats[self._rank] = flats[self._rank].clone()
         if wide or reductions.factor(op) is not None:
             flats = [flat.clone() for flat in flats]
             mine = flats[self._rank]
             for flat in flats:
                 reductions.prepare(kind, op, flat)
-        if wide:
+        if wide or paired:
             call = self._call(Operation.reduce_scatter, mine, op=op, whole=mine.nbytes)
-            self._wide.reduce_scatter(flats, reductions.combine(kind), call)
+            (self._wide if wide else self._paired).reduce_scatter(flats, reductions.combine(kind), call)
             reductions.finish(kind, mine, self._size)
             _put(output, mine)
             return
@@ -234,8 +240,10 @@ class Collectives:
         mine = _flat(tensor)
         flats = {peer: _flat(outputs[peer]) for peer in self._others}
         every = [flats.get(rank, mine) for rank in range(self._size)]
-        if not self._rounds.direct and _even(every):
-            self._wide.all_gather(every, self._call(Operation.all_gather, mine, whole=mine.nbytes))
+        paired = self._rounds.paired(self._size * mine.nbytes)
+        if (paired or not self._rounds.direct) and _even(every):
+            call = self._call(Operation.all_gather, mine, whole=mine.nbytes)
+            (self._paired if paired else self._wide).all_gather(every, call)
         else:
             self._exchange(dict.fromkeys(self._others, mine), flats, self._call(Operation.all_gather, mine))
         for peer, flat in flats.items():

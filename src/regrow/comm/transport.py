@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
+from regrow.comm.algorithms.rounds import DIRECT
 from regrow.comm.collective_thread import CollectiveThread
 from regrow.comm.collectives import Collectives
-from regrow.comm.rounds import DIRECT
 from regrow.comm.socket_mesh import SocketMesh
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, RegrowError

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import torch
 
+from regrow.comm.algorithms.rounds import Rounds
 from regrow.comm.headers import Call
 from regrow.comm.reductions import Combine
-from regrow.comm.rounds import Rounds
 
 Parts = Sequence[torch.Tensor]
 ByPeer = dict[int, Parts]

@@ -1,6 +1,7 @@
 """Who speaks to whom in which round, so that a large group needs few connections. Pure.
 
-In groups of up to `DIRECT` ranks each speaks to each, in one round. In larger ones a power of two of ranks, the core,
+In groups of up to `DIRECT` ranks each speaks to each, in one round, or with large tensors to one partner after the
+other (`pairwise.py`). In larger ones a power of two of ranks, the core,
 is a hypercube: in round k a rank speaks to the one whose number differs in bit k, so each has log2 of the core's size
 peers, the same in all operations. Every rank beyond the core goes through one of the core, its host.
 """
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 DIRECT = 16
 """Up to this many ranks, one round to all others is faster than several to some."""
+PAIRED, PAIRED_BYTES = 4, 8 << 20
+"""From so many ranks and bytes of all parts on, one partner after the other is faster than one round to all others."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Rounds:
     def direct(self) -> bool:
         """Whether each rank speaks to each."""
         return self.size <= self.most_direct
+
+    def paired(self, whole: int) -> bool:
+        """Whether each rank goes to one partner after the other, where the parts of all have so many bytes together."""
+        return self.direct and self.size >= PAIRED and whole >= PAIRED_BYTES
 
     @property
     def core(self) -> int:
