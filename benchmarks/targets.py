@@ -49,6 +49,11 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("bitwise_equal", least=1),
         Target("left_behind", most=0),
     ),
+    "collectives": tuple(
+        Target(f"mesh_{ranks}_{size}_ms", most=1.0, of=f"gloo_{ranks}_{size}_ms")
+        for ranks in (2, 4, 8, 16)
+        for size in ("1kb", "1mb", "100mb")
+    ),
     "control_plane": (Target("abort_s_5000", most=1.0),),
     "data": (
         *(Target(f"first_batch_s_{step}", most=0.020) for step in (10, 1_000, 100_000)),
