@@ -38,9 +38,25 @@ def conform(seat: Seat) -> dict[str, list[bytes]]:
 
 
 def conform_in_pairs(seat: Seat) -> dict[str, list[bytes]]:
-    """The same where all but the smallest tensors go to one partner after the other, in several pieces."""
+    """The same where on one machine all but the smallest tensors go to one partner after the other, in pieces."""
     rounds.PAIRED_BYTES, pairwise.STEP_BYTES, collectives.WHOLE_BYTES = 64, 256, 0
-    return conform(seat)
+    ways = ("all_reduce", "reduce_scatter", "all_gather")
+    taken: set[str] = set()
+
+    def noted(way: str) -> Callable[..., None]:
+        plain = getattr(pairwise.Pairwise, way)
+
+        def go(*args: Any) -> None:
+            taken.add(way)
+            plain(*args)
+
+        return go
+
+    for way in ways:
+        setattr(pairwise.Pairwise, way, noted(way))
+    answers = conform(seat)
+    assert taken == (set() if seat.tcp else set(ways))
+    return answers
 
 
 def point_to_point(seat: Seat) -> list[torch.Size]:

@@ -202,8 +202,11 @@ def test_large_parts_are_reduced_and_gathered_in_pieces(size: int, monkeypatch: 
     ("size", "whole", "paired"),
     [(3, 1 << 30, False), (4, 8 << 20, True), (4, (8 << 20) - 1, False), (DIRECT, 8 << 20, True), (17, 1 << 30, False)],
 )
-def test_large_tensors_of_small_groups_go_to_one_partner_after_the_other(size: int, whole: int, paired: bool) -> None:
-    assert Rounds(0, size).paired(whole) is paired
+def test_on_one_machine_large_tensors_of_small_groups_go_to_one_partner_after_the_other(
+    size: int, whole: int, paired: bool
+) -> None:
+    assert Rounds(0, size, one_machine=True).paired(whole) is paired
+    assert not Rounds(0, size).paired(whole), "between machines each step would wait for the network"
 
 
 def test_small_groups_speak_directly() -> None:

@@ -3,8 +3,8 @@
 In small groups reductions are direct: every rank owns a part of the elements, receives that part from all others, adds
 in the order of ranks, and sends the sum back. Each element is summed by one rank in one order, so all ranks get the
 same bits, whatever arrives first. Two rounds, and the volume of a ring; small tensors go whole to everybody in one, and
-are added in the same order. Large tensors go to one partner after the other: `algorithms/pairwise.py`. Larger groups go
-in rounds: `algorithms/hypercube.py`.
+are added in the same order. On one machine large tensors go to one partner after the other:
+`algorithms/pairwise.py`. Larger groups go in rounds: `algorithms/hypercube.py`.
 """
 
 import threading
@@ -58,7 +58,7 @@ class Collectives:
         """How long one collective may take, in seconds."""
         self._rank, self._size = mesh.rank, mesh.size
         self._others = [peer for peer in range(mesh.size) if peer != mesh.rank]
-        self._rounds = Rounds(mesh.rank, mesh.size, most_direct)
+        self._rounds = Rounds(mesh.rank, mesh.size, most_direct, mesh.one_machine)
         self._wide = Hypercube(self._rounds, self._exchange_parts, self._room)
         self._paired = Pairwise(mesh.rank, mesh.size, self._exchange_parts, self._room)
         self._receiving = {peer: threading.Lock() for peer in self._others}

@@ -62,6 +62,8 @@ class SocketMesh:
     def __init__(self, links: Links) -> None:
         self._links = links
         self.rank, self.size, self.ranks = links.rank, links.size, links.ranks
+        self.one_machine = links.site.socket_dir is not None
+        """Whether all ranks are on this one, and no message waits for a network."""
         self._name = links.name
 
     @property

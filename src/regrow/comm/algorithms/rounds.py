@@ -1,7 +1,7 @@
 """Who speaks to whom in which round, so that a large group needs few connections. Pure.
 
-In groups of up to `DIRECT` ranks each speaks to each, in one round, or with large tensors to one partner after the
-other (`pairwise.py`). In larger ones a power of two of ranks, the core,
+In groups of up to `DIRECT` ranks each speaks to each, in one round, or on one machine with large tensors to one
+partner after the other (`pairwise.py`). In larger ones a power of two of ranks, the core,
 is a hypercube: in round k a rank speaks to the one whose number differs in bit k, so each has log2 of the core's size
 peers, the same in all operations. Every rank beyond the core goes through one of the core, its host.
 """
@@ -23,11 +23,13 @@ class Rounds:
         rank: of the group.
         size: ranks in the group.
         most_direct: up to how many ranks each speaks to each.
+        one_machine: whether all ranks are on one.
     """
 
     rank: int
     size: int
     most_direct: int = DIRECT
+    one_machine: bool = False
 
     @property
     def direct(self) -> bool:
@@ -35,8 +37,11 @@ class Rounds:
         return self.size <= self.most_direct
 
     def paired(self, whole: int) -> bool:
-        """Whether each rank goes to one partner after the other, where the parts of all have so many bytes together."""
-        return self.direct and self.size >= PAIRED and whole >= PAIRED_BYTES
+        """Whether each rank goes to one partner after the other, where the parts of all have so many bytes together.
+
+        Between machines each step would wait for one delay of the network, and there are many.
+        """
+        return self.one_machine and self.direct and self.size >= PAIRED and whole >= PAIRED_BYTES
 
     @property
     def core(self) -> int:
