@@ -1,8 +1,8 @@
 """Habits without regrow (torch.distributed over gloo), and alone: each in fresh processes, forked from this warm one.
 
-`python -m tests.harm.reference FOLDER WORLD` takes the names of habits on standard input, one a line, says each when
-it is done, and leaves three folders of it: `plain`, a world without regrow; `single`, the same with one rank; `alone`,
-the script as `python train.py` runs it.
+`python -m tests.harm.reference FOLDER` takes kinds and names of habits on standard input, one of each a line, says each
+line when it is done, and leaves a folder of it: `plain`, a world without regrow; `single`, the same with one rank;
+`alone`, the script as `python train.py` runs it; `still`, a world without regrow on the data of a global batch.
 """
 
 import atexit
@@ -17,17 +17,22 @@ from pathlib import Path
 import torch
 import torch._dynamo  # what torch imports at the first optimizer: once here instead of in each process
 import torch.distributed as dist
-from tests.harm.frame import PlainSession, Trial, begin, play
+from tests.harm.frame import LONGER, SIZES, PlainSession, Trial, begin, play
 from tests.harm.table import Habit, named
 
 PATIENCE_S = 100.0
+RANKS = {"plain": 3, "single": 1, "alone": 1, "still": SIZES[0]}
 
 
-def run_plain(habit: Habit, folder: Path, world: int, rank: int) -> None:
+def run_plain(habit: Habit, folder: Path, kind: str, rank: int) -> None:
     """One rank of a world without regrow."""
+    world = RANKS[kind]
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
-    play(habit.run, Trial(PlainSession(), folder, habit.until))
+    trial = Trial(PlainSession(), folder, habit.until)
+    if kind == "still":
+        trial.until, trial.world = habit.until * LONGER, kind
+    play(habit.run, trial)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -73,15 +78,14 @@ def wait(pids: list[int], deadline: float) -> bool:
     return list(codes.values()) == [0] * len(pids)
 
 
-def refer(habit: Habit, root: Path, world: int) -> None:
-    """Run a habit without regrow, and alone."""
-    for kind, ranks in (("plain", world), ("single", 1), ("alone", 1)):
-        folder = root / kind / habit.name
-        folder.mkdir(parents=True)
-        play_one = partial(run_alone, habit, folder) if kind == "alone" else partial(run_plain, habit, folder, ranks)
-        pids = [forked(folder, partial(play_one, rank)) for rank in range(ranks)]
-        if wait(pids, time.monotonic() + PATIENCE_S):
-            (folder / "ok").touch()
+def refer(kind: str, habit: Habit, root: Path) -> None:
+    """Run a habit without regrow, or alone."""
+    folder = root / kind / habit.name
+    folder.mkdir(parents=True)
+    play_one = partial(run_alone, habit, folder) if kind == "alone" else partial(run_plain, habit, folder, kind)
+    pids = [forked(folder, partial(play_one, rank)) for rank in range(RANKS[kind])]
+    if wait(pids, time.monotonic() + PATIENCE_S):
+        (folder / "ok").touch()
 
 
 def main() -> None:
@@ -89,7 +93,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with open(0, "rb", buffering=0) as asked:  # a fork must not take a line along
         for line in iter(asked.readline, b""):
-            refer(named(line.decode().strip()), Path(sys.argv[1]), int(sys.argv[2]))
+            kind, name = line.decode().split()
+            refer(kind, named(name), Path(sys.argv[1]))
             os.write(1, line)
 
 

@@ -1,68 +1,21 @@
 """What torchrun trains, regrow trains, the same or not at all: the habits of the world, one small script each."""
 
-import math
 import os
-import select
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tests.harm.table import OPEN, Habit, all_habits, named
-from tests.process.launching import SOURCE, Site, site, warm
+from tests.harm.reference import RANKS
+from tests.harm.runs import HERE, IMPORTS, PATIENCE_S, ROOT, References, Run, imports_of, near, same
+from tests.harm.table import OPEN, Habit, all_habits
+from tests.process.launching import SOURCE, Site, site
 
 from regrow.observe.ledger import Ledger, read_records
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-WORLD = 3
-PATIENCE_S = 300.0
-CLOSE = 2e-4
-"""Relative: what another order of summation does in a few steps."""
-IMPORTS = ("torch.distributed.optim", "torch._dynamo")
-"""What habits import: a second for each worker, otherwise."""
+WORLD = RANKS["plain"]
 HABITS = all_habits()
 FEW = ("scheduler_after_the_body_guarded", "static_graph")
 """One of each verdict, for `make test`."""
-
-
-def imports_of(habit: Habit) -> tuple[str, ...]:
-    """What the process has imported from which a habit's are forked."""
-    return habit.imports or IMPORTS
-
-
-class Run:
-    """One run of a habit: exit code, what it said, every committed number, what each rank called its result."""
-
-    def __init__(self, folder: Path, code: int, output: str, ledger: Ledger | None = None) -> None:
-        self.folder, self.code, self.output, self.ledger = folder, code, output, ledger
-        self.finals: dict[int, Any] = {}
-        for path in sorted(folder.glob("final.*.pt")):
-            self.finals[int(path.suffixes[-2][1:])] = torch.load(path, weights_only=False)
-
-    @property
-    def numbers(self) -> dict[tuple[int, int, str], float]:
-        """(step, rank, name) to what was logged."""
-        if self.ledger is not None:
-            return {
-                (step, rank, name): value
-                for (step, rank), metrics in self.ledger.numbers.items()
-                for name, value in metrics.items()
-            }
-        return {(step, rank, name): value for rank, final in self.finals.items() for step, name, value in final["logs"]}
-
-    @property
-    def kills(self) -> list[tuple[int, int]]:
-        """(step, rank) of whoever was killed."""
-        mine = (path.name.split("-")[2:] for path in self.folder.glob("struck-*"))
-        injected = self.ledger.injected if self.ledger is not None else []
-        return [*((int(step), int(rank)) for rank, step in mine), *((f.step, f.rank or 0) for f in injected)]
-
-    @property
-    def results(self) -> dict[tuple[int, str], Any]:
-        """(rank, path) to a leaf of the result."""
-        return {(rank, path): leaf for rank, final in self.finals.items() for path, leaf in final["kept"].items()}
 
 
 @pytest.fixture(scope="module")
@@ -70,63 +23,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with site(tmp_path_factory.mktemp("harm"), *IMPORTS) as made:
         yield made
         made.assert_nothing_left()
-
-
-class Referee:
-    """A process that has imported what habits import, and runs them without regrow, and alone."""
-
-    def __init__(self, folder: Path, imports: tuple[str, ...]) -> None:
-        path = os.pathsep.join([SOURCE, str(ROOT)])
-        env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        (asked, self._asks), (self._answers, answers) = os.pipe(), os.pipe()
-        words, streams = [str(folder), str(WORLD)], (asked, answers, 2)
-        self._process = warm(imports).start("tests.harm.reference", words, cwd=str(ROOT), env=env, streams=streams)
-        os.close(asked)
-        os.close(answers)
-
-    def run(self, name: str) -> None:
-        """Have a habit run."""
-        os.write(self._asks, f"{name}\n".encode())
-        ready, _, _ = select.select([self._answers], [], [], PATIENCE_S)
-        assert ready and os.read(self._answers, 1 << 10).decode().strip() == name, "no answer"
-
-    def close(self) -> None:
-        """End the process."""
-        os.close(self._asks)
-        self._process.wait(PATIENCE_S)
-        os.close(self._answers)
-
-
-class References:
-    """Runs of plain torch and of plain python, each habit's made when it is first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._referees: dict[tuple[str, ...], Referee] = {}
-
-    def of(self, kind: str, name: str) -> Run:
-        """`plain`, `single` or `alone`. Fails where that run did."""
-        folder = self._folder / kind / name
-        if not folder.exists():
-            imports = imports_of(named(name))
-            if imports not in self._referees:
-                self._referees[imports] = Referee(self._folder, imports)
-            self._referees[imports].run(name)
-        said = "\n".join(path.read_text() for path in folder.glob("log.*"))
-        assert (folder / "ok").exists(), f"the reference itself fails ({kind}): {said}"
-        return Run(folder, 0, said)
-
-    def close(self) -> None:
-        """End the processes."""
-        for referee in self._referees.values():
-            referee.close()
-
-
-@pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> Iterator[References]:
-    made = References(tmp_path_factory.mktemp("references"))
-    yield made
-    made.close()
 
 
 def play(here: Site, habit: Habit, kind: str, *flags: str, strikes: tuple[str, ...] = ()) -> Run:
@@ -160,21 +56,6 @@ def assert_close(one: Run, other: Run) -> None:
         assert one.numbers.keys() == other.numbers.keys()
         for place, value in one.numbers.items():
             assert near(value, other.numbers[place]), place
-
-
-def near(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor) and a.is_floating_point():
-        return torch.allclose(a, b, rtol=CLOSE, atol=CLOSE / 10)
-    if isinstance(a, float):
-        return math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE / 10)
-    return same(a, b)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Bit by bit."""
-    if type(a) is not type(b):
-        return False
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else repr(a) == repr(b)
 
 
 def assert_equal(struck: Run, calm: Run) -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tests.harm.recipes import Recipe, composed, habit_of
+from tests.harm.runs import IMPORTS, References
 from tests.harm.table import RECIPE, Habit
-from tests.harm.test_harm import IMPORTS, References, assert_lawful, play
+from tests.harm.test_harm import assert_lawful, play
 from tests.process.launching import Site, site
 
 EXAMPLES = int(os.environ.get("REGROW_SOAK_RECIPES", "30"))
@@ -24,13 +25,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with site(tmp_path_factory.mktemp("recipes"), *IMPORTS) as made:
         yield made
         made.assert_nothing_left()
-
-
-@pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> Iterator[References]:
-    made = References(tmp_path_factory.mktemp("references"))
-    yield made
-    made.close()
 
 
 def judged(here: Site, references: References, habit: Habit) -> None:

@@ -1,4 +1,4 @@
-"""Sixty changes of the world at random with kills between them: nothing leaks, and the data comes in its order."""
+"""Changes of the world at random with kills between them: nothing leaks, and the data comes in its order."""
 
 import contextlib
 import random
@@ -15,16 +15,24 @@ from tests.process.training import SCRIPTS, redone
 from regrow.membership.view import JobView
 from regrow.observe.ledger import Ledger, read_records
 
-CHANGES, WARM = 60, 15
 CALM = 2
 """How many replicas there are whenever something is measured."""
-STEPS, PACE = 500, "0.3"
+STEPS_A_CHANGE, PACE = 9, "0.3"
 SEED = 20
 
 
-def _words(name: str, nproc: int, *extra: str, flags: tuple[str, ...] = ()) -> list[str]:
-    script = [str(SCRIPTS / "train_micro.py"), "--steps", str(STEPS), "--invariant", "--out", f"{name}.out"]
-    return ["run", "--job", name, "--nproc-per-node", str(nproc), *flags, *script, *extra]
+def _words(name: str, nproc: int, steps: int, *flags: str, pace: str = "0") -> list[str]:
+    script = [
+        str(SCRIPTS / "train_micro.py"),
+        "--steps",
+        str(steps),
+        "--pace",
+        pace,
+        "--invariant",
+        "--out",
+        f"{name}.out",
+    ]
+    return ["run", "--job", name, "--nproc-per-node", str(nproc), *flags, *script]
 
 
 def _losses(here: Site, name: str) -> dict[int, set[float]]:
@@ -60,11 +68,11 @@ def _unused(seen: set[Path]) -> set[Path]:
     return set(inodes.values())
 
 
-def _sizes(draw: random.Random) -> list[int]:
+def _sizes(draw: random.Random, changes: int, warm: int) -> list[int]:
     """No size twice in a row; `CALM` where something is measured."""
     sizes = [CALM]
-    for at in range(1, CHANGES + 1):
-        measured, next_measured = at in (WARM, CHANGES), at + 1 in (WARM, CHANGES)
+    for at in range(1, changes + 1):
+        measured, next_measured = at in (warm, changes), at + 1 in (warm, changes)
         choices = [CALM] if measured else [1, 2, 3, 4]
         sizes.append(
             draw.choice([size for size in choices if size != sizes[-1] and not (next_measured and size == CALM)])
@@ -84,10 +92,12 @@ def _strike(job: Elastic, draw: random.Random) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_sixty_changes_with_kills_between_them_leave_no_trace_and_no_drift(here: Site) -> None:
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.soak)])
+def test_changes_with_kills_between_them_leave_no_trace_and_no_drift(here: Site, count: int) -> None:
     draw = random.Random(SEED)
     shared_before = _shared()
-    words = _words("job", CALM, "--pace", PACE, flags=("--replicas", "1:4", "--max-faults", "1000"))
+    steps, warm = count * STEPS_A_CHANGE, count // 4
+    words = _words("job", CALM, steps, "--replicas", "1:4", "--max-faults", "1000", pace=PACE)
     kills, samples, processes = 0, [], []
     with here.start(*words) as started:
         job = Elastic(here, "job", started)
@@ -95,17 +105,17 @@ def test_sixty_changes_with_kills_between_them_leave_no_trace_and_no_drift(here:
         launcher = psutil.Process(started.process.pid)
         agent = next(child for child in launcher.children() if "regrow.agent" in " ".join(child.cmdline()))
         pids = {"survivor": first.ranks[0].pid, "agent": agent.pid, "launcher": launcher.pid}
-        for at, size in enumerate(_sizes(draw), start=1):
+        for at, size in enumerate(_sizes(draw, count, warm), start=1):
             answer = job.scale(size)
             assert answer.accepted, answer.reason
             kills += draw.random() < 0.4 and _strike(job, draw)
             job.settled(size)
-            if at in (WARM, CHANGES):
+            if at in (warm, count):
                 job.alone(CALM)
                 samples.append(settled(pids))
                 processes.append(len(launcher.children(recursive=True)))
         ledger = job.finish(patience=240.0)
-    assert kills >= CHANGES // 6, "too few kills to tell anything"
+    assert kills >= count // 6, "too few kills to tell anything"
     assert redone(ledger) == []
     assert ledger.open_incidents == {}
     assert _left_in_memory(_shared() - shared_before) == set()
@@ -118,5 +128,5 @@ def test_sixty_changes_with_kills_between_them_leave_no_trace_and_no_drift(here:
 
     proven = here.regrow("data", "verify", "job")
     assert proven.returncode == 0, proven.stdout + proven.stderr
-    assert here.regrow(*_words("fixed", 1)).returncode == 0
+    assert here.regrow(*_words("fixed", 1, steps)).returncode == 0
     assert _losses(here, "job") == _losses(here, "fixed")

@@ -16,6 +16,19 @@ CELLS = [(family, method) for family in ("qwen3", "llama", "qwen3_moe", "deepsee
 CELLS += [("qwen2", "pretrain"), ("qwen3", ALL_BY_PREFERENCE), ("deepseek_v3", ALL_BY_PREFERENCE)]
 ONE_OF_ALL = ("qwen3", "full")
 """What `make test` has: the other cells go through the same code of regrow with other models."""
+EACH = {
+    ("qwen3", ALL_BY_PREFERENCE),
+    ("llama", "pretrain"),
+    ("llama", "lora"),
+    ("qwen3_moe", "full"),
+    ("qwen3_moe", "dpo"),
+    ("deepseek_v3", "lora"),
+    ("deepseek_v3", ALL_BY_PREFERENCE),
+    ("gpt_oss", "full"),
+    ("gpt_oss", "dpo"),
+    ("qwen2", "pretrain"),
+}
+"""Of each family two methods and of each method two families; `make soak` has the other cells."""
 SHARDED = "parallel.shard=2"
 ELASTIC_STEPS = 24
 BUILT = 3.0
@@ -35,9 +48,15 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
     patch.undo()
 
 
+def tiers(family: str, method: str) -> list[pytest.MarkDecorator]:
+    """The marks of a cell."""
+    if (family, method) == ONE_OF_ALL:
+        return []
+    return [pytest.mark.full if (family, method) in EACH else pytest.mark.soak]
+
+
 @pytest.mark.parametrize(
-    ("family", "method"),
-    [pytest.param(*cell, marks=[] if cell == ONE_OF_ALL else pytest.mark.full, id="-".join(cell)) for cell in CELLS],
+    ("family", "method"), [pytest.param(*cell, marks=tiers(*cell), id="-".join(cell)) for cell in CELLS]
 )
 def test_two_shards_in_two_replicas_lose_a_rank_in_its_backward(
     cells: Cells, record_property: Callable[[str, object], None], family: str, method: str
@@ -82,7 +101,7 @@ def test_preferences_of_all_weights_lose_a_rank_before_the_first_step(cells: Cel
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        ("llama", "lora"),
+        pytest.param("llama", "lora", marks=pytest.mark.soak),
         ("llama", ALL_BY_PREFERENCE),
         ("qwen3", "pretrain"),
         ("qwen3_moe", "lora"),

@@ -183,10 +183,10 @@ def test_whatever_goes_wrong_with_a_changing_world_the_job_ends_once_and_says_wh
 
 
 MORE: dict[str, tuple[int, tuple[Any, ...], Callable[..., None]]] = {
-    "calm": (250, calm, run_calm),
-    "kills": (450, troubled, run_troubled),
-    "a coordinator that fails": (400, defective, run_troubled),
-    "anything": (350, anything, run_any),
+    "calm": (125, calm, run_calm),
+    "kills": (225, troubled, run_troubled),
+    "a coordinator that fails": (200, defective, run_troubled),
+    "anything": (175, anything, run_any),
 }
 
 

@@ -362,15 +362,15 @@ def test_soak_schedules_of_tables_that_are_passed_on() -> None:
 
 # What `make test` draws above is drawn on by the full matrix.
 MORE: dict[str, tuple[int, tuple[Any, ...], Callable[..., None]]] = {
-    "kills and hangs": (725, survivable, run_survivable),
-    "anything": (725, anything, run_any),
-    "scripts without a session": (225, plain, run_plain),
-    "nodes that come back": (525, losing_nodes, run_survivable),
-    "nodes": (525, losing_nodes_for_good, run_any),
-    "a coordinator that fails": (725, defective, run_defective),
-    "anything and a coordinator that fails": (525, defective_for_good, run_any_defective),
-    "tables of one another": (250, passing_on, pass_on_survivable),
-    "anything and tables of one another": (250, passing_on_for_good, pass_on_any),
+    "kills and hangs": (360, survivable, run_survivable),
+    "anything": (360, anything, run_any),
+    "scripts without a session": (110, plain, run_plain),
+    "nodes that come back": (260, losing_nodes, run_survivable),
+    "nodes": (260, losing_nodes_for_good, run_any),
+    "a coordinator that fails": (360, defective, run_defective),
+    "anything and a coordinator that fails": (260, defective_for_good, run_any_defective),
+    "tables of one another": (125, passing_on, pass_on_survivable),
+    "anything and tables of one another": (125, passing_on_for_good, pass_on_any),
 }
 
 

@@ -33,6 +33,10 @@ _MOST_SEARCHED = 16_000_000
 _MOST_PARSED = 1_000_000
 """Characters of those in which such a name stands, which are parsed, some 1.5 s."""
 
+_WORDS = re.compile(r"\w+").findall
+_LEAVES = (ast.Constant, ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
+"""What has no names in it: half of the nodes of a tree."""
+
 Uses = dict[str, set[str]]
 """What a name leads to: a function's by the names in it, a variable's by those that it was made of."""
 
@@ -58,7 +62,9 @@ def leads_to_collectives(named: AbstractSet[str], texts: Iterable[str]) -> bool:
     It goes from the collectives to who uses them, and to who uses those: most texts have none of these names and are
     not parsed. A text that cannot be parsed leads nowhere.
     """
-    unread = list(_within(_MOST_SEARCHED, texts))
+    if not named:
+        return False
+    unread = [(text, frozenset(_WORDS(text))) for text in _within(_MOST_SEARCHED, texts)]
     uses: Uses = {}
     leading: set[str] = set()
     new: AbstractSet[str] = COLLECTIVES
@@ -67,9 +73,9 @@ def leads_to_collectives(named: AbstractSet[str], texts: Iterable[str]) -> bool:
         leading |= new
         if not named.isdisjoint(leading):
             return True
-        mentions = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(new)))})\b").search
-        for text in [text for text in unread if mentions(text)]:
-            unread.remove(text)
+        mentioning = [text for text, words in unread if not words.isdisjoint(new)]
+        unread = [(text, words) for text, words in unread if words.isdisjoint(new)]
+        for text in mentioning:
             room -= len(text)
             if room >= 0:
                 _read(text, uses)
@@ -87,10 +93,8 @@ def _within(most: int, texts: Iterable[str]) -> Iterator[str]:
 
 def _read(text: str, uses: Uses) -> None:
     """Add what the names in a text lead to."""
-    ahead: list[tuple[ast.AST, tuple[set[str], ...]]] = []
     tree = tree_of(text)
-    if tree is not None:
-        ahead.append((tree, ()))
+    ahead: list[tuple[ast.AST, tuple[set[str], ...]]] = [] if tree is None else [(tree, ())]
     while ahead:  # no recursion: an expression may be nested deeper than Python's calls
         node, inside = ahead.pop()
         if isinstance(node, ast.Name | ast.Attribute):
@@ -106,7 +110,19 @@ def _read(text: str, uses: Uses) -> None:
             for each in node.names:
                 if each.asname:
                     uses.setdefault(each.asname, set()).add(each.name)
-        ahead += [(child, inside) for child in ast.iter_child_nodes(node)]
+        ahead += [(child, inside) for child in _children(node)]
+
+
+def _children(node: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.iter_child_nodes`, without those that have no names in them."""
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if isinstance(value, list):
+            for each in value:
+                if isinstance(each, ast.AST) and not isinstance(each, _LEAVES):
+                    yield each
+        elif isinstance(value, ast.AST) and not isinstance(value, _LEAVES):
+            yield value
 
 
 def _names(node: ast.AST, *, without: str = "") -> Iterator[str]:
@@ -122,7 +138,7 @@ def _names(node: ast.AST, *, without: str = "") -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.Attribute):
             yield node.attr
-        ahead += ast.iter_child_nodes(node)
+        ahead += _children(node)
 
 
 def _files() -> Iterator[str]:
