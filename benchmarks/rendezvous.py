@@ -54,8 +54,8 @@ from targets import tell, warn_if_busy
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 
+from regrow.comm.groups import Formation, Groups
 from regrow.comm.links import Site
-from regrow.comm.process_groups import Formation, Groups
 from regrow.comm.store import AgentStore
 from regrow.comm.torch_private import expected_names, group_names
 from regrow.core.ids import Generation, Seconds

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from tests.process.comm_world import DEADLINE, Seat
 from tests.scripts.placing import take_place
 
+from regrow.comm.groups import Formation, Groups
 from regrow.comm.nccl import NcclTransport
-from regrow.comm.process_groups import Formation, Groups
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation
 from regrow.train.worker.accelerator import accelerator_of

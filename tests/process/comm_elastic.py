@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import mse_loss
 from torch.optim import AdamW
 
-from regrow.comm.process_groups import Formation, Groups
+from regrow.comm.groups import Formation, Groups
 from regrow.comm.torch_private import device_mesh, fsdp
 from regrow.core.ids import Generation
 from regrow.data.seeding import seed_everything

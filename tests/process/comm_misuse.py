@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from regrow.comm.process_groups import Formation, Groups
+from regrow.comm.groups import Formation, Groups
 from regrow.comm.torch_private.internals import AllreduceOptions, BroadcastOptions
 from regrow.comm.transport import MeshTransport
 from regrow.core.errors import CollectiveMisuse

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
-from regrow.comm.process_groups import Formation, Groups
+from regrow.comm.groups import Formation, Groups
 from regrow.comm.torch_private import ddp, fsdp, pipeline
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from regrow.comm import collectives
 from regrow.comm.algorithms import pairwise, rounds
 from regrow.comm.echo import EchoTransport
-from regrow.comm.process_groups import Formation, Groups
+from regrow.comm.groups import Formation, Groups
 from regrow.comm.torch_private.internals import AllreduceOptions
 from regrow.core.errors import CollectiveMisuse
 from regrow.core.ids import Generation

@@ -33,7 +33,7 @@ _SERVER = multiprocessing.get_context("forkserver")
 # What scripts import, once instead of in each process: seconds each.
 _SERVER.set_forkserver_preload(
     [
-        "regrow.comm.process_groups",
+        "regrow.comm.groups",
         "torch._dynamo",
         "torch.distributed.pipelining",
         "torch.distributed.tensor.parallel",

@@ -23,7 +23,7 @@ from tests.process.comm_world import DEADLINE, Seat, store, world
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from regrow.comm.process_groups import Formation, Groups
+from regrow.comm.groups import Formation, Groups
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation
 

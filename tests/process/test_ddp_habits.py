@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.core.errors import UsageError
 from regrow.train.gradients.wrappers import Modules
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from regrow.comm.group_ranks import RankInWorld
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.comm.torch_private import device_mesh
 from regrow.core.errors import StateError
 

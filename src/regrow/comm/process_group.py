@@ -74,7 +74,7 @@ Between = Callable[[AskedCollective], Any]
 
 
 class Owner(Protocol):
-    """What a group asks of all groups together: `regrow.comm.process_groups.Groups`."""
+    """What a group asks of all groups together: `regrow.comm.groups.Groups`."""
 
     generation: Generation
     halted: bool

@@ -5,7 +5,7 @@ import sys
 from typing import Any, NoReturn
 
 from regrow.agent.workers.link import AgentGone, WorkerLink
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.core.config import WorkerEnv
 from regrow.core.messages.data import ProducerServed, producer_socket
 from regrow.data.cache.forking import open_descriptors, shared_positions

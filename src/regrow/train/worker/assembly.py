@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from regrow.agent.workers.link import WorkerLink
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.core.ids import Seconds
 from regrow.core.messages.vocabulary import Role
 from regrow.hydration.server import HydrationServer

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from regrow.agent.workers.link import WorkerLink
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, NotFinite, StepGivenUp, UsageError
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import facts

@@ -9,7 +9,7 @@ import torch
 import xxhash
 
 from regrow.agent.workers.link import WorkerLink
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.core.errors import RegrowError, StateError
 from regrow.core.ids import NO_STATE, Rank, StepNo
 from regrow.core.messages import orders

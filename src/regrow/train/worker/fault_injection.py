@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook, register_module_full_backward_pre_hook
 
 from regrow.agent.workers.link import WorkerLink
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.core.exit_codes import ON_DEMAND
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import facts

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 
 from regrow.agent.workers.link import WorkerLink, placed
+from regrow.comm.groups import Formation, Groups
 from regrow.comm.links import Site
-from regrow.comm.process_groups import Formation, Groups
 from regrow.core.config import WorkerEnv, publish_rank
 from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo

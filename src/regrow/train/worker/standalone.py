@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.comm.torch_private.idle_threads import await_idle_threads
 from regrow.core.config import TorchrunEnv
 from regrow.core.early_reads import EarlyReads

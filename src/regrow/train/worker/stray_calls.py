@@ -1,6 +1,6 @@
 """Collectives that a script calls outside its steps: refused where newcomers do not call them."""
 
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.core.board import Board
 from regrow.core.errors import UsageError
 from regrow.train.worker.body import Body

@@ -10,8 +10,8 @@ import xxhash
 from regrow.agent.workers.imports import changed, installed
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.flight import FLIGHT
+from regrow.comm.groups import Formation, Groups
 from regrow.comm.process_group import Between
-from regrow.comm.process_groups import Formation, Groups
 from regrow.comm.torch_private import device_mesh
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import NO_STATE, Seconds, StepNo

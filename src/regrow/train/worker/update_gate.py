@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from regrow.agent.workers.link import WorkerLink
-from regrow.comm.process_groups import Groups
+from regrow.comm.groups import Groups
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages.vocabulary import FaultKind, FaultStage
