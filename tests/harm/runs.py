@@ -17,12 +17,8 @@ ROOT = HERE.parents[1]
 PATIENCE_S = 300.0
 CLOSE = 2e-4
 """Relative: what another order of summation does in a few steps."""
-IMPORTS = (
-    "torch.distributed.optim",
-    "torch._dynamo",
-    *(f"tests.harm.habits.{path.stem}" for path in sorted((HERE / "habits").glob("[a-z]_*.py"))),
-)
-"""What habits import, and themselves: a second for each worker, otherwise."""
+IMPORTS = ("torch.distributed.optim", "torch._dynamo")
+"""What habits import: a second for each worker, otherwise."""
 
 
 def imports_of(habit: Habit) -> tuple[str, ...]:

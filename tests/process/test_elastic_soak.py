@@ -22,16 +22,7 @@ SEED = 20
 
 
 def _words(name: str, nproc: int, steps: int, *flags: str, pace: str = "0") -> list[str]:
-    script = [
-        str(SCRIPTS / "train_micro.py"),
-        "--steps",
-        str(steps),
-        "--pace",
-        pace,
-        "--invariant",
-        "--out",
-        f"{name}.out",
-    ]
+    script = [str(SCRIPTS / "train_micro.py"), f"--steps={steps}", f"--pace={pace}", "--invariant", f"--out={name}.out"]
     return ["run", "--job", name, "--nproc-per-node", str(nproc), *flags, *script]
 
 

@@ -14,7 +14,7 @@ WORLD, STEPS = 4, 34
 STAGES = ("data", "forward", "backward", "reduce", "vote", "update", "commit")
 REPLICATED = ("hsdp", "tp_dp", "pp_dp")
 QUICKER = ("hsdp", "pp_dp", pytest.param("tp_dp", marks=pytest.mark.soak))
-"""Where tensor parallel, whose newcomers take longest to build, adds least: it goes through every stage elsewhere."""
+"""The same where tensor parallel adds least: its newcomers take longest to build, and others of these tests have it."""
 SCRIPT = "train_parallel.py"
 Reference = Callable[..., Outcome]
 
@@ -128,9 +128,13 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 @pytest.mark.parametrize(
     "more", [("--clip",), ("--checkpoint-activations",), pytest.param(("--compile",), marks=needs_compiler)]
 )
-def test_clipping_recomputation_and_compiled_blocks(here: Site, undisturbed: Reference, more: tuple[str, ...]) -> None:
-    reference, faults = undisturbed("hsdp", *more), every_stage_and_rank()[1::2]
-    assert_equal(run(here, f"hsdp{more[0]}", "hsdp", faults=faults, more=more), reference, faults=len(faults))
+@pytest.mark.parametrize("each", [2, pytest.param(1, marks=pytest.mark.soak)])
+def test_clipping_recomputation_and_compiled_blocks(
+    here: Site, undisturbed: Reference, more: tuple[str, ...], each: int
+) -> None:
+    """At each second stage, and in `make soak` at all."""
+    reference, faults = undisturbed("hsdp", *more), every_stage_and_rank()[each - 1 :: each]
+    assert_equal(run(here, f"hsdp{more[0]}-{each}", "hsdp", faults=faults, more=more), reference, faults=len(faults))
 
 
 @pytest.mark.parametrize(

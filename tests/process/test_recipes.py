@@ -28,7 +28,7 @@ EACH = {
     ("gpt_oss", "dpo"),
     ("qwen2", "pretrain"),
 }
-"""Of each family two methods and of each method two families; `make soak` has the other cells."""
+"""With that one, two families of each method, and two methods of each family that has several; `make soak` has all."""
 SHARDED = "parallel.shard=2"
 ELASTIC_STEPS = 24
 BUILT = 3.0

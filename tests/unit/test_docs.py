@@ -34,7 +34,7 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 
 
 def test_every_method_on_the_way_of_a_fault_is_there() -> None:
-    """In the file that is named behind it, where there is one: the last one before a bracket is."""
+    """One that is followed by a file in brackets is in that file."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`([A-Z]\w+)\.(\w+)`(?:\s+\(`([\w/]+\.py)`)?", text)
     assert len(named) > 25, "the way of a fault is not told by its methods any more"
