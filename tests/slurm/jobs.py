@@ -65,7 +65,7 @@ class SubmittedJob:
             lines += [f"[{part}]", f"partition = {json.dumps(partition)}", f"options = {json.dumps(self._options)}"]
         (self.here.folder / "job.toml").write_text("\n".join(lines) + "\n")
 
-    def submit(self, *, steps: int, pace: float = 0.2, **keys: Any) -> int:
+    def submit(self, *, steps: int, pace: float = 0.6, **keys: Any) -> int:
         """Submit it; the number of the gang's Slurm job. By its pace it lasts for minutes until it is let go."""
         self.write(steps, pace, **keys)
         self.submitted_at = time.monotonic()

@@ -14,7 +14,7 @@ from tests.slurm.rig import GRACE_S, SlurmCluster, slurm_cluster
 
 from regrow.launch.folder import read_entry
 
-SHORT, LONG, FOREVER = 20, 300, 4000
+SHORT, LONG, FOREVER = 20, 150, 4000
 FIRST_STEP_S = 180.0
 """From submitting to the first step, on a machine that does other things too; a bound for tests, not for users."""
 
