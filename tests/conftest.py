@@ -6,8 +6,10 @@ SEED` shuffles them, the same way for the same seed; `--until TIME` leaves out w
 
 import hashlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from tests import durations
+from tests.process.warm_client import FOLDER
 from tests.tiers import full_files, is_full, stale
 
 # Before torch is imported anywhere: test machines are small and shared, and a step's result must not depend on them.
@@ -27,7 +30,7 @@ settings.load_profile("regrow")
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_process() -> Iterator[None]:
-    """Ends the process that jobs are forked from, if one was started."""
+    """Leaves the process that jobs are forked from; without anybody, it ends."""
     yield
     launching = sys.modules.get("tests.process.launching")
     if launching is not None:
@@ -53,6 +56,16 @@ LEFT_OUT = "left out: the time of this run is over"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--order", help="shuffle the files of tests by this seed, a commit's id for example")
     parser.addoption("--until", type=float, help="begin no test after this time, in seconds since the epoch")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # lanes have theirs from the process that started them
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="warm-", dir="/tmp")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
 
 
 def place(test: str, seconds: Mapping[str, float], seed: str | None = None) -> tuple[float, bytes]:

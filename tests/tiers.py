@@ -29,9 +29,8 @@ FULL: dict[str, tuple[str, ...]] = {
     "tests/cluster/test_operator_trains.py": ALL,
     "tests/slurm/test_slurm_commands.py": ALL,
     "tests/slurm/test_slurm_trains.py": (
-        "test_elastic_replicas_leave_within_their_grace_for_a_job_of_higher_priority_and_come_back",
-        "test_a_killed_node_is_replaced_at_once_elsewhere",
-        "test_a_node_that_is_cut_off_stops_itself_and_never_commits",
+        "test_elastic_replicas_leave_for_a_job_of_higher_priority_come_back_and_one_that_is_cut_off_never_commits",
+        "test_a_killed_node_is_replaced_at_once_elsewhere_and_drained_where_the_job_asks_for_it",
         "test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew",
     ),
     "tests/process/test_batch.py": (

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from tests.cluster.fake_store import FakeStore, Manifest
 from tests.process.launching import warm
-from tests.process.warm import WarmProcess
+from tests.process.warm_client import WarmProcess
 
 _HERE = "127.0.0.1"
 _ENDED = ("Succeeded", "Failed")

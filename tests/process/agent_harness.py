@@ -18,7 +18,7 @@ import msgspec
 import psutil
 from aiohttp import WSMsgType, web
 from tests.process.launching import warm
-from tests.process.warm import WarmProcess
+from tests.process.warm_client import WarmProcess
 
 from regrow.core.config import AgentConfig, Script
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Self
 
 import psutil
-from tests.process.warm import WarmProcess, WarmServer
+from tests.process.warm_client import WarmProcess, WarmServer
 
 PATIENCE = 240.0
 SHARED = Path("/dev/shm")
@@ -199,7 +199,7 @@ def agents_below(launcher: Running) -> list[int]:
 def warm(imports: tuple[str, ...] = ()) -> WarmServer:
     """The process that jobs are forked from, one a test session for each set of modules that it has imported."""
     if imports not in _warm:
-        _warm[imports] = warm().server(imports) if imports else WarmServer(SOURCE)
+        _warm[imports] = warm().importing(imports) if imports else WarmServer.of_session(SOURCE)
     return _warm[imports]
 
 
@@ -207,7 +207,7 @@ _warm: dict[tuple[str, ...], WarmServer] = {}
 
 
 def close_warm() -> None:
-    """End the processes that jobs were forked from, where there are any."""
+    """Leave the processes that jobs were forked from, where there are any."""
     while _warm:
         _warm.popitem()[1].close()
 

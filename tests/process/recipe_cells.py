@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.process.elastic import HURRY, Elastic
 from tests.process.launching import Site, warm
 from tests.process.training import SCRIPTS, Fault, Outcome, train
-from tests.process.warm import WarmProcess, run_forked
+from tests.process.warm import run_forked
+from tests.process.warm_client import WarmProcess
 from tests.scripts.tiny_families import save_tiny
 
 from regrow.core.records import WorkerBuilt, WorkerSpawned

@@ -1,6 +1,6 @@
 """Jobs forked from a warm process: torch is imported once a test session instead of once a job.
 
-    pytest ── server (everything imported, one thread)
+    pytest's lanes ── server (everything imported, one thread)
               └── job: `python -m regrow …`, forked
                   ├── seeds that become what prepares data, if it is `regrow train`
                   └── agent seed, forked before the job begins; becomes an agent when the launcher starts one
@@ -38,7 +38,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, Protocol
 
 NETWORK = "REGROW_TEST_NETWORK"
 """The network namespace that a job is to run in."""
@@ -59,9 +59,9 @@ _CHILDREN = {
 """What an agent starts, and the module that does it."""
 _WORK = "regrow.hydration.durable.work"
 _PACKET = 1 << 20
-_PAD = "REGROW_TEST_PAD"
-_PAD_BYTES = 16 << 10
-_SERVER = "a server"
+PAD = "REGROW_TEST_PAD"
+PAD_BYTES = 16 << 10
+SERVER = "a server"
 _START_S = 180.0
 _PREPARING = "regrow.recipes.preparing"
 _SEEDED = ("run", "agent", "train")
@@ -74,98 +74,13 @@ _REPLACED = 2
 _PR_SET_PDEATHSIG = 1
 
 
-# --- the test's side ----------------------------------------------------------------------------------------------
-
-
-class WarmServer:
-    """The warm process, as pytest sees it. Started at first use; ends with pytest.
-
-    Args:
-        source: where regrow is imported from.
-    """
-
-    def __init__(self, source: str) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = os.pathsep.join([source, os.getcwd(), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # read as they are imported
-        with theirs:
-            self._process: subprocess.Popen[bytes] | WarmProcess = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tests.process.warm", str(theirs.fileno()), "x" * _PAD_BYTES],
-                env=environment | {_PAD: "x" * _PAD_BYTES},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        self._control = ours
-
-    def server(self, imports: Sequence[str]) -> "WarmServer":
-        """A server forked from this one, with modules imported besides regrow's own and torch."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        made = WarmServer.__new__(WarmServer)
-        with theirs:
-            streams = (0, 1, 2, theirs.fileno())
-            made._process = self.start(_SERVER, imports, cwd=os.getcwd(), env={}, streams=streams)
-        made._control = ours
-        return made
-
-    def start(
-        self, module: str, words: Sequence[str], *, cwd: str, env: Mapping[str, str], streams: tuple[int, ...]
-    ) -> "WarmProcess":
-        """`python -m module words…`, forked. `streams`: what its standard input, output and error are."""
-        report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"module": module, "words": list(words), "cwd": cwd, "env": dict(env)}).encode()
-        with theirs:
-            socket.send_fds(self._control, [request], [theirs.fileno(), *streams])
-        report.settimeout(_START_S)
-        return WarmProcess(report, int(report.recv(64)))
-
-    def close(self) -> None:
-        """End the server; jobs that still run are the tests' to end."""
-        self._control.close()
-        self._process.wait(_START_S)
-
-
-class WarmProcess:
-    """The part of `subprocess.Popen` that tests use, for a process whose parent is the server."""
-
-    def __init__(self, report: socket.socket, pid: int) -> None:
-        self._report, self.pid = report, pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0.0)
-        return self.returncode
-
-    def wait(self, timeout: float) -> int:
-        if self.returncode is None:
-            self._report.settimeout(timeout)
-            try:
-                told = self._report.recv(64)
-            except (TimeoutError, BlockingIOError):
-                raise subprocess.TimeoutExpired("a warm job", timeout) from None
-            self.returncode = int(told)
-            self._report.close()
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-
 # --- the server ---------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     """Import everything, then fork jobs on request until pytest ends. Returns in the server only at its end."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    control.set_inheritable(False)
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    listener.set_inheritable(False)
     gc.disable()
     zygote = importlib.import_module(_ZYGOTE)
     for name in (
@@ -178,18 +93,19 @@ def main() -> None:
         _WORK,
     ):
         importlib.import_module(name)
-    _be_server(control)
+    _be_server(listener)
 
 
-def _be_server(control: socket.socket) -> None:
+def _be_server(listener: socket.socket) -> None:
     _leave_operators()
     gc.enable()
     gc.collect()
     gc.freeze()
-    request, fds = _serve(control)
-    if request is None:
+    asked = _Server(listener).serve()
+    if asked is None:
         return
-    if request["module"] != _SERVER:
+    request, fds = asked
+    if request["module"] != SERVER:
         _become_job(request, fds)
         return
     *streams, mine = fds
@@ -208,42 +124,79 @@ def _leave_operators() -> None:
             finalizer.atexit = False
 
 
-def _serve(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Fork on request and tell how each job ended. Returns the request in the job, None in the server."""
-    waiting = selectors.DefaultSelector()
-    waiting.register(control, selectors.EVENT_READ)
-    reports: dict[int, tuple[int, int]] = {}
-    while True:
-        for key, _ in waiting.select():
-            if key.fileobj is not control:
-                pidfd = int(key.fd)
-                waiting.unregister(pidfd)
-                pid, report = reports.pop(pidfd)
-                _, status = os.waitpid(pid, 0)
-                os.close(pidfd)
-                with socket.socket(fileno=report) as told, contextlib.suppress(ConnectionError):
-                    told.send(str(os.waitstatus_to_exitcode(status)).encode())
-                continue
-            packet, fds, _, _ = socket.recv_fds(control, _PACKET, 8)
-            if not packet:
-                return None, []
-            report, *streams = fds
-            pid = os.fork()
-            if pid == 0:
-                waiting.close()
-                control.close()
-                for pidfd, (_, other) in reports.items():
-                    os.close(pidfd)
-                    os.close(other)
-                os.close(report)
-                return json.loads(packet), streams
-            for fd in streams:
-                os.close(fd)
-            pidfd = os.pidfd_open(pid)
-            reports[pidfd] = (pid, report)
-            waiting.register(pidfd, selectors.EVENT_READ)
-            os.set_inheritable(report, False)
-            _tell(report, str(pid))
+Request = tuple[dict[str, Any], list[int]]
+"""What to become, and the descriptors for it."""
+
+
+class _Server:
+    """Forks jobs on request, and tells whoever asked how each ended."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._waiting = selectors.DefaultSelector()
+        self._waiting.register(listener, selectors.EVENT_READ)
+        self._users: set[socket.socket] = set()
+        self._jobs: dict[int, tuple[int, int]] = {}
+        """By its descriptor: a job's number, and where to tell its end."""
+
+    def serve(self) -> Request | None:
+        """Returns the request in the job; in the server nothing, when all who have used it are gone."""
+        while events := self._waiting.select(None if self._users else _START_S):
+            for key, _ in events:
+                if key.fileobj is self._listener:
+                    new, _ = self._listener.accept()
+                    self._users.add(new)
+                    self._waiting.register(new, selectors.EVENT_READ)
+                elif isinstance(key.fileobj, int):
+                    self._reap(key.fileobj)
+                elif isinstance(key.fileobj, socket.socket):
+                    user = key.fileobj
+                    packet, fds, _, _ = socket.recv_fds(user, _PACKET, 8)
+                    if packet and (request := self._fork(packet, fds)) is not None:
+                        return request
+                    if not packet and self._last(user):
+                        return None
+        return None
+
+    def _fork(self, packet: bytes, fds: list[int]) -> Request | None:
+        report, *streams = fds
+        pid = os.fork()
+        if pid == 0:
+            self._leave()
+            os.close(report)
+            return json.loads(packet), streams
+        for fd in streams:
+            os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self._jobs[pidfd] = (pid, report)
+        self._waiting.register(pidfd, selectors.EVENT_READ)
+        os.set_inheritable(report, False)
+        _tell(report, str(pid))
+        return None
+
+    def _leave(self) -> None:
+        """In a job: what is the server's is closed."""
+        self._waiting.close()
+        for each in (self._listener, *self._users):
+            each.close()
+        for pidfd, (_, report) in self._jobs.items():
+            os.close(pidfd)
+            os.close(report)
+
+    def _last(self, user: socket.socket) -> bool:
+        """It has gone. Whether no other is left."""
+        self._waiting.unregister(user)
+        self._users.remove(user)
+        user.close()
+        return not self._users
+
+    def _reap(self, pidfd: int) -> None:
+        self._waiting.unregister(pidfd)
+        pid, report = self._jobs.pop(pidfd)
+        _, status = os.waitpid(pid, 0)
+        os.close(pidfd)
+        with socket.socket(fileno=report) as told, contextlib.suppress(ConnectionError):
+            told.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _tell(report: int, text: str) -> None:
@@ -476,7 +429,13 @@ def _grow_preparer(planted: socket.socket) -> NoReturn:
     _run(_PREPARING, request["words"])
 
 
-def run_forked(start: Callable[[Sequence[str], tuple[int, ...]], "_Child | WarmProcess | None"]) -> Any:
+class Waited(Protocol):
+    """A process whose end can be waited for."""
+
+    def wait(self, timeout: float) -> int: ...
+
+
+def run_forked(start: Callable[[Sequence[str], tuple[int, ...]], "Waited | None"]) -> Any:
     """`subprocess.run` of `python -m` what prepares data, forked; cold where `start` has nobody.
 
     Args:

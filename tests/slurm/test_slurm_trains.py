@@ -17,6 +17,8 @@ from regrow.launch.folder import read_entry
 SHORT, LONG, FOREVER = 20, 150, 4000
 FIRST_STEP_S = 180.0
 """From submitting to the first step, on a machine that does other things too; a bound for tests, not for users."""
+FOLLOWS = "follows the job's coordinator to"
+"""A node's words when another coordinator was elected."""
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +49,17 @@ def test_a_gang_trains_as_one_process_would_and_leaves_nothing(job: SubmittedJob
     job.here.assert_nothing_left()
 
 
-def start_elastic(job: SubmittedJob) -> int:
-    """A gang of two and two replicas beyond it, which all train."""
-    gang = job.submit(steps=LONG, maxReplicaCount=4, maxPendingReplicas=2)
-    job.until_world(gang, 4)
-    return gang
-
-
 def hosts(job: SubmittedJob, *names: str) -> list[str]:
     """Where the Slurm jobs of these names run."""
     lines = job.cluster.ask("squeue", "-h", "-t", "R", "-o", "%j|%N").splitlines()
     return [node for name, _, node in (line.partition("|") for line in lines) if name in names]
 
 
-def test_elastic_replicas_leave_within_their_grace_for_a_job_of_higher_priority_and_come_back(
+def test_elastic_replicas_leave_for_a_job_of_higher_priority_come_back_and_one_that_is_cut_off_never_commits(
     job: SubmittedJob, long_alone: dict[str, Any]
 ) -> None:
-    gang = start_elastic(job)
+    gang = job.submit(steps=LONG, maxReplicaCount=4, maxPendingReplicas=2)
+    job.until_world(gang, 4)
     wish = job.cluster.ask(
         "sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "srun sleep 600"
     )
@@ -78,16 +74,29 @@ def test_elastic_replicas_leave_within_their_grace_for_a_job_of_higher_priority_
     assert set(waiting) <= {"job+2", "job+3"}
     job.cluster.ask("scancel", wish)
     job.until_world(gang, 4)
-    told = job.finish(gang)
     assert took < GRACE_S, "they left by themselves, and were not killed at the end of their grace"
     assert [job.exit_code(number) for number in (*job.numbers("job+2"), *job.numbers("job+3"))].count(75) == 2
-    assert_same(job.here, told, long_alone, 4)
-    assert {each.kind for each in told.incidents} == {"grow", "preempt"}
-    assert len({each.step for each in told.incidents}) >= 2
+    assert {each.kind for each in job.ledger(gang).incidents} == {"grow", "preempt"}
+    (node,) = hosts(job, "job+3")
+    assert any("regrow agent" in each for each in job.cluster.processes(node))
+    job.cluster.cut(node)
+    try:
+        job.until_world(gang, 3)
+        job.cluster.until(
+            lambda: not any("regrow" in each for each in job.cluster.processes(node)) or None, f"{node} stops itself"
+        )
+        told = job.finish(gang)
+    finally:
+        job.cluster.join(node)
+    job.clear()
+    assert_same(job.here, told, long_alone, 3)
+    assert len({each.step for each in told.incidents}) >= 3
 
 
-def test_a_killed_node_is_replaced_at_once_elsewhere(job: SubmittedJob, long_alone: dict[str, Any]) -> None:
-    gang = job.submit(steps=LONG, maxReplicaCount=2, spares=1)
+def test_a_killed_node_is_replaced_at_once_elsewhere_and_drained_where_the_job_asks_for_it(
+    job: SubmittedJob, long_alone: dict[str, Any]
+) -> None:
+    gang = job.submit(steps=LONG, maxReplicaCount=2, spares=1, drainBadNodes=True)
     job.until_world(gang, 2)
     before = hosts(job, "job")
     assert before == ["node[0-2]"]
@@ -96,12 +105,21 @@ def test_a_killed_node_is_replaced_at_once_elsewhere(job: SubmittedJob, long_alo
     number = job.cluster.until(lambda: job.numbers("job+1") or None, f"a replacement is asked for; {job.output()}")
     took = time.monotonic() - killed
     assert "ExcNodeList=node1" in job.cluster.ask("scontrol", "show", "job", str(number[0]))
+    said = job.cluster.until(
+        lambda: re.search(r"Reason=(regrow.*)", job.cluster.ask("scontrol", "show", "node", "node1")),
+        f"it is drained; {job.output()}",
+    )
+    assert f"regrow: job job ({gang}): it was lost" in said.group(1)
+    assert "node1 is drained" in job.output()
     job.until_world(gang, 2)
     job.cluster.until(lambda: hosts(job, "job") == ["node[0,2]"] or None, "Slurm has found it too")
     code, text = job.regrow("slurm", "scale", "job", "--replicas", "2")
     assert code == 0, f"Slurm changes no comment of a job that has lost a node: {text}"
     told = job.finish(gang)
     job.clear()
+    job.cluster.boot("node1")
+    job.cluster.ask("scontrol", "update", "nodename=node1", "state=resume")
+    job.cluster.until(lambda: set(job.cluster.states().values()) == {"idle"} or None, "all nodes are idle")
     assert took < 10.0, "long before Slurm finds that the node is down"
     assert_same(job.here, told, long_alone, 2)
     assert [each.steps_lost for each in told.incidents] == [0] * len(told.incidents)
@@ -124,24 +142,6 @@ def test_scaled_down_by_one_a_job_that_has_lost_a_node_to_its_spare_trains_with_
     told = job.finish(gang)
     job.clear()
     assert_same(job.here, told, long_alone, 2)
-
-
-@pytest.mark.full
-def test_a_lost_node_is_drained_with_its_reason_where_the_job_asks_for_it(job: SubmittedJob) -> None:
-    gang = job.submit(steps=LONG, maxReplicaCount=2, spares=1, drainBadNodes=True)
-    job.until_world(gang, 2)
-    job.cluster.kill("node1")
-    said = job.cluster.until(
-        lambda: re.search(r"Reason=(regrow.*)", job.cluster.ask("scontrol", "show", "node", "node1")),
-        f"it is drained; {job.output()}",
-    )
-    assert f"regrow: job job ({gang}): it was lost" in said.group(1)
-    assert "node1 is drained" in job.output()
-    job.finish(gang)
-    job.clear()
-    job.cluster.boot("node1")
-    job.cluster.ask("scontrol", "update", "nodename=node1", "state=resume")
-    job.cluster.until(lambda: set(job.cluster.states().values()) == {"idle"} or None, "all nodes are idle")
 
 
 @pytest.mark.full
@@ -168,23 +168,6 @@ def test_a_replica_that_waits_without_a_node_is_asked_for_again_when_the_node_is
     assert_same(job.here, told, long_alone, 3)
 
 
-def test_a_node_that_is_cut_off_stops_itself_and_never_commits(job: SubmittedJob, long_alone: dict[str, Any]) -> None:
-    gang = start_elastic(job)
-    (node,) = hosts(job, "job+3")
-    assert any("regrow agent" in each for each in job.cluster.processes(node))
-    job.cluster.cut(node)
-    try:
-        job.until_world(gang, 3)
-        job.cluster.until(
-            lambda: not any("regrow" in each for each in job.cluster.processes(node)) or None, f"{node} stops"
-        )
-        told = job.finish(gang)
-    finally:
-        job.cluster.join(node)
-    job.clear()
-    assert_same(job.here, told, long_alone, 3)
-
-
 def test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew(job: SubmittedJob, tmp_path: Path) -> None:
     keep = str(tmp_path / "checkpoints")
     flags = ["--data-cache=off", "--checkpoint-every=1s"]
@@ -205,7 +188,7 @@ def test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew(job:
 
 
 @pytest.mark.full
-def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_no_step_and_leaves_nothing(
+def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_no_step_and_commands_reach_it(
     job: SubmittedJob, long_alone: dict[str, Any], record_property: Callable[[str, float], None]
 ) -> None:
     gang = job.submit(steps=LONG, maxReplicaCount=3, spares=1, elect=True, leaseInSeconds=30)
@@ -213,7 +196,7 @@ def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_n
     before = job.numbers("job+3")
     job.cluster.kill("node0")
     # What the gang itself says is lost with srun, which was on that host.
-    job.cluster.until(lambda: "follows the job's coordinator to" in job.output() or None, "another is elected")
+    job.cluster.until(lambda: FOLLOWS in job.output() or None, "another is elected")
     job.until_world(gang, 3)
     wanted = job.cluster.until(
         lambda: [each for place in range(4) for each in job.numbers(f"job+{place}") if each not in before] or None,
@@ -222,50 +205,6 @@ def test_where_another_coordinator_is_elected_the_loss_of_the_batch_host_costs_n
     assert "ExcNodeList=node0" in job.cluster.ask("scontrol", "show", "job", str(wanted[0]))
     code, text = job.regrow("slurm", "status", "job")
     assert code == 0 and "wanted: 3 replicas (from 2 to 3), start 1" in text and "replicas: 3" in text, text
-    (job.here.folder / HURRY).touch()
-    job.ended(gang)
-    job.nothing_queued()
-    told = job.ledger(gang)
-    job.clear()
-    assert job.numbers("job") == [gang], "it was not submitted anew"
-    assert_same(job.here, told, long_alone, 3)
-    (lost,) = [each for each in told.incidents if each.cause == "node0, which hosted the coordinator, was lost"]
-    record_property("seconds until every rank had committed again", round(lost.total, 2))
-    assert lost.total < FIRST_STEP_S
-
-
-@pytest.mark.full
-def test_at_slurms_notice_an_elected_coordinator_saves_the_state_and_the_gang_starts_anew_from_it(
-    job: SubmittedJob, tmp_path: Path
-) -> None:
-    flags = ["--data-cache=off", "--checkpoint-every=1h"]  # so what it goes on from was saved at the notice
-    elects = {"maxReplicaCount": 3, "spares": 1, "elect": True, "leaseInSeconds": 30}
-    elects["gracefulShutdownTimeoutInSeconds"] = 120  # what is to be shown is not how fast a busy machine writes
-    gang = job.submit(steps=FOREVER, checkpointDir=str(tmp_path / "checkpoints"), runFlags=flags, **elects)
-    job.until_world(gang, 3)
-    job.cluster.kill("node0")
-    job.cluster.until(lambda: "follows the job's coordinator to" in job.output() or None, "another is elected")
-    reached = job.until_world(gang, 3)  # one of them beyond the gang, which alone could neither train nor elect
-    job.cluster.ask("scancel", "--signal=TERM", str(gang))  # as at its time limit
-    again = job.cluster.until(
-        lambda: [number for number in job.numbers("job") if number > gang] or None, f"anew; {job.output()}"
-    )
-    assert len(again) == 1
-    job.ended(gang)
-    job.until_world(again[0], 2)
-    assert reached < min(job.ledger(again[0]).commits) <= max(job.ledger(gang).commits) + 1, job.output()
-    job.cluster.ask("scancel", str(again[0]))
-    job.ended(again[0])
-    job.clear()
-
-
-@pytest.mark.full
-def test_commands_reach_a_coordinator_that_was_elected(job: SubmittedJob) -> None:
-    gang = job.submit(steps=FOREVER, maxReplicaCount=3, spares=1, elect=True, leaseInSeconds=30)
-    job.until_world(gang, 3)
-    job.cluster.kill("node0")
-    job.cluster.until(lambda: "follows the job's coordinator to" in job.output() or None, "another is elected")
-    job.until_world(gang, 3)
     entry = read_entry(job.here.home / "jobs" / f"job-{gang}")
     assert entry is not None
     left = {job.cluster.address(node): node for node in job.cluster.nodes[1:]}  # all of them train
@@ -276,12 +215,48 @@ def test_commands_reach_a_coordinator_that_was_elected(job: SubmittedJob) -> Non
     code, text = job.regrow("slurm", "drain", "job", other)
     assert code == 0 and f"{other} is given back" in text, text
     job.until_world(gang, 2)
-    code, text = job.regrow("slurm", "cancel", "job")
-    assert code == 0 and "job job is ending" in text, text
+    (job.here.folder / HURRY).touch()
     job.ended(gang)
     job.nothing_queued()
+    told = job.ledger(gang)
     job.clear()
     assert job.numbers("job") == [gang], "it was not submitted anew"
+    assert_same(job.here, told, long_alone, 2)
+    (lost,) = [each for each in told.incidents if each.cause == "node0, which hosted the coordinator, was lost"]
+    record_property("seconds until every rank had committed again", round(lost.total, 2))
+    assert lost.total < FIRST_STEP_S
+
+
+@pytest.mark.full
+def test_at_slurms_notice_an_elected_coordinator_saves_the_state_the_gang_starts_anew_and_can_be_cancelled(
+    job: SubmittedJob, tmp_path: Path
+) -> None:
+    flags = ["--data-cache=off", "--checkpoint-every=1h"]  # so what it goes on from was saved at the notice
+    elects = {"maxReplicaCount": 3, "spares": 1, "elect": True, "leaseInSeconds": 30}
+    elects["gracefulShutdownTimeoutInSeconds"] = 120  # what is to be shown is not how fast a busy machine writes
+    gang = job.submit(steps=FOREVER, checkpointDir=str(tmp_path / "checkpoints"), runFlags=flags, **elects)
+    job.until_world(gang, 3)
+    job.cluster.kill("node0")
+    job.cluster.until(lambda: FOLLOWS in job.output() or None, "another is elected")
+    reached = job.until_world(gang, 3)  # one of them beyond the gang, which alone could neither train nor elect
+    job.cluster.ask("scancel", "--signal=TERM", str(gang))  # as at its time limit
+    again = job.cluster.until(
+        lambda: [number for number in job.numbers("job") if number > gang] or None, f"anew; {job.output()}"
+    )
+    assert len(again) == 1
+    job.ended(gang)
+    job.until_world(again[0], 2)
+    assert reached < min(job.ledger(again[0]).commits) <= max(job.ledger(gang).commits) + 1, job.output()
+    said = job.output().count(FOLLOWS)
+    job.cluster.kill(job.cluster.ask("squeue", "-h", "-j", str(again[0]), "-o", "%B"))
+    job.cluster.until(lambda: job.output().count(FOLLOWS) > said or None, f"another is elected; {job.output()}")
+    job.until_world(again[0], 2)
+    code, text = job.regrow("slurm", "cancel", "job")
+    assert code == 0 and "job job is ending" in text, text
+    job.ended(again[0])
+    job.nothing_queued()
+    job.clear()
+    assert job.numbers("job") == [gang, *again], "it was not submitted anew"
 
 
 @pytest.mark.full
