@@ -23,7 +23,7 @@ from regrow.core.ids import Generation, Rank, Seconds, StepNo
 from regrow.core.records import IncidentClosed, StepCommitted
 from regrow.launch.folder import read_entry
 from regrow.launch.remote import CoordinatorClient
-from regrow.membership.server.http_api import ScaleWish
+from regrow.membership.server.wishes import ScaleWish
 from regrow.observe.ledger import Ledger
 
 HERE = Path(__file__).resolve().parent

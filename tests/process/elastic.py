@@ -19,7 +19,7 @@ from regrow.core.records import IncidentClosed, Record, WorldChanged
 from regrow.launch.folder import find_job
 from regrow.launch.remote import CoordinatorClient
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.http_api import DrainWish, ScaleWish
+from regrow.membership.server.wishes import DrainWish, ScaleWish
 from regrow.membership.view import JobView, WorkerView
 from regrow.observe.ledger import Ledger, read_records
 

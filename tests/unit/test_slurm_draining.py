@@ -12,7 +12,7 @@ import pytest
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.http_api import DrainWish
+from regrow.membership.server.wishes import DrainWish
 from regrow.membership.view import JobView, NodeView, WorkerView
 from regrow.slurm.client import SlurmClient
 from regrow.slurm.commands import drain, undo_drain

@@ -16,7 +16,7 @@ from regrow.core.ids import NO_STATE, Generation, NodeId, StepNo
 from regrow.core.messages import orders
 from regrow.core.messages.sights import WorkerAlive
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.http_api import ScaleWish
+from regrow.membership.server.wishes import ScaleWish
 from regrow.membership.view import JobView
 from regrow.slurm.job_file import SlurmJobSpec
 from regrow.slurm.keeper import Keeper

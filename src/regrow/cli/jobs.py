@@ -99,7 +99,7 @@ def list_jobs() -> None:
 def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | None, reason: str) -> int:
     """Ask JOB to have another number of replicas. Exit code 1: it refuses, says why, and goes on as it is."""
     from regrow.launch.checks import some_time
-    from regrow.membership.server.http_api import ScaleWish
+    from regrow.membership.server.wishes import ScaleWish
 
     if (replicas is None) == (ranks is None):
         raise UsageError("how large shall the job be?", hint="give either --replicas N or --ranks N")
@@ -117,7 +117,7 @@ def drain(names: tuple[str, ...], grace: str, force: bool, reason: str) -> int:
     """Give NODE of JOB back: its ranks leave it at the next boundary, then its agent ends, and the job goes on."""
     from regrow.core.ids import NodeId
     from regrow.launch.checks import some_time
-    from regrow.membership.server.http_api import DrainWish
+    from regrow.membership.server.wishes import DrainWish
 
     if len(names) > 2:
         raise UsageError(f"drain takes one job and one node, not {' '.join(names)}")

@@ -31,7 +31,7 @@ from regrow.launch.remote import refusal_of
 from regrow.launch.succession.deputy import Deputy
 from regrow.launch.succession.hosting import NextHost
 from regrow.membership.orders import AnswerScale, EndJob
-from regrow.membership.server.http_api import DrainWish
+from regrow.membership.server.wishes import DrainWish
 from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)

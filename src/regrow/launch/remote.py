@@ -15,7 +15,7 @@ from regrow.core.messages.vocabulary import FaultSpec
 from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.http_api import DrainWish, ScaleWish
+from regrow.membership.server.wishes import DrainWish, ScaleWish
 from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)

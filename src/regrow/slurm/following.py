@@ -11,7 +11,7 @@ from regrow.launch.addresses import endpoint_of
 from regrow.launch.folder import JobEntry, read_entry
 from regrow.launch.remote import CoordinatorClient
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.http_api import DrainWish, ScaleWish
+from regrow.membership.server.wishes import DrainWish, ScaleWish
 from regrow.membership.view import JobView
 
 _READ_EVERY_S: Final[Seconds] = 1.0

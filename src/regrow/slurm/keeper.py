@@ -14,7 +14,7 @@ from regrow.cluster.node_health import may_mark, read_table, slurm_facts
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.launch.remote import CoordinatorGone
-from regrow.membership.server.http_api import DrainWish, ScaleWish
+from regrow.membership.server.wishes import DrainWish, ScaleWish
 from regrow.membership.view import JobView
 from regrow.slurm.client import SlurmClient
 from regrow.slurm.following import FollowedCoordinator

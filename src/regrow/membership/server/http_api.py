@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from regrow.core.errors import UsageError
-from regrow.core.ids import NodeId, Seconds
+from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
 from regrow.core.messages.unions import Fact
@@ -17,34 +17,11 @@ from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale, Deposed, EndJob
 from regrow.membership.server.http_replies import refusal, reply
+from regrow.membership.server.wishes import DrainWish, ScaleWish
 
 _LONGEST_REASON = 200
 _LONGEST_STOP: Seconds = 3600.0
 Asked = TypeVar("Asked", bound=msgspec.Struct)
-
-
-class ScaleWish(msgspec.Struct, frozen=True):
-    """`POST /scale`: the job shall have so many replicas, or ranks; one of the two.
-
-    `stay`: how long the capacity is expected to be there, in seconds; None: nothing is known of an end.
-    """
-
-    replicas: int | None = None
-    ranks: int | None = None
-    stay: Seconds | None = None
-    reason: str = ""
-
-
-class DrainWish(msgspec.Struct, frozen=True):
-    """`POST /drain`: a node is to be given back, within so many seconds.
-
-    `certain`: it goes in any case, so the job cannot refuse.
-    """
-
-    node: NodeId
-    grace: Seconds = 30.0
-    reason: str = ""
-    certain: bool = False
 
 
 class WallClock(msgspec.Struct, frozen=True):

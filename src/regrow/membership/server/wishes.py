@@ -1,0 +1,29 @@
+"""What operators ask of a job's coordinator. Who asks needs no server."""
+
+import msgspec
+
+from regrow.core.ids import NodeId, Seconds
+
+
+class ScaleWish(msgspec.Struct, frozen=True):
+    """`POST /scale`: the job shall have so many replicas, or ranks; one of the two.
+
+    `stay`: how long the capacity is expected to be there, in seconds; None: nothing is known of an end.
+    """
+
+    replicas: int | None = None
+    ranks: int | None = None
+    stay: Seconds | None = None
+    reason: str = ""
+
+
+class DrainWish(msgspec.Struct, frozen=True):
+    """`POST /drain`: a node is to be given back, within so many seconds.
+
+    `certain`: it goes in any case, so the job cannot refuse.
+    """
+
+    node: NodeId
+    grace: Seconds = 30.0
+    reason: str = ""
+    certain: bool = False
