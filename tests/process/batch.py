@@ -129,16 +129,18 @@ class Desk:
     def answers(self) -> dict[str, str]:
         """What each row was answered, of a whole output in which each id stands once."""
         found: dict[str, str] = {}
-        for line in (self.folder / "out.jsonl").read_text().splitlines():
-            row = json.loads(line)
+        for row in self._rows():
             assert row["custom_id"] not in found, f"{row['custom_id']} stands twice in the output"
             assert row["error"] is None, row["error"]
             found[row["custom_id"]] = row["response"]["body"]["choices"][0]["message"]["content"]
         return found
 
     def results(self) -> dict[str, Any]:
-        lines = (self.folder / "out.jsonl").read_text().splitlines()
-        return {row["custom_id"]: row for row in map(json.loads, lines)}
+        return {row["custom_id"]: row for row in self._rows()}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        # A model may say what `splitlines` takes for the end of a line.
+        return [json.loads(line) for line in (self.folder / "out.jsonl").read_text().split("\n") if line]
 
     def summary(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / "out.jsonl.summary.json").read_text())

@@ -53,6 +53,14 @@ def test_a_plain_loop_over_batches_becomes_one_of_steps() -> None:
     )
 
 
+@pytest.mark.parametrize("mark", ["\f\n", "NOTE = 'one\u2028two\x85three\x1cfour'\n"], ids=["form feed", "in a string"])
+def test_what_is_no_end_of_a_line_to_python_moves_no_line(mark: str) -> None:
+    plain, marked = of(HEAD + "\n" + SETUP + STEP), of(HEAD + mark + SETUP + STEP)
+    assert plain.then == marked.then == 3
+    assert marked.text.replace(mark, "\n") == plain.text
+    assert marked.diff.count("\n") == plain.diff.count("\n")
+
+
 def test_epochs_keep_their_number_wherever_it_is_used() -> None:
     loop = "for epoch in range(1, args.epochs + 1):\n    sampler.set_epoch(epoch)\n    print(f'{epoch}: {epoch + 1}')\n"
     made = of(HEAD + SETUP + loop + indented(STEP) + "    log(epoch=epoch, name='epoch', at=run.epoch)\n")

@@ -7,7 +7,7 @@ import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from regrow.port.reading import COLLECTIVES, Function, OwnLoop, ScriptText, called, is_update, own
+from regrow.port.reading import COLLECTIVES, Function, OwnLoop, ScriptText, called, is_update, lines_of, own
 
 _INDENT = "    "
 
@@ -31,7 +31,7 @@ class Lines:
     """
 
     def __init__(self, text: str) -> None:
-        self._lines = text.splitlines(keepends=True)
+        self._lines = lines_of(text)
         self._before: dict[int, list[str]] = {}
 
     def __getitem__(self, number: int) -> str:

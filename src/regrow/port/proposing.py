@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from regrow.port.adapting import accelerated, adapted, untried
 from regrow.port.editing import looped
 from regrow.port.habits import habits
-from regrow.port.reading import ScriptText, read, updates_somewhere, uses_regrow
+from regrow.port.reading import ScriptText, lines_of, read, updates_somewhere, uses_regrow
 
 _TRY = "then: regrow try --nproc-per-node 2 {name}, which kills each rank in each phase and compares"
 _BY_HAND = (
@@ -42,9 +42,7 @@ def propose(text: str, name: str) -> Proposal:
     script = read(text, name)
     made = _verdict(script, name)
     made.text = made.text or text
-    made.diff = "".join(
-        difflib.unified_diff(text.splitlines(keepends=True), made.text.splitlines(keepends=True), name, name)
-    )
+    made.diff = "".join(difflib.unified_diff(lines_of(text), lines_of(made.text), name, name))
     if made.diff:
         made.says.append(
             f"with the diff ({_new(made.diff)} new lines, the rest is indentation): tier {made.then}, recovery"
@@ -57,7 +55,7 @@ def propose(text: str, name: str) -> Proposal:
 
 def _new(diff: str) -> int:
     """How many lines of a diff are new, whatever their indentation."""
-    lines = diff.splitlines()[2:]
+    lines = lines_of(diff)[2:]
     gone = {line[1:].strip() for line in lines if line.startswith("-")}
     return sum(line.startswith("+") and line[1:].strip() not in gone for line in lines)
 

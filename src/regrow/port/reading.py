@@ -1,6 +1,7 @@
 """The training in a script's text: whose trainer it is, or where its loops are and what it trains."""
 
 import ast
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -75,6 +76,11 @@ def read(text: str, name: str) -> ScriptText:
     script.wrapped = next((each for each in names if each in WRAPPERS), "")
     script.training = _training(tree)
     return script
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a script as Python counts them, with their ends: `splitlines` knows more ends, a form feed say."""
+    return io.StringIO(text, newline="").readlines()
 
 
 def called(node: ast.AST) -> str:
