@@ -219,6 +219,16 @@ async def test_a_module_that_cannot_be_preloaded_is_named(tmp_path: Path) -> Non
         assert await bench.stop() == 0
 
 
+@pytest.mark.parametrize("wish", ["disable", "enable"])
+async def test_whether_workers_collect_garbage_is_for_a_preloaded_module_to_say(tmp_path: Path, wish: str) -> None:
+    (tmp_path / "wishing.py").write_text(f"import gc\nassert gc.isenabled()\ngc.{wish}()\n")
+    async with agent(tmp_path, "import gc\nprint('collects', gc.isenabled())\n", preload=["wishing"]) as bench:
+        await bench.spawn()
+        assert await exited(bench) == 0
+        assert f"collects {wish == 'enable'}" in bench.shown()
+        assert await bench.stop() == 0
+
+
 async def test_a_standby_with_imports_waits_for_its_rank_before_it_runs_the_script(tmp_path: Path) -> None:
     source = """
     import os

@@ -118,7 +118,7 @@ def _be_server(listener: socket.socket) -> None:
 
 
 def _leave_operators() -> None:
-    """Torch's operators stay as they are when a process ends: to take them apart cost it up to a third of a second."""
+    """Processes end without taking torch's operators apart, which takes up to a third of a second."""
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         if (held := finalizer.peek()) is not None and held[1].__module__ == "torch.library":
             finalizer.atexit = False

@@ -115,6 +115,7 @@ def _import_all(setup: ZygoteSetup, control: _Control) -> None:
     for name in (*_TORCH, *_OWN):
         importlib.import_module(name)
     missing = _import_session()
+    gc.enable()  # before modules of the user's, which may want it otherwise
     if setup.path_entry is not None:
         sys.path.insert(0, setup.path_entry)
     started = []
@@ -125,7 +126,6 @@ def _import_all(setup: ZygoteSetup, control: _Control) -> None:
             started.append(f"{name} starts {' and '.join(thread_names())}")
     if setup.path_entry is not None:
         sys.path.remove(setup.path_entry)
-    gc.enable()
     gc.collect()
     gc.freeze()  # keeps the collector of a worker from touching, and so copying, the pages it shares with the zygote
     die_with_parent(0)

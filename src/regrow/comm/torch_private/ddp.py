@@ -42,7 +42,7 @@ def made_elsewhere(
     left_out = {id(module) for module in known}
 
     def others() -> list[tuple[int, DistributedDataParallel]]:
-        # `isinstance` may run code of objects that pretend to be others; `issubclass` asks all of torch's for each.
+        # By the type's own bases: `isinstance` may run code of objects that pretend to be others, `issubclass` is slow.
         living = (item for item in gc.get_objects() if DistributedDataParallel in type(item).__mro__)
         held = ((_first_place(module, places), module) for module in living if id(module) not in left_out)
         return [(place, module) for place, module in held if place is not None]
