@@ -39,7 +39,7 @@ def conform(seat: Seat) -> dict[str, list[bytes]]:
 
 def conform_in_pairs(seat: Seat) -> dict[str, list[bytes]]:
     """The same where on one machine all but the smallest tensors go to one partner after the other, in pieces."""
-    rounds.PAIRED_BYTES, pairwise.STEP_BYTES, collectives.WHOLE_BYTES = 64, 256, 0
+    rounds.PAIRED_BYTES, pairwise.STEP_BYTES, collectives.WHOLE_BYTES = 64, 4096, 0
     ways = ("all_reduce", "reduce_scatter", "all_gather")
     taken: set[str] = set()
 

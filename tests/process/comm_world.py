@@ -43,6 +43,7 @@ _SERVER.set_forkserver_preload(
         "tests.process.comm_parallel",
         "tests.process.comm_scripts",
         "tests.process.tree_sum_scripts",
+        "tests.process.comm_ready",
     ]
 )
 _ROOT = str(Path(__file__).parents[2])

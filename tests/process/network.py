@@ -8,11 +8,12 @@ the frames then (`far_links.py`). It needs root.
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest
 _NOBODY = "02:00:00:00:00:99"
 """An address of hardware that none has: what is sent there is lost, and nobody says so."""
 _numbers = itertools.count()
+_NAME = re.compile(r"rg(\d+)-")
 
 
 class Network:
@@ -49,6 +51,7 @@ class Network:
 
     def open(self) -> None:
         """Make it. Raises `subprocess.CalledProcessError` where that is not allowed."""
+        _sweep()
         _ip("netns", "add", self._switch)
         _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
         _ip("-n", self._switch, "link", "set", "bridge", "up")
@@ -102,26 +105,46 @@ class Network:
 
     def processes(self, host: int) -> list[int]:
         """All that run there."""
-        return [int(pid) for pid in _ip("netns", "pids", self.name(host)).split()]
+        return _inside(self.name(host))
 
     def kill(self, host: int) -> None:
         """All of its processes end at once: none sees another one's end."""
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in self.processes(host):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        _kill(self.name(host))
 
     def close(self) -> None:
         """Remove it, and end what runs in it."""
         if self._carrier is not None:
             self._carrier.communicate(timeout=10)
-        made = {line.split()[0] for line in _ip("netns", "list").splitlines()}
-        for host in self.hosts:
-            if self.name(host) in made:
-                self.kill(host)
-        for name in made:
-            if name.startswith(f"{self._mark}-"):
-                _ip("netns", "delete", name)
+        _remove(name for name in _made() if name.startswith(f"{self._mark}-"))
+
+
+def _sweep() -> None:
+    """Remove what test processes that have been killed could not."""
+    for name in _made():
+        if (left := _NAME.match(name)) and not os.path.exists(f"/proc/{left[1]}"):
+            with contextlib.suppress(subprocess.CalledProcessError):  # another test process may do the same
+                _remove([name])
+
+
+def _made() -> list[str]:
+    return [line.split()[0] for line in _ip("netns", "list").splitlines()]
+
+
+def _remove(names: Iterable[str]) -> None:
+    for name in names:
+        _kill(name)
+        _ip("netns", "delete", name)
+
+
+def _inside(name: str) -> list[int]:
+    return [int(pid) for pid in _ip("netns", "pids", name).split()]
+
+
+def _kill(name: str) -> None:
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in _inside(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def _ip(*words: str) -> str:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,37 +10,43 @@ from pathlib import Path
 import pytest
 from tests.ports import held_port
 from tests.process.batch import Desk, desk, until
+from tests.process.launching import warm
+from tests.process.warm_client import WarmProcess
 
 pytest.importorskip("fastapi")
 pytest.importorskip("transformers")
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SERVE = "transformers.cli.transformers"
+IMPORTS = (SERVE, "transformers.cli.serving.server", "transformers.models.llama.modeling_llama")
 OFFLINE = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
-    subprocess.run([sys.executable, str(SCRIPTS / "tiny_model.py"), str(folder)], check=True, env=OFFLINE)
+    made = warm(IMPORTS).start(
+        "tests.scripts.tiny_model", [str(folder)], cwd=str(folder), env=OFFLINE, streams=(0, 1, 2)
+    )
+    assert made.wait(180) == 0
     return str(folder)
 
 
 @pytest.fixture
-def servers(model: str, tmp_path: Path) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
+def servers(model: str, tmp_path: Path) -> Iterator[dict[str, WarmProcess]]:
     """Three of them, by address; ended at the end."""
-    started: dict[str, subprocess.Popen[bytes]] = {}
-    with (tmp_path / "servers").open("wb") as output:
+    started: dict[str, WarmProcess] = {}
+    with open(os.devnull) as nothing, (tmp_path / "servers").open("wb") as output:
+        streams = (nothing.fileno(), output.fileno(), output.fileno())
         for _ in range(3):
             port = held_port()
-            command = [str(Path(sys.executable).with_name("transformers")), "serve", model]
-            command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-            url = f"http://127.0.0.1:{port}"
-            started[url] = subprocess.Popen(command, env=OFFLINE, stdout=output, stderr=output)
+            words = ["serve", model, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+            process = warm(IMPORTS).start(SERVE, words, cwd=str(tmp_path), env=OFFLINE, streams=streams)
+            started[f"http://127.0.0.1:{port}"] = process
     try:
         yield started
     finally:
         for server in started.values():
             server.kill()
-            server.wait()
+            server.wait(10)
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def is_up(url: str) -> bool:
 
 @pytest.mark.parametrize("words", [(), ("--end-loops",)], ids=["whole", "streamed"])
 def test_two_hundred_rows_while_one_server_is_killed_and_one_is_added(
-    at: Desk, servers: dict[str, "subprocess.Popen[bytes]"], model: str, words: tuple[str, ...]
+    at: Desk, servers: dict[str, WarmProcess], model: str, words: tuple[str, ...]
 ) -> None:
     rows = 200
     at.rows(*(f"Number {number}: " for number in range(rows)), max_tokens=24)

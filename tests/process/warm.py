@@ -1,6 +1,7 @@
 """Jobs forked from a warm process: torch is imported once a test session instead of once a job.
 
     pytest's lanes ── server (everything imported, one thread)
+              ├── server of a node, in the node's namespaces
               └── job: `python -m regrow …`, forked
                   ├── seeds that become what prepares data, if it is `regrow train`
                   └── agent seed, forked before the job begins; becomes an agent when the launcher starts one
@@ -40,13 +41,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import IO, Any, NoReturn, Protocol
 
+from tests.huge_pages import collapse
+
 NETWORK = "REGROW_TEST_NETWORK"
 """The network namespace that a job is to run in."""
 MOUNT = "REGROW_TEST_MOUNT"
 """What the shell is to mount first, for a job to see alone."""
 AGENTS = "REGROW_TEST_AGENTS"
 """How many agents a job starts at most, with those in the place of lost ones; more are started cold. 0: all else is."""
-_CLONE_NEWNET = 0x40000000
 _CLONE_NEWNS = 0x00020000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 _ZYGOTE = "regrow.agent.workers.zygote"
@@ -62,6 +64,8 @@ _PACKET = 1 << 20
 PAD = "REGROW_TEST_PAD"
 PAD_BYTES = 16 << 10
 SERVER = "a server"
+NODE = "a server on a node"
+"""It is in the namespaces of the process of which it is told the number, and ends with them."""
 _START_S = 180.0
 _PREPARING = "regrow.recipes.preparing"
 _SEEDED = ("run", "agent", "train")
@@ -101,20 +105,37 @@ def _be_server(listener: socket.socket) -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    collapse()
     asked = _Server(listener).serve()
     if asked is None:
         return
     request, fds = asked
-    if request["module"] != SERVER:
+    if request["module"] not in (SERVER, NODE):
         _become_job(request, fds)
         return
     *streams, mine = fds
     for fd in streams:
         os.close(fd)
+    if request["module"] == NODE:
+        _move(*request["words"])
+        _be_server(socket.socket(fileno=mine))
+        return
     gc.disable()
     for name in request["words"]:
         importlib.import_module(name)
     _be_server(socket.socket(fileno=mine))
+
+
+def _move(node: str) -> None:
+    """Into the namespaces of the process with this number, and below the first process there. Returns in a child."""
+    with contextlib.ExitStack() as stack:
+        kinds = ("net", "uts", "mnt", "pid_for_children")
+        for file in [stack.enter_context(open(f"/proc/{node}/ns/{kind}")) for kind in kinds]:
+            _enter(file)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    _show(45, [NODE])
 
 
 def _leave_operators() -> None:
@@ -138,6 +159,8 @@ class _Server:
         self._users: set[socket.socket] = set()
         self._jobs: dict[int, tuple[int, int]] = {}
         """By its descriptor: a job's number, and where to tell its end."""
+        self._tied: dict[socket.socket, int] = {}
+        """Jobs that end with who has asked for them, by their descriptors."""
 
     def serve(self) -> Request | None:
         """Returns the request in the job; in the server nothing, when all who have used it are gone."""
@@ -152,23 +175,26 @@ class _Server:
                 elif isinstance(key.fileobj, socket.socket):
                     user = key.fileobj
                     packet, fds, _, _ = socket.recv_fds(user, _PACKET, 8)
-                    if packet and (request := self._fork(packet, fds)) is not None:
+                    if packet and (request := self._fork(user, packet, fds)) is not None:
                         return request
                     if not packet and self._last(user):
                         return None
         return None
 
-    def _fork(self, packet: bytes, fds: list[int]) -> Request | None:
+    def _fork(self, user: socket.socket, packet: bytes, fds: list[int]) -> Request | None:
         report, *streams = fds
+        request = json.loads(packet)
         pid = os.fork()
         if pid == 0:
             self._leave()
             os.close(report)
-            return json.loads(packet), streams
+            return request, streams
         for fd in streams:
             os.close(fd)
         pidfd = os.pidfd_open(pid)
         self._jobs[pidfd] = (pid, report)
+        if request.get("tied"):
+            self._tied[user] = pidfd
         self._waiting.register(pidfd, selectors.EVENT_READ)
         os.set_inheritable(report, False)
         _tell(report, str(pid))
@@ -187,6 +213,8 @@ class _Server:
         """It has gone. Whether no other is left."""
         self._waiting.unregister(user)
         self._users.remove(user)
+        if (pidfd := self._tied.pop(user, None)) in self._jobs:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         user.close()
         return not self._users
 
@@ -217,8 +245,11 @@ def _take_streams(streams: list[int]) -> None:
 def _become_job(request: dict[str, Any], streams: list[int]) -> None:
     _take_streams(streams)
     _become(request["env"])
+    if request.get("tied"):
+        os.setsid()
     if NETWORK in request["env"]:
-        _enter(request["env"][NETWORK])
+        with open(f"/run/netns/{request['env'][NETWORK]}") as network:
+            _enter(network)
     os.chdir(request["cwd"])
     if MOUNT in request["env"]:
         _mount(request["env"][MOUNT])
@@ -234,12 +265,11 @@ def _become_job(request: dict[str, Any], streams: list[int]) -> None:
     _run(request["module"], words)
 
 
-def _enter(network: str) -> None:
-    """Go into a network namespace, and all that will be started with it."""
-    with open(f"/run/netns/{network}") as file:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(file.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"cannot enter the network {network}")
+def _enter(namespace: IO[str]) -> None:
+    """Go into a namespace, and all that will be started with it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace.fileno(), 0):
+        raise OSError(ctypes.get_errno(), f"cannot enter {namespace.name}")
 
 
 def _mount(command: str) -> None:

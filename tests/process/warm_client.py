@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.process.warm import PAD, PAD_BYTES, SERVER
+from tests.process.warm import NODE, PAD, PAD_BYTES, SERVER
 
 START_S = 180.0
 FOLDER = "REGROW_TEST_WARM"
@@ -50,6 +50,14 @@ class WarmServer:
                 with _listening(door) as listener:
                     self.start(SERVER, modules, cwd=os.getcwd(), env={}, streams=(0, 1, 2, listener.fileno()))
                 control = _connected(door)
+        assert control is not None
+        return WarmServer(control, door)
+
+    def on_node(self, pid: int, door: Path) -> "WarmServer":
+        """A server forked from this one into the namespaces of a process. It ends with them, or with its last user."""
+        with _listening(door) as listener:
+            self.start(NODE, [str(pid)], cwd=os.getcwd(), env={}, streams=(0, 1, 2, listener.fileno()))
+            control = _connected(door)
         assert control is not None
         return WarmServer(control, door)
 

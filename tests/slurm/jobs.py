@@ -59,7 +59,8 @@ class SubmittedJob:
     def write(self, steps: int, pace: float, **keys: Any) -> None:
         """The job's file, of the small training in micro-batches."""
         script = [str(SCRIPTS / "train_micro.py"), "--steps", str(steps), "--pace", str(pace), "--invariant"]
-        table = DEFAULTS | {"script": [*script, "--out", "job.out"]} | keys
+        ours = {"script": [*script, "--out", "job.out"], "command": self.cluster.command()}
+        table = DEFAULTS | ours | keys
         lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
         for part, partition in self.partitions.items():
             lines += [f"[{part}]", f"partition = {json.dumps(partition)}", f"options = {json.dumps(self._options)}"]

@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tests.process.launching import PATIENCE, SOURCE
+from tests.process.launching import PATIENCE, SOURCE, warm
 from tests.process.network import Network, network
+from tests.process.warm_client import WarmServer
+from tests.slurm.relay import DOOR
 
 PACKAGES = ("slurm-wlm", "munge")
 NEEDED = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "unshare", "nsenter", "setpriv", "ip")
@@ -31,6 +34,7 @@ _CONTROLLER = 0
 """Which of the network's hosts the controller is on; node0 is the next one."""
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+_RELAY = Path(__file__).with_name("relay.py")
 Found = TypeVar("Found")
 
 _CONFIG = """\
@@ -84,12 +88,15 @@ class SlurmCluster:
             to be had everywhere.
         partitions: lines of slurm.conf.
         woven: the two switches have every second node, not each a half.
+        cold: what runs on nodes is started by Python itself, not forked from a process that has torch imported.
     """
 
-    def __init__(self, net: Network, home: Path, proctrack: str, partitions: str, *, woven: bool) -> None:
+    def __init__(self, net: Network, home: Path, proctrack: str, partitions: str, *, woven: bool, cold: bool) -> None:
         self._net, self.home = net, home
         self._proctrack, self._partitions, self._woven = proctrack, partitions, woven
+        self._cold = cold
         self._inits: dict[str, subprocess.Popen[bytes]] = {}
+        self._warm: dict[str, WarmServer] = {}
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.nodes = [f"node{index}" for index in range(len(net.hosts) - 1)]
 
@@ -131,9 +138,22 @@ class SlurmCluster:
         self._inits[node] = self._start(
             [*self._at(self._host(node)), *unshare, "sh", "-c", inside], self.home / f"{node}.out"
         )
+        if not self._cold:
+            pid = self._inits[node].pid
+            ours, theirs = (f"/proc/{each}/ns/pid_for_children" for each in ("self", pid))
+            # That of a node can be read as soon as it has its first process.
+            self.until(lambda: _target(theirs) not in (None, _target(ours)) or None, f"{node} is there")
+            self._warm[node] = warm().on_node(pid, self.home / "spool" / node / DOOR)
+
+    def command(self) -> list[str]:
+        """How nodes start regrow."""
+        if self._cold:
+            return [sys.executable, "-m", "regrow"]
+        return [sys.executable, "-S", str(_RELAY), str(self.home / "spool")]
 
     def kill(self, node: str) -> None:
         """All that runs there ends at once, and nobody sees another's end."""
+        self._leave(node)
         self._inits.pop(node).kill()
         self.until(lambda: not self._net.processes(self._host(node)) or None, f"{node} has ended")
 
@@ -208,6 +228,8 @@ class SlurmCluster:
 
     def close(self) -> None:
         """End what was started, process by process, and wait until all of it has ended."""
+        for node in self.nodes:
+            self._leave(node)
         for init in self._inits.values():
             init.kill()
         for daemon in reversed(self._daemons):
@@ -235,6 +257,10 @@ class SlurmCluster:
         lines.append(f"SwitchName=spine Switches={','.join(f'leaf{number}' for number in range(len(leaves)))}")
         (self.home / "topology.conf").write_text("\n".join(lines) + "\n")
 
+    def _leave(self, node: str) -> None:
+        if (server := self._warm.pop(node, None)) is not None:
+            server.close()
+
     def _host(self, node: str) -> int:
         return self.nodes.index(node) + 1
 
@@ -251,6 +277,13 @@ class SlurmCluster:
                 env=self.environment(),
                 start_new_session=True,
             )
+
+
+def _target(link: str) -> str | None:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return None
 
 
 def need_slurm() -> None:
@@ -283,7 +316,7 @@ def _missing() -> list[str]:
 
 @contextmanager
 def slurm_cluster(
-    nodes: int, *, proctrack: str = "pgid", partitions: str = "", woven: bool = False
+    nodes: int, *, proctrack: str = "pgid", partitions: str = "", woven: bool = False, cold: bool = False
 ) -> Iterator[SlurmCluster]:
     """A Slurm with so many idle nodes. `partitions`: lines of slurm.conf, in place of the tests' own."""
     partitions = partitions or _PARTITIONS.format(grace=GRACE_S)
@@ -292,7 +325,7 @@ def slurm_cluster(
     home.chmod(0o755)
     try:
         with network(nodes + 1) as net:
-            made = SlurmCluster(net, home, proctrack, partitions, woven=woven)
+            made = SlurmCluster(net, home, proctrack, partitions, woven=woven, cold=cold)
             try:
                 made.open()
                 yield made

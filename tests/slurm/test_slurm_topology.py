@@ -1,4 +1,4 @@
-"""Ranks in the order of a network whose switches have every second node."""
+"""Ranks in the order of a network whose switches have every second node; all starts are cold."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ STEPS = 200
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    with slurm_cluster(4, woven=True) as made:
+    with slurm_cluster(4, woven=True, cold=True) as made:
         yield made
 
 

@@ -188,7 +188,7 @@ def test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew(job:
     assert len(again) == 1
     assert "ExcNodeList=node0" in job.cluster.ask("scontrol", "show", "job", str(again[0]))
     job.ended(gang)
-    job.until_world(again[0], 2)
+    job.until_world(again[0], 3)
     told = job.finish(again[0])
     job.clear()
     assert min(told.commits) > 0, "it went on from the checkpoint"
