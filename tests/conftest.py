@@ -4,6 +4,7 @@ Files come in the order of how long they take, the longest first: one that came 
 SEED` shuffles them, the same way for the same seed; `--until TIME` leaves out what has not begun by then.
 """
 
+import gc
 import hashlib
 import os
 import shutil
@@ -94,6 +95,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
     seconds = durations.seconds((config.rootpath / "docs" / "tests.md").read_text(encoding="utf-8"))
     items.sort(key=lambda item: place(item.nodeid, seconds, config.getoption("--order")))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: to look for garbage in it again and again takes longer than many a test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

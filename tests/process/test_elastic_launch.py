@@ -225,7 +225,7 @@ def test_an_agent_that_ends_after_its_notice_before_its_ranks_have_left_is_not_s
     with here.start("run", "--job", "j", *flags, "train.py") as job:
         until_world(job, 2)
         (here.folder / "stall").touch()
-        until(lambda: len(list(here.folder.glob("stalls-*"))) == 2)
+        until(lambda: any(here.folder.glob("stalls-*")))  # the other may wait for it at the end of its step
         agent = agents_below(job)[1]
         os.kill(agent, signal.SIGTERM)
         job.wait_for("is given back within")
