@@ -1,9 +1,5 @@
-"""Imported last by the process that worlds are forked from: it changes no more."""
+"""Imported last by the process that worlds are forked from."""
 
-import gc
+from tests.forking import prepare_to_fork
 
-from tests.huge_pages import collapse
-
-gc.collect()
-gc.freeze()
-collapse()
+prepare_to_fork()

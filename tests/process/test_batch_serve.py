@@ -34,14 +34,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def servers(model: str, tmp_path: Path) -> Iterator[dict[str, WarmProcess]]:
     """Three of them, by address; ended at the end."""
     started: dict[str, WarmProcess] = {}
-    with open(os.devnull) as nothing, (tmp_path / "servers").open("wb") as output:
-        streams = (nothing.fileno(), output.fileno(), output.fileno())
-        for _ in range(3):
-            port = held_port()
-            words = ["serve", model, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-            process = warm(IMPORTS).start(SERVE, words, cwd=str(tmp_path), env=OFFLINE, streams=streams)
-            started[f"http://127.0.0.1:{port}"] = process
     try:
+        with open(os.devnull) as nothing, (tmp_path / "servers").open("wb") as output:
+            streams = (nothing.fileno(), output.fileno(), output.fileno())
+            for _ in range(3):
+                port = held_port()
+                words = ["serve", model, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+                process = warm(IMPORTS).start(SERVE, words, cwd=str(tmp_path), env=OFFLINE, streams=streams)
+                started[f"http://127.0.0.1:{port}"] = process
         yield started
     finally:
         for server in started.values():

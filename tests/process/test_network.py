@@ -3,11 +3,14 @@
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
+from tests.process.batch import until
 from tests.process.launching import PATIENCE, Running, Site, site
 from tests.process.network import Network, network
 from tests.process.test_nodes import WORLD, assert_equal, end
@@ -180,6 +183,23 @@ def test_slow_and_lossy_links_are_no_fault_and_a_rank_that_dies_there_is_replace
     assert_equal(outcome, calm, lost=set())
     assert [(incident.kind, incident.ranks) for incident in outcome.ledger.incidents] == [("exit", [3])]
     assert outcome.ledger.steps_lost == 0
+
+
+def test_what_a_killed_test_has_left_is_removed_with_the_next_network(hosts: Network) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait(10)
+    left = f"rg{gone.pid}-0-0"
+    subprocess.run(["ip", "netns", "add", left], check=True)
+    with subprocess.Popen(["ip", "netns", "exec", left, "sleep", "600"]) as inside:
+        try:
+            until(lambda: Path(f"/proc/{inside.pid}/cmdline").read_bytes().startswith(b"sleep"))
+            with network(1):
+                assert inside.wait(10) == -signal.SIGKILL
+        finally:
+            inside.kill()
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    assert left not in listed
+    assert hosts.switch in listed, "what belongs to a test that runs stays"
 
 
 def pid_of(here: Site, name: str, rank: Rank) -> int:

@@ -9,8 +9,9 @@
                       └── writer seed; becomes the process that writes checkpoints, if there is to be one
 
 Of jobs that `regrow try` starts, each has a seed likewise. Who is whose parent, and who ends with whom, is as in a job
-started cold. A process for which there is no seed (a second zygote, say) is started cold. Tests about starting itself
-use `Site.command`, which is always cold.
+started cold; but a command on a node of Slurm is a child of the node's server, and ends with the relay that has asked
+for it (`tests/slurm/relay.py`). A process for which there is no seed (a second zygote, say) is started cold. Tests
+about starting itself use `Site.command`, which is always cold.
 
 A process that ends by itself runs its `atexit` functions, joins its threads and flushes its streams, and then leaves
 without taking its interpreter apart: that reads and copies all pages that it shares with the server, and costs half a
@@ -39,9 +40,9 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, Any, NamedTuple, NoReturn, Protocol
 
-from tests.huge_pages import collapse
+from tests.forking import prepare_to_fork
 
 NETWORK = "REGROW_TEST_NETWORK"
 """The network namespace that a job is to run in."""
@@ -103,9 +104,7 @@ def main() -> None:
 def _be_server(listener: socket.socket) -> None:
     _leave_operators()
     gc.enable()
-    gc.collect()
-    gc.freeze()
-    collapse()
+    prepare_to_fork()
     asked = _Server(listener).serve()
     if asked is None:
         return
@@ -149,6 +148,14 @@ Request = tuple[dict[str, Any], list[int]]
 """What to become, and the descriptors for it."""
 
 
+class _Job(NamedTuple):
+    """`report`: where to tell its end. `tied_to`: who asked for it, if it is to end with him."""
+
+    pid: int
+    report: int
+    tied_to: socket.socket | None
+
+
 class _Server:
     """Forks jobs on request, and tells whoever asked how each ended."""
 
@@ -157,10 +164,8 @@ class _Server:
         self._waiting = selectors.DefaultSelector()
         self._waiting.register(listener, selectors.EVENT_READ)
         self._users: set[socket.socket] = set()
-        self._jobs: dict[int, tuple[int, int]] = {}
-        """By its descriptor: a job's number, and where to tell its end."""
-        self._tied: dict[socket.socket, int] = {}
-        """Jobs that end with who has asked for them, by their descriptors."""
+        self._jobs: dict[int, _Job] = {}
+        """By their descriptors."""
 
     def serve(self) -> Request | None:
         """Returns the request in the job; in the server nothing, when all who have used it are gone."""
@@ -192,9 +197,7 @@ class _Server:
         for fd in streams:
             os.close(fd)
         pidfd = os.pidfd_open(pid)
-        self._jobs[pidfd] = (pid, report)
-        if request.get("tied"):
-            self._tied[user] = pidfd
+        self._jobs[pidfd] = _Job(pid, report, user if request.get("tied") else None)
         self._waiting.register(pidfd, selectors.EVENT_READ)
         os.set_inheritable(report, False)
         _tell(report, str(pid))
@@ -205,25 +208,26 @@ class _Server:
         self._waiting.close()
         for each in (self._listener, *self._users):
             each.close()
-        for pidfd, (_, report) in self._jobs.items():
+        for pidfd, job in self._jobs.items():
             os.close(pidfd)
-            os.close(report)
+            os.close(job.report)
 
     def _last(self, user: socket.socket) -> bool:
         """It has gone. Whether no other is left."""
         self._waiting.unregister(user)
         self._users.remove(user)
-        if (pidfd := self._tied.pop(user, None)) in self._jobs:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        for pidfd, job in self._jobs.items():
+            if job.tied_to is user:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         user.close()
         return not self._users
 
     def _reap(self, pidfd: int) -> None:
         self._waiting.unregister(pidfd)
-        pid, report = self._jobs.pop(pidfd)
-        _, status = os.waitpid(pid, 0)
+        job = self._jobs.pop(pidfd)
+        _, status = os.waitpid(job.pid, 0)
         os.close(pidfd)
-        with socket.socket(fileno=report) as told, contextlib.suppress(ConnectionError):
+        with socket.socket(fileno=job.report) as told, contextlib.suppress(ConnectionError):
             told.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 

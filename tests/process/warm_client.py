@@ -46,20 +46,23 @@ class WarmServer:
         """A server forked from this one, if there is none yet, with modules imported besides regrow's own and torch."""
         door = self._door.with_name(hashlib.sha256(" ".join(modules).encode()).hexdigest()[:16])
         with _only_one(door):
-            if (control := _connected(door)) is None:
-                with _listening(door) as listener:
-                    self.start(SERVER, modules, cwd=os.getcwd(), env={}, streams=(0, 1, 2, listener.fileno()))
-                control = _connected(door)
-        assert control is not None
-        return WarmServer(control, door)
+            if (control := _connected(door)) is not None:
+                return WarmServer(control, door)
+            server, _ = self._fork_server(SERVER, modules, door)
+        return server
 
     def on_node(self, pid: int, door: Path) -> "WarmServer":
         """A server forked from this one into the namespaces of a process. It ends with them, or with its last user."""
+        server, moving = self._fork_server(NODE, [str(pid)], door)
+        assert moving.wait(START_S) == 0, "it could not enter the namespaces"
+        return server
+
+    def _fork_server(self, kind: str, words: Sequence[str], door: Path) -> tuple["WarmServer", "WarmProcess"]:
         with _listening(door) as listener:
-            self.start(NODE, [str(pid)], cwd=os.getcwd(), env={}, streams=(0, 1, 2, listener.fileno()))
+            process = self.start(kind, words, cwd=os.getcwd(), env={}, streams=(0, 1, 2, listener.fileno()))
             control = _connected(door)
         assert control is not None
-        return WarmServer(control, door)
+        return WarmServer(control, door), process
 
     def start(
         self, module: str, words: Sequence[str], *, cwd: str, env: Mapping[str, str], streams: tuple[int, ...]

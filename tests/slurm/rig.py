@@ -146,10 +146,8 @@ class SlurmCluster:
             self._warm[node] = warm().on_node(pid, self.home / "spool" / node / DOOR)
 
     def command(self) -> list[str]:
-        """How nodes start regrow."""
-        if self._cold:
-            return [sys.executable, "-m", "regrow"]
-        return [sys.executable, "-S", str(_RELAY), str(self.home / "spool")]
+        """How nodes start regrow; empty: as `regrow slurm submit` says."""
+        return [] if self._cold else [sys.executable, "-S", str(_RELAY), str(self.home / "spool")]
 
     def kill(self, node: str) -> None:
         """All that runs there ends at once, and nobody sees another's end."""
