@@ -6,6 +6,7 @@ line when it is done, and leaves a folder of it: `plain`, a world without regrow
 """
 
 import atexit
+import faulthandler
 import os
 import sys
 import time
@@ -33,8 +34,7 @@ def run_plain(habit: Habit, folder: Path, kind: str, rank: int) -> None:
     if kind == "still":
         trial.until, trial.world = habit.until * LONGER, kind
     play(habit.run, trial)
-    dist.barrier()
-    dist.destroy_process_group()
+    dist.barrier()  # the group is not destroyed: torch's gloo may hang in its destructors
 
 
 def run_alone(habit: Habit, folder: Path, _: int) -> None:
@@ -51,6 +51,7 @@ def forked(folder: Path, work: Callable[[], None]) -> int:
     log = os.open(folder / f"log.{os.getpid()}", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.dump_traceback_later(PATIENCE_S - 10, file=2)
     try:
         work()
         atexit._run_exitfuncs()

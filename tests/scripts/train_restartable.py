@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -70,9 +71,15 @@ DEADLY = {"unwrapped": 5, "unseen": 2}
 
 
 def die_once() -> None:
+    """Rank 1 dies when the others have left the step, and wait in the evaluation or are about to."""
+    args.out.with_suffix(f".evaluates.{session.rank}").touch()
     mark = args.out.with_suffix(".died")
-    if not mark.exists():
+    if session.rank == 1 and not mark.exists():
         mark.touch()
+        deadline = time.monotonic() + 60
+        while len(list(args.out.parent.glob(f"{args.out.stem}.evaluates.*"))) < session.world_size:
+            assert time.monotonic() < deadline, "the others do not come to the evaluation"
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -99,7 +106,7 @@ else:
             optimizer.step()
             optimizer.zero_grad()
         if step.number % 3 == 2:
-            if step.number == DEADLY.get(args.mode) and session.rank == 1 and step.committed:
+            if step.number == DEADLY.get(args.mode) and step.committed:
                 die_once()
             first = evaluate()
             second = evaluate()
