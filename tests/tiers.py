@@ -268,6 +268,11 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_producer_and_workers_killed",
         "test_a_producer_that_is_stopped_is_not_waited_for_for_long",
     ),
+    "tests/process/test_data_micro.py": (
+        "test_workers_killed_at_every_stage_read_no_sample_again[0]",
+        "test_the_producer_killed_twice_while_it_makes_one[1]",
+        "test_a_producer_that_is_stopped_in_the_middle_is_not_waited_for_for_long",
+    ),
     "tests/process/test_data_producer.py": (
         "test_every_sample_is_read_once_and_training_is_the_same_as_without_a_cache[0-cached]",
         "test_every_sample_is_read_once_and_training_is_the_same_as_without_a_cache[2-cached]",

@@ -26,6 +26,7 @@ parser.add_argument("--out", type=Path)
 parser.add_argument("--reads", required=True, help="a line for each sample that is read: process, by whom, index")
 parser.add_argument("--loader", choices=["regrow", "cached", "torch", "iterable"], default="regrow")
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--microbatches", type=int, help="a batch of the loader is one of so many a step")
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--sample-s", type=float, default=0.005)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
@@ -108,7 +109,7 @@ def entries() -> list[Path]:
 def until_idle() -> None:
     """Returns when the producer has made all that there is to make."""
     deadline = time.monotonic() + 120.0
-    while len({path.name for path in entries()}) < session.world_size * args.steps:
+    while len({path.name for path in entries()}) < shares * args.steps:
         if time.monotonic() > deadline:
             sys.exit("the producer does not make all entries")
         time.sleep(0.01)
@@ -143,7 +144,8 @@ def do(what: str) -> None:
 
 torch.set_num_threads(1)
 session = regrow.init(seed=3)
-per_step = args.batch * session.world_size
+shares = args.microbatches or session.world_size
+per_step = args.batch * shares
 data: Dataset[tuple[torch.Tensor, torch.Tensor]] = (
     Stream() if args.loader == "iterable" else Slow(args.steps * per_step)
 )
@@ -158,16 +160,23 @@ net = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout
 model = DistributedDataParallel(net, bucket_cap_mb=0.002)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 session.protect(model, optimizer)
-for step in session.steps(loader, until=args.steps):
+for step in session.steps(loader, until=args.steps, microbatches=args.microbatches):
     for number, what in (word.split(":") for word in args.at):
         if session.rank == 0 and not step.rehearsal and step.number == int(number) and once(f"{number}-{what}"):
             do(what)
-    with step as (x, y):
+    with step as given:
         time.sleep(0 if step.rehearsal else args.pause)
         pause(0.0 if step.rehearsal else args.pace, step.number, args.steps)
-        loss = nn.functional.mse_loss(model(x), y)
-        step.log(loss=loss, batch=float(x.double().sum()))
-        loss.backward()  # type: ignore[no-untyped-call]
+        for micro in given if args.microbatches else ():
+            x, y = micro.batch
+            loss = nn.functional.mse_loss(model(x), y)
+            micro.log(loss=loss, batch=float(x.double().sum()))
+            micro.backward(loss)
+        if not args.microbatches:
+            x, y = given
+            loss = nn.functional.mse_loss(model(x), y)
+            step.log(loss=loss, batch=float(x.double().sum()))
+            loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
 

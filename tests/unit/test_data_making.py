@@ -22,7 +22,7 @@ from regrow.data.cache.entry import open_entry
 from regrow.data.cache.identity import described
 from regrow.data.cache.layout import Encoded, Key
 from regrow.data.cache.making import Making, Unfit
-from regrow.data.cache.messages import Hello
+from regrow.data.cache.messages import At, Hello, Want
 from regrow.data.loader import StepLoader, cached_loader
 from regrow.data.order import order_of
 
@@ -96,9 +96,11 @@ class Here:
         words: dict[str, Any] = {"identity": self.identity.value, "parts": self.identity.parts, "seed": 7}
         return Hello(WorkerId("w"), until=self.until, **(words | changes))
 
-    def make(self, *positions: Key, wants: tuple[Key, ...] = (), most: int = 1000) -> list[Key]:
-        """What is made, one after the other, while readers stand there."""
-        self.making.stand(positions, wants)
+    def make(
+        self, *positions: Key, wants: tuple[Key, ...] = (), shares: tuple[int, ...] = (), most: int = 1000
+    ) -> list[Key]:
+        """What is made, one after the other, while readers stand there, who read these shares in each step."""
+        self.making.stand([At(key, shares) for key in positions], [Want(key, shares) for key in wants])
         made: list[Key] = []
         while len(made) < most:
             made += (news := self.making.make())
@@ -151,6 +153,37 @@ def test_what_is_needed_first_is_made_first_side_by_side(here: Here) -> None:
     assert made[:4] == [Key(10, 0, 2), Key(12, 1, 2), Key(11, 0, 2), Key(13, 1, 2)]
 
 
+def test_a_reader_of_several_shares_has_them_made_in_its_order(here: Here) -> None:
+    shares = (1, 2, 4)
+    made = here.make(Key(7, 2, 5), shares=shares, most=6)
+    assert made == [Key(7, 2, 5), Key(7, 4, 5), *(Key(8, share, 5) for share in shares), Key(9, 1, 5)]
+    assert len(here.making._served) == 1, "loader workers for each share"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_micro_batches_are_those_that_a_worker_would_make_itself(tmp_path: Path, workers: int) -> None:
+    here = Here(tmp_path, workers=workers, until=3)
+    made = sorted(here.make(Key(0, 0, 6), Key(0, 3, 6), shares=(0, 1, 2)))
+    assert made == [Key(step, share, 6) for step in range(3) for share in range(4)]
+    alone = StepLoader(here.loader, seed=7, micro=True)
+    for key in sorted(here.there()):
+        assert torch.equal(here.batch(key), alone.batch(*key))
+    alone.close()
+    here.making.close()
+
+
+def test_shares_that_are_dealt_anew_are_made_for_who_reads_them_now_and_what_is_there_stays(tmp_path: Path) -> None:
+    here = Here(tmp_path, until=4)
+    here.make(Key(0, 0, 4), shares=(0, 1, 2, 3))
+    reads = here.reads()
+    assert here.making.make() == []
+    here.making.stand([At(Key(2, 0, 4), (0, 1)), At(Key(2, 2, 4), (2, 3))], ())
+    assert [here.making.make() for _ in range(3)] == [[]] * 3 and not here.making.busy
+    assert list(here.making._served) == [((0, 1), 4), ((2, 3), 4)], "the place of the reader of all is still there"
+    assert here.reads() == reads
+    here.making.close()
+
+
 def test_what_somebody_waits_for_comes_before_all_else(here: Here) -> None:
     here.make(Key(0, 0, 1), most=2)
     assert here.make(Key(0, 0, 1), wants=(Key(50, 0, 1),), most=1) == [Key(50, 0, 1)]
@@ -170,7 +203,7 @@ def test_a_successor_makes_only_what_is_missing(tmp_path: Path) -> None:
     (here.cache / here.identity.value.hex() / "0000000004.0.1.entry").unlink()
     following = Making(here.loader, CacheSeat(str(here.cache), 1 << 20), alone=["a file"])
     following.check(here.hello())
-    following.stand([Key(2, 0, 1)], ())
+    following.stand([At(Key(2, 0, 1))], ())
     assert [key for _ in range(20) for key in following.make()] == [Key(4, 0, 1)]
 
 

@@ -19,7 +19,7 @@ from regrow.data.mapstyle import MapStyleSource
 from regrow.data.order import OPAQUE
 from regrow.data.sampling import tell_place
 from regrow.data.streams import CallableSource, IterableSource, Numbered, SequenceSource, SharedCallable
-from regrow.data.walks import Walk
+from regrow.data.walks import Follower, Walk
 
 Share = tuple[int, int]
 """(share, shares)."""
@@ -113,7 +113,8 @@ class StepLoader:
         self, loader: object, *, seed: int, cache: Caching | None = None, recorded: bool = True, micro: bool = False
     ) -> None:
         described = cached_loader(loader, seed=seed) if cache is not None else None
-        if cache is not None and described is not None:
+        # What is iterated is kept by step, and has no shares.
+        if cache is not None and described is not None and (described.map_style or not micro):
             self._source = cache(described)
         else:
             self._source = source_of(loader, seed=seed)
@@ -142,7 +143,7 @@ class StepLoader:
 
     def follow(self, walk: Walk) -> None:
         """In which order batches will be asked for here: so that they can be fetched ahead of time."""
-        if isinstance(self._source, MapStyleSource | InPlaceSource):
+        if isinstance(self._source, Follower):
             self._source.follow(walk)
 
     def batch(self, step: int, share: int, shares: int) -> Any:

@@ -1,7 +1,7 @@
 """In which order a rank fetches batches: what lets loader workers run ahead."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from regrow.data.fetched import Place
 
@@ -10,7 +10,11 @@ class Walk(Protocol):
     """Which batch follows which. Walks that are equal give the same order."""
 
     def after(self, place: Place) -> Place:
-        """The batch that is wanted after that of `place`."""
+        """The batch that is wanted after that of `place`, which it passes."""
+        ...
+
+    def passes(self, place: Place) -> bool:
+        """Whether it comes by there."""
         ...
 
 
@@ -22,6 +26,10 @@ class StepWalk:
         """The next step's."""
         step, share, shares = place
         return step + 1, share, shares
+
+    def passes(self, place: Place) -> bool:
+        """Everywhere."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -38,3 +46,16 @@ class ShareWalk:
         step, share, count = place
         at = self.shares.index(share) + 1
         return (step, self.shares[at], count) if at < len(self.shares) else (step + 1, self.shares[0], count)
+
+    def passes(self, place: Place) -> bool:
+        """At its shares."""
+        return place[1] in self.shares
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """What can fetch ahead of time where it knows what will be asked for."""
+
+    def follow(self, walk: Walk) -> None:
+        """From now on, batches are asked for in this order."""
+        ...

@@ -6,6 +6,7 @@ from torch import nn
 
 from regrow.comm.torch_private import fsdp
 from regrow.core.errors import UsageError
+from regrow.data.loader import Caching
 from regrow.train.gradients.averaged import Averaged, Gradients
 from regrow.train.gradients.tree_summed import TreeSummed
 from regrow.train.gradients.wrappers import Modules
@@ -22,6 +23,7 @@ def dealer(
     count: int | Mapping[int, int],
     invariant: bool,
     recorded: bool = True,
+    cache: Caching | None = None,
 ) -> Dealer:
     """What deals the micro-batches of a step to the replicas.
 
@@ -33,6 +35,7 @@ def dealer(
         count: micro-batches of a step, or a table of their number by replicas.
         invariant: whether the result must not depend on the number of replicas.
         recorded: whether somebody wants the digests of what is read.
+        cache: the node's, for a loader that may be cached; None: micro-batches are made in this process.
 
     Raises:
         UsageError: something in the loader or the model does not go with micro-batches, or with that mode.
@@ -47,7 +50,9 @@ def dealer(
             )
         gradients = TreeSummed(state, modules, count=count, shard_size=unit)
     even = _talks_in_forward(modules)
-    made = Dealer(loader, seed=seed, count=count, unit=unit, gradients=gradients, even=even, recorded=recorded)
+    made = Dealer(
+        loader, seed=seed, count=count, unit=unit, gradients=gradients, even=even, recorded=recorded, cache=cache
+    )
     made.reseed = state.reseed
     return made
 

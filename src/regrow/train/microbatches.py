@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from regrow.core.errors import UsageError
 from regrow.core.messages.data import BatchRecord, OrderSpec
-from regrow.data.loader import StepLoader
+from regrow.data.loader import Caching, StepLoader
 from regrow.data.micro import batch_size_of, samples_in
 from regrow.data.order import global_batch_of
 from regrow.data.seeding import seed_everything
@@ -257,6 +257,7 @@ class Dealer:
         gradients: how they are added up.
         even: a reason why all replicas must have as many of them; None: they need not.
         recorded: whether somebody wants the digests of what is read.
+        cache: the node's, for a loader that may be cached; None: micro-batches are made in this process.
 
     Raises:
         UsageError: `count` is less than 1, or too small for a size that it is for, or the loader's global batch would
@@ -273,6 +274,7 @@ class Dealer:
         gradients: Gradients,
         even: str | None = None,
         recorded: bool = True,
+        cache: Caching | None = None,
     ) -> None:
         self.unit, self.gradients = unit, gradients
         self.current: MicroBatches | None = None
@@ -281,7 +283,7 @@ class Dealer:
         self._counts = MicroBatchCounts(count)
         self._script_loader = loader
         self._seed, self._even = seed, even
-        self._loader = StepLoader(loader, seed=seed, recorded=recorded, micro=True)
+        self._loader = StepLoader(loader, seed=seed, cache=cache, recorded=recorded, micro=True)
         self._cut = self._counts.all[0] * unit
         """How many shares a step's global batch has."""
         if self._counts.fixed is None:

@@ -275,6 +275,7 @@ class Session:
                 count=microbatches,
                 invariant=self.invariant,
                 recorded=member.records,
+                cache=member.cache(until),
             )
         if self.invariant:
             raise UsageError("world-invariant mode needs micro-batches", hint="give session.steps(microbatches=...)")

@@ -21,6 +21,7 @@ from regrow.data.cache.shelf import Shelf
 from regrow.data.fetched import Fetched, Source
 from regrow.data.kept import Giving
 from regrow.data.loader import CachedLoader
+from regrow.data.walks import Follower, ShareWalk, StepWalk, Walk
 
 _log = logging.getLogger("regrow")
 
@@ -82,6 +83,7 @@ class CachedSource:
         self._said = self._closed = False
         self._last: Key | None = None
         """What was fetched last."""
+        self._walk: Walk = StepWalk()
         self._pins = loader.loader.pin_memory and torch.accelerator.is_available()
         self.counts = Counts()
         self._reach: Reach | None = None
@@ -90,6 +92,15 @@ class CachedSource:
             self._reach = Reach(cache.socket_dir, loader.number, hello, cache.reader)
             cache.reader.want_producer(loader.number)
         cache.reader.on_halt(self.wake)
+
+    def follow(self, walk: Walk) -> None:
+        """From now on, batches are asked for in this order."""
+        self._walk = walk
+        if self._reach is not None:
+            self._reach.shares = walk.shares if isinstance(walk, ShareWalk) else ()
+        for source in (self._own, self._stopgap):
+            if isinstance(source, Follower):
+                source.follow(walk)
 
     def seek(self, step: int, rank: int, world: int) -> None:
         """Looks for the entry of `step` in the background, and tells the producer that it is needed."""
@@ -107,7 +118,7 @@ class CachedSource:
         key = Key(step, rank, world)
         last, self._last = self._last, key
         # The producer must start anew in a world of another size, which takes longer than one batch, and all wait.
-        jumped = last is not None and key not in (last, last._replace(step=last.step + 1))
+        jumped = last is not None and key not in (last, self._after(last))
         alone = jumped and self._cache.reader.moved
         fetched = self._from_cache(key) or (None if alone else self._asked_for(key))
         is_there = fetched is not None
@@ -115,9 +126,14 @@ class CachedSource:
             fetched = self._made(key)
         self._note(key)
         # Where this one had to be made here, the next one will hardly be there.
-        if is_there and self._cache.reader.stepping and step + 1 < self._cache.until:
-            self._ahead.start(Key(step + 1, rank, world))
+        following = self._after(key)
+        if is_there and self._cache.reader.stepping and following is not None and following.step < self._cache.until:
+            self._ahead.start(following)
         return fetched
+
+    def _after(self, key: Key) -> Key | None:
+        """What is asked for after that; None where the walk does not come by there any more."""
+        return Key(*self._walk.after(key)) if self._walk.passes(key) else None
 
     def wake(self) -> None:
         """Have a `fetch` that waits look whether the batch is still needed. From any thread."""

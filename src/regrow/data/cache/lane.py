@@ -1,4 +1,4 @@
-"""One share of a loader's batches, made in the producer in the order in which they are asked for."""
+"""The batches of one reader of a loader, made in the producer in the order in which they are asked for."""
 
 import signal
 import time
@@ -24,7 +24,7 @@ _PREFETCH = 2
 class Made(NamedTuple):
     """A batch, or the draft of its entry. `samples`: digest of what was read; `seconds`: from its start on."""
 
-    step: int
+    key: Key
     batch: Any
     samples: str
     seconds: Seconds
@@ -33,7 +33,7 @@ class Made(NamedTuple):
 class Missed(NamedTuple):
     """A batch that could not be made: the data set raised, or a loader worker ended."""
 
-    step: int
+    key: Key
     reason: str
 
 
@@ -45,24 +45,23 @@ class Drafting(NamedTuple):
 
 
 class _Started(NamedTuple):
-    step: int
+    key: Key
     at: Instant
 
 
 class _Batch(list[Address]):
-    """The addresses of one step's samples, on their way to a loader worker."""
+    """The addresses of one entry's samples, on their way to a loader worker."""
 
-    step = 0
+    key = Key(0, 0, 1)
 
 
 class Lane:
-    """Makes the batches of one (share, shares).
+    """Makes batches, each for any entry.
 
     With loader workers they come in any order, and `take` waits for none while `ready` says so.
 
     Args:
         loader: the script's.
-        share: which part of each global batch is made here, of how many `shares`.
         workers: loader workers; 0 makes the batches in this process, one at a time.
         drafting: where loader workers write the entries, so that no batch goes through a queue; None: nowhere.
     """
@@ -72,32 +71,29 @@ class Lane:
         loader: DataLoader[Any],
         *,
         seed: int,
-        share: int,
-        shares: int,
         workers: int,
         drafting: Drafting | None = None,
     ) -> None:
         self._loader = loader
         self._drafting = drafting if workers else None
-        self._share, self._shares = share, shares
         self._plan = plan_of(loader, seed=seed)
         self._dataset = _Guarded(keyed(loader, seed=seed))
         self.workers = workers
         """Its loader workers; 0: `take` makes the batch in this process."""
         self._capacity = workers * (loader.prefetch_factor or _PREFETCH) if workers else 1
-        self._chosen: deque[int] = deque()
+        self._chosen: deque[Key] = deque()
         self._started: list[_Started] = []
         self._pipeline: DataLoader[Any] | None = None
         self._iterator: Any = None
 
     @property
-    def underway(self) -> list[int]:
-        """The steps that were chosen and not taken yet."""
-        return [started.step for started in self._started] + list(self._chosen)
+    def underway(self) -> list[Key]:
+        """What was chosen and not taken yet."""
+        return [started.key for started in self._started] + list(self._chosen)
 
     @property
     def has_room(self) -> bool:
-        """Whether `fill` would ask for a step."""
+        """Whether `fill` would ask for one more."""
         return len(self._started) + len(self._chosen) < self._capacity
 
     @property
@@ -114,10 +110,10 @@ class Lane:
         queue = getattr(self._iterator, "_data_queue", None)
         return bool(self._started) and (queue is None or not queue.empty())
 
-    def fill(self, choose: Callable[[], int | None]) -> list[Missed]:
-        """Begin as many steps as the loader workers take; `choose` names the next one, or None."""
-        while self.has_room and (step := choose()) is not None:
-            self._chosen.append(step)
+    def fill(self, choose: Callable[[], Key | None]) -> list[Missed]:
+        """Begin as many batches as the loader workers take; `choose` names the next one, or None."""
+        while self.has_room and (key := choose()) is not None:
+            self._chosen.append(key)
         if not self.workers or not self._chosen:
             return []
         try:
@@ -131,14 +127,14 @@ class Lane:
         try:
             if self._iterator is None:
                 self._iterator = self._begun()
-            step, samples, batch = next(self._iterator)
+            key, samples, batch = next(self._iterator)
         except Exception as error:  # noqa: BLE001 - as above
             return self._give_up(error)
-        started = next(started for started in self._started if started.step == step)
+        started = next(started for started in self._started if started.key == key)
         self._started.remove(started)
         if isinstance(batch, _Failed):
-            return [Missed(started.step, batch.reason)]
-        return Made(started.step, batch, samples, time.monotonic() - started.at)
+            return [Missed(started.key, batch.reason)]
+        return Made(started.key, batch, samples, time.monotonic() - started.at)
 
     def check(self) -> list[Missed]:
         """Look whether the loader workers live; what is missed where one does not."""
@@ -155,7 +151,7 @@ class Lane:
         self._started.clear()
 
     def _give_up(self, error: Exception) -> list[Missed]:
-        """Where the pipeline stands is not known: the next one begins anew. The first of its steps counts as missed."""
+        """Where the pipeline stands is not known: the next one begins anew. Its first batch counts as missed."""
         first = min(self.underway, default=None)
         self.close()
         return [] if first is None else [Missed(first, _in_words(error))]
@@ -173,7 +169,7 @@ class Lane:
         if self._pipeline is None:
             # It asks this object for the addresses of each batch. The accelerator is the training's alone.
             self._pipeline = pipeline_of(self._loader, self._dataset, self, workers=self.workers, pin_memory=False)
-            self._pipeline.collate_fn = _Guard(self._pipeline.collate_fn, self._share, self._shares, self._drafting)
+            self._pipeline.collate_fn = _Guard(self._pipeline.collate_fn, self._drafting)
             self._pipeline.in_order = False
             self._pipeline.timeout = 0
         iterator = iter(self._pipeline)
@@ -190,9 +186,9 @@ class Lane:
     def __next__(self) -> list[Address]:
         if not self._chosen:
             raise StopIteration
-        batch = _Batch(self._plan.keys_at(self._chosen[0], self._share, self._shares))
-        batch.step = self._chosen.popleft()
-        self._started.append(_Started(batch.step, time.monotonic()))
+        batch = _Batch(self._plan.keys_at(*self._chosen[0]))
+        batch.key = self._chosen.popleft()
+        self._started.append(_Started(batch.key, time.monotonic()))
         return batch
 
 
@@ -232,21 +228,18 @@ class _Guarded(Dataset[Any]):
 class _Guard:
     """The same for what makes a batch of samples. What it has made it writes at once, where that can be done."""
 
-    def __init__(
-        self, collate_fn: Callable[[Any], tuple[str, Any]], share: int, shares: int, drafting: Drafting | None
-    ) -> None:
-        self._collate_fn = collate_fn
-        self._share, self._shares, self._drafting = share, shares, drafting
+    def __init__(self, collate_fn: Callable[[Any], tuple[str, Any]], drafting: Drafting | None) -> None:
+        self._collate_fn, self._drafting = collate_fn, drafting
 
-    def __call__(self, attempt: Any) -> tuple[int, str, Any]:
-        step, failed = attempt.addresses.step, attempt.read
+    def __call__(self, attempt: Any) -> tuple[Key, str, Any]:
+        key, failed = attempt.addresses.key, attempt.read
         if not isinstance(failed, _Failed):
             try:
                 samples, batch = self._collate_fn(attempt.read)
-                return step, samples, self._drafted(Key(step, self._share, self._shares), samples, batch)
+                return key, samples, self._drafted(key, samples, batch)
             except Exception as error:  # noqa: BLE001 - as above
                 failed = _Failed(_in_words(error))
-        return step, "", failed
+        return key, "", failed
 
     def _drafted(self, key: Key, samples: str, batch: Any) -> Any:
         if self._drafting is None:

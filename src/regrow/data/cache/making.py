@@ -14,12 +14,12 @@ from regrow.data.cache.folder import CacheUnusable, NoRoom
 from regrow.data.cache.identity import Identity, described, difference
 from regrow.data.cache.lane import Drafting, Lane, Made, Missed
 from regrow.data.cache.layout import Draft, Key
-from regrow.data.cache.messages import Hello
+from regrow.data.cache.messages import At, Hello, Place, Want
 from regrow.data.cache.shelf import Shelf
 from regrow.data.loader import CachedLoader, cached_loader
 
 _GRACE_S: Seconds = 30.0
-"""A share that nobody reads keeps its place and its loader workers so long: its reader is about to be replaced."""
+"""A place where nobody reads is kept so long, with its loader workers: its reader is about to be replaced."""
 _PLAN = 256
 """Entries that are planned at a time: a plan looks at all that is ahead."""
 _PLAN_S: Seconds = 0.05
@@ -31,23 +31,20 @@ _LARGER = 1.5
 _NO_ROOM = "the cache has no room for what its readers need at the same time"
 _log = logging.getLogger("regrow")
 
-Place = tuple[int, int]
-"""(share, shares)."""
-
 
 class Unfit(Exception):
     """This producer makes nothing for that worker, and says why."""
 
 
 class _Served:
-    """A share that is read, or was. `at`: where its readers stand; `left`: since when it has none."""
+    """A place where somebody reads, or did. `at`: what is read next of each share; `left`: since when nobody reads."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.at: list[Key] = []
         self.left: Instant | None = None
         self.failed: dict[Key, str] = {}
-        self.planned: deque[int] = deque()
+        self.planned: deque[Key] = deque()
 
 
 class Making:
@@ -103,38 +100,38 @@ class Making:
 
     # --- readers -------------------------------------------------------------------------------------------------
 
-    def stand(self, positions: Collection[Key], wants: Collection[Key]) -> None:
+    def stand(self, positions: Collection[At], wants: Collection[Want]) -> None:
         """All readers stand here, and wait for those."""
         now = time.monotonic()
-        for key in (*positions, *wants):
-            place = (key.share, key.shares)
-            if place not in self._served and self._loader is not None:
-                self._served[place] = _Served(self._lane_for(self._loader, place))
-        worlds = {key.shares for key in positions}
-        wanted = {(key.share, key.shares) for key in wants}
+        for told in (*positions, *wants):
+            if told.place not in self._served and self._loader is not None:
+                self._served[told.place] = _Served(self._lane_for(self._loader, told.place))
+        worlds = {told.key.shares for told in positions}
+        wanted = {told.place for told in wants}
+        read = {(share, told.key.shares) for told in positions for share in told.place[0]}
         for place, served in self._served.items():
-            at = [key for key in positions if (key.share, key.shares) == place]
+            at = [key for told in positions if told.place == place for key in _next_of_each_share(told)]
             if at:
                 served.at, served.left = at, None
                 first = min(at)
                 served.failed = {key: why for key, why in served.failed.items() if key >= first}
             elif place in wanted:
                 served.left = None  # a newcomer of a world to come is warming up
-            elif worlds and place[1] not in worlds:
+            elif worlds and (place[1] not in worlds or all((share, place[1]) in read for share in place[0])):
                 served.left = now - _GRACE_S  # the world has another size now
             elif served.left is None:
                 served.left = now
-        self._wants = set(wants)
+        self._wants = {told.key for told in wants}
         self._stale = True
 
     def try_again(self, key: Key) -> None:
         """Somebody wants what may have failed before."""
-        if (served := self._served.get((key.share, key.shares))) is not None:
+        for served in self._served.values():
             served.failed.pop(key, None)
 
     def _lane_for(self, loader: CachedLoader, place: Place) -> Lane:
         workers = loader.loader.num_workers
-        if workers == 0 and (place[1] > 1 or self._served):
+        if workers == 0 and (place[1] > len(place[0]) or self._served):
             if not self._alone:
                 workers = 1  # ranks that make their own batches do so side by side
             elif not self._served:
@@ -144,9 +141,7 @@ class Making:
                     ", ".join(self._alone),
                 )
         drafting = None if self._shelf is None else Drafting(self._shelf.folder.path, self._identity.value)
-        return Lane(
-            loader.loader, seed=loader.seed, share=place[0], shares=place[1], workers=workers, drafting=drafting
-        )
+        return Lane(loader.loader, seed=loader.seed, workers=workers, drafting=drafting)
 
     def _readers(self) -> list[Key]:
         return [key for served in self._served.values() for key in served.at]
@@ -178,8 +173,7 @@ class Making:
 
     def failed(self, key: Key) -> str | None:
         """Why the entry could not be made; None where it could, or was not tried."""
-        served = self._served.get((key.share, key.shares))
-        return None if served is None else served.failed.get(key)
+        return next((served.failed[key] for served in self._served.values() if key in served.failed), None)
 
     def make(self) -> list[Key]:
         """Make an entry, if one is to be made; returns those that have become ready or have failed."""
@@ -216,15 +210,15 @@ class Making:
     def _fill(self) -> list[Key]:
         missed: list[Key] = []
         for place, served in self._served.items():
-            missed += self._missed(place, served.lane.fill(partial(self._next_of, place, served.planned)))
+            missed += self._missed(place, served.lane.fill(partial(self._next_of, served.planned)))
         return missed
 
     def _urgency(self, place: Place) -> tuple[bool, int, Place]:
         """Sorts shares: whose batch is waited for, then whose is needed soonest."""
         served = self._served[place]
         first = min(served.lane.underway)
-        distance = first - min((key.step for key in served.at), default=first)
-        return Key(first, *place) not in self._wants, distance, place
+        distance = first.step - min((key.step for key in served.at), default=first.step)
+        return first not in self._wants, distance, place
 
     def _leave(self) -> None:
         now = time.monotonic()
@@ -239,8 +233,8 @@ class Making:
 
         Returns what somebody waits for in vain.
         """
-        underway = [Key(step, *place) for place, served in self._served.items() for step in served.lane.underway]
-        first = {Key(served.planned[0], *place) for place, served in self._served.items() if served.planned}
+        underway = [key for served in self._served.values() for key in served.lane.underway]
+        first = {served.planned[0] for served in self._served.values() if served.planned}
         waiting = self._wants - set(underway) - first
         if self._shelf is None or not self._served or not (waiting or (not first and self._stale and not self.rest)):
             return []
@@ -256,26 +250,33 @@ class Making:
             failed=failed,
         )
         for key in make:
-            lane = self._served.get((key.share, key.shares))
+            maker = self._maker_of(key)
             # What comes after a sample that cannot be read will hardly be needed.
-            if lane is not None and (not lane.failed or key in self._wants):
-                lane.planned.append(key.step)
+            if maker is not None and (not maker.failed or key in self._wants):
+                maker.planned.append(key)
+        for place, served in self._served.items():
+            if len(place[0]) > 1:  # a share that a reader has passed comes up again in the next step
+                served.planned = deque(sorted(served.planned, key=lambda key: (key not in self._wants, key.step)))
         self._stale, self._planned_at = False, time.monotonic()
         in_vain = self._wants - failed - set(make) - set(underway)
         for key in in_vain:
-            if not self.has(key):
-                self._served[key.share, key.shares].failed[key] = _NO_ROOM
+            if not self.has(key) and (maker := self._maker_of(key)) is not None:
+                maker.failed[key] = _NO_ROOM
         return list(in_vain)
 
-    def _next_of(self, place: Place, planned: deque[int]) -> int | None:
-        """The next step of a share to begin: one that no worker has made."""
+    def _maker_of(self, key: Key) -> _Served | None:
+        """Where an entry is made; best where somebody reads."""
+        places = (place for place in self._served if key.share in place[0] and key.shares == place[1])
+        return min((self._served[place] for place in places), key=lambda each: each.left is not None, default=None)
+
+    def _next_of(self, planned: deque[Key]) -> Key | None:
+        """The next entry of a place to begin: one that no worker has made."""
         while self._shelf is not None and planned:
-            key = Key(planned.popleft(), *place)
-            if self._shelf.has(key):
-                self._shelf.folder.refresh()
-                self._stale = True
-            else:
-                return key.step
+            key = planned.popleft()
+            if not self._shelf.has(key):
+                return key
+            self._shelf.folder.refresh()
+            self._stale = True
         return None
 
     def _take(self, place: Place) -> list[Key]:
@@ -283,10 +284,9 @@ class Making:
         made = self._served[place].lane.take()
         if isinstance(made, list):
             return self._missed(place, made)
-        key = Key(made.step, *place)
-        self._store(key, made)
+        self._store(made.key, made)
         self.slowest = max(self.slowest, made.seconds + time.monotonic() - began)
-        return [key]
+        return [made.key]
 
     def _store(self, key: Key, made: Made) -> None:
         if self._shelf is None:
@@ -307,12 +307,19 @@ class Making:
 
     def _missed(self, place: Place, missed: list[Missed]) -> list[Key]:
         served = self._served[place]
-        for step, reason in missed:
-            served.failed[Key(step, *place)] = reason
+        for key, reason in missed:
+            served.failed[key] = reason
             served.planned.clear()
             self._stale = True
-        return [Key(step, *place) for step, _ in missed]
+        return [key for key, _ in missed]
 
     def _refuse(self, reason: str) -> None:
         self.refusal = reason
         self.close()
+
+
+def _next_of_each_share(told: At) -> list[Key]:
+    """The entry of each share that a reader comes to next, as if each had a reader of its own."""
+    shares, _ = told.place
+    now = shares.index(told.key.share)
+    return [told.key._replace(step=told.key.step + (at < now), share=share) for at, share in enumerate(shares)]

@@ -14,6 +14,9 @@ _REASON_CHARS = 4000
 
 Incoming = TypeVar("Incoming")
 
+Place = tuple[tuple[int, ...], int]
+"""The shares that a reader goes through in each step, of how many."""
+
 
 # --- a worker to the producer --------------------------------------------------------------------------------------
 
@@ -31,16 +34,24 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     until: int
 
 
-class At(msgspec.Struct, frozen=True, tag=True):
+class _OfReader(msgspec.Struct, frozen=True):
+    """An entry, and which shares its reader goes through in each step, in order; empty: the entry's alone."""
+
+    key: Key
+    shares: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> Place:
+        """Where it reads."""
+        return (self.shares if self.key.share in self.shares else (self.key.share,)), self.key.shares
+
+
+class At(_OfReader, frozen=True, tag=True):
     """The worker needs this entry and those after it. Not answered, and may get lost: the next one says it again."""
 
-    key: Key
 
-
-class Want(msgspec.Struct, frozen=True, tag=True):
+class Want(_OfReader, frozen=True, tag=True):
     """The worker waits for this entry: `Ready` or `CannotMake` follows."""
-
-    key: Key
 
 
 # --- the producer to a worker --------------------------------------------------------------------------------------

@@ -32,13 +32,13 @@ _log = logging.getLogger("regrow")
 
 
 class _Reader:
-    """A worker that reads. `at`: the entry that it needs next, `wants`: what it waits for."""
+    """A worker that reads. `at`: what it needs next, `wants`: what it waits for."""
 
     def __init__(self, line: Line[ToProducer]) -> None:
         self.line = line
         self.welcome = False
-        self.at: Key | None = None
-        self.wants: Key | None = None
+        self.at: At | None = None
+        self.wants: Want | None = None
 
 
 class Producer:
@@ -129,12 +129,12 @@ class Producer:
                     reader.line.send(Refused(shortened(str(reason))))
             case _ if not reader.welcome:
                 return  # said before it had heard that it is not served
-            case At(key=key):
-                reader.at = key
-            case Want(key=key):
-                reader.wants = key
-                self._making.try_again(key)
-                self._answer(key)
+            case At():
+                reader.at = message
+            case Want():
+                reader.wants = message
+                self._making.try_again(message.key)
+                self._answer(message.key)
         self._stand()
 
     def _stand(self) -> None:
@@ -190,7 +190,7 @@ class Producer:
             self._served()
             self._served = None
         answer = Ready(key, self._making.slowest) if reason is None else CannotMake(key, shortened(reason))
-        for reader in [other for other in self._readers if other.wants == key]:
+        for reader in [other for other in self._readers if other.wants is not None and other.wants.key == key]:
             reader.wants = None
             try:
                 reader.line.send(answer)

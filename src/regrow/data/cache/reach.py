@@ -90,6 +90,8 @@ class Reach:
         self._closing = threading.Lock()
         self.refusal = ""
         """Why the producer does not serve this worker; empty unless it said so."""
+        self.shares: tuple[int, ...] = ()
+        """Which ones the worker reads in each step; empty: the one that it asks for."""
         self.over = False
         """Whether none will ever serve this worker."""
 
@@ -108,8 +110,8 @@ class Reach:
         try:
             if self._line is not None:
                 if self._reader.stepping:
-                    self._line.send(At(key))
-                self._line.send(Want(key))
+                    self._line.send(At(key, self.shares))
+                self._line.send(Want(key, self.shares))
             while self._line is not None:
                 answer = self._hear(key)
                 if answer is not None:
@@ -131,7 +133,7 @@ class Reach:
         if not self._open() or self._line is None:
             return
         try:
-            self._line.note(At(key))
+            self._line.note(At(key, self.shares))
             self._hear(None)
         except (OSError, ProtocolError):
             self._hear_out()

@@ -8,6 +8,7 @@ from regrow.core.messages.data import ProducerWanted
 from regrow.core.phase import Phase
 from regrow.data.cache.client import NodeCache
 from regrow.data.loader import Caching
+from regrow.train.worker.body import Body
 from regrow.train.worker.control import Control
 
 
@@ -17,11 +18,11 @@ class Reading:
     Args:
         link: to the agent, who starts producers.
         control: knows whether the generation is over.
-        rehearsing: whether what is read now is for a rehearsal.
+        body: whether what is read now is for a rehearsal, or in a body.
     """
 
-    def __init__(self, link: WorkerLink, control: Control, rehearsing: Callable[[], bool]) -> None:
-        self._link, self._control, self._rehearsing = link, control, rehearsing
+    def __init__(self, link: WorkerLink, control: Control, body: Body) -> None:
+        self._link, self._control, self._body = link, control, body
         self._woken: Callable[[], None] = lambda: None
 
     def cache(self, until: int) -> Caching | None:
@@ -41,7 +42,7 @@ class Reading:
     @property
     def stepping(self) -> bool:
         """Whether it takes part in the training; not in a rehearsal, nor before a standby has its rank."""
-        return self._control.step != NO_STATE and not self._rehearsing()
+        return self._control.step != NO_STATE and not self._body.rehearsing
 
     @property
     def moved(self) -> bool:
@@ -64,4 +65,4 @@ class Reading:
     def beat(self) -> None:
         """Show that it is alive while it waits."""
         if self.stepping:
-            self._link.board.enter(Phase.DATA)
+            self._link.board.enter(Phase.COMPUTING if self._body.entered else Phase.DATA)

@@ -69,7 +69,7 @@ class SupervisedWorker:
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.body = Body(link, self.control, groups, self._faults, self._gate)
         self._stray = StrayCalls(link.board, groups, self.control, self.body)
-        self.reading = Reading(link, self.control, lambda: self.body.rehearsing)
+        self.reading = Reading(link, self.control, self.body)
 
     @classmethod
     def open(cls, link: WorkerLink) -> "SupervisedWorker":
