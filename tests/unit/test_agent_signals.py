@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 
+import psutil
+
 from regrow.agent.workers.processes import is_in_signal
 
 PATIENCE = 60.0
@@ -42,6 +44,7 @@ def test_a_signal_is_pending_then_handled_then_done() -> None:
         assert process.stdout.readline() == b"ready\n"
         assert not is_in_signal(process.pid, signal.SIGUSR2)
         process.send_signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
         process.send_signal(signal.SIGUSR2)
         assert is_in_signal(process.pid, signal.SIGUSR2), "who is stopped takes no other signal"
         process.send_signal(signal.SIGCONT)
