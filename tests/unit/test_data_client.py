@@ -18,6 +18,7 @@ from regrow.data.cache import reach
 from regrow.data.cache.client import CachedSource, NodeCache
 from regrow.data.cache.layout import Encoded
 from regrow.data.loader import StepLoader
+from regrow.data.walks import ShareWalk
 
 
 class Counting(Dataset[torch.Tensor]):
@@ -78,11 +79,11 @@ class Node:
     def loader(self, *, workers: int = 0, odd: bool = False, **words: Any) -> Any:
         return regrow.DataLoader(Counting(self.reads, odd), batch_size=4, shuffle=True, num_workers=workers, **words)
 
-    def open(self, loader: Any, *, speaks: bool = True, budget: int = 1 << 20) -> StepLoader:
+    def open(self, loader: Any, *, speaks: bool = True, budget: int = 1 << 20, micro: bool = False) -> StepLoader:
         node = NodeCache(
             CacheSeat(str(self.cache), budget), str(self.folder), WorkerId("w"), 100, speaks=speaks, reader=self.worker
         )
-        return StepLoader(loader, seed=3, cache=node.source)
+        return StepLoader(loader, seed=3, cache=node.source, micro=micro)
 
     def readers(self) -> list[int]:
         return [int(line) for line in Path(f"{self.reads}.log").read_text().split()]
@@ -177,6 +178,41 @@ def test_the_next_entry_is_looked_for_ahead_of_time(node: Node, monkeypatch: pyt
         reader.batch(step, 0, 1)
     reader.close()
     assert {step: thread for step, thread in looked if step < 3} == dict.fromkeys(range(3), "regrow-data")
+
+
+def test_the_next_share_of_who_reads_several_is_looked_for_ahead_of_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [(step, share, 5) for step in range(3) for share in (1, 2, 4)]
+    maker = node.open(node.loader(), micro=True)
+    for place in places:
+        maker.batch(*place)
+    maker.close()
+    looked: dict[tuple[int, ...], str] = {}
+    real = CachedSource._look
+
+    def look(self: CachedSource, key: Any) -> Any:
+        looked[tuple(key)] = threading.current_thread().name
+        return real(self, key)
+
+    monkeypatch.setattr(CachedSource, "_look", look)
+    reader, plain = node.open(node.loader(), micro=True), StepLoader(node.loader(), seed=3, micro=True)
+    reader.follow(ShareWalk((1, 2, 4)))
+    reader.seek(*places[0])
+    for place in places:
+        source(reader)._ahead.idle()
+        assert torch.equal(reader.batch(*place), plain.batch(*place))
+    assert source(reader).counts.made == 0
+    reader.close()
+    assert {place: looked[place] for place in places} == dict.fromkeys(places, "regrow-data")
+
+
+def test_micro_batches_of_an_iterable_are_made_by_each_worker(node: Node) -> None:
+    reader = node.open(regrow.cached(DataLoader(Fickle(), batch_size=3)), micro=True)
+    assert not isinstance(reader._source, CachedSource)
+    assert reader.batch(0, 1, 2).shape == (3, 4)
+    assert node.entries() == [] and node.worker.wanted == []
+    reader.close()
 
 
 def test_loader_workers_wait_until_no_producer_is_expected(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,13 +80,16 @@ class Script:
                 return
             self.line.send(answer)
 
-    def hear(self, kind: type[ToProducer]) -> None:
+    def hear(self, kind: type[ToProducer]) -> ToProducer:
         deadline = time.monotonic() + PATIENCE_S
         while not any(isinstance(message, kind) for message in self.heard):
             assert time.monotonic() < deadline, self.heard
             self.heard += self.line.receive()
             time.sleep(0.001)
-        del self.heard[: next(at for at, message in enumerate(self.heard) if isinstance(message, kind)) + 1]
+        place = next(at for at, message in enumerate(self.heard) if isinstance(message, kind))
+        heard = self.heard[place]
+        del self.heard[: place + 1]
+        return heard
 
     def end(self) -> None:
         self._listener.close()
@@ -127,6 +130,20 @@ def test_an_entry_that_is_made_is_waited_for(way: Reach, tmp_path: Path) -> None
     thread = producer.run((Hello, Welcome()), (At, Ready(NEXT, 0.1)), (Want, Ready(KEY, 0.1)))
     assert way.ask(KEY)
     thread.join(PATIENCE_S)
+
+
+def test_who_reads_several_shares_says_which(way: Reach, tmp_path: Path) -> None:
+    producer, way.shares = Script(tmp_path), (1, 3)
+    thread = producer.run((Hello, Welcome()), (Want, Ready(KEY, 0.1)))
+    assert way.ask(KEY)
+    thread.join(PATIENCE_S)
+    way.note(Key(4, 3, 2))
+    at = producer.hear(At)
+    assert isinstance(at, At) and at.place == ((1, 3), 2)
+    way.shares = ()
+    way.note(Key(5, 1, 2))
+    alone = producer.hear(At)
+    assert isinstance(alone, At) and alone.place == ((1,), 2)
 
 
 def test_a_rehearsal_does_not_say_where_it_stands(way: Reach, worker: Worker, tmp_path: Path) -> None:
