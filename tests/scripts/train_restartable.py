@@ -68,19 +68,31 @@ def score() -> float:
 evaluate = score if args.mode.startswith("un") else regrow.restartable(score)
 DEADLY = {"unwrapped": 5, "unseen": 2}
 """The step behind which rank 1 dies once; the first evaluation is behind step 2."""
+LOOKS = 20
+"""In a row, a hundredth of a second apart."""
 
 
 def die_once() -> None:
-    """Rank 1 dies when the others have left the step, and wait in the evaluation or are about to."""
-    args.out.with_suffix(f".evaluates.{session.rank}").touch()
+    """Rank 1 dies when the others have left the step, and wait in the evaluation's first collective."""
     mark = args.out.with_suffix(".died")
-    if session.rank == 1 and not mark.exists():
+    if mark.exists():
+        return
+    args.out.with_suffix(f".evaluates.{os.getpid()}").touch()
+    if session.rank == 1:
+        until_others_wait()
         mark.touch()
-        deadline = time.monotonic() + 60
-        while len(list(args.out.parent.glob(f"{args.out.stem}.evaluates.*"))) < session.world_size:
-            assert time.monotonic() < deadline, "the others do not come to the evaluation"
-            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def until_others_wait() -> None:
+    """Returns when all others have come to the evaluation and sleep: who still computes before its collective runs."""
+    deadline, looks = time.monotonic() + 60, 0
+    while looks < LOOKS:
+        assert time.monotonic() < deadline, "the others do not come to the evaluation"
+        time.sleep(0.01)
+        there = {int(path.suffix[1:]) for path in args.out.parent.glob(f"{args.out.stem}.evaluates.*")} - {os.getpid()}
+        asleep = all(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("S") for pid in there)
+        looks = looks + 1 if asleep and len(there) == session.world_size - 1 else 0
 
 
 @regrow.restartable(training=True)
