@@ -8,6 +8,9 @@ from tests.process.launching import Site
 from tests.process.training import Fault, Outcome, train
 
 STEPS, WORLD, BATCH = 20, 3, 4
+MICROBATCHES = 7
+MICRO = ("--microbatches", str(MICROBATCHES))
+"""Each batch of the loader is one of so many a step: the ranks have unequal parts."""
 
 
 @dataclass

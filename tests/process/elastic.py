@@ -68,6 +68,15 @@ class Elastic:
         assert answer.accepted, answer.reason
         return self.settled(replicas)
 
+    def through_changes(self) -> Ledger:
+        """From two replicas to four, one and three, of which one is killed; then to the end of the training."""
+        self.settled(2)
+        for size in (4, 1, 3):
+            self.reach(size)
+        self.kill(self.worker("member", 2))
+        self.settled(3)
+        return self.finish()
+
     def settled(self, replicas: int) -> JobView:
         """Wait until so many replicas train, a step further, and nothing is open."""
         self._until(lambda: self._trains(replicas), f"{replicas} replicas train", _LOOK_AGAIN)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.process.cached import BATCH, STEPS, WORLD, Reading, train_cached
+from tests.process.cached import BATCH, MICRO, MICROBATCHES, STEPS, WORLD, Reading, train_cached
 from tests.process.launching import PATIENCE, Site, site
 from tests.process.training import SCRIPTS, Fault, assert_equal
 
@@ -39,6 +39,18 @@ def test_every_sample_is_read_once_and_training_is_the_same_as_without_a_cache(
     assert reading.again == 0
     assert reading.by_producer.total() + reading.by_workers.total() == ALL
     assert reading.by_producer.total() >= ALL // 2, "the producer came too late to be of use"
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_so_it_is_with_micro_batches(here: Site, workers: str) -> None:
+    each_its_own = train_cached(here, f"own-{workers}", *MICRO, "--loader", "torch", "--sample-s", "0")
+    assert each_its_own.outcome.code == 0 and not each_its_own.by_producer, each_its_own.outcome.output
+    reading = train_cached(here, f"micro-{workers}", *MICRO, "--workers", workers)
+    assert_equal(reading.outcome, each_its_own.outcome, faults=0)
+    assert reading.again == 0
+    every = STEPS * MICROBATCHES * BATCH
+    assert reading.by_producer.total() + reading.by_workers.total() == every
+    assert reading.by_producer.total() >= every // 2, "the producer came too late to be of use"
 
 
 def test_a_job_of_one_rank_ends_as_plain_python_does(here: Site) -> None:

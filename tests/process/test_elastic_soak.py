@@ -1,10 +1,8 @@
 """Changes of the world at random with kills between them: nothing leaks, and the data comes in its order."""
 
 import contextlib
-import os
 import random
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -38,41 +36,27 @@ def _shared() -> set[Path]:
     return {path for path in SHARED.iterdir() if not path.name.startswith("regrow-data-")}
 
 
-def _left_in_memory(new: set[Path], held: set[str]) -> set[Path]:
-    """Which of these stay though nobody uses them: tests that run beside this one have files there too.
-
-    Semaphores of `multiprocessing` count where the job has had them mapped (`held`, inodes): those of a process that
-    another test has killed stay until that test's own process ends.
-    """
+def _left_in_memory(seen: set[Path]) -> set[Path]:
+    """Which of these stay though nobody uses them: tests that run beside this one have files there too."""
     deadline = time.monotonic() + PATIENCE
-    while (left := _unused(new, held)) and time.monotonic() < deadline:
+    while (left := _unused(seen)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
 
 
-def _unused(new: set[Path], held: set[str]) -> set[Path]:
+def _unused(seen: set[Path]) -> set[Path]:
     """What no living process has mapped; the job's are all gone by then."""
     inodes: dict[str, Path] = {}
-    for path in new:
+    for path in seen:
         with contextlib.suppress(OSError):
-            inode = str(path.stat().st_ino)
-            if inode in held or not path.name.startswith("sem.mp-"):
-                inodes[inode] = path
-    for inode in _mapped(int(process.name) for process in Path("/proc").glob("[0-9]*")):
-        inodes.pop(inode, None)
+            inodes[str(path.stat().st_ino)] = path
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            for line in maps.read_text(errors="replace").splitlines():
+                # A semaphore is mapped under another name than it has now.
+                if "/dev/shm/" in line:
+                    inodes.pop(line.split()[4], None)
     return set(inodes.values())
-
-
-def _mapped(pids: Iterable[int]) -> set[str]:
-    """Inodes in shared memory that processes have mapped; their paths there may be others."""
-    device = SHARED.stat().st_dev
-    number = f"{os.major(device):02x}:{os.minor(device):02x}"
-    found: set[str] = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-            found |= {inode for _, _, _, at, inode, *_ in map(str.split, lines) if at == number}
-    return found
 
 
 def _sizes(draw: random.Random, changes: int, warm: int) -> list[int]:
@@ -106,7 +90,6 @@ def test_changes_with_kills_between_them_leave_no_trace_and_no_drift(here: Site,
     steps, warm = count * STEPS_A_CHANGE, count // 4
     words = _words("job", CALM, steps, "--replicas", "1:4", "--max-faults", "1000", pace=PACE)
     kills, samples, processes = 0, [], []
-    held: set[str] = set()
     with here.start(*words) as started:
         job = Elastic(here, "job", started)
         first = job.settled(CALM)
@@ -118,7 +101,6 @@ def test_changes_with_kills_between_them_leave_no_trace_and_no_drift(here: Site,
             assert answer.accepted, answer.reason
             kills += draw.random() < 0.4 and _strike(job, draw)
             job.settled(size)
-            held |= _mapped(each.pid for each in launcher.children(recursive=True))
             if at in (warm, count):
                 job.alone(CALM)
                 samples.append(settled(pids))
@@ -127,7 +109,7 @@ def test_changes_with_kills_between_them_leave_no_trace_and_no_drift(here: Site,
     assert kills >= count // 6, "too few kills to tell anything"
     assert redone(ledger) == []
     assert ledger.open_incidents == {}
-    assert _left_in_memory(_shared() - shared_before, held) == set()
+    assert _left_in_memory(_shared() - shared_before) == set()
     assert processes[1] <= processes[0]
     for name in pids:
         before, after = samples[0][name], samples[1][name]

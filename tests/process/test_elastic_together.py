@@ -50,12 +50,7 @@ def test_checkpoints_copies_and_comparisons_go_on_through_changes(here: Site, fi
     kept = ("--checkpoint-dir", "kept", "--checkpoint-every", "1s", "--buddy-every", "5", "--digest-every", "10")
     with here.start(*_words("job", *flags, *kept, extra=("--pace", "0.2"))) as started:
         job = Elastic(here, "job", started)
-        job.settled(2)
-        for size in (4, 1, 3):
-            job.reach(size)
-        job.kill(job.worker("member", 2))
-        job.settled(3)
-        ledger = job.finish()
+        ledger = job.through_changes()
     assert_same(here, ledger, fixed, ranks=3)
     assert ledger.corruptions == []
     assert (here.folder / "kept" / f"step-{STEPS}").is_dir()

@@ -95,6 +95,8 @@ class CachedSource:
 
     def follow(self, walk: Walk) -> None:
         """From now on, batches are asked for in this order."""
+        if walk == self._walk:
+            return
         self._walk = walk
         if self._reach is not None:
             self._reach.shares = walk.shares if isinstance(walk, ShareWalk) else ()

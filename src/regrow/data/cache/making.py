@@ -14,12 +14,12 @@ from regrow.data.cache.folder import CacheUnusable, NoRoom
 from regrow.data.cache.identity import Identity, described, difference
 from regrow.data.cache.lane import Drafting, Lane, Made, Missed
 from regrow.data.cache.layout import Draft, Key
-from regrow.data.cache.messages import At, Hello, Place, Want
+from regrow.data.cache.messages import At, Hello, Portion, Want
 from regrow.data.cache.shelf import Shelf
 from regrow.data.loader import CachedLoader, cached_loader
 
 _GRACE_S: Seconds = 30.0
-"""A place where nobody reads is kept so long, with its loader workers: its reader is about to be replaced."""
+"""A portion that nobody reads keeps its loader workers so long: its reader is about to be replaced."""
 _PLAN = 256
 """Entries that are planned at a time: a plan looks at all that is ahead."""
 _PLAN_S: Seconds = 0.05
@@ -37,7 +37,7 @@ class Unfit(Exception):
 
 
 class _Served:
-    """A place where somebody reads, or did. `at`: what is read next of each share; `left`: since when nobody reads."""
+    """A portion that is read, or was. `at`: what is read next of each share; `left`: since when nobody reads it."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
@@ -64,7 +64,7 @@ class Making:
         self._identity = Identity(b"", {})
         self._shelf: Shelf | None = None
         self._until = 0
-        self._served: dict[Place, _Served] = {}
+        self._served: dict[Portion, _Served] = {}
         self._wants: set[Key] = set()
         self._stale = True
         """Whether something has changed since the last plan."""
@@ -104,20 +104,20 @@ class Making:
         """All readers stand here, and wait for those."""
         now = time.monotonic()
         for told in (*positions, *wants):
-            if told.place not in self._served and self._loader is not None:
-                self._served[told.place] = _Served(self._lane_for(self._loader, told.place))
+            if told.portion not in self._served and self._loader is not None:
+                self._served[told.portion] = _Served(self._lane_for(self._loader, told.portion))
         worlds = {told.key.shares for told in positions}
-        wanted = {told.place for told in wants}
-        read = {(share, told.key.shares) for told in positions for share in told.place[0]}
-        for place, served in self._served.items():
-            at = [key for told in positions if told.place == place for key in _next_of_each_share(told)]
+        wanted = {told.portion for told in wants}
+        read = {(share, told.key.shares) for told in positions for share in told.portion.shares}
+        for portion, served in self._served.items():
+            at = [key for told in positions if told.portion == portion for key in _next_of_each_share(told)]
             if at:
                 served.at, served.left = at, None
                 first = min(at)
                 served.failed = {key: why for key, why in served.failed.items() if key >= first}
-            elif place in wanted:
+            elif portion in wanted:
                 served.left = None  # a newcomer of a world to come is warming up
-            elif worlds and (place[1] not in worlds or all((share, place[1]) in read for share in place[0])):
+            elif worlds and (portion.of not in worlds or all((share, portion.of) in read for share in portion.shares)):
                 served.left = now - _GRACE_S  # the world has another size now
             elif served.left is None:
                 served.left = now
@@ -129,9 +129,9 @@ class Making:
         for served in self._served.values():
             served.failed.pop(key, None)
 
-    def _lane_for(self, loader: CachedLoader, place: Place) -> Lane:
+    def _lane_for(self, loader: CachedLoader, portion: Portion) -> Lane:
         workers = loader.loader.num_workers
-        if workers == 0 and (place[1] > len(place[0]) or self._served):
+        if workers == 0 and (portion.of > len(portion.shares) or self._served):
             if not self._alone:
                 workers = 1  # ranks that make their own batches do so side by side
             elif not self._served:
@@ -193,39 +193,39 @@ class Making:
         self._leave()
         news = self._plan()
         news += self._fill()
-        ready = [place for place, served in self._served.items() if served.lane.ready]
-        side_by_side = [place for place in ready if self._served[place].lane.workers]
+        ready = [portion for portion, served in self._served.items() if served.lane.ready]
+        side_by_side = [portion for portion in ready if self._served[portion].lane.workers]
         # One batch at most that is made in this process: somebody may have something to say.
-        for place in side_by_side or sorted(ready, key=self._urgency)[:1]:
-            news += self._take(place)
+        for portion in side_by_side or sorted(ready, key=self._urgency)[:1]:
+            news += self._take(portion)
             if self.refusal:
                 return news
         now = time.monotonic()
         if not ready and now - self._checked_at > _CHECK_S:
             self._checked_at = now
-            for place, served in self._served.items():
-                news += self._missed(place, served.lane.check())
+            for portion, served in self._served.items():
+                news += self._missed(portion, served.lane.check())
         return news
 
     def _fill(self) -> list[Key]:
         missed: list[Key] = []
-        for place, served in self._served.items():
-            missed += self._missed(place, served.lane.fill(partial(self._next_of, served.planned)))
+        for portion, served in self._served.items():
+            missed += self._missed(portion, served.lane.fill(partial(self._next_of, served.planned)))
         return missed
 
-    def _urgency(self, place: Place) -> tuple[bool, int, Place]:
-        """Sorts shares: whose batch is waited for, then whose is needed soonest."""
-        served = self._served[place]
+    def _urgency(self, portion: Portion) -> tuple[bool, int, Portion]:
+        """Sorts portions: whose batch is waited for, then whose is needed soonest."""
+        served = self._served[portion]
         first = min(served.lane.underway)
         distance = first.step - min((key.step for key in served.at), default=first.step)
-        return first not in self._wants, distance, place
+        return first not in self._wants, distance, portion
 
     def _leave(self) -> None:
         now = time.monotonic()
-        for place, served in list(self._served.items()):
+        for portion, served in list(self._served.items()):
             if served.left is not None and now - served.left >= _GRACE_S:
                 served.lane.close()
-                del self._served[place]
+                del self._served[portion]
                 self._stale = True
 
     def _plan(self) -> list[Key]:
@@ -254,8 +254,8 @@ class Making:
             # What comes after a sample that cannot be read will hardly be needed.
             if maker is not None and (not maker.failed or key in self._wants):
                 maker.planned.append(key)
-        for place, served in self._served.items():
-            if len(place[0]) > 1:  # a share that a reader has passed comes up again in the next step
+        for portion, served in self._served.items():
+            if len(portion.shares) > 1:  # a share that a reader has passed comes up again in the next step
                 served.planned = deque(sorted(served.planned, key=lambda key: (key not in self._wants, key.step)))
         self._stale, self._planned_at = False, time.monotonic()
         in_vain = self._wants - failed - set(make) - set(underway)
@@ -266,11 +266,11 @@ class Making:
 
     def _maker_of(self, key: Key) -> _Served | None:
         """Where an entry is made; best where somebody reads."""
-        places = (place for place in self._served if key.share in place[0] and key.shares == place[1])
-        return min((self._served[place] for place in places), key=lambda each: each.left is not None, default=None)
+        found = (served for portion, served in self._served.items() if portion.has(key))
+        return min(found, key=lambda served: served.left is not None, default=None)
 
     def _next_of(self, planned: deque[Key]) -> Key | None:
-        """The next entry of a place to begin: one that no worker has made."""
+        """The next entry of a portion to begin: one that no worker has made."""
         while self._shelf is not None and planned:
             key = planned.popleft()
             if not self._shelf.has(key):
@@ -279,11 +279,11 @@ class Making:
             self._stale = True
         return None
 
-    def _take(self, place: Place) -> list[Key]:
+    def _take(self, portion: Portion) -> list[Key]:
         began = time.monotonic()
-        made = self._served[place].lane.take()
+        made = self._served[portion].lane.take()
         if isinstance(made, list):
-            return self._missed(place, made)
+            return self._missed(portion, made)
         self._store(made.key, made)
         self.slowest = max(self.slowest, made.seconds + time.monotonic() - began)
         return [made.key]
@@ -305,8 +305,8 @@ class Making:
         self._shelf.put(entry, self._readers(), until=self._until)
         self._stale = True
 
-    def _missed(self, place: Place, missed: list[Missed]) -> list[Key]:
-        served = self._served[place]
+    def _missed(self, portion: Portion, missed: list[Missed]) -> list[Key]:
+        served = self._served[portion]
         for key, reason in missed:
             served.failed[key] = reason
             served.planned.clear()
@@ -320,6 +320,6 @@ class Making:
 
 def _next_of_each_share(told: At) -> list[Key]:
     """The entry of each share that a reader comes to next, as if each had a reader of its own."""
-    shares, _ = told.place
+    shares = told.portion.shares
     now = shares.index(told.key.share)
     return [told.key._replace(step=told.key.step + (at < now), share=share) for at, share in enumerate(shares)]

@@ -1,7 +1,7 @@
 """What a worker and its node's producer say to one another: frames over a unix stream socket that never blocks."""
 
 import socket
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -13,9 +13,6 @@ _RECEIVE_BYTES = 1 << 16
 _REASON_CHARS = 4000
 
 Incoming = TypeVar("Incoming")
-
-Place = tuple[tuple[int, ...], int]
-"""The shares that a reader goes through in each step, of how many."""
 
 
 # --- a worker to the producer --------------------------------------------------------------------------------------
@@ -34,23 +31,34 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     until: int
 
 
-class _OfReader(msgspec.Struct, frozen=True):
-    """An entry, and which shares its reader goes through in each step, in order; empty: the entry's alone."""
+class Portion(NamedTuple):
+    """What a worker reads of each step's global batch: these shares, in this order, of so many."""
+
+    shares: tuple[int, ...]
+    of: int
+
+    def has(self, key: Key) -> bool:
+        """Whether an entry is part of it."""
+        return key.share in self.shares and key.shares == self.of
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """An entry, and which shares the worker reads in each step, in order; empty: the entry's alone."""
 
     key: Key
     shares: tuple[int, ...] = ()
 
     @property
-    def place(self) -> Place:
-        """Where it reads."""
-        return (self.shares if self.key.share in self.shares else (self.key.share,)), self.key.shares
+    def portion(self) -> Portion:
+        """What the worker reads."""
+        return Portion(self.shares if self.key.share in self.shares else (self.key.share,), self.key.shares)
 
 
-class At(_OfReader, frozen=True, tag=True):
+class At(_Told, frozen=True, tag=True):
     """The worker needs this entry and those after it. Not answered, and may get lost: the next one says it again."""
 
 
-class Want(_OfReader, frozen=True, tag=True):
+class Want(_Told, frozen=True, tag=True):
     """The worker waits for this entry: `Ready` or `CannotMake` follows."""
 
 
