@@ -198,15 +198,17 @@ def _between(control: _Control, writer: int, seed: WorkerSeed) -> WorkerSeed:
     worker = seed.request.env.worker
     try:
         pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            control.close()
-            os.close(writer)
-            return seed._replace(middle=middle)
-        control.tell(Spawned(worker, pid))
-        os.write(writer, str(pid).encode())
     except OSError as error:
         control.tell(SpawnFailed(worker, f"the zygote could not fork {worker}: {error}"))
+        os._exit(0)
+    if pid == 0:
+        os.setsid()
+        control.close()
+        os.close(writer)
+        return seed._replace(middle=middle)
+    control.tell(Spawned(worker, pid))
+    with contextlib.suppress(BrokenPipeError):  # the zygote has been killed: its agent tells the next one whom to guard
+        os.write(writer, str(pid).encode())
     os._exit(0)
 
 

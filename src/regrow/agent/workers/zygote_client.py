@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -196,7 +195,7 @@ class ZygoteClient:
             case Spawned(worker=worker, pid=pid):
                 self._drop(worker)
                 self._listener.worker_spawned(worker, pid)
-            case SpawnFailed(worker=worker, reason=reason):
+            case SpawnFailed(worker=worker, reason=reason) if worker in self._pending:
                 self._give_up(worker, ErrorReport("OSError", reason, f"{reason}\n"))
 
     def _ended(self) -> None:
@@ -205,9 +204,9 @@ class ZygoteClient:
         process = self._process
         self._process = None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
-            process.wait(_END_S)
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel is at it still: nobody waits for that
+                process.wait(_END_S)
         if self._ending or self._broken is not None:
             return
         if len(self._starts) == _STARTS and time.monotonic() - self._starts[0] < _WINDOW_S:

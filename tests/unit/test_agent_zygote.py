@@ -1,0 +1,161 @@
+"""What a zygote and the agent's side of it say of a fork, whatever happens in its middle."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+import pytest
+
+from regrow.agent.workers.zygote_client import ZygoteClient
+from regrow.agent.workers.zygote_messages import (
+    PACKET_BYTES,
+    Spawned,
+    SpawnFailed,
+    SpawnRequest,
+    ZygoteFact,
+    ZygoteReady,
+)
+from regrow.core.config import Script, WorkerEnv
+from regrow.core.ids import WorkerId
+from regrow.core.messages.vocabulary import ErrorReport
+
+WORKER = WorkerId("w0")
+
+FORKS = """
+import os, signal, socket, sys, time
+from types import SimpleNamespace
+from regrow.agent.workers import zygote
+
+control = zygote._Control(int(sys.argv[1]))
+request = SimpleNamespace(env=SimpleNamespace(worker="w0"))
+fork, forks, first = os.fork, 0, os.getpid()
+
+def fork_once_alone():
+    global forks
+    forks += 1
+    pid = fork()
+    if forks == 1 and pid:
+        os.kill(first, signal.SIGKILL)
+    while forks == 1 and not pid and os.getppid() == first:
+        time.sleep(0.001)
+    return pid
+
+os.fork = fork_once_alone
+zygote._spawn(control, set(), request, [], zygote.WorkerSeed(request, [], {}, 0, 0))
+os._exit(0)  # the worker, which has nothing to do here
+"""
+
+
+def heard(packets: Sequence[bytes]) -> list[ZygoteFact]:
+    return [msgspec.msgpack.decode(packet, type=ZygoteFact) for packet in packets]
+
+
+def test_a_worker_has_been_forked_though_its_zygote_is_killed_at_that_moment() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(60.0)
+    with ours:
+        with theirs:
+            words = [sys.executable, "-c", FORKS, str(theirs.fileno())]
+            assert subprocess.run(words, pass_fds=[theirs.fileno()], timeout=60.0, check=False).returncode == -9
+        packets = list(iter(lambda: ours.recv(PACKET_BYTES), b""))
+    told = heard(packets)
+    assert [type(fact) for fact in told] == [Spawned]
+    assert isinstance(told[0], Spawned) and told[0].worker == WORKER
+
+
+class Zygote:
+    """Stands in the place of the process: says what it is told to say."""
+
+    pid, returncode = 1 << 22, 0
+
+    def __init__(self, descriptor: int) -> None:
+        self.socket = socket.socket(fileno=os.dup(descriptor))
+
+    def says(self, *facts: ZygoteFact) -> None:
+        for fact in facts:
+            self.socket.send(msgspec.msgpack.encode(fact))
+
+    def poll(self) -> int:
+        return 0
+
+    def kill(self) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def wait(self, timeout: float) -> int:
+        raise subprocess.TimeoutExpired("zygote", timeout)
+
+
+class Outcomes:
+    """Of requests, in the order in which they were told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, WorkerId]] = []
+
+    def worker_spawned(self, worker: WorkerId, pid: int) -> None:
+        self.told.append(("spawned", worker))
+
+    def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
+        self.told.append(("failed", worker))
+
+
+@pytest.fixture
+def zygotes(monkeypatch: pytest.MonkeyPatch) -> list[Zygote]:
+    started: list[Zygote] = []
+
+    def popen(*_: object, pass_fds: Sequence[int], **__: object) -> Zygote:
+        started.append(Zygote(pass_fds[0]))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return started
+
+
+class Named(msgspec.Struct):
+    """As much of a worker's environment as is looked at."""
+
+    worker: WorkerId
+
+
+def request() -> SpawnRequest:
+    return SpawnRequest(cast(WorkerEnv, Named(WORKER)), Script("script.py", []), {})
+
+
+async def heard_all(outcomes: Outcomes, count: int) -> None:
+    async with asyncio.timeout(30.0):
+        while len(outcomes.told) < count:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+
+
+async def test_each_request_has_one_outcome_whatever_is_said_after_it(zygotes: list[Zygote]) -> None:
+    outcomes = Outcomes()
+    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
+    client.start()
+    zygotes[0].says(ZygoteReady(1, 0.1))
+    client.spawn(request(), [])
+    zygotes[0].says(Spawned(WORKER, 7), SpawnFailed(WORKER, "the pipe to the zygote broke"))
+    await heard_all(outcomes, 1)
+    assert outcomes.told == [("spawned", WORKER)]
+    await client.close()
+
+
+async def test_a_zygote_that_takes_long_to_die_holds_up_nobody(zygotes: list[Zygote]) -> None:
+    outcomes = Outcomes()
+    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
+    client.start()
+    zygotes[0].says(ZygoteReady(1, 0.1))
+    client.spawn(request(), [])
+    zygotes[0].socket.close()
+    async with asyncio.timeout(30.0):
+        while len(zygotes) < 2:
+            await asyncio.sleep(0.001)
+    zygotes[1].says(ZygoteReady(1, 0.1), Spawned(WORKER, 8))
+    await heard_all(outcomes, 1)
+    assert outcomes.told == [("spawned", WORKER)]
+    await client.close()
