@@ -1,6 +1,7 @@
 """The life of an agent: what it outlives, what ends it, and that nothing is ever left behind."""
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -8,8 +9,9 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from tests.process.agent_harness import NODE, PATIENCE_S, Bench, agent, exited
+from tests.process.agent_harness import NODE, PATIENCE_S, Bench, StoreClient, agent, exited
 
 from regrow.core.config import Script
 from regrow.core.ids import Generation, Rank, WorkerId
@@ -31,6 +33,13 @@ async def shown(bench: Bench, text: str, times: int = 1) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while bench.shown().count(text) < times:
         assert time.monotonic() < deadline, f"{text!r} is not in {bench.shown()!r}, nor in {bench.complaints()!r}"
+        await asyncio.sleep(0.01)
+
+
+async def complained(bench: Bench, text: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while text not in bench.complaints():
+        assert time.monotonic() < deadline, bench.complaints()
         await asyncio.sleep(0.01)
 
 
@@ -92,6 +101,29 @@ async def test_a_zygote_killed_with_requests_on_its_desk_forks_each_worker_once(
         await children_are(bench, set(started))
         assert await bench.stop(grace=0.0) == 0
         assert await bench.nothing_left() == []
+
+
+async def test_an_agent_without_descriptors_for_another_worker_says_so_and_goes_on(tmp_path: Path) -> None:
+    async with agent(tmp_path) as bench:
+        first = await bench.spawn("w0")
+        process = psutil.Process(bench.process.pid)
+        soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+        taken = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+        free = next(number for number in itertools.count() if number not in taken)
+        for spare in range(9):  # of the descriptors that a worker needs here, each is the first that cannot be had
+            process.rlimit(psutil.RLIMIT_NOFILE, (free + spare, hard))
+            await bench.order_spawn(f"too-many-{spare}", rank=Rank(1))
+            failed = await bench.coordinator.expect(facts.WorkerFailed, worker=f"too-many-{spare}")
+            assert "Too many open files" in failed.error.message
+            await bench.coordinator.expect(facts.WorkerExited, worker=f"too-many-{spare}")
+        assert {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")} == taken
+        process.rlimit(psutil.RLIMIT_NOFILE, (free, hard))
+        calling = asyncio.create_task(asyncio.to_thread(StoreClient, bench.coordinator.all(facts.NodeJoined)[0].store))
+        await complained(bench, "has to wait: [Errno 24]")
+        process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        (await calling).close()
+        second = await bench.spawn("w1", rank=Rank(1))
+        await children_are(bench, {first.pid, second.pid})
 
 
 async def test_a_killed_agent_leaves_nothing(tmp_path: Path) -> None:

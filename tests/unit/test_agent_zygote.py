@@ -1,6 +1,7 @@
 """What a zygote and the agent's side of it say of a fork, whatever happens in its middle."""
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -104,15 +105,25 @@ class Outcomes:
         self.told.append(("failed", worker))
 
 
+class Zygotes(list[Zygote]):
+    """All that were started."""
+
+    refused = 0
+    """So many times more the system has nothing left for one."""
+
+    def start(self, *_: object, pass_fds: Sequence[int], **__: object) -> Zygote:
+        if self.refused:
+            self.refused -= 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self.append(Zygote(pass_fds[0]))
+        return self[-1]
+
+
 @pytest.fixture
-def zygotes(monkeypatch: pytest.MonkeyPatch) -> list[Zygote]:
-    started: list[Zygote] = []
-
-    def popen(*_: object, pass_fds: Sequence[int], **__: object) -> Zygote:
-        started.append(Zygote(pass_fds[0]))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
+def zygotes(monkeypatch: pytest.MonkeyPatch) -> Zygotes:
+    started = Zygotes()
+    monkeypatch.setattr(subprocess, "Popen", started.start)
+    monkeypatch.setattr("regrow.agent.workers.zygote_client._AGAIN_S", 0.01)
     return started
 
 
@@ -133,7 +144,7 @@ async def heard_all(outcomes: Outcomes, count: int) -> None:
     await asyncio.sleep(0.01)
 
 
-async def test_each_request_has_one_outcome_whatever_is_said_after_it(zygotes: list[Zygote]) -> None:
+async def test_each_request_has_one_outcome_whatever_is_said_after_it(zygotes: Zygotes) -> None:
     outcomes = Outcomes()
     client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
     client.start()
@@ -145,7 +156,7 @@ async def test_each_request_has_one_outcome_whatever_is_said_after_it(zygotes: l
     await client.close()
 
 
-async def test_a_zygote_that_takes_long_to_die_holds_up_nobody(zygotes: list[Zygote]) -> None:
+async def test_a_zygote_that_takes_long_to_die_holds_up_nobody(zygotes: Zygotes) -> None:
     outcomes = Outcomes()
     client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
     client.start()
@@ -158,4 +169,22 @@ async def test_a_zygote_that_takes_long_to_die_holds_up_nobody(zygotes: list[Zyg
     zygotes[1].says(ZygoteReady(1, 0.1), Spawned(WORKER, 8))
     await heard_all(outcomes, 1)
     assert outcomes.told == [("spawned", WORKER)]
+    await client.close()
+
+
+@pytest.mark.parametrize(("refused", "outcome"), [(1, "spawned"), (2, "spawned"), (3, "failed")])
+async def test_a_zygote_for_which_nothing_is_left_is_started_again_some_times(
+    zygotes: Zygotes, refused: int, outcome: str
+) -> None:
+    outcomes, zygotes.refused = Outcomes(), refused
+    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
+    client.start()
+    client.spawn(request(), [])
+    while outcome == "spawned" and not zygotes:
+        await asyncio.sleep(0.001)
+    for zygote in zygotes:
+        zygote.says(ZygoteReady(1, 0.1), Spawned(WORKER, 7))
+    await heard_all(outcomes, 1)
+    assert outcomes.told == [(outcome, WORKER)]
+    assert zygotes.refused == 0
     await client.close()

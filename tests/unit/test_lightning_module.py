@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import regrow.data.dataloader as ours
 from regrow.core.errors import UsageError
+from regrow.data.lightning import CachedDataModule
 from regrow.data.loader import StepLoader
-from regrow.train.adapters.lightning import CachedDataModule
 
 SAMPLES = TensorDataset(torch.arange(16.0).view(16, 1))
 
@@ -92,9 +92,9 @@ def test_what_has_no_loaders_is_refused(wrong: Any) -> None:
 
 
 def test_no_lightning_is_imported_for_it() -> None:
-    code = "import regrow.train.adapters.lightning, sys; print([name for name in sys.modules if 'lightning' in name])"
+    code = "import regrow.data.lightning, sys; print([name for name in sys.modules if 'lightning' in name])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert (done.stdout, done.stderr) == ("['regrow.train.adapters.lightning']\n", "")
+    assert (done.stdout, done.stderr) == ("['regrow.data.lightning']\n", "")
 
 
 @pytest.mark.filterwarnings("ignore")

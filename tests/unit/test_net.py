@@ -77,6 +77,27 @@ def test_one_that_is_dismissed_is_served_no_more_and_others_are(listener: Listen
     server.close()
 
 
+def test_who_comes_when_no_thread_is_to_be_had_is_hung_up_on_and_the_next_is_served(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, ["one"]
+
+    def scarce(thread: threading.Thread) -> None:
+        if thread.name == "echo-serves" and refused:
+            raise RuntimeError(f"can't start new thread for {refused.pop()}")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    server = ThreadServer("echo", echo)
+    endpoint = server.open(listener)
+    with connect(endpoint, PATIENCE) as one:
+        assert one.recv(100) == b""
+    with connect(endpoint, PATIENCE) as other:
+        other.sendall(b"hello")
+        assert other.recv(100) == b"hello"
+    server.close()
+
+
 def test_another_thread_can_end_what_has_been_opened(listener: Listener) -> None:
     opened: list[socket.socket] = []
     with connect(listener.endpoint, PATIENCE, opened=opened.append) as sock:

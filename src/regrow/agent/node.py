@@ -46,6 +46,8 @@ from regrow.core.messages.vocabulary import ErrorReport, FaultHow, FaultStage
 _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
 _BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
+_NOT_ACCEPTED = "socket.accept() out of system resource"
+"""What asyncio says where there is no descriptor for a connection; it tries again by itself."""
 _STRIKES = {FaultHow.SIGKILL: signal.SIGKILL, FaultHow.SIGSTOP: signal.SIGSTOP}
 _log = logging.getLogger("regrow.agent")
 
@@ -150,6 +152,9 @@ class Agent:
             self._fail(f"task {task.get_name()}", error)
 
     def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if context["message"] == _NOT_ACCEPTED:
+            _log.warning("somebody who calls this node has to wait: %s", context.get("exception"))
+            return
         self._fail(context["message"], context.get("exception"))
 
     def _fail(self, place: str, error: BaseException | None) -> None:
@@ -226,9 +231,14 @@ class Agent:
         if self._ending is None or self._ending.done() or order.worker in self._workers:
             _log.warning("worker %s is not spawned: it exists, or this node ends", order.worker)
             return
-        worker = Worker(order, on_fact=self._hearing.said)
+        try:
+            worker = Worker(order, on_fact=self._hearing.said)
+            theirs, ours = worker.descriptors()
+        except OSError as error:  # too many open files, say: the node goes on with the workers that it has
+            reason = f"the agent has nothing left for another worker: {error.strerror or error}"
+            self._never_began(order.worker, ErrorReport("OSError", reason, f"{reason}\n"))
+            return
         self._workers[worker.id] = worker
-        theirs, ours = worker.descriptors()
         self._output.add(worker.id, worker.rank if worker.shown else None, ours, headed=True)
         self._zygote.spawn(self._seats.request(order, store=self._store.address), theirs)
 
@@ -258,14 +268,18 @@ class Agent:
         if self._data.spawn_failed(worker, error):
             return
         self._output.keep(worker, error.traceback)
-        self._uplink.send(facts.WorkerFailed(worker, error, NO_STATE))
-        self._spawn_given_up(self._workers[worker])
+        self._forget(self._workers[worker])
+        self._never_began(worker, error)
 
-    def _spawn_given_up(self, worker: Worker) -> None:
+    def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]
         worker.close()
         self._output.finish(worker.id)
-        self._uplink.send(facts.WorkerExited(worker.id, 1, time.monotonic()))
+
+    def _never_began(self, worker: WorkerId, error: ErrorReport | None = None) -> None:
+        if error is not None:
+            self._uplink.send(facts.WorkerFailed(worker, error, NO_STATE))
+        self._uplink.send(facts.WorkerExited(worker, 1, time.monotonic()))
 
     def _worker_ended(self, worker: Worker) -> None:
         code, at = worker.reap()
@@ -346,7 +360,8 @@ class Agent:
             worker.kill()
         await self._zygote.close()
         for worker in [worker for worker in self._workers.values() if worker.pid is None]:
-            self._spawn_given_up(worker)
+            self._forget(worker)
+            self._never_began(worker.id)
         await self._wait_empty(_END_S)
         await self._data.close()
         self._hearing.tell_progress()

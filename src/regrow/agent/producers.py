@@ -164,10 +164,15 @@ class Producers:
             restarts=0,
             resume=False,
         )
-        producer.worker = worker = Worker(order, on_fact=self._said)
+        try:
+            worker = Worker(order, on_fact=self._said)
+            theirs, ours = worker.descriptors()
+        except OSError as error:
+            self._give_up(producer, f"the agent has nothing left for it: {error.strerror or error}")
+            return
+        producer.worker = worker
         self._by_worker[name] = producer
         Path(producer_socket(config.socket_dir, producer.loader)).unlink(missing_ok=True)
-        theirs, ours = worker.descriptors()
         self._output.add(name, None, ours, unranked=self._log_name(producer.loader), headed=True)
         request = self._request(order)
         env = msgspec.structs.replace(

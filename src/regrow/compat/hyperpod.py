@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from regrow.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from regrow.train.adapters.lightning import CachedDataModule
+    from regrow.data.lightning import CachedDataModule
 
 __all__ = [
     "CacheResumeMMAPConfig",
@@ -234,7 +234,7 @@ def MMAPDataModule(
     """
     if others:
         _refuse(f"MMAPDataModule({', '.join(sorted(others))}=...)", "leave it out")
-    from regrow.train.adapters.lightning import CachedDataModule
+    from regrow.data.lightning import CachedDataModule
 
     _tell("MMAPDataModule")
     return CachedDataModule(data_module)

@@ -66,7 +66,8 @@ class WriterClient:
             else:
                 self._forget(fact.rank)
                 self._held[fact.rank] = _Held(fact.step, descriptor)
-                self._start()  # it imports while the other ranks take theirs
+                with contextlib.suppress(OSError):  # `obey` tries again, and says what is wrong
+                    self._start()  # it imports while the other ranks take theirs
         self._tell(SnapshotHeld(fact.worker, fact.asked, fact.step, error))
 
     def obey(self, order: WriterOrder) -> None:

@@ -95,7 +95,8 @@ class CopyStore:
             head = segment.head()
             if (head.rank, head.step, head.holding) != (fact.rank, fact.step, fact.holding):
                 raise Torn("the segment holds another copy than the worker said")
-        except (OSError, Torn) as error:
+            stream = self._stream(fact.rank)
+        except (OSError, RuntimeError, Torn) as error:  # RuntimeError: no thread can be had for the stream
             _log.warning("the copy of rank %d's state@%d is lost: %s", fact.rank, fact.step, error)
             self._stored(SnapshotStored(fact.worker, fact.step, f"the agent could not read it: {error}"))
             return
@@ -108,7 +109,7 @@ class CopyStore:
             worker=fact.worker,
         )
         self._shelf.put(version)
-        self._stream(fact.rank).push(version)
+        stream.push(version)
 
     def _segment(self, fact: SnapshotTaken, pid: int) -> Segment:
         known = self._segments.get((fact.worker, fact.descriptor))

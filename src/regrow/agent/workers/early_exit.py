@@ -7,6 +7,7 @@ robust mutex in the shared page of its board for life, and a thread of the agent
 kernel before it is believed.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -70,8 +71,10 @@ class EarlyExit:
     def listen(self, on_end: Callable[[], None]) -> None:
         """Once the worker holds the mutex: have a thread call `on_end` when it does so no more. Repeat until then."""
         if self._thread is None and self._page.memory[_FLAG_AT] == 1:
-            self._thread = threading.Thread(target=self._wait, args=(on_end,), name="regrow-pulse", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._wait, args=(on_end,), name="regrow-pulse", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be had now; its end shows by its pidfd too
+                thread.start()
+                self._thread = thread
 
     def close(self) -> None:
         """After the worker's end, which ends the thread: unmap the page."""

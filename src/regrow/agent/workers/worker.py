@@ -65,9 +65,20 @@ class Worker:
         self._pulse = EarlyExit(self._board_descriptor)
 
     def descriptors(self) -> tuple[list[int], tuple[int, int]]:
-        """To be called once: what the worker gets (channel, board, output, errors), and our ends of its output."""
-        output, output_theirs = os.pipe()
-        errors, errors_theirs = os.pipe()
+        """To be called once: what the worker gets (channel, board, output, errors), and our ends of its output.
+
+        Raises `OSError`, and then it has let go of everything.
+        """
+        pipes: list[int] = []
+        try:
+            for _ in range(2):
+                pipes += os.pipe()
+        except OSError:
+            for descriptor in (*pipes, self._board_descriptor):
+                os.close(descriptor)
+            self.close()
+            raise
+        output, output_theirs, errors, errors_theirs = pipes
         return [self._theirs.detach(), self._board_descriptor, output_theirs, errors_theirs], (output, errors)
 
     def started(self, pid: int, on_exit: Callable[["Worker"], None]) -> None:

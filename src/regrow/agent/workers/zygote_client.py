@@ -33,6 +33,7 @@ from regrow.core.messages.vocabulary import ErrorReport
 _STARTS = 3
 _WINDOW_S: Seconds = 60.0
 _END_S: Seconds = 2.0
+_AGAIN_S: Seconds = 1.0
 _log = logging.getLogger("regrow.agent")
 
 
@@ -94,23 +95,35 @@ class ZygoteClient:
         return bool(self._pending)
 
     def start(self) -> None:
-        """Start the zygote; it imports in the background while requests queue up."""
+        """Start the zygote; it imports in the background while requests queue up.
+
+        Where the system has nothing left for it, that is tried again some times.
+        """
+        if self._ending:
+            return
         self._starts.append(time.monotonic())
+        try:
+            self._process, self._control = self._launch()
+        except OSError as error:
+            self._lost(f"could not be started: {error.strerror or error}", again_in=_AGAIN_S)
+            return
+        self._ready = False
+        asyncio.get_running_loop().add_reader(self._control, self._readable, self._control)
+        setup = ZygoteSetup(os.getpid(), self._preload, self._path_entry, self._one_thread, list(self._guarded()))
+        self._send(setup)
+
+    def _launch(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 # -P: a file of the user's in the working directory must not stand in for a module of ours
                 [sys.executable, "-P", "-m", "regrow.agent.workers.zygote", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._control = ours
-        self._ready = False
-        asyncio.get_running_loop().add_reader(ours, self._readable, ours)
-        setup = ZygoteSetup(os.getpid(), self._preload, self._path_entry, self._one_thread, list(self._guarded()))
-        self._send(setup)
+        return process, ours
 
     def spawn(self, request: SpawnRequest, descriptors: list[int]) -> None:
         """Ask for a worker. The descriptors belong to this client from now on."""
@@ -209,13 +222,19 @@ class ZygoteClient:
                 process.wait(_END_S)
         if self._ending or self._broken is not None:
             return
+        self._lost(f"died (code {None if process is None else process.returncode})")
+
+    def _lost(self, how: str, *, again_in: Seconds = 0.0) -> None:
+        """There is no zygote: start another, unless that has been of no use."""
         if len(self._starts) == _STARTS and time.monotonic() - self._starts[0] < _WINDOW_S:
-            code = None if process is None else process.returncode
-            text = f"the zygote died {_STARTS} times within {_WINDOW_S:g} s, last with code {code}"
+            text = f"the zygote was lost {_STARTS} times within {_WINDOW_S:g} s: in the end it {how}"
             self._break(ErrorReport("ZygoteLost", text, f"{text}\n"))
             return
-        _log.warning("the zygote died (code %s); starting another", None if process is None else process.returncode)
-        self.start()
+        _log.warning("the zygote %s; starting another", how)
+        if again_in:
+            asyncio.get_running_loop().call_later(again_in, self.start)
+        else:
+            self.start()
 
     def _break(self, error: ErrorReport) -> None:
         self._broken = error

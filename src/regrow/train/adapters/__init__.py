@@ -1,1 +1,0 @@
-"""Other frameworks' ways into regrow. No framework is imported here before the user has."""
