@@ -66,10 +66,11 @@ def assert_told_once(done: "subprocess.CompletedProcess[str]", error: str) -> No
     assert "src/regrow/" not in told, told
 
 
-def test_an_error_in_the_body_is_tried_once_more_and_then_shown_once_with_rank_and_step(here: Site) -> None:
-    failing = "if step.number == 3 and session.rank == 1: raise ValueError('no such colour')"
+@pytest.mark.parametrize("text", ["no such colour", r"no file caf\udce9.jpg, a name of Latin 1"])
+def test_an_error_in_the_body_is_tried_once_more_and_then_shown_once_with_rank_and_step(here: Site, text: str) -> None:
+    failing = f"if step.number == 3 and session.rank == 1: raise ValueError('{text}')"
     done = run(here, script(here, inside=failing))
-    assert_told_once(done, "ValueError: no such colour")
+    assert_told_once(done, f"ValueError: {text}")
     assert "rank 1 failed at step 3, the same error twice" in done.stderr
     assert "train.py" in done.stderr
 

@@ -137,6 +137,8 @@ def test_another_node_joins(planned: list[JobPlan], home: Path) -> None:
         ("run --standby -1 train.py", "--standby -1 is out of range"),
         ("run nothere.py", "there is no script nothere.py"),
         ("run .", "folder without a __main__.py"),
+        ("run caf\udce9.py", "caf\\udce9.py is not in UTF-8"),
+        ("run train.py --data caf\udce9", "caf\\udce9 is not in UTF-8"),
         ("run -m no.such.module", "-m no.such.module: there is no such module"),
         ("run -m email", "that package has no __main__"),
         ("run --no-python nosuchprogram", "there is no program nosuchprogram"),

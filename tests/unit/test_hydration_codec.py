@@ -56,6 +56,8 @@ def test_plain_state_comes_back_equal_and_of_the_same_types(value: Any) -> None:
         (),
         {},
         {None: 1, True: 2, 2.5: 3},
+        "of Latin 1: caf\udce9",
+        {"caf\udce9": ["caf\udce9"], "a": 2},
     ],
     ids=repr,
 )
@@ -63,6 +65,18 @@ def test_every_supported_type_keeps_its_type(value: Any) -> None:
     back = decode(encode(value))
     assert type(back) is type(value)
     assert back == value
+
+
+def test_a_tensor_under_a_name_that_is_no_unicode_travels_under_one_that_is() -> None:
+    names: list[str] = []
+
+    def lift(path: str, _: torch.Tensor) -> str:
+        names.append(path)
+        return path
+
+    encoded = encode({"caf\udce9": torch.ones(2)}, path="seen", lift=lift)
+    assert decode(encoded) == {"caf\udce9": TensorRef("seen['caf\\udce9']")}
+    assert [name.encode() for name in names] == [b"seen['caf\\udce9']"]
 
 
 def test_float_bits_are_exact_even_of_nan_and_negative_zero() -> None:

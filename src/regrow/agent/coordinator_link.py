@@ -21,7 +21,7 @@ from regrow.core.ids import Seconds
 from regrow.core.messages import facts
 from regrow.core.messages.succession import ReportNode
 from regrow.core.messages.unions import AgentFact, AgentOrder
-from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
+from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec, encoded
 
 _RETRY_S: Seconds = 0.1
 _FLUSH_S: Seconds = 2.0
@@ -147,7 +147,7 @@ class CoordinatorLink:
         while (fact := self._unsent or await self._outbox.get()) is not None:
             self._unsent = fact
             try:
-                await socket.send_bytes(self._encoder.encode(fact))
+                await socket.send_bytes(encoded(self._encoder, fact))
             except (ConnectionError, aiohttp.ClientError):
                 return  # the end of `orders` says so
             self._unsent = None

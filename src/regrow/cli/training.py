@@ -49,8 +49,9 @@ def start(words: dict[str, Any], without_meaning: list[str]) -> int:
     from regrow.launch.join_node import join
     from regrow.launch.local import run as run_local
     from regrow.launch.plan import load_faults
-    from regrow.launch.script import check_script
+    from regrow.launch.script import check_names, check_script
 
+    check_names(words.values())
     fault_plan, token_file = words.pop("fault_plan"), words.pop("token_file")
     words["log_rules"] = load_rules(Path(words["log_rules"])) if words.get("log_rules") else []
     words |= {name: list(words[name]) for name in ("args", "preload", "health_check")}

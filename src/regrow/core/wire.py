@@ -21,6 +21,27 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 Incoming = TypeVar("Incoming")
 
 
+def encoded(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytes:
+    """A message as bytes. Text that is no Unicode, say a file name in an older encoding, goes as Python shows it."""
+    try:
+        return encoder.encode(message)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(message, builtin_types=(bytes, bytearray, memoryview))
+        return encoder.encode(_in_unicode(plain))
+
+
+def _in_unicode(value: object) -> object:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {_in_unicode(key): _in_unicode(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_in_unicode(item) for item in value]
+        case _:
+            return value
+
+
 class FrameCodec(Generic[Incoming]):
     """Encodes any message and decodes those of one union type.
 
@@ -34,7 +55,7 @@ class FrameCodec(Generic[Incoming]):
 
     def frame(self, message: msgspec.Struct) -> bytes:
         """One message with its length in front."""
-        body = self._encoder.encode(message)
+        body = encoded(self._encoder, message)
         if len(body) > MAX_FRAME_BYTES:
             raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
         return _LENGTH.pack(len(body)) + body

@@ -22,6 +22,8 @@ Resolve = Callable[[str], object]
 
 _BIG_INT, _COMPLEX, _TUPLE, _SET, _FROZENSET, _PAIRS, _ORDERED, _COUNTER = range(1, 9)
 _NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR, _LARGE_ARRAY, _DEQUE = range(9, 18)
+_ODD_TEXT = 18
+"""Text that is no Unicode, such as a file name in an older encoding."""
 _LARGE_BYTES = 64 << 10
 """Arrays above this travel as tensors."""
 _DEEPEST = 64
@@ -77,7 +79,7 @@ class _Packer:
         if depth > _DEEPEST:
             raise StateError(f"{path} nests deeper than {_DEEPEST} levels", hint="does it contain itself?")
         if kind is str or kind is int:
-            return _plain(value, path)
+            return _plain(value)
         if kind is list:
             return self._items(cast(list[object], value), path, depth)
         if kind is dict or kind is defaultdict:
@@ -91,10 +93,10 @@ class _Packer:
 
     def _dict(self, value: object, path: str, depth: int) -> object:
         items = cast(dict[object, object], value)
-        if not all(type(key) is str for key in items):
+        if not all(type(key) is str and not _is_odd(key) for key in items):
             return msgspec.msgpack.Ext(_PAIRS, self._pairs(items, path, depth))
         texts = sorted(cast(dict[str, object], items)) if self._canonical else cast(dict[str, object], items)
-        return {_plain(key, path): self.pack(items[key], _join(path, key), depth + 1) for key in texts}
+        return {key: self.pack(items[key], _join(path, key), depth + 1) for key in texts}
 
     def _pairs(self, items: dict[object, object], path: str, depth: int) -> bytes:
         pairs: list[tuple[bytes, object]] = []
@@ -148,20 +150,25 @@ class _Packer:
         )
 
 
-def _plain(value: object, path: str) -> object:
+def _is_odd(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _plain(value: object) -> object:
     if type(value) is int:
         if -(1 << 63) <= value < 1 << 64:
             return value
         return msgspec.msgpack.Ext(_BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
-    try:
-        str(value).encode()
-    except UnicodeEncodeError as error:
-        raise StateError(f"{path} holds text that is not Unicode: {error}") from error
-    return value
+    text = str(value)
+    return msgspec.msgpack.Ext(_ODD_TEXT, text.encode("utf-8", "surrogatepass")) if _is_odd(text) else value
 
 
 def _join(path: str, key: object) -> str:
-    if type(key) is str:
+    if type(key) is str and not _is_odd(key):
         return f"{path}.{key}" if path else key
     return f"{path}[{key!r}]"
 
@@ -177,6 +184,8 @@ def _unpack(code: int, payload: memoryview, decoder: msgspec.msgpack.Decoder[obj
         return torch.device(str(payload, "utf-8"))
     if code == _BYTEARRAY:
         return bytearray(payload)
+    if code == _ODD_TEXT:
+        return str(payload, "utf-8", "surrogatepass")
     items = decoder.decode(payload)
     if not isinstance(items, list):
         raise ValueError(f"extension {code} holds no list")

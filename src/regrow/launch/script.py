@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,9 +23,27 @@ def check_script(script: Script, preload: Sequence[str] = ()) -> None:
     elif script.module:
         _check_module("-m", script.target, runs=True)
     else:
+        check_names([str(Path(script.target).resolve())])
         _check_file(Path(script.target))
     for name in preload:
         _check_module("--preload", name, runs=False)
+
+
+def check_names(words: Iterable[object]) -> None:
+    """Whether all words of a command line, and the folders that a job is started in, can be told to other processes.
+
+    Raises:
+        UsageError: one of them is no text in UTF-8, such as a file name in an older encoding.
+    """
+    for word in (*words, str(Path.cwd())):
+        if isinstance(word, list | tuple):
+            check_names(word)
+        elif isinstance(word, str):
+            shown = word.encode("utf-8", "backslashreplace").decode()
+            if shown != word:
+                raise UsageError(
+                    f"{shown} is not in UTF-8", hint="rename it, or for the script's data name a link to it that is"
+                )
 
 
 def _check_file(path: Path) -> None:
