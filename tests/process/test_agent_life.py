@@ -120,10 +120,12 @@ async def test_an_agent_without_descriptors_for_another_worker_says_so_and_goes_
         process.rlimit(psutil.RLIMIT_NOFILE, (free, hard))
         calling = asyncio.create_task(asyncio.to_thread(StoreClient, bench.coordinator.all(facts.NodeJoined)[0].store))
         await complained(bench, "has to wait: [Errno 24]")
+        os.kill(first.pid, signal.SIGKILL)
+        assert await exited(bench) == -signal.SIGKILL
         process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
         (await calling).close()
         second = await bench.spawn("w1", rank=Rank(1))
-        await children_are(bench, {first.pid, second.pid})
+        await children_are(bench, {second.pid})
 
 
 async def test_a_killed_agent_leaves_nothing(tmp_path: Path) -> None:

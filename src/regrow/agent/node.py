@@ -45,6 +45,7 @@ from regrow.core.messages.vocabulary import ErrorReport, FaultHow, FaultStage
 
 _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
+_AGAIN_S: Seconds = 1.0
 _BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
 _NOT_ACCEPTED = "socket.accept() out of system resource"
 """What asyncio says where there is no descriptor for a connection; it tries again by itself."""
@@ -296,8 +297,9 @@ class Agent:
 
     def _worker_dying(self, worker: Worker) -> None:
         """The kernel has begun to end it. The news goes out now; `_worker_ended` follows when it can be reaped."""
-        if not worker.told and (end := worker.dying()) is not None:
-            self._tell_exit(worker, *end)
+        with contextlib.suppress(OSError):  # the kernel cannot be asked now
+            if not worker.told and (end := worker.dying()) is not None:
+                self._tell_exit(worker, *end)
 
     def _tell_exit(self, worker: Worker, code: int, at: Instant) -> None:
         worker.told, memory = True, not worker.doomed and self._memory.explains(code)
@@ -309,7 +311,11 @@ class Agent:
 
     def _bury(self, pid: int) -> None:
         """End what a dead worker left outside its process group."""
-        kill_sessions([pid])
+        try:
+            kill_sessions([pid])
+        except OSError:  # too many files are open to look for it
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._bury, pid)
+            return
         self._sweep()
         self._zygote.forget(pid)
 
@@ -321,7 +327,8 @@ class Agent:
         if self._zygote.busy:
             return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
         kept = {*self._pids(), *filter(None, (self._zygote.pid, self._desk.pid, self._examiner.pid, self._tap.pid))}
-        sweep_orphans(kept, self._dead_leaders)
+        with contextlib.suppress(OSError):  # the next SIGCHLD comes
+            sweep_orphans(kept, self._dead_leaders)
 
     # --- what is done at intervals -------------------------------------------------------------------------------
 
@@ -332,8 +339,9 @@ class Agent:
             boards = {w.id: BoardView(w.board.read(), w.board.read_flight(), holds_rank=w.shown) for w in alive}
             for worker in alive:
                 worker.listen(self._worker_dying)
-            if (seen := self._watcher.look(boards, time.monotonic())) is not None:
-                self._uplink.send(seen)
+            with contextlib.suppress(OSError):  # evidence cannot be had now
+                if (seen := self._watcher.look(boards, time.monotonic())) is not None:
+                    self._uplink.send(seen)
 
     def _watched(self) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.pid and not worker.doomed]

@@ -95,11 +95,12 @@ class Worker:
         if self.pid is None or self._pidfd is None:
             return
         loop = asyncio.get_running_loop()
-        stat = stat_of(self.pid)
-        if stat is not None and stat.parent == os.getpid():
-            loop.add_reader(self._pidfd, on_exit, self)
-        else:
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
             loop.call_later(_ADOPTION_S, self._await_adoption, on_exit)
+        else:
+            loop.add_reader(self._pidfd, on_exit, self)
 
     def rank_in(self, generation: Generation) -> Rank:
         """Its rank in a generation: it may hear of a new one before it has told all of the last."""
