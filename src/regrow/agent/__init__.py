@@ -8,7 +8,8 @@ the records of committed steps, the output files.
 
 It decides nothing about membership; `node.py` is the agent, and ties these together:
 
-* `workers`: from the order to spawn a worker until it is reaped.
+* `node_workers.py`: the workers of this node, their zygote, and what becomes of each.
+* `workers`: one worker, from the order to spawn a worker until it is reaped.
 * `store`: the job's key-value store, spread over the agents of all nodes.
 * `state_copies`: copies of workers' state in shared memory, and their way to the buddy node.
 * `checkpoints`: the process that writes durable checkpoints.

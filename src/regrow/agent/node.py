@@ -13,40 +13,34 @@ from typing import Any
 from regrow.agent.checkpoints.writer_client import WriterClient
 from regrow.agent.committed_steps import CommittedSteps, LastSeen, StepsFile
 from regrow.agent.coordinator_link import CoordinatorLink
-from regrow.agent.data_desk import DataDesk
 from regrow.agent.examiner import Examiner
 from regrow.agent.held_tables import Feasible
 from regrow.agent.log_tap import LogTap
-from regrow.agent.memory_kills import MemoryKills
 from regrow.agent.metrics_site import NodeMetricsSite
+from regrow.agent.node_workers import NodeWorkers
 from regrow.agent.output import OutputPump
 from regrow.agent.signals import Ending, NoticeSignals
 from regrow.agent.state_copies.store import CopyStore
 from regrow.agent.store.server import StoreServer
 from regrow.agent.table_relay import TableRelay
 from regrow.agent.worker_facts import WorkerFactRelay
-from regrow.agent.workers.environment import SpawnRequests, one_thread_each, path_entry
 from regrow.agent.workers.evidence import evidence
-from regrow.agent.workers.fencing import end_children, kill_sessions, sweep_orphans
+from regrow.agent.workers.fencing import end_children
 from regrow.agent.workers.progress_watch import BoardView, Watcher
-from regrow.agent.workers.worker import Worker
-from regrow.agent.workers.zygote_client import ZygoteClient
 from regrow.core.background import Background
-from regrow.core.config import AgentConfig, inherited_environment
+from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.exit_codes import INTERNAL_ERROR
-from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
+from regrow.core.ids import Seconds
 from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotStored
 from regrow.core.messages.succession import ReportNode
 from regrow.core.messages.tables import GenerationTable
-from regrow.core.messages.vocabulary import ErrorReport, FaultHow, FaultStage
+from regrow.core.messages.vocabulary import FaultHow, FaultStage
 
 _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
-_AGAIN_S: Seconds = 1.0
-_BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
 _NOT_ACCEPTED = "socket.accept() out of system resource"
 """What asyncio says where there is no descriptor for a connection; it tries again by itself."""
 _STRIKES = {FaultHow.SIGKILL: signal.SIGKILL, FaultHow.SIGSTOP: signal.SIGSTOP}
@@ -62,17 +56,12 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        inherited = inherited_environment()
-        self._seats = SpawnRequests(config, inherited)
-        self._workers: dict[WorkerId, Worker] = {}
-        self._dead_leaders: set[int] = set()
-        self._memory = MemoryKills()
         self._tap = LogTap(config, tell=lambda said: self._uplink.send(said))
         self._output = OutputPump(Path(config.log_dir), forward=config.forward_output, tap=self._tap)
         self._steps = StepsFile(Path(config.job_dir) / f"steps.{config.node}.jsonl")
         self._disk = Background("regrow-steps")
         self._ledger = CommittedSteps(self._steps)
-        self._watcher = Watcher(config.node, config.spec.hang_bound, lambda: evidence(self._watched()))
+        self._watcher = Watcher(config.node, config.spec.hang_bound, lambda: evidence(self._workers.watched()))
         self._store = StoreServer(config, lambda request: self._tables.answer(request))
         self._uplink = CoordinatorLink(config)
         self._tables = TableRelay(
@@ -85,32 +74,26 @@ class Agent:
         )
         self._metrics = NodeMetricsSite(config, self._uplink.sight, lambda: self._vault.kept_bytes)
         self._desk = WriterClient(config.node, config.checkpoint_dir, tell=self._uplink.send)
-        self._zygote = ZygoteClient(
-            self,
-            preload=config.preload,
-            path_entry=path_entry(config.script),
-            one_thread=one_thread_each(config, inherited),
-            guarded=self._pids,
-        )
-        self._data = DataDesk(
+        self._examiner = Examiner(config, tell=self._uplink.send)
+        self._workers = NodeWorkers(
             config,
+            store=lambda: self._store.address,
             output=self._output,
-            request=lambda order: self._seats.request(order, store=self._store.address),
-            spawn=self._zygote.spawn,
             tell=self._uplink.send,
-            bury=self._bury_soon,
+            on_fact=lambda worker, fact: self._hearing.said(worker, fact),
+            ended=self._worker_ended,
+            others=lambda: (self._desk.pid, self._examiner.pid, self._tap.pid),
         )
         self._hearing = WorkerFactRelay(
             self._uplink.send,
             node=config.node,
             ledger=self._ledger,
-            data=self._data,
+            data=self._workers.data,
             vault=self._vault,
             desk=self._desk,
             output=self._output,
             step_took=self._watcher.step_took,
         )
-        self._examiner = Examiner(config, tell=self._uplink.send)
         self._notice = NoticeSignals(config, self._uplink.send, self._end)
         self._ending: asyncio.Future[Ending] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,14 +104,14 @@ class Agent:
         self._ending = loop.create_future()
         self._notice.open()
         loop.set_exception_handler(self._callback_failed)
-        loop.add_signal_handler(signal.SIGCHLD, self._sweep)
+        loop.add_signal_handler(signal.SIGCHLD, self._workers.sweep)
         self._output.start()
         self._tap.start()
         self._disk.start()
-        self._zygote.start()
+        self._workers.start()
         try:
             async with self._store, self._uplink, self._metrics:
-                self._data.open()
+                self._workers.data.open()
                 self._uplink.register(store=self._store.address, vault=self._vault.open())
                 self._examiner.joined()
                 self._start_task(self._obey_all())
@@ -196,8 +179,11 @@ class Agent:
             case GenerationTable(head=head):
                 self._store.generation_formed(head.generation, order.stores, head.world)
                 return
+            case orders.SpawnWorker() if self._ending is None or self._ending.done():
+                _log.warning("worker %s is not spawned: this node ends", order.worker)
+                return
             case orders.SpawnWorker():
-                self._spawn(order)
+                self._workers.spawn(order)
                 return
             case orders.StopNode(reason=reason, grace=grace):
                 self._end(Ending(0, grace, reason, ordered=True))
@@ -218,7 +204,7 @@ class Agent:
             return
         match order:
             case orders.FenceWorker():
-                self._start_task(self._fence(worker, order))
+                self._start_task(self._workers.fence(worker, order))
             case orders.ArmFault(fault=fault) if fault.stage is FaultStage.NOW and fault.how in _STRIKES:
                 self._uplink.send(facts.FaultFired(worker.id, fault.fault, worker.step, time.monotonic()))
                 worker.strike(_STRIKES[fault.how])
@@ -228,123 +214,22 @@ class Agent:
             case _:
                 worker.order(order)
 
-    def _spawn(self, order: orders.SpawnWorker) -> None:
-        if self._ending is None or self._ending.done() or order.worker in self._workers:
-            _log.warning("worker %s is not spawned: it exists, or this node ends", order.worker)
-            return
-        try:
-            worker = Worker(order, on_fact=self._hearing.said)
-            theirs, ours = worker.descriptors()
-        except OSError as error:  # too many open files, say: the node goes on with the workers that it has
-            reason = f"the agent has nothing left for another worker: {error.strerror or error}"
-            self._never_began(order.worker, ErrorReport("OSError", reason, f"{reason}\n"))
-            return
-        self._workers[worker.id] = worker
-        self._output.add(worker.id, worker.rank if worker.shown else None, ours, headed=True)
-        self._zygote.spawn(self._seats.request(order, store=self._store.address), theirs)
-
-    async def _fence(self, worker: Worker, order: orders.FenceWorker) -> None:
-        worker.doomed = True
-        if order.dump_stacks:
-            self._output.hush(worker.id)
-            self._output.head(worker.id, f"worker {worker.id} is fenced: {order.reason}; its stacks")
-            await worker.dump_stacks()
-        worker.kill()
-
-    # --- what becomes of workers ---------------------------------------------------------------------------------
-
-    def worker_spawned(self, worker: WorkerId, pid: int) -> None:
-        """The zygote forked it."""
-        self._dead_leaders.discard(pid)
-        if self._data.spawned(worker, pid):
-            return
-        found = self._workers[worker]
-        self._output.head(worker, f"worker {worker}, rank {found.rank}, generation {found.generation}, pid {pid}")
-        self._uplink.send(facts.WorkerStarted(worker, pid))
-        found.started(pid, self._worker_ended)
-        self._sweep()
-
-    def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
-        """No process came of it: for the coordinator, one that ended at once."""
-        if self._data.spawn_failed(worker, error):
-            return
-        self._output.keep(worker, error.traceback)
-        self._forget(self._workers[worker])
-        self._never_began(worker, error)
-
-    def _forget(self, worker: Worker) -> None:
-        del self._workers[worker.id]
-        worker.close()
-        self._output.finish(worker.id)
-
-    def _never_began(self, worker: WorkerId, error: ErrorReport | None = None) -> None:
-        if error is not None:
-            self._uplink.send(facts.WorkerFailed(worker, error, NO_STATE))
-        self._uplink.send(facts.WorkerExited(worker, 1, time.monotonic()))
-
-    def _worker_ended(self, worker: Worker) -> None:
-        code, at = worker.reap()
-        if not worker.told:
-            self._tell_exit(worker, code, at)
-        del self._workers[worker.id]
-        last = LastSeen(worker.id, worker.rank_in, at, worker.staged, worker.shown_batch, worker.committed)
+    def _worker_ended(self, last: LastSeen) -> None:
         self._ledger.died(last)
-        self._vault.worker_ended(worker.id)
-        self._output.head(worker.id, f"worker {worker.id} ended with code {code}")
-        self._output.finish(worker.id)
-        if worker.pid is not None:
-            self._bury_soon(worker.pid)
-
-    def _worker_dying(self, worker: Worker) -> None:
-        """The kernel has begun to end it. The news goes out now; `_worker_ended` follows when it can be reaped."""
-        with contextlib.suppress(OSError):  # the kernel cannot be asked now
-            if not worker.told and (end := worker.dying()) is not None:
-                self._tell_exit(worker, *end)
-
-    def _tell_exit(self, worker: Worker, code: int, at: Instant) -> None:
-        worker.told, memory = True, not worker.doomed and self._memory.explains(code)
-        self._uplink.send(facts.WorkerExited(worker.id, code, at, memory))
-
-    def _bury_soon(self, pid: int) -> None:
-        self._dead_leaders.add(pid)
-        asyncio.get_running_loop().call_later(_BURY_S, self._bury, pid)
-
-    def _bury(self, pid: int) -> None:
-        """End what a dead worker left outside its process group."""
-        try:
-            kill_sessions([pid])
-        except OSError:  # too many files are open to look for it
-            asyncio.get_running_loop().call_later(_AGAIN_S, self._bury, pid)
-            return
-        self._sweep()
-        self._zygote.forget(pid)
-
-    def _pids(self) -> list[int]:
-        """Of workers and producers."""
-        return [worker.pid for worker in self._workers.values() if worker.pid is not None] + self._data.pids
-
-    def _sweep(self) -> None:
-        if self._zygote.busy:
-            return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
-        kept = {*self._pids(), *filter(None, (self._zygote.pid, self._desk.pid, self._examiner.pid, self._tap.pid))}
-        with contextlib.suppress(OSError):  # the next SIGCHLD comes
-            sweep_orphans(kept, self._dead_leaders)
+        self._vault.worker_ended(last.worker)
 
     # --- what is done at intervals -------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._watcher.interval)
-            alive = self._watched()
+            alive = self._workers.watched()
             boards = {w.id: BoardView(w.board.read(), w.board.read_flight(), holds_rank=w.shown) for w in alive}
             for worker in alive:
-                worker.listen(self._worker_dying)
+                worker.listen(self._workers.dying)
             with contextlib.suppress(OSError):  # evidence cannot be had now
                 if (seen := self._watcher.look(boards, time.monotonic())) is not None:
                     self._uplink.send(seen)
-
-    def _watched(self) -> list[Worker]:
-        return [worker for worker in self._workers.values() if worker.pid and not worker.doomed]
 
     async def _flush(self) -> None:
         while True:
@@ -356,35 +241,16 @@ class Agent:
     # --- the end -------------------------------------------------------------------------------------------------
 
     async def _stop(self, ending: Ending) -> None:
-        """End all workers: ask, wait `grace`, kill. Their exits are told."""
+        """End all workers; their exits are told."""
         if not ending.ordered:
             _log.warning("node %s ends: %s", self._config.node, ending.reason)
-        for worker in self._workers.values():
-            if ending.grace > 0:
-                worker.signal(signal.SIGTERM)
-                worker.signal(signal.SIGCONT)
-        await self._wait_empty(ending.grace)
-        for worker in list(self._workers.values()):
-            worker.kill()
-        await self._zygote.close()
-        for worker in [worker for worker in self._workers.values() if worker.pid is None]:
-            self._forget(worker)
-            self._never_began(worker.id)
-        await self._wait_empty(_END_S)
-        await self._data.close()
+        await self._workers.end(ending.grace)
         self._hearing.tell_progress()
-
-    async def _wait_empty(self, within: Seconds) -> None:
-        deadline = time.monotonic() + within
-        while self._workers and time.monotonic() < deadline:
-            await asyncio.sleep(0.005)
 
     async def _clean_up(self) -> None:
         for task in self._tasks:
             task.cancel()
-        with contextlib.suppress(ProcessLookupError):
-            await self._zygote.close()
-        await self._data.close()
+        await self._workers.close()
         self._vault.close()
         self._desk.close()
         self._examiner.close()
@@ -396,5 +262,5 @@ class Agent:
         self._disk.close()
         self._output.close(within=2.0)
         # Their maker, the launcher, does the same, unless it was killed.
-        self._data.remove()
+        self._workers.data.remove()
         shutil.rmtree(self._config.socket_dir, ignore_errors=True)

@@ -1,0 +1,220 @@
+"""The workers of this node: from the order to spawn one until all that it left behind is ended."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+from regrow.agent.committed_steps import LastSeen
+from regrow.agent.data_desk import DataDesk
+from regrow.agent.memory_kills import MemoryKills
+from regrow.agent.output import OutputPump
+from regrow.agent.workers.environment import SpawnRequests, one_thread_each, path_entry
+from regrow.agent.workers.fencing import kill_sessions, sweep_orphans
+from regrow.agent.workers.worker import Worker
+from regrow.agent.workers.zygote_client import ZygoteClient
+from regrow.core.config import AgentConfig, inherited_environment
+from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
+from regrow.core.messages import facts, orders
+from regrow.core.messages.unions import AgentFact, WorkerFact
+from regrow.core.messages.vocabulary import ErrorReport
+
+_END_S: Seconds = 5.0
+_AGAIN_S: Seconds = 1.0
+_BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
+_log = logging.getLogger("regrow.agent")
+
+
+class NodeWorkers:
+    """Has a zygote fork them, tells of their ends, and sees to it that nothing of them stays. It decides nothing.
+
+    Args:
+        config: of the agent.
+        store: says where this node's keys are served.
+        output: takes what they print.
+        tell: tells the coordinator.
+        on_fact: told of everything that a worker says.
+        ended: told of each that has ended.
+        others: this agent's other children, which somebody else reaps.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        store: Callable[[], str],
+        output: OutputPump,
+        tell: Callable[[AgentFact], None],
+        on_fact: Callable[[Worker, WorkerFact], None],
+        ended: Callable[[LastSeen], None],
+        others: Callable[[], Iterable[int | None]],
+    ) -> None:
+        inherited = inherited_environment()
+        self._seats = SpawnRequests(config, inherited)
+        self._store, self._output, self._tell = store, output, tell
+        self._on_fact, self._ended, self._others = on_fact, ended, others
+        self._workers: dict[WorkerId, Worker] = {}
+        self._dead_leaders: set[int] = set()
+        self._memory = MemoryKills()
+        self._zygote = ZygoteClient(
+            self,
+            preload=config.preload,
+            path_entry=path_entry(config.script),
+            one_thread=one_thread_each(config, inherited),
+            guarded=self._pids,
+        )
+        self.data = DataDesk(
+            config,
+            output=output,
+            request=lambda order: self._seats.request(order, store=store()),
+            spawn=self._zygote.spawn,
+            tell=tell,
+            bury=self._bury_soon,
+        )
+        """The node's data cache: its producers are forked as workers are."""
+
+    def start(self) -> None:
+        """Start the zygote."""
+        self._zygote.start()
+
+    def get(self, worker: WorkerId) -> Worker | None:
+        """The worker of this name; None where it has ended, or is none of these."""
+        return self._workers.get(worker)
+
+    def watched(self) -> list[Worker]:
+        """Those that have a process, and are not being ended."""
+        return [worker for worker in self._workers.values() if worker.pid and not worker.doomed]
+
+    def spawn(self, order: orders.SpawnWorker) -> None:
+        """Have a worker forked."""
+        if order.worker in self._workers:
+            _log.warning("worker %s is not spawned: it exists", order.worker)
+            return
+        try:
+            worker = Worker(order, on_fact=self._on_fact)
+            theirs, ours = worker.descriptors()
+        except OSError as error:  # too many open files, say: the node goes on with the workers that it has
+            reason = f"the agent has nothing left for another worker: {error.strerror or error}"
+            self._never_began(order.worker, ErrorReport("OSError", reason, f"{reason}\n"))
+            return
+        self._workers[worker.id] = worker
+        self._output.add(worker.id, worker.rank if worker.shown else None, ours, headed=True)
+        self._zygote.spawn(self._seats.request(order, store=self._store()), theirs)
+
+    async def fence(self, worker: Worker, order: orders.FenceWorker) -> None:
+        """End a worker for certain, after its stacks if they are wanted."""
+        worker.doomed = True
+        if order.dump_stacks:
+            self._output.hush(worker.id)
+            self._output.head(worker.id, f"worker {worker.id} is fenced: {order.reason}; its stacks")
+            await worker.dump_stacks()
+        worker.kill()
+
+    # --- what becomes of them ------------------------------------------------------------------------------------
+
+    def worker_spawned(self, worker: WorkerId, pid: int) -> None:
+        """The zygote forked it."""
+        self._dead_leaders.discard(pid)
+        if self.data.spawned(worker, pid):
+            return
+        found = self._workers[worker]
+        self._output.head(worker, f"worker {worker}, rank {found.rank}, generation {found.generation}, pid {pid}")
+        self._tell(facts.WorkerStarted(worker, pid))
+        found.started(pid, self._worker_ended)
+        self.sweep()
+
+    def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
+        """No process came of it: for the coordinator, one that ended at once."""
+        if self.data.spawn_failed(worker, error):
+            return
+        self._output.keep(worker, error.traceback)
+        self._forget(self._workers[worker])
+        self._never_began(worker, error)
+
+    def _forget(self, worker: Worker) -> None:
+        del self._workers[worker.id]
+        worker.close()
+        self._output.finish(worker.id)
+
+    def _never_began(self, worker: WorkerId, error: ErrorReport | None = None) -> None:
+        if error is not None:
+            self._tell(facts.WorkerFailed(worker, error, NO_STATE))
+        self._tell(facts.WorkerExited(worker, 1, time.monotonic()))
+
+    def dying(self, worker: Worker) -> None:
+        """The kernel has begun to end it. The news goes out now; `_worker_ended` follows when it can be reaped."""
+        with contextlib.suppress(OSError):  # the kernel cannot be asked now
+            if not worker.told and (end := worker.dying()) is not None:
+                self._tell_exit(worker, *end)
+
+    def _worker_ended(self, worker: Worker) -> None:
+        code, at = worker.reap()
+        if not worker.told:
+            self._tell_exit(worker, code, at)
+        del self._workers[worker.id]
+        self._ended(LastSeen(worker.id, worker.rank_in, at, worker.staged, worker.shown_batch, worker.committed))
+        self._output.head(worker.id, f"worker {worker.id} ended with code {code}")
+        self._output.finish(worker.id)
+        if worker.pid is not None:
+            self._bury_soon(worker.pid)
+
+    def _tell_exit(self, worker: Worker, code: int, at: Instant) -> None:
+        worker.told, memory = True, not worker.doomed and self._memory.explains(code)
+        self._tell(facts.WorkerExited(worker.id, code, at, memory))
+
+    def _bury_soon(self, pid: int) -> None:
+        self._dead_leaders.add(pid)
+        asyncio.get_running_loop().call_later(_BURY_S, self._bury, pid)
+
+    def _bury(self, pid: int) -> None:
+        """End what a dead worker left outside its process group."""
+        try:
+            kill_sessions([pid])
+        except OSError:  # too many files are open to look for it
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._bury, pid)
+            return
+        self.sweep()
+        self._zygote.forget(pid)
+
+    def _pids(self) -> list[int]:
+        """Of workers and producers."""
+        return [worker.pid for worker in self._workers.values() if worker.pid is not None] + self.data.pids
+
+    def sweep(self) -> None:
+        """A child has ended: reap it where nobody else does, and end what dead workers have left."""
+        if self._zygote.busy:
+            return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
+        kept = {*self._pids(), *filter(None, (self._zygote.pid, *self._others()))}
+        with contextlib.suppress(OSError):  # the next SIGCHLD comes
+            sweep_orphans(kept, self._dead_leaders)
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    async def end(self, grace: Seconds) -> None:
+        """End all of them: ask, wait `grace`, kill. Their exits are told."""
+        for worker in self._workers.values():
+            if grace > 0:
+                worker.signal(signal.SIGTERM)
+                worker.signal(signal.SIGCONT)
+        await self._wait_empty(grace)
+        for worker in list(self._workers.values()):
+            worker.kill()
+        await self._zygote.close()
+        for worker in [worker for worker in self._workers.values() if worker.pid is None]:
+            self._forget(worker)
+            self._never_began(worker.id)
+        await self._wait_empty(_END_S)
+        await self.data.close()
+
+    async def close(self) -> None:
+        """End the zygote and the producers. May be called after `end`."""
+        with contextlib.suppress(ProcessLookupError):
+            await self._zygote.close()
+        await self.data.close()
+
+    async def _wait_empty(self, within: Seconds) -> None:
+        deadline = time.monotonic() + within
+        while self._workers and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
