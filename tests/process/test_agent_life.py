@@ -103,7 +103,7 @@ async def test_a_zygote_killed_with_requests_on_its_desk_forks_each_worker_once(
         assert await bench.nothing_left() == []
 
 
-async def test_an_agent_without_descriptors_for_another_worker_says_so_and_goes_on(tmp_path: Path) -> None:
+async def test_an_agent_without_descriptors_goes_on_and_spawns_when_there_are_some(tmp_path: Path) -> None:
     async with agent(tmp_path) as bench:
         first = await bench.spawn("w0")
         process = psutil.Process(bench.process.pid)
@@ -112,20 +112,23 @@ async def test_an_agent_without_descriptors_for_another_worker_says_so_and_goes_
         free = next(number for number in itertools.count() if number not in taken)
         for spare in range(9):  # of the descriptors that a worker needs here, each is the first that cannot be had
             process.rlimit(psutil.RLIMIT_NOFILE, (free + spare, hard))
-            await bench.order_spawn(f"too-many-{spare}", rank=Rank(1))
-            failed = await bench.coordinator.expect(facts.WorkerFailed, worker=f"too-many-{spare}")
-            assert "Too many open files" in failed.error.message
-            await bench.coordinator.expect(facts.WorkerExited, worker=f"too-many-{spare}")
+            await bench.order_spawn(f"w{1 + spare}", rank=Rank(1), generation=Generation(1 + spare))
+            await complained(bench, f"nothing is left for worker w{1 + spare} ")
+            await bench.coordinator.order(orders.FenceWorker(NODE, WorkerId(f"w{1 + spare}"), "not wanted"))
+            await bench.coordinator.expect(facts.WorkerExited, worker=f"w{1 + spare}")
         assert {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")} == taken
         process.rlimit(psutil.RLIMIT_NOFILE, (free, hard))
         calling = asyncio.create_task(asyncio.to_thread(StoreClient, bench.coordinator.all(facts.NodeJoined)[0].store))
         await complained(bench, "has to wait: [Errno 24]")
         os.kill(first.pid, signal.SIGKILL)
         assert await exited(bench) == -signal.SIGKILL
+        await bench.order_spawn("last", rank=Rank(1))
+        await complained(bench, "nothing is left for worker last ")
         process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
         (await calling).close()
-        second = await bench.spawn("w1", rank=Rank(1))
+        second = await bench.coordinator.expect(facts.WorkerStarted, worker="last")
         await children_are(bench, {second.pid})
+        assert [fact.worker for fact in bench.coordinator.all(facts.WorkerStarted)] == ["w0", "last"]
 
 
 async def test_a_killed_agent_leaves_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from regrow.agent.workers.zygote_client import ZygoteClient
+from regrow.agent.workers.zygote_client import TRIES, ZygoteClient
 from regrow.agent.workers.zygote_messages import (
     PACKET_BYTES,
     Spawned,
@@ -81,6 +82,20 @@ class Zygote:
         for fact in facts:
             self.socket.send(msgspec.msgpack.encode(fact))
 
+    @property
+    def has_been_asked(self) -> bool:
+        """Whether a request is there that `asked` has not taken."""
+        return bool(select.select([self.socket], [], [], 0.0)[0])
+
+    async def asked(self) -> None:
+        """Take the next request for a fork."""
+        async with asyncio.timeout(30.0):
+            while True:
+                while not self.has_been_asked:
+                    await asyncio.sleep(0.001)
+                if b"SpawnRequest" in self.socket.recv(PACKET_BYTES):
+                    return
+
     def poll(self) -> int:
         return 0
 
@@ -123,7 +138,7 @@ class Zygotes(list[Zygote]):
 def zygotes(monkeypatch: pytest.MonkeyPatch) -> Zygotes:
     started = Zygotes()
     monkeypatch.setattr(subprocess, "Popen", started.start)
-    monkeypatch.setattr("regrow.agent.workers.zygote_client._AGAIN_S", 0.01)
+    monkeypatch.setattr("regrow.agent.workers.zygote_client.AGAIN_S", 0.01)
     return started
 
 
@@ -172,19 +187,55 @@ async def test_a_zygote_that_takes_long_to_die_holds_up_nobody(zygotes: Zygotes)
     await client.close()
 
 
-@pytest.mark.parametrize(("refused", "outcome"), [(1, "spawned"), (2, "spawned"), (3, "failed")])
-async def test_a_zygote_for_which_nothing_is_left_is_started_again_some_times(
-    zygotes: Zygotes, refused: int, outcome: str
-) -> None:
-    outcomes, zygotes.refused = Outcomes(), refused
+async def test_a_zygote_for_which_nothing_is_left_is_started_when_there_is(zygotes: Zygotes) -> None:
+    outcomes, zygotes.refused = Outcomes(), 20
     client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
     client.start()
     client.spawn(request(), [])
-    while outcome == "spawned" and not zygotes:
-        await asyncio.sleep(0.001)
-    for zygote in zygotes:
-        zygote.says(ZygoteReady(1, 0.1), Spawned(WORKER, 7))
+    async with asyncio.timeout(30.0):
+        while not zygotes:
+            await asyncio.sleep(0.001)
+    zygotes[0].says(ZygoteReady(1, 0.1), Spawned(WORKER, 7))
+    await heard_all(outcomes, 1)
+    assert outcomes.told == [("spawned", WORKER)]
+    await client.close()
+
+
+@pytest.mark.parametrize(("refusals", "outcome"), [(1, "spawned"), (TRIES - 1, "spawned"), (TRIES, "failed")])
+async def test_a_fork_that_is_refused_is_tried_again_some_times(zygotes: Zygotes, refusals: int, outcome: str) -> None:
+    outcomes = Outcomes()
+    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
+    client.start()
+    zygotes[0].says(ZygoteReady(1, 0.1))
+    client.spawn(request(), [])
+    for _ in range(refusals):
+        await zygotes[0].asked()
+        zygotes[0].says(SpawnFailed(WORKER, "no process is to be had"))
+    if outcome == "spawned":
+        await zygotes[0].asked()
+        zygotes[0].says(Spawned(WORKER, 7))
     await heard_all(outcomes, 1)
     assert outcomes.told == [(outcome, WORKER)]
-    assert zygotes.refused == 0
+    await client.close()
+
+
+async def test_a_zygote_that_refused_a_fork_and_died_is_followed_by_one_that_is_asked_once(zygotes: Zygotes) -> None:
+    outcomes = Outcomes()
+    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
+    client.start()
+    zygotes[0].says(ZygoteReady(1, 0.1))
+    client.spawn(request(), [])
+    await zygotes[0].asked()
+    zygotes[0].says(SpawnFailed(WORKER, "no process is to be had"))
+    zygotes[0].socket.close()
+    async with asyncio.timeout(30.0):
+        while len(zygotes) < 2:
+            await asyncio.sleep(0.001)
+    zygotes[1].says(ZygoteReady(1, 0.1))
+    await zygotes[1].asked()
+    await asyncio.sleep(0.05)  # five times as long as a refused fork waits
+    assert not zygotes[1].has_been_asked
+    zygotes[1].says(Spawned(WORKER, 8))
+    await heard_all(outcomes, 1)
+    assert outcomes.told == [("spawned", WORKER)]
     await client.close()

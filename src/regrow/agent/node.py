@@ -31,7 +31,7 @@ from regrow.core.background import Background
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.exit_codes import INTERNAL_ERROR
-from regrow.core.ids import Seconds
+from regrow.core.ids import Instant, Seconds
 from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
 from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotStored
@@ -97,6 +97,7 @@ class Agent:
         self._notice = NoticeSignals(config, self._uplink.send, self._end)
         self._ending: asyncio.Future[Ending] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._warned_at: Instant = -1.0
 
     async def run(self) -> int:
         """Serve until the job ends, this node is stopped, or the coordinator is lost. Returns the exit code."""
@@ -137,7 +138,9 @@ class Agent:
 
     def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if context["message"] == _NOT_ACCEPTED:
-            _log.warning("somebody who calls this node has to wait: %s", context.get("exception"))
+            if (now := time.monotonic()) - self._warned_at >= 1.0:  # asyncio says it for each who waits
+                self._warned_at = now
+                _log.warning("somebody who calls this node has to wait: %s", context.get("exception"))
             return
         self._fail(context["message"], context.get("exception"))
 
@@ -200,6 +203,8 @@ class Agent:
                 self._uplink.send(self._vault.report(order))
                 return
         if (worker := self._workers.get(order.worker)) is None:
+            if isinstance(order, orders.FenceWorker):
+                self._workers.call_off(order.worker)
             _log.debug("%s is for worker %s, which has ended", type(order).__name__, order.worker)
             return
         match order:

@@ -14,7 +14,7 @@ from regrow.agent.output import OutputPump
 from regrow.agent.workers.environment import SpawnRequests, one_thread_each, path_entry
 from regrow.agent.workers.fencing import kill_sessions, sweep_orphans
 from regrow.agent.workers.worker import Worker
-from regrow.agent.workers.zygote_client import ZygoteClient
+from regrow.agent.workers.zygote_client import AGAIN_S, TRIES, ZygoteClient
 from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import facts, orders
@@ -22,7 +22,6 @@ from regrow.core.messages.unions import AgentFact, WorkerFact
 from regrow.core.messages.vocabulary import ErrorReport
 
 _END_S: Seconds = 5.0
-_AGAIN_S: Seconds = 1.0
 _BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
 _log = logging.getLogger("regrow.agent")
 
@@ -56,6 +55,8 @@ class NodeWorkers:
         self._store, self._output, self._tell = store, output, tell
         self._on_fact, self._ended, self._others = on_fact, ended, others
         self._workers: dict[WorkerId, Worker] = {}
+        self._waiting: dict[WorkerId, asyncio.TimerHandle] = {}
+        """Those for which nothing was left, until that is tried again."""
         self._dead_leaders: set[int] = set()
         self._memory = MemoryKills()
         self._zygote = ZygoteClient(
@@ -87,21 +88,37 @@ class NodeWorkers:
         """Those that have a process, and are not being ended."""
         return [worker for worker in self._workers.values() if worker.pid and not worker.doomed]
 
-    def spawn(self, order: orders.SpawnWorker) -> None:
-        """Have a worker forked."""
-        if order.worker in self._workers:
+    def spawn(self, order: orders.SpawnWorker, tries: int = 1) -> None:
+        """Have a worker forked. Where too many files are open for one more, that is tried again some times."""
+        if order.worker in self._workers or (tries == 1 and order.worker in self._waiting):
             _log.warning("worker %s is not spawned: it exists", order.worker)
             return
+        self._waiting.pop(order.worker, None)
         try:
+            request = self._seats.request(order, store=self._store())
             worker = Worker(order, on_fact=self._on_fact)
             theirs, ours = worker.descriptors()
-        except OSError as error:  # too many open files, say: the node goes on with the workers that it has
-            reason = f"the agent has nothing left for another worker: {error.strerror or error}"
-            self._never_began(order.worker, ErrorReport("OSError", reason, f"{reason}\n"))
+        except OSError as error:  # the node goes on with the workers that it has
+            self._refused(order, tries, error)
             return
         self._workers[worker.id] = worker
         self._output.add(worker.id, worker.rank if worker.shown else None, ours, headed=True)
-        self._zygote.spawn(self._seats.request(order, store=self._store()), theirs)
+        self._zygote.spawn(request, theirs)
+
+    def _refused(self, order: orders.SpawnWorker, tries: int, error: OSError) -> None:
+        reason = f"nothing is left for worker {order.worker} on its node: {error.strerror or error}"
+        if tries < TRIES:
+            _log.warning("%s; it is tried again", reason)
+            again = asyncio.get_running_loop().call_later(AGAIN_S, self.spawn, order, tries + 1)
+            self._waiting[order.worker] = again
+        else:
+            self._never_began(order.worker, ErrorReport("OSError", reason, f"{reason}\n"))
+
+    def call_off(self, worker: WorkerId) -> None:
+        """A worker that could not be spawned so far is not wanted any more."""
+        if (again := self._waiting.pop(worker, None)) is not None:
+            again.cancel()
+            self._never_began(worker)
 
     async def fence(self, worker: Worker, order: orders.FenceWorker) -> None:
         """End a worker for certain, after its stacks if they are wanted."""
@@ -109,7 +126,8 @@ class NodeWorkers:
         if order.dump_stacks:
             self._output.hush(worker.id)
             self._output.head(worker.id, f"worker {worker.id} is fenced: {order.reason}; its stacks")
-            await worker.dump_stacks()
+            with contextlib.suppress(OSError):  # the kernel cannot be asked now
+                await worker.dump_stacks()
         worker.kill()
 
     # --- what becomes of them ------------------------------------------------------------------------------------
@@ -170,10 +188,12 @@ class NodeWorkers:
 
     def _bury(self, pid: int) -> None:
         """End what a dead worker left outside its process group."""
+        if pid not in self._dead_leaders:
+            return  # a new worker has the number
         try:
             kill_sessions([pid])
         except OSError:  # too many files are open to look for it
-            asyncio.get_running_loop().call_later(_AGAIN_S, self._bury, pid)
+            asyncio.get_running_loop().call_later(AGAIN_S, self._bury, pid)
             return
         self.sweep()
         self._zygote.forget(pid)
@@ -194,6 +214,8 @@ class NodeWorkers:
 
     async def end(self, grace: Seconds) -> None:
         """End all of them: ask, wait `grace`, kill. Their exits are told."""
+        for worker_id in list(self._waiting):
+            self.call_off(worker_id)
         for worker in self._workers.values():
             if grace > 0:
                 worker.signal(signal.SIGTERM)

@@ -165,6 +165,7 @@ class Producers:
             resume=False,
         )
         try:
+            request = self._request(order)
             worker = Worker(order, on_fact=self._said)
             theirs, ours = worker.descriptors()
         except OSError as error:
@@ -174,7 +175,6 @@ class Producers:
         self._by_worker[name] = producer
         Path(producer_socket(config.socket_dir, producer.loader)).unlink(missing_ok=True)
         self._output.add(name, None, ours, unranked=self._log_name(producer.loader), headed=True)
-        request = self._request(order)
         env = msgspec.structs.replace(
             request.env,
             producer=ProducerSeat(producer.loader),

@@ -75,7 +75,7 @@ def agent(job: str | None, join: str | None, token_file: str, **words: Any) -> i
     from regrow.launch.late_node import AgentFlags, make_join_plan
     from regrow.launch.script import check_names
 
-    check_names(words.values())
+    check_names([job, join, *words.values()])
     if join is None or (job and join):
         raise UsageError("regrow agent needs to know which job", hint="give --join HOST:PORT, or --join and a job here")
     return run_node(make_join_plan(AgentFlags(join=join or job or "", **words), surroundings(token_file)))

@@ -66,10 +66,14 @@ class Board:
 
     @classmethod
     def create(cls) -> tuple["Board", int]:
-        """A new page and the descriptor to hand to the worker; the caller closes the descriptor."""
+        """A new page and the descriptor to hand to the worker; the caller closes the descriptor. Raises `OSError`."""
         descriptor = os.memfd_create("regrow-board", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, BOARD_BYTES)
-        return cls(mmap.mmap(descriptor, BOARD_BYTES)), descriptor
+        try:
+            os.ftruncate(descriptor, BOARD_BYTES)
+            return cls(mmap.mmap(descriptor, BOARD_BYTES)), descriptor
+        except OSError:
+            os.close(descriptor)
+            raise
 
     @classmethod
     def attach(cls, descriptor: int) -> "Board":

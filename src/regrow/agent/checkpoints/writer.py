@@ -18,12 +18,14 @@ import msgspec
 from regrow.agent.workers.processes import call_process, die_with_parent
 from regrow.core.errors import RegrowError
 from regrow.core.messages.checkpoints import CheckpointFailed, WriterFact, WriterOrder
+from regrow.core.wire import encoded
 
 PACKET_BYTES = 256 << 10
 DESCRIPTORS = 250
 """More than ranks of a node: the kernel passes 253 at a time."""
 _NICE = 5
 """A third of a worker's share. Much less, and on a machine whose cores all compute its imports alone take a minute."""
+_encoder = msgspec.msgpack.Encoder()
 _WORK = "regrow.hydration.durable.work"
 
 
@@ -55,7 +57,7 @@ def _serve(control: socket.socket, url: str, work: Callable[..., WriterFact | No
         except Exception as error:  # noqa: BLE001 - object stores raise their own kinds; whatever it is, it is told
             fact = _failed(order, f"{type(error).__name__}: {error}")
         if fact is not None:
-            control.send(msgspec.msgpack.encode(fact))
+            control.send(encoded(_encoder, fact))
 
 
 def _failed(order: WriterOrder, reason: str, *, torn: bool = False) -> CheckpointFailed:

@@ -35,6 +35,8 @@ class Worker:
     Args:
         order: what the coordinator wants.
         on_fact: told of everything the worker says.
+
+    Raises `OSError` where the system has nothing left for one.
     """
 
     def __init__(self, order: orders.SpawnWorker, *, on_fact: Callable[["Worker", WorkerFact], None]) -> None:
@@ -59,10 +61,16 @@ class Worker:
         """The newest generation of which the coordinator was told a commit of this worker."""
         self._on_fact = on_fact
         self._pidfd: int | None = None
-        ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.ExitStack() as unless_made:
+            ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            unless_made.callback(ours.close)
+            unless_made.callback(self._theirs.close)
+            self.board, self._board_descriptor = Board.create()
+            unless_made.callback(self.board.close)
+            unless_made.callback(os.close, self._board_descriptor)
+            self._pulse = EarlyExit(self._board_descriptor)
+            unless_made.pop_all()
         self._channel = WorkerChannel(ours, on_fact=self._hear, on_garbage=self._distrust)
-        self.board, self._board_descriptor = Board.create()
-        self._pulse = EarlyExit(self._board_descriptor)
 
     def descriptors(self) -> tuple[list[int], tuple[int, int]]:
         """To be called once: what the worker gets (channel, board, output, errors), and our ends of its output.
@@ -84,7 +92,13 @@ class Worker:
     def started(self, pid: int, on_exit: Callable[["Worker"], None]) -> None:
         """The process exists; `on_exit` is called when it has ended."""
         self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise
+        except OSError:  # too many files are open
+            asyncio.get_running_loop().call_later(_LOOK_S, self.started, pid, on_exit)
+            return
         self._channel.open()
         self._await_adoption(on_exit)
         if self.doomed:

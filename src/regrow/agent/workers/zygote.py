@@ -39,6 +39,7 @@ from regrow.agent.workers.zygote_messages import (
 )
 from regrow.core.config import inherited_environment
 from regrow.core.errors import ProtocolError
+from regrow.core.wire import encoded
 
 _TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "numpy", "torch.distributed.checkpoint")
 _OWN = ("regrow.core.wire", "regrow.agent.workers.child", "regrow.agent.workers.link")
@@ -73,7 +74,7 @@ class _Control:
     def tell(self, fact: ZygoteFact) -> None:
         """Tell the agent; when it has gone, the next `receive` says so."""
         with contextlib.suppress(ConnectionError):
-            self._sock.send(_encoder.encode(fact))
+            self._sock.send(encoded(_encoder, fact))
 
     def close(self) -> None:
         self._sock.close()
@@ -173,7 +174,7 @@ def _spawn(
     try:
         middle = os.fork()
     except OSError as error:
-        control.tell(SpawnFailed(worker, f"the zygote could not fork: {error}"))
+        control.tell(SpawnFailed(worker, f"the zygote could not fork {worker}: {error}"))
         middle = -1
     if middle == 0:
         os.close(reader)

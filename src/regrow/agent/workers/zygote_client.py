@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
@@ -33,7 +33,9 @@ from regrow.core.messages.vocabulary import ErrorReport
 _STARTS = 3
 _WINDOW_S: Seconds = 60.0
 _END_S: Seconds = 2.0
-_AGAIN_S: Seconds = 1.0
+AGAIN_S: Seconds = 1.0
+"""After which is tried again what the system had nothing left for."""
+TRIES = 10
 _log = logging.getLogger("regrow.agent")
 
 
@@ -81,6 +83,9 @@ class ZygoteClient:
         self._broken: ErrorReport | None = None
         self._starts: deque[Instant] = deque(maxlen=_STARTS)
         self._pending: dict[WorkerId, _Pending] = {}
+        self._refused: set[WorkerId] = set()
+        """Those that the zygote could not fork, until it is asked again."""
+        self._refusals: Counter[WorkerId] = Counter()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ZygoteFact] = msgspec.msgpack.Decoder(ZygoteFact)
 
@@ -97,7 +102,7 @@ class ZygoteClient:
     def start(self) -> None:
         """Start the zygote; it imports in the background while requests queue up.
 
-        Where the system has nothing left for it, that is tried again some times.
+        Where the system has nothing left for it, that is tried again.
         """
         if self._ending:
             return
@@ -105,7 +110,9 @@ class ZygoteClient:
         try:
             self._process, self._control = self._launch()
         except OSError as error:
-            self._lost(f"could not be started: {error.strerror or error}", again_in=_AGAIN_S)
+            self._starts.pop()  # it did not die: whatever is short may be there again soon
+            _log.warning("the zygote could not be started, which is tried again: %s", error.strerror or error)
+            asyncio.get_running_loop().call_later(AGAIN_S, self.start)
             return
         self._ready = False
         asyncio.get_running_loop().add_reader(self._control, self._readable, self._control)
@@ -157,7 +164,13 @@ class ZygoteClient:
             await asyncio.sleep(0.005)
         self._hang_up()
 
+    def _request_again(self, worker: WorkerId) -> None:
+        pending = self._pending.get(worker)
+        if pending is not None and self._ready and worker in self._refused:  # else the next zygote has been asked
+            self._request(pending)
+
     def _request(self, pending: _Pending) -> None:
+        self._refused.discard(pending.request.env.worker)
         try:
             self._send(pending.request, pending.descriptors)
         except OSError as error:  # a packet has a limit of some 200 kB, descriptors are counted
@@ -209,7 +222,13 @@ class ZygoteClient:
                 self._drop(worker)
                 self._listener.worker_spawned(worker, pid)
             case SpawnFailed(worker=worker, reason=reason) if worker in self._pending:
-                self._give_up(worker, ErrorReport("OSError", reason, f"{reason}\n"))
+                self._refusals[worker] += 1
+                if self._refusals[worker] >= TRIES:
+                    self._give_up(worker, ErrorReport("OSError", reason, f"{reason}\n"))
+                    return
+                _log.warning("%s; it is tried again", reason)
+                self._refused.add(worker)
+                asyncio.get_running_loop().call_later(AGAIN_S, self._request_again, worker)
 
     def _ended(self) -> None:
         """The control socket is closed at the other end by all that had it: no worker is on its way any more."""
@@ -224,17 +243,14 @@ class ZygoteClient:
             return
         self._lost(f"died (code {None if process is None else process.returncode})")
 
-    def _lost(self, how: str, *, again_in: Seconds = 0.0) -> None:
+    def _lost(self, how: str) -> None:
         """There is no zygote: start another, unless that has been of no use."""
         if len(self._starts) == _STARTS and time.monotonic() - self._starts[0] < _WINDOW_S:
             text = f"the zygote was lost {_STARTS} times within {_WINDOW_S:g} s: in the end it {how}"
             self._break(ErrorReport("ZygoteLost", text, f"{text}\n"))
             return
         _log.warning("the zygote %s; starting another", how)
-        if again_in:
-            asyncio.get_running_loop().call_later(again_in, self.start)
-        else:
-            self.start()
+        self.start()
 
     def _break(self, error: ErrorReport) -> None:
         self._broken = error
@@ -246,6 +262,8 @@ class ZygoteClient:
         self._listener.spawn_failed(worker, error)
 
     def _drop(self, worker: WorkerId) -> None:
+        self._refused.discard(worker)
+        self._refusals.pop(worker, None)
         pending = self._pending.pop(worker, None)
         for descriptor in pending.descriptors if pending is not None else []:
             os.close(descriptor)
