@@ -43,6 +43,15 @@ async def complained(bench: Bench, text: str) -> None:
         await asyncio.sleep(0.01)
 
 
+async def open_files(pid: int) -> set[int]:
+    """Descriptors of a process, but for those that it opens for a moment."""
+    looks = []
+    for _ in range(20):
+        looks.append({int(name) for name in os.listdir(f"/proc/{pid}/fd")})
+        await asyncio.sleep(0.01)
+    return set.intersection(*looks)
+
+
 async def children_are(bench: Bench, workers: set[int]) -> None:
     """Wait until the agent's children are these and its zygote: a fork takes a moment to be handed over."""
     deadline = time.monotonic() + PATIENCE_S
@@ -108,7 +117,9 @@ async def test_an_agent_without_descriptors_goes_on_and_spawns_when_there_are_so
         first = await bench.spawn("w0")
         process = psutil.Process(bench.process.pid)
         soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
-        taken = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+        while not (bench.folder / "logs" / "rank0.log").exists():  # which stays open
+            await asyncio.sleep(0.01)
+        taken = await open_files(process.pid)
         free = next(number for number in itertools.count() if number not in taken)
         for spare in range(9):  # of the descriptors that a worker needs here, each is the first that cannot be had
             process.rlimit(psutil.RLIMIT_NOFILE, (free + spare, hard))
@@ -116,7 +127,7 @@ async def test_an_agent_without_descriptors_goes_on_and_spawns_when_there_are_so
             await complained(bench, f"nothing is left for worker w{1 + spare} ")
             await bench.coordinator.order(orders.FenceWorker(NODE, WorkerId(f"w{1 + spare}"), "not wanted"))
             await bench.coordinator.expect(facts.WorkerExited, worker=f"w{1 + spare}")
-        assert {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")} == taken
+        assert await open_files(process.pid) == taken
         process.rlimit(psutil.RLIMIT_NOFILE, (free, hard))
         calling = asyncio.create_task(asyncio.to_thread(StoreClient, bench.coordinator.all(facts.NodeJoined)[0].store))
         await complained(bench, "has to wait: [Errno 24]")
