@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -29,18 +30,29 @@ time.sleep(1000)
 """
 
 
-async def shown(bench: Bench, text: str, times: int = 1) -> None:
+async def until(holds: Callable[[], bool], told: Callable[[], object]) -> None:
+    """Wait until something holds; `told`: what is said where it does not."""
     deadline = time.monotonic() + PATIENCE_S
-    while bench.shown().count(text) < times:
-        assert time.monotonic() < deadline, f"{text!r} is not in {bench.shown()!r}, nor in {bench.complaints()!r}"
+    while not holds():
+        assert time.monotonic() < deadline, told()
         await asyncio.sleep(0.01)
+
+
+async def shown(bench: Bench, text: str, times: int = 1) -> None:
+    await until(lambda: bench.shown().count(text) >= times, lambda: (text, bench.shown(), bench.complaints()))
 
 
 async def complained(bench: Bench, text: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while text not in bench.complaints():
-        assert time.monotonic() < deadline, bench.complaints()
-        await asyncio.sleep(0.01)
+    await until(lambda: text in bench.complaints(), lambda: (text, bench.complaints()))
+
+
+async def children_are(bench: Bench, workers: set[int]) -> None:
+    """Wait until the agent's children are these and its zygote: a fork takes a moment to be handed over."""
+
+    def children() -> set[int]:
+        return {child.pid for child in bench.children() if child.name() != "regrow-zygote"}
+
+    await until(lambda: children() == workers, lambda: (bench.children(), workers))
 
 
 async def open_files(pid: int) -> set[int]:
@@ -50,14 +62,6 @@ async def open_files(pid: int) -> set[int]:
         looks.append({int(name) for name in os.listdir(f"/proc/{pid}/fd")})
         await asyncio.sleep(0.01)
     return set.intersection(*looks)
-
-
-async def children_are(bench: Bench, workers: set[int]) -> None:
-    """Wait until the agent's children are these and its zygote: a fork takes a moment to be handed over."""
-    deadline = time.monotonic() + PATIENCE_S
-    while {child.pid for child in bench.children() if child.name() != "regrow-zygote"} != workers:
-        assert time.monotonic() < deadline, (bench.children(), workers)
-        await asyncio.sleep(0.01)
 
 
 async def two_families(bench: Bench) -> None:
@@ -117,8 +121,8 @@ async def test_an_agent_without_descriptors_goes_on_and_spawns_when_there_are_so
         first = await bench.spawn("w0")
         process = psutil.Process(bench.process.pid)
         soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
-        while not (bench.folder / "logs" / "rank0.log").exists():  # which stays open
-            await asyncio.sleep(0.01)
+        log = bench.folder / "logs" / "rank0.log"
+        await until(log.exists, lambda: log)  # it stays open
         taken = await open_files(process.pid)
         free = next(number for number in itertools.count() if number not in taken)
         for spare in range(9):  # of the descriptors that a worker needs here, each is the first that cannot be had

@@ -133,6 +133,12 @@ class Zygotes(list[Zygote]):
         self.append(Zygote(pass_fds[0]))
         return self[-1]
 
+    async def are(self, count: int) -> None:
+        """Wait until so many were started."""
+        async with asyncio.timeout(30.0):
+            while len(self) < count:
+                await asyncio.sleep(0.001)
+
 
 @pytest.fixture
 def zygotes(monkeypatch: pytest.MonkeyPatch) -> Zygotes:
@@ -152,51 +158,50 @@ def request() -> SpawnRequest:
     return SpawnRequest(cast(WorkerEnv, Named(WORKER)), Script("script.py", []), {})
 
 
-async def heard_all(outcomes: Outcomes, count: int) -> None:
+def started_client(outcomes: Outcomes) -> ZygoteClient:
+    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
+    client.start()
+    return client
+
+
+async def heard_one(outcomes: Outcomes) -> None:
     async with asyncio.timeout(30.0):
-        while len(outcomes.told) < count:
+        while not outcomes.told:
             await asyncio.sleep(0.001)
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # for one too many
 
 
 async def test_each_request_has_one_outcome_whatever_is_said_after_it(zygotes: Zygotes) -> None:
     outcomes = Outcomes()
-    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
-    client.start()
+    client = started_client(outcomes)
     zygotes[0].says(ZygoteReady(1, 0.1))
     client.spawn(request(), [])
     zygotes[0].says(Spawned(WORKER, 7), SpawnFailed(WORKER, "the pipe to the zygote broke"))
-    await heard_all(outcomes, 1)
+    await heard_one(outcomes)
     assert outcomes.told == [("spawned", WORKER)]
     await client.close()
 
 
 async def test_a_zygote_that_takes_long_to_die_holds_up_nobody(zygotes: Zygotes) -> None:
     outcomes = Outcomes()
-    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
-    client.start()
+    client = started_client(outcomes)
     zygotes[0].says(ZygoteReady(1, 0.1))
     client.spawn(request(), [])
     zygotes[0].socket.close()
-    async with asyncio.timeout(30.0):
-        while len(zygotes) < 2:
-            await asyncio.sleep(0.001)
+    await zygotes.are(2)
     zygotes[1].says(ZygoteReady(1, 0.1), Spawned(WORKER, 8))
-    await heard_all(outcomes, 1)
+    await heard_one(outcomes)
     assert outcomes.told == [("spawned", WORKER)]
     await client.close()
 
 
 async def test_a_zygote_for_which_nothing_is_left_is_started_when_there_is(zygotes: Zygotes) -> None:
     outcomes, zygotes.refused = Outcomes(), 20
-    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
-    client.start()
+    client = started_client(outcomes)
     client.spawn(request(), [])
-    async with asyncio.timeout(30.0):
-        while not zygotes:
-            await asyncio.sleep(0.001)
+    await zygotes.are(1)
     zygotes[0].says(ZygoteReady(1, 0.1), Spawned(WORKER, 7))
-    await heard_all(outcomes, 1)
+    await heard_one(outcomes)
     assert outcomes.told == [("spawned", WORKER)]
     await client.close()
 
@@ -204,8 +209,7 @@ async def test_a_zygote_for_which_nothing_is_left_is_started_when_there_is(zygot
 @pytest.mark.parametrize(("refusals", "outcome"), [(1, "spawned"), (TRIES - 1, "spawned"), (TRIES, "failed")])
 async def test_a_fork_that_is_refused_is_tried_again_some_times(zygotes: Zygotes, refusals: int, outcome: str) -> None:
     outcomes = Outcomes()
-    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
-    client.start()
+    client = started_client(outcomes)
     zygotes[0].says(ZygoteReady(1, 0.1))
     client.spawn(request(), [])
     for _ in range(refusals):
@@ -214,28 +218,25 @@ async def test_a_fork_that_is_refused_is_tried_again_some_times(zygotes: Zygotes
     if outcome == "spawned":
         await zygotes[0].asked()
         zygotes[0].says(Spawned(WORKER, 7))
-    await heard_all(outcomes, 1)
+    await heard_one(outcomes)
     assert outcomes.told == [(outcome, WORKER)]
     await client.close()
 
 
 async def test_a_zygote_that_refused_a_fork_and_died_is_followed_by_one_that_is_asked_once(zygotes: Zygotes) -> None:
     outcomes = Outcomes()
-    client = ZygoteClient(outcomes, preload=[], path_entry=None, one_thread=True, guarded=list)
-    client.start()
+    client = started_client(outcomes)
     zygotes[0].says(ZygoteReady(1, 0.1))
     client.spawn(request(), [])
     await zygotes[0].asked()
     zygotes[0].says(SpawnFailed(WORKER, "no process is to be had"))
     zygotes[0].socket.close()
-    async with asyncio.timeout(30.0):
-        while len(zygotes) < 2:
-            await asyncio.sleep(0.001)
+    await zygotes.are(2)
     zygotes[1].says(ZygoteReady(1, 0.1))
     await zygotes[1].asked()
     await asyncio.sleep(0.05)  # five times as long as a refused fork waits
     assert not zygotes[1].has_been_asked
     zygotes[1].says(Spawned(WORKER, 8))
-    await heard_all(outcomes, 1)
+    await heard_one(outcomes)
     assert outcomes.told == [("spawned", WORKER)]
     await client.close()

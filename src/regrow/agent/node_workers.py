@@ -88,11 +88,14 @@ class NodeWorkers:
         """Those that have a process, and are not being ended."""
         return [worker for worker in self._workers.values() if worker.pid and not worker.doomed]
 
-    def spawn(self, order: orders.SpawnWorker, tries: int = 1) -> None:
+    def spawn(self, order: orders.SpawnWorker) -> None:
         """Have a worker forked. Where too many files are open for one more, that is tried again some times."""
-        if order.worker in self._workers or (tries == 1 and order.worker in self._waiting):
+        if order.worker in self._workers or order.worker in self._waiting:
             _log.warning("worker %s is not spawned: it exists", order.worker)
-            return
+        else:
+            self._try(order, 1)
+
+    def _try(self, order: orders.SpawnWorker, tries: int) -> None:
         self._waiting.pop(order.worker, None)
         try:
             request = self._seats.request(order, store=self._store())
@@ -109,7 +112,7 @@ class NodeWorkers:
         reason = f"nothing is left for worker {order.worker} on its node: {error.strerror or error}"
         if tries < TRIES:
             _log.warning("%s; it is tried again", reason)
-            again = asyncio.get_running_loop().call_later(AGAIN_S, self.spawn, order, tries + 1)
+            again = asyncio.get_running_loop().call_later(AGAIN_S, self._try, order, tries + 1)
             self._waiting[order.worker] = again
         else:
             self._never_began(order.worker, ErrorReport("OSError", reason, f"{reason}\n"))

@@ -51,7 +51,7 @@ def start(words: dict[str, Any], without_meaning: list[str]) -> int:
     from regrow.launch.plan import load_faults
     from regrow.launch.script import check_names, check_script
 
-    check_names(words.values())
+    check_names([*words.values(), str(Path.cwd())])
     fault_plan, token_file = words.pop("fault_plan"), words.pop("token_file")
     words["log_rules"] = load_rules(Path(words["log_rules"])) if words.get("log_rules") else []
     words |= {name: list(words[name]) for name in ("args", "preload", "health_check")}

@@ -229,11 +229,10 @@ class ThreadServer:
                 self._serving[sock] = thread
                 try:
                     thread.start()  # under the lock, so that who finds it in the table can join it
-                    continue
                 except RuntimeError as error:
                     del self._serving[sock]
+                    sock.close()  # who called may try again, when there is a thread for it
                     _log.warning("%s: nobody can attend to a connection: %s", self._name, error)
-            sock.close()  # who called tries again, when there may be a thread for it
 
     def _serve(self, sock: socket.socket) -> None:
         try:

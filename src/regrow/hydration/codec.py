@@ -151,6 +151,8 @@ class _Packer:
 
 
 def _is_odd(text: str) -> bool:
+    if text.isascii():
+        return False
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -30,12 +30,12 @@ def check_script(script: Script, preload: Sequence[str] = ()) -> None:
 
 
 def check_names(words: Iterable[object]) -> None:
-    """Whether all words of a command line, and the folders that a job is started in, can be told to other processes.
+    """Whether all words of a command line, and names of folders, can be told to other processes.
 
     Raises:
         UsageError: one of them is no text in UTF-8, such as a file name in an older encoding.
     """
-    for word in (*words, str(Path.cwd())):
+    for word in words:
         if isinstance(word, list | tuple):
             check_names(word)
         elif isinstance(word, str):

@@ -98,7 +98,7 @@ class CopyStore:
             stream = self._stream(fact.rank)
         except (OSError, RuntimeError, Torn) as error:  # RuntimeError: no thread can be had for the stream
             _log.warning("the copy of rank %d's state@%d is lost: %s", fact.rank, fact.step, error)
-            self._stored(SnapshotStored(fact.worker, fact.step, f"the agent could not read it: {error}"))
+            self._stored(SnapshotStored(fact.worker, fact.step, f"the agent could not take it: {error}"))
             return
         version = CopyVersion(
             segment,

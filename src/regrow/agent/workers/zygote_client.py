@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -49,9 +50,13 @@ class ZygoteListener(Protocol):
         """There will be no process."""
 
 
-class _Pending(NamedTuple):
+@dataclass(eq=False)
+class _Pending:
     request: SpawnRequest
     descriptors: list[int]
+    asked: bool = False
+    """Whether a zygote has been asked, and has not refused."""
+    refusals: int = 0
 
 
 class ZygoteClient:
@@ -83,9 +88,6 @@ class ZygoteClient:
         self._broken: ErrorReport | None = None
         self._starts: deque[Instant] = deque(maxlen=_STARTS)
         self._pending: dict[WorkerId, _Pending] = {}
-        self._refused: set[WorkerId] = set()
-        """Those that the zygote could not fork, until it is asked again."""
-        self._refusals: Counter[WorkerId] = Counter()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ZygoteFact] = msgspec.msgpack.Decoder(ZygoteFact)
 
@@ -122,7 +124,8 @@ class ZygoteClient:
     def _launch(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs:
+        with theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(ours.close)
             process = subprocess.Popen(
                 # -P: a file of the user's in the working directory must not stand in for a module of ours
                 [sys.executable, "-P", "-m", "regrow.agent.workers.zygote", str(theirs.fileno())],
@@ -130,6 +133,7 @@ class ZygoteClient:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            unless_started.pop_all()
         return process, ours
 
     def spawn(self, request: SpawnRequest, descriptors: list[int]) -> None:
@@ -164,13 +168,12 @@ class ZygoteClient:
             await asyncio.sleep(0.005)
         self._hang_up()
 
-    def _request_again(self, worker: WorkerId) -> None:
-        pending = self._pending.get(worker)
-        if pending is not None and self._ready and worker in self._refused:  # else the next zygote has been asked
+    def _request_again(self, pending: _Pending) -> None:
+        if pending in self._pending.values() and self._ready and not pending.asked:  # else the next zygote has been
             self._request(pending)
 
     def _request(self, pending: _Pending) -> None:
-        self._refused.discard(pending.request.env.worker)
+        pending.asked = True
         try:
             self._send(pending.request, pending.descriptors)
         except OSError as error:  # a packet has a limit of some 200 kB, descriptors are counted
@@ -222,13 +225,15 @@ class ZygoteClient:
                 self._drop(worker)
                 self._listener.worker_spawned(worker, pid)
             case SpawnFailed(worker=worker, reason=reason) if worker in self._pending:
-                self._refusals[worker] += 1
-                if self._refusals[worker] >= TRIES:
-                    self._give_up(worker, ErrorReport("OSError", reason, f"{reason}\n"))
-                    return
-                _log.warning("%s; it is tried again", reason)
-                self._refused.add(worker)
-                asyncio.get_running_loop().call_later(AGAIN_S, self._request_again, worker)
+                self._refused(self._pending[worker], reason)
+
+    def _refused(self, pending: _Pending, reason: str) -> None:
+        pending.asked, pending.refusals = False, pending.refusals + 1
+        if pending.refusals >= TRIES:
+            self._give_up(pending.request.env.worker, ErrorReport("OSError", reason, f"{reason}\n"))
+            return
+        _log.warning("%s; it is tried again", reason)
+        asyncio.get_running_loop().call_later(AGAIN_S, self._request_again, pending)
 
     def _ended(self) -> None:
         """The control socket is closed at the other end by all that had it: no worker is on its way any more."""
@@ -241,15 +246,12 @@ class ZygoteClient:
                 process.wait(_END_S)
         if self._ending or self._broken is not None:
             return
-        self._lost(f"died (code {None if process is None else process.returncode})")
-
-    def _lost(self, how: str) -> None:
-        """There is no zygote: start another, unless that has been of no use."""
+        code = None if process is None else process.returncode
         if len(self._starts) == _STARTS and time.monotonic() - self._starts[0] < _WINDOW_S:
-            text = f"the zygote was lost {_STARTS} times within {_WINDOW_S:g} s: in the end it {how}"
+            text = f"the zygote died {_STARTS} times within {_WINDOW_S:g} s, last with code {code}"
             self._break(ErrorReport("ZygoteLost", text, f"{text}\n"))
             return
-        _log.warning("the zygote %s; starting another", how)
+        _log.warning("the zygote died (code %s); starting another", code)
         self.start()
 
     def _break(self, error: ErrorReport) -> None:
@@ -262,8 +264,6 @@ class ZygoteClient:
         self._listener.spawn_failed(worker, error)
 
     def _drop(self, worker: WorkerId) -> None:
-        self._refused.discard(worker)
-        self._refusals.pop(worker, None)
         pending = self._pending.pop(worker, None)
         for descriptor in pending.descriptors if pending is not None else []:
             os.close(descriptor)
