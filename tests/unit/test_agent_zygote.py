@@ -182,6 +182,21 @@ async def test_each_request_has_one_outcome_whatever_is_said_after_it(zygotes: Z
     await client.close()
 
 
+async def test_what_a_killed_zygote_said_last_is_heard_though_it_left_requests_unread(zygotes: Zygotes) -> None:
+    outcomes = Outcomes()
+    client = started_client(outcomes)
+    client.spawn(request(), [])
+    zygotes[0].says(ZygoteReady(1, 0.1), Spawned(WORKER, 7))
+    zygotes[0].socket.close()
+    await zygotes.are(2)
+    assert outcomes.told == [("spawned", WORKER)]
+    zygotes[1].says(ZygoteReady(1, 0.1))
+    await asyncio.sleep(0.05)
+    zygotes[1].socket.recv(PACKET_BYTES)  # how it is set up
+    assert not zygotes[1].has_been_asked, "the worker would be there twice"
+    await client.close()
+
+
 async def test_a_zygote_that_takes_long_to_die_holds_up_nobody(zygotes: Zygotes) -> None:
     outcomes = Outcomes()
     client = started_client(outcomes)

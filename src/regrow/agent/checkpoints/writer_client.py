@@ -131,8 +131,8 @@ class WriterClient:
                 packet = control.recv(PACKET_BYTES)
             except BlockingIOError:
                 return
-            except ConnectionError:
-                packet = b""
+            except ConnectionResetError:
+                continue  # it has left orders unread, which is told before what it said last
             if not packet:
                 self._ended()
                 return
