@@ -2,6 +2,7 @@
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 from tests.unit.observe_records import FakeJob, commit
@@ -9,7 +10,7 @@ from tests.unit.observe_records import FakeJob, commit
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, StepNo, WorkerId
 from regrow.core.messages.vocabulary import STATE_METRIC, FaultStage
-from regrow.core.records import FaultInjected, JobEnded, Record, StepCommitted
+from regrow.core.records import FaultInjected, IncidentClosed, JobEnded, Record, StepCommitted
 from regrow.launch.trial import again, plan_kills
 from regrow.observe.ledger import Ledger
 from regrow.observe.trial import (
@@ -56,6 +57,15 @@ def test_where_nothing_differs_every_kill_is_equal_and_says_how_long_it_took() -
     assert [result.outcome for result in results] == [Outcome.EQUAL] * 3
     assert {result.rung for result in results} == {"standby"}
     assert all(result.total == pytest.approx(0.75) for result in results)
+
+
+def test_kills_that_were_mended_together_say_both_how_long_it_took() -> None:
+    told = FakeJob(world=2).run(12, {6: 1, 9: 0})
+    first, last = (record for record in told if isinstance(record, IncidentClosed))
+    both = msgspec.structs.replace(last, ranks=[Rank(1), Rank(0)], rung="fork", total=2.0)
+    ledger = Ledger(both if record is last else record for record in told if record is not first)
+    kills = [Kill("fault-1", Rank(1), StepNo(6), FaultStage.REDUCE), Kill("fault-2", Rank(0), StepNo(9), FaultStage.DATA)]
+    assert [(result.rung, result.total) for result in judge(kills, ledger, Ledger(CALM), code=0)] == [("fork", 2.0)] * 2
 
 
 def test_the_last_kill_before_the_first_difference_is_to_blame_and_those_behind_it_are_untried() -> None:

@@ -144,10 +144,11 @@ def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, wo
 
 
 def _mended(kill: Kill, step: StepNo, incidents: Sequence[IncidentClosed]) -> Result:
-    mine = [each for each in incidents if kill.rank in each.ranks and each.step in (step, step + 1)]
-    if not mine:
+    """How it was mended: by the first incident of its rank that ends at its step or later; kills may share one."""
+    mine = next((each for each in incidents if kill.rank in each.ranks and each.step >= step), None)
+    if mine is None:
         return Result(kill, Outcome.EQUAL)
-    return Result(kill, Outcome.EQUAL, mine[-1].rung, mine[-1].total)
+    return Result(kill, Outcome.EQUAL, mine.rung, mine.total)
 
 
 def table(title: str, results: Sequence[Result]) -> Table:
