@@ -11,7 +11,7 @@ from regrow.membership.states import RUNNING, Building, Ended, Forming, Gatherin
 
 def test_a_job_goes_from_its_nodes_to_its_end() -> None:
     job = JobState()
-    assert repr(job.now) == repr(Gathering())
+    assert repr(job.state) == repr(Gathering())
     for new in (
         Building(),
         Forming(1.0, StepNo(0)),
@@ -22,14 +22,14 @@ def test_a_job_goes_from_its_nodes_to_its_end() -> None:
         Ended(0),
     ):
         job.goto(new)
-        assert repr(job.now) == repr(new)
+        assert repr(job.state) == repr(new)
     assert job.take_unforeseen() == []
 
 
 def test_what_the_table_does_not_have_is_made_and_told_once() -> None:
     job = JobState()
     job.goto(Mending(1.0))
-    assert isinstance(job.now, Mending)
+    assert isinstance(job.state, Mending)
     assert job.take_unforeseen() == ["Gathering → Mending"]
     assert job.take_unforeseen() == []
 

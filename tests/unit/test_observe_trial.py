@@ -1,6 +1,7 @@
 """What a trial makes of its runs: which kill is to blame, and what its table says."""
 
 import io
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -64,8 +65,10 @@ def test_kills_that_were_mended_together_say_both_how_long_it_took() -> None:
     first, last = (record for record in told if isinstance(record, IncidentClosed))
     both = msgspec.structs.replace(last, ranks=[Rank(1), Rank(0)], rung="fork", total=2.0)
     ledger = Ledger(both if record is last else record for record in told if record is not first)
-    kills = [Kill("fault-1", Rank(1), StepNo(6), FaultStage.REDUCE), Kill("fault-2", Rank(0), StepNo(9), FaultStage.DATA)]
-    assert [(result.rung, result.total) for result in judge(kills, ledger, Ledger(CALM), code=0)] == [("fork", 2.0)] * 2
+    results = judge(
+        [replace(PLAN[1], fault="fault-1"), replace(PLAN[2], fault="fault-2")], ledger, Ledger(CALM), code=0
+    )
+    assert [(result.outcome, result.rung, result.total) for result in results] == [(Outcome.EQUAL, "fork", 2.0)] * 2
 
 
 def test_the_last_kill_before_the_first_difference_is_to_blame_and_those_behind_it_are_untried() -> None:

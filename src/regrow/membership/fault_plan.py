@@ -49,6 +49,8 @@ class FaultPlan:
 
     def unstruck(self, step: StepNo, now: Instant) -> list[str]:
         """A step was committed: what people should know of faults that wait for something between two, once each."""
+        if not self._asked:
+            return []
         told = []
         for fault, since in list(self._asked.items()):
             spec = self._pending.get(fault)

@@ -13,11 +13,11 @@ from regrow.membership.job_state import JobState
 from regrow.membership.orders import AnswerScale, Orders
 from regrow.membership.roster import Roster, Seat
 from regrow.membership.scaling import Change
-from regrow.membership.states import Ended, State
+from regrow.membership.states import Ended
 
 
-class Job:
-    """One job.
+class Job(JobState):
+    """One job, and its state.
 
     Args:
         spec: what the job was started with.
@@ -36,6 +36,7 @@ class Job:
         incidents: Incidents | None = None,
         errors: ScriptErrors | None = None,
     ) -> None:
+        super().__init__()
         self.spec = spec
         self.roster = Roster()
         self.plan = plan or FaultPlan(faults)
@@ -50,13 +51,6 @@ class Job:
         """Whether workers that start the job, or start it again, read the newest durable checkpoint."""
         self.short_since: Instant | None = None
         """Since when there has been no place for a lost rank, or none for a world to start again."""
-        self._state = JobState()
-        self.goto, self.take_unforeseen = self._state.goto, self._state.take_unforeseen
-
-    @property
-    def state(self) -> State:
-        """Where the job is."""
-        return self._state.now
 
     @property
     def world(self) -> int:

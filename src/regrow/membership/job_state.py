@@ -42,17 +42,13 @@ class JobState:
     """
 
     def __init__(self) -> None:
-        self._now: State = Gathering()
+        self.state: State = Gathering()
+        """Read several times for each fact, so it is an attribute."""
         self.unforeseen: list[str] = []
-
-    @property
-    def now(self) -> State:
-        """The present state."""
-        return self._now
 
     def goto(self, new: State) -> None:
         """Be in another state from now on."""
-        before, self._now = self._now, new
+        before, self.state = self.state, new
         if type(new) not in NEXT[type(before)]:
             self.unforeseen.append(f"{type(before).__name__} → {type(new).__name__}")
 

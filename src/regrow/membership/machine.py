@@ -119,7 +119,7 @@ class Membership:
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
         """Take in one fact; return what is to be done, in order."""
-        if not isinstance(self.state, Ended):
+        if not isinstance(self._job.state, Ended):
             self.decide(event, now)
         return self._orders.take()
 
@@ -130,6 +130,10 @@ class Membership:
     def decide(self, event: Fact, now: Instant) -> None:
         """Take in one fact; `handle` says what follows."""
         match event:
+            case facts.NodeProgress():  # First, as nearly every fact is one.
+                for commit in event.commits:
+                    self._workers.tell(commit, now)
+                    self._stragglers.committed(commit, now)
             case facts.NodeJoined():
                 self._nodes.joined(event, now)
             case facts.NodeLost():
@@ -149,10 +153,6 @@ class Membership:
                 self._checkpoints.time_passed(now)
                 self._resizing.late(now)
                 self._deadlines(now)
-            case facts.NodeProgress():
-                for commit in event.commits:
-                    self._workers.tell(commit, now)
-                    self._stragglers.committed(commit, now)
             case CopiesHeld():
                 self._copies.tell(event)
             case SnapshotHeld() | PartsWritten() | CheckpointWritten() | CheckpointFailed():
@@ -197,13 +197,15 @@ class Membership:
 
     def _settle(self, now: Instant) -> None:
         """What follows from what is known now."""
-        while not isinstance(self.state, Ended):
-            before = self.state
+        job = self._job
+        while not isinstance(job.state, Ended):
+            before = job.state
             self._advance(now)
-            if self.state is before:
+            if job.state is before:
                 break
-        for change in self._job.take_unforeseen():
-            self._orders.note(say.unforeseen(change), now)
+        if job.unforeseen:
+            for change in job.take_unforeseen():
+                self._orders.note(say.unforeseen(change), now)
 
     def _give_up_checkpoint(self, lost: NodeId, now: Instant) -> None:
         """What a lost node was writing, unless its loss was the end of the job: nothing is said after that."""
@@ -346,8 +348,8 @@ class Membership:
 
     def _advance(self, now: Instant) -> None:
         """Take the next step that the facts so far allow."""
-        roster = self.roster
-        match self.state:
+        job, roster = self._job, self._job.roster
+        match job.state:
             case Building(verdict_at=None) if roster.all_at(Stage.READY):
                 self._say_where_it_resumes(now)
                 self._auditor.started(now)
@@ -381,14 +383,16 @@ class Membership:
                 self._generations.build(Generation(self.generation + 1), now)
             case _:
                 pass
-        if isinstance(self.state, Ended):
+        state = job.state
+        if isinstance(state, Ended):
             return
-        if self.quiet:
+        if isinstance(state, Training) and job.incidents.open is None:
             self._resizing.advance(now)
             self._standbys.top_up(now)
         self._resizing.let_go(now)
         self._stopping.advance(now)
-        if isinstance(self.state, Training):
-            self._checkpoints.training(self.step, now)
-        elif not isinstance(self.state, Waiting) or not self.state.saving:
+        state = job.state
+        if isinstance(state, Training):
+            self._checkpoints.training(job.step, now)
+        elif not isinstance(state, Waiting) or not state.saving:
             self._checkpoints.interrupted()

@@ -43,6 +43,8 @@ WorkerNews = (
     | LogRuleNews
     | _GenerationFact
 )
+_NO_ANSWER = (facts.WorkerStarted, LogRuleNews)
+"""What is said of a worker by others than itself."""
 WorkerFailure = facts.WorkerFailed | facts.WorkerFaulted | facts.WorkerExited
 
 
@@ -84,14 +86,18 @@ class Workers:
     def tell(self, event: WorkerNews, now: Instant) -> None:
         """Take in one fact about a worker."""
         worker = self._roster.workers.get(event.worker)
-        if isinstance(event, LogRuleNews):
-            self._corruption.suspects.printed(worker, event, now)
-            return
         if worker is None:
+            if isinstance(event, LogRuleNews):
+                self._corruption.suspects.printed(None, event, now)
             return
-        if not isinstance(event, facts.WorkerStarted):
+        if self._roster.unproven and not isinstance(event, _NO_ANSWER):
             self._roster.unproven.pop(worker.worker, None)
         match event:
+            case facts.WorkerCommitted():  # First, as nearly every fact is one.
+                if event.generation == self._job.generation:
+                    self._worker_committed(worker, event, now)
+            case LogRuleNews():
+                self._corruption.suspects.printed(worker, event, now)
             case facts.FaultFired():
                 # Even of a worker that is gone: its end may be known before what it said last.
                 injected = self._plan.fired(event, worker.rank)
@@ -140,8 +146,6 @@ class Workers:
             case facts.WorkerResumed() if worker.stage is Stage.JOINING:
                 self._job.incidents.resumed(event.form_s, event.hydrated_bytes)
                 self._joined(worker, now)
-            case facts.WorkerCommitted():
-                self._worker_committed(worker, event, now)
             case facts.WorkerFinished() if event.goes_on and self._job.past_last_step:
                 pass  # it was told to go on since; agents repeat what may not have been heard
             case facts.WorkerFinished() if worker.stage in (Stage.JOINING, Stage.MEMBER):
@@ -296,9 +300,11 @@ class Workers:
 
     def _served(self, worker: WorkerRecord, now: Instant) -> None:
         """A rank has gone on; the last one closes the incident."""
-        self._orders.write(*self._job.incidents.served(_rank(worker), self._job.generation, now))
-        if self._job.incidents.open is not None:
-            return
+        incidents = self._job.incidents
+        if incidents.open is not None:
+            self._orders.write(*incidents.served(_rank(worker), self._job.generation, now))
+            if incidents.open is not None:
+                return
         self._corruption.suspects.gone_on(now)
         if told := self._ladder.losses.passed():
             self._orders.note(told, now, worker)

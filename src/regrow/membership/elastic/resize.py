@@ -202,9 +202,11 @@ class Resizing:
         return self._switch.changed_at + self._spec.change_pause
 
     def _oldest_leaver(self) -> WorkerRecord | None:
-        oldest = (self._roster.oldest(Stage.RELEASED, seated=seated) for seated in (True, False))
-        leavers = [worker for worker in oldest if worker is not None and worker.leaver]
-        return min(leavers, key=lambda worker: worker.since, default=None)
+        found = None
+        for oldest in (self._roster.oldest(Stage.RELEASED), self._roster.oldest(Stage.RELEASED, seated=False)):
+            if oldest is not None and oldest.leaver and (found is None or oldest.since < found.since):
+                found = oldest
+        return found
 
     @property
     def _most(self) -> int:
