@@ -11,6 +11,7 @@ from regrow.core.messages import facts
 from regrow.core.messages.replicas import StateSampled
 from regrow.core.messages.vocabulary import Member
 from regrow.train.state.protected import ProtectedState
+from regrow.train.worker import replica_digests
 from regrow.train.worker.replica_digests import Sampler, digests
 
 
@@ -37,7 +38,7 @@ def state(**fields: Any) -> tuple[ProtectedState, torch.nn.Module, torch.optim.O
 
 
 def looks(made: ProtectedState, step: int | None) -> dict[str, int]:
-    tensors, python = digests(made, frozenset(), None if step is None else StepNo(step))
+    tensors, python = digests(made, frozenset(), sample=None if step is None else StepNo(step))
     return tensors | python
 
 
@@ -92,6 +93,41 @@ def test_all_is_looked_at_after_a_recoverys_first_step_and_at_the_end_and_some_n
     assert all(isinstance(each, StateSampled) for each in said)
     assert [each.step for each in said if each.whole] == [6, 40]
     assert [each for each in said if not each.whole]
+
+
+def test_after_a_recovery_all_is_looked_at_once_a_part_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_digests, "_PART_BYTES", 100_000)
+    said = [after_recovery(made) for made in (state()[0], with_one_bit_more(state()))]
+    whole = [[each for each in every if each.whole] for every in said]
+    assert [each.step for each in whole[0]] == list(range(6, 14)) and said[0][-1].whole is False
+    names = [name for each in whole[0] for name in each.tensors]
+    assert len(names) == len(set(names)) and "model.0.weight[99200:199200]" in names
+    unlike = [
+        name
+        for one, other in zip(*whole, strict=True)
+        for name in one.tensors
+        if one.tensors[name] != other.tensors[name]
+    ]
+    assert unlike == ["model.0.weight[99200:199200]"]
+
+
+def test_many_ranks_tell_of_a_part_some_steps_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_digests, "_PART_BYTES", 300_000)
+    said = after_recovery(state()[0], world=2001)
+    assert [each.step for each in said if each.whole] == [6, 9, 12]
+
+
+def with_one_bit_more(made: tuple[ProtectedState, torch.nn.Module, torch.optim.Optimizer]) -> ProtectedState:
+    made[1][0].weight.data.view(-1).view(torch.uint8)[150_000] ^= 1  # type: ignore[index]
+    return made[0]
+
+
+def after_recovery(made: ProtectedState, world: int = 2) -> list[StateSampled]:
+    sampling, said = sampler(made)
+    form(sampling, *["h"] * world, step=5, again=True)
+    for step in range(5, 40):
+        sampling.tick(StepNo(step), last=False)
+    return said
 
 
 def test_a_worker_without_a_replica_looks_at_nothing() -> None:

@@ -32,7 +32,7 @@ class CorruptionNamed(msgspec.Struct, frozen=True, tag=True):
 class StateSampled(msgspec.Struct, frozen=True, tag=True):
     """Digests of parts of a worker's state before `step`, by name; the same on all that hold the same.
 
-    `whole`: of all of it; else of a sample that follows from the step.
+    `whole`: of all of it, or of the part whose turn it is after a recovery; else of a sample that the step chooses.
     """
 
     worker: WorkerId

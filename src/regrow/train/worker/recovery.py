@@ -72,7 +72,7 @@ class Recovery:
         """Digests of what this worker has built, for the coordinator to compare; empty where it has no replica."""
         if self.sampler is None or self.link.env.world == 1:
             return {}
-        found = self.sampler.look(None)
+        found = self.sampler.look()
         return {} if found is None else found[0] | found[1]
 
     def stop(self) -> None:

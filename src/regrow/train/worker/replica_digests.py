@@ -6,7 +6,8 @@ Which parts follows from the step alone, so replicas take the same ones. Python 
 import bisect
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -24,8 +25,27 @@ from regrow.train.worker.cost_interval import CostInterval
 
 _BLOCKS = 16
 _BLOCK_BYTES = 1 << 16
-_MOST_PARTS = 256
-"""Into so many parts all tensors are divided where all of them are compared."""
+_MOST_NAMES = 256
+"""So many digests are told at most where all tensors, or a part of them, are compared."""
+_PART_BYTES = 1 << 26
+"""So much is compared at one step after a recovery: all of it at once would hold up everyone for seconds, where a rank
+has some gigabytes."""
+_RANKS_A_STEP = 1000
+"""In a larger world the parts are some steps apart, as the coordinator hears of each."""
+
+
+class _Piece(NamedTuple):
+    """Bytes of a tensor."""
+
+    entry: TensorEntry
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """The tensor's, and which bytes of it, where it is not all."""
+        whole = self.stop - self.start == self.entry.nbytes
+        return self.entry.name if whole else f"{self.entry.name}[{self.start}:{self.stop}]"
 
 
 class Sampler:
@@ -41,27 +61,34 @@ class Sampler:
         self._link, self._control, self._state, self._own = link, control, state, own
         self._pace = CostInterval()
         self._replicated = self._failed = False
-        self._whole_at: StepNo | None = None
+        self._whole_from: StepNo | None = None
+        """The first step of those at which all is compared, part by part; None: it was."""
+        self._apart = 1
         self._last: tuple[StepNo, Seconds] | None = None
 
     def stand(self, form: orders.FormGeneration, *, again: bool) -> None:
-        """A membership was ordered. `again`: it follows another, so all is compared once, after its first step."""
+        """A membership was ordered. `again`: it follows another, so all is compared once, from its first step on."""
         holdings = [member.holding for member in form.members]
         self._replicated = len(set(holdings)) < len(holdings)
         self._pace.world = len(form.members)
-        self._whole_at = StepNo(form.step + 1) if again else None
+        self._whole_from = StepNo(form.step + 1) if again else None
+        self._apart = -(-len(form.members) // _RANKS_A_STEP)
         self._last = None
 
     def tick(self, step: StepNo, *, last: bool) -> None:
         """At the boundary before `step`, or after the last one: say what is due."""
-        whole = last or step == self._whole_at
+        part = None if last else self._part_at(step)
+        whole = last or part is not None
         if self._failed or not self._replicated or not (whole or (step > 0 and step % self._pace.every == 0)):
             return  # what all start from was compared before
         started = time.perf_counter()
-        found = self.look(None if whole else step)
+        found = self.look(sample=None if whole else step, part=part)
         if found is None:
             return
         tensors, python = found
+        if part is not None and not tensors:
+            self._whole_from = None
+            return
         worker, generation = self._link.env.worker, self._control.generation
         self._link.send(StateSampled(worker, generation, step, tensors, python, whole=whole))
         spent = time.perf_counter() - started
@@ -70,10 +97,18 @@ class Sampler:
             self._pace.took(spent, (started - self._last[1]) / steps)
         self._last = step, started + spent
 
-    def look(self, step: StepNo | None) -> tuple[dict[str, int], dict[str, int]] | None:
+    def _part_at(self, step: StepNo) -> int | None:
+        """Whose turn it is before `step`, after a recovery; None: no part's."""
+        if self._whole_from is None or step < self._whole_from or (step - self._whole_from) % self._apart:
+            return None
+        return (step - self._whole_from) // self._apart
+
+    def look(
+        self, *, sample: StepNo | None = None, part: int | None = None
+    ) -> tuple[dict[str, int], dict[str, int]] | None:
         """As `digests`; None, which is said, where the state cannot be looked at: training does not depend on it."""
         try:
-            return digests(self._state, frozenset(self._own()), step)
+            return digests(self._state, frozenset(self._own()), sample=sample, part=part)
         except Exception as error:  # noqa: BLE001  whatever the script's objects raise when they are asked
             self._failed = True
             text = f"replicas are not compared: {type(error).__name__}: {error}"
@@ -82,36 +117,50 @@ class Sampler:
 
 
 def digests(
-    state: ProtectedState, left_out: frozenset[str], step: StepNo | None
+    state: ProtectedState, left_out: frozenset[str], *, sample: StepNo | None = None, part: int | None = None
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Digests of parts of tensors and of Python state, by name; equal on replicas.
+    """Digests of tensors, or of pieces of them, and of Python state, by name; equal on replicas.
 
     Args:
         left_out: tensors that each rank has for itself.
-        step: whose sample; None: all of it.
+        sample: some blocks of tensors, which follows from this step.
+        part: this part of all tensors; behind the last one there is nothing. Neither of both: all of them.
     """
     inventory, tensors = state.canonical()
     entries = [entry for entry in inventory.entries if entry.name not in left_out and entry.nbytes]
-    found = _all_of(entries, tensors) if step is None else _sample(entries, tensors, step)
-    return found, _fields(inventory)
+    if sample is not None:
+        return _sample(entries, tensors, sample), _fields(inventory)
+    pieces = [_Piece(entry, 0, entry.nbytes) for entry in entries] if part is None else list(_part(entries, part))
+    return _every(pieces, tensors), _fields(inventory)
 
 
-def _all_of(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Every tensor, in groups of neighbours where there are many."""
-    size = max(1, -(-len(entries) // _MOST_PARTS))
+def _part(entries: Iterable[TensorEntry], number: int) -> Iterator[_Piece]:
+    """What lies in one of the equal ranges of all tensors' bytes."""
+    start, at = number * _PART_BYTES, 0
+    for entry in entries:
+        first, last = max(start, at), min(start + _PART_BYTES, at + entry.nbytes)
+        if first < last:
+            yield _Piece(entry, first - at, last - at)
+        at += entry.nbytes
+
+
+def _every(pieces: list[_Piece], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """All pieces, in groups of neighbours where there are many."""
+    size = max(1, -(-len(pieces) // _MOST_NAMES))
     found = {}
-    for group in _batched(entries, size):
+    for group in _batched(pieces, size):
         total = xxhash.xxh3_64()
-        for entry in group:
-            total.update(f"{entry.name}|{entry.dtype}|{entry.shape}|{entry.box}\n".encode())
-            total.update(flat_bytes(tensors[entry.name]).numpy().data)
+        for piece in group:
+            entry = piece.entry
+            total.update(f"{piece.name}|{entry.dtype}|{entry.shape}|{entry.box}\n".encode())
+            total.update(_bytes(tensors[entry.name], piece.start, piece.stop).numpy().data)
         names = group[0].name if len(group) == 1 else f"{group[0].name} to {group[-1].name}"
         found[names] = total.intdigest()
     return found
 
 
-def _batched(entries: list[TensorEntry], size: int) -> Iterable[list[TensorEntry]]:
-    return (entries[at : at + size] for at in range(0, len(entries), size))
+def _batched(pieces: list[_Piece], size: int) -> Iterator[list[_Piece]]:
+    return (pieces[at : at + size] for at in range(0, len(pieces), size))
 
 
 def _sample(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor], step: StepNo) -> dict[str, int]:
@@ -124,12 +173,12 @@ def _sample(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor], ste
         entry = entries[at]
         block = (drawn >> 20) % -(-entry.nbytes // _BLOCK_BYTES)
         start, stop = block * _BLOCK_BYTES, min((block + 1) * _BLOCK_BYTES, entry.nbytes)
-        piece = _piece(tensors[entry.name], start, stop)
-        found[f"{entry.name}[{start}:{stop}]"] = xxhash.xxh3_64_intdigest(piece.numpy().data)
+        block_bytes = _bytes(tensors[entry.name], start, stop)
+        found[f"{entry.name}[{start}:{stop}]"] = xxhash.xxh3_64_intdigest(block_bytes.numpy().data)
     return found
 
 
-def _piece(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+def _bytes(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """Some of a tensor's bytes, without a copy of the others where they lie in a row."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     if not plain.is_contiguous():
