@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from regrow.hydration.shards import local
 from regrow.train.state.audit import Look
+from regrow.train.state.device_digest import digest_on_device
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.moment import Scope
 from regrow.train.state.naming import ProtectedObjects
@@ -92,7 +93,10 @@ def _large(state: object) -> bool:
 
 
 def _digest(tensor: torch.Tensor) -> int:
-    return xxhash.xxh3_64_intdigest(flat_bytes(local(tensor)).numpy().data)
+    here = local(tensor)
+    if here.device.type != "cpu" and here.is_contiguous():
+        return digest_on_device(here)
+    return xxhash.xxh3_64_intdigest(flat_bytes(here).numpy().data)
 
 
 def _first(parameter: torch.Tensor) -> bytes:
