@@ -111,6 +111,7 @@ class StepLoop:
                     self._at_boundary = False
                     self._rehearsal.watch_first_steps()
                     yield self._latest
+                    self._announcing.send()  # before the state is looked at, which nobody else need wait for
                     self._end_between()
                     self._rehearsal.iterated(self._latest)
         except GeneratorExit:
@@ -137,6 +138,7 @@ class StepLoop:
             return False
         self._at_boundary = False
         yield self._latest
+        self._announcing.send()
         self._end_between()
         if self._latest.rehearsal:
             raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
@@ -144,7 +146,6 @@ class StepLoop:
 
     def prepare(self) -> Step | None:
         """Everything that must be right when a body starts; None when the generation is over."""
-        self._announcing.send()
         member, state, batches = self.member, self.standing.protected(), self.standing.data()
         if self.recover_if_halted():
             return None
