@@ -9,6 +9,7 @@ from torch import nn
 from regrow.core.ids import StepNo
 from regrow.hydration.memory import Incoming, Landing, Outgoing
 from regrow.hydration.plan import ByteSpan
+from regrow.train.state.device_digest import digest_on_device
 from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.accelerator import accelerator_of
@@ -107,3 +108,9 @@ def test_a_digest_says_the_same_of_the_same_state_on_either_device() -> None:
     model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7))
     here = ProtectedState((model,), {}).digest()
     assert ProtectedState((model.cuda(),), {}).digest() == here
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_digest_that_is_worked_out_on_the_device_is_the_processors(name: str) -> None:
+    given = TENSORS[name]().contiguous()
+    assert digest_on_device(given.cuda()) == digest_on_device(given)

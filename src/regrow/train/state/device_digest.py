@@ -13,7 +13,7 @@ def digest_on_device(tensor: torch.Tensor) -> int:
     """Equal for equal bytes, another where any are changed or exchanged; only within one process can it be compared.
 
     The bytes are words of a number each, and their sum is taken, each times a random odd number of its own. So one word
-    that changes always shows, and many that do with a chance of all but 2**-63.
+    that changes always shows. Many that do are missed with a chance of 2**-32 at worst: where signs alone are turned.
 
     Args:
         tensor: a plain one whose elements lie in a row.
