@@ -357,10 +357,7 @@ class Roster:
 
     def count(self, *stages: Stage) -> int:
         """How many of those that hold a rank are at these stages."""
-        total = 0
-        for stage in stages:  # no generator: it is asked several times for each fact
-            total += len(self._seated[stage])
-        return total
+        return sum([len(self._seated[stage]) for stage in stages])  # no generator: it is asked for each fact
 
     def all_at(self, *stages: Stage) -> bool:
         """Whether everyone who holds a rank is at one of these stages."""
@@ -368,8 +365,7 @@ class Roster:
 
     def oldest(self, stage: Stage, *, seated: bool = True) -> WorkerRecord | None:
         """Who has been at this stage for longest."""
-        index = (self._seated if seated else self._others)[stage]
-        return next(iter(index.values())) if index else None
+        return next(iter((self._seated if seated else self._others)[stage].values()), None)
 
     def newest(self, stage: Stage) -> WorkerRecord | None:
         """Who of those that hold a rank came to this stage last."""
