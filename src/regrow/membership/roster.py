@@ -211,8 +211,7 @@ class Roster:
         self.environment: list[str] = []
         """The environment variables that the script changes."""
         self.short: dict[NodeId, None] = {}
-        """Nodes that may have fewer standbys than they should, in the order in which they came to: no set, whose
-        order is another one in each process."""
+        """Nodes that may have fewer standbys than they should. No set: its order is another one in each process."""
         self.away: set[WorkerId] = set()
         """Halted ones whose state is known to stand, while their script is still on its way to where it waits."""
         self.unproven: dict[WorkerId, Instant] = {}
@@ -357,7 +356,10 @@ class Roster:
 
     def count(self, *stages: Stage) -> int:
         """How many of those that hold a rank are at these stages."""
-        return sum([len(self._seated[stage]) for stage in stages])  # no generator: it is asked for each fact
+        total = 0
+        for stage in stages:  # a generator takes twice the time, and this is asked for each fact
+            total += len(self._seated[stage])
+        return total
 
     def all_at(self, *stages: Stage) -> bool:
         """Whether everyone who holds a rank is at one of these stages."""
@@ -365,7 +367,8 @@ class Roster:
 
     def oldest(self, stage: Stage, *, seated: bool = True) -> WorkerRecord | None:
         """Who has been at this stage for longest."""
-        return next(iter((self._seated if seated else self._others)[stage].values()), None)
+        index = (self._seated if seated else self._others)[stage]
+        return next(iter(index.values())) if index else None
 
     def newest(self, stage: Stage) -> WorkerRecord | None:
         """Who of those that hold a rank came to this stage last."""
@@ -385,9 +388,7 @@ class Roster:
 
     def present(self) -> bool:
         """Whether any worker's process may still exist."""
-        return any(
-            len(index[stage]) for index in (self._seated, self._others) for stage in Stage if stage != Stage.GONE
-        )
+        return any(self._seated[stage] or self._others[stage] for stage in Stage if stage != Stage.GONE)
 
     def standbys(self, node: NodeId | None = None) -> list[WorkerRecord]:
         """Living workers without a rank."""
