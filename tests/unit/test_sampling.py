@@ -111,6 +111,11 @@ def test_after_a_recovery_all_is_looked_at_once_a_part_at_each_step(monkeypatch:
     assert unlike == ["model.0.weight[99200:199200]"]
 
 
+def test_after_a_recovery_python_state_is_looked_at_where_there_are_no_tensors() -> None:
+    said = after_recovery(ProtectedState([], {"notes": Notes(seen=3)}))
+    assert [(each.step, each.tensors) for each in said if each.whole] == [(6, {})] and said[0].python
+
+
 def test_many_ranks_tell_of_a_part_some_steps_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_digests, "_PART_BYTES", 300_000)
     said = after_recovery(state()[0], world=2001)

@@ -37,6 +37,7 @@ _END_S: Seconds = 2.0
 AGAIN_S: Seconds = 1.0
 """After which is tried again what the system had nothing left for."""
 TRIES = 10
+"""So often a worker is tried to be started before it is told as one that failed."""
 _log = logging.getLogger("regrow.agent")
 
 

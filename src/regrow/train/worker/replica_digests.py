@@ -86,7 +86,7 @@ class Sampler:
         if found is None:
             return
         tensors, python = found
-        if part is not None and not tensors:
+        if part and not tensors:  # the first part is told of Python state alone, too
             self._whole_from = None
             return
         worker, generation = self._link.env.worker, self._control.generation
