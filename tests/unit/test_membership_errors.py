@@ -6,8 +6,9 @@ from tests.unit.membership_job import OOM, Job
 
 from regrow.core.ids import NO_STATE, Rank, StepNo, WorkerId
 from regrow.core.messages import facts, orders
+from regrow.core.messages.replacements import ReplacementProven, ReplacementRefuted
 from regrow.core.messages.vocabulary import ErrorReport, FaultKind
-from regrow.core.records import JobEnded, Noted
+from regrow.core.records import JobEnded, Noted, ReplacementJudged
 from regrow.membership.diagnosis import cannot_be_ended
 
 RESET = ErrorReport("RuntimeError", "connection reset", "Traceback: train.py, line 9", "line 9")
@@ -111,3 +112,17 @@ def test_of_thousands_of_workers_that_cannot_be_ended_the_first_are_named() -> N
     said = cannot_be_ended([WorkerId(f"w{number}") for number in range(3000)])
     assert said.startswith("workers w0, w1, w2, w3, w4, w5, w6, w7 and 2,992 more could not be ended")
     assert cannot_be_ended([WorkerId("a"), WorkerId("b")]).startswith("workers a, b could not")
+
+
+def test_one_refutation_of_a_newcomer_outweighs_proofs_and_is_written_once() -> None:
+    job = Job(2).trained(0)
+    generation = job.machine.generation
+    job.tell(ReplacementProven(job.of(0), generation, Rank(0), StepNo(3)))
+    job.tell(ReplacementRefuted(job.of(1), generation, Rank(1), StepNo(4), "line 12 draws from a clock"))
+    job.tell(ReplacementRefuted(job.of(0), generation, Rank(0), StepNo(5), "another reason"))
+
+    judged = job.all(ReplacementJudged)
+    assert [(each.rank, each.step, each.reason) for each in judged] == [
+        (0, 3, ""),
+        (1, 4, "line 12 draws from a clock"),
+    ]

@@ -195,6 +195,17 @@ class ReplicasDiverged(Record, frozen=True):
     text: str
 
 
+class ReplacementJudged(Record, frozen=True):
+    """A newcomer was compared with the rank that it would replace.
+
+    `step`: at which. `reason`: why it is not equal, for people; empty: it has computed the same, bit for bit.
+    """
+
+    rank: Rank
+    step: StepNo
+    reason: str = ""
+
+
 class CheckpointSaved(Record, frozen=True):
     """A durable checkpoint of `state@step` is complete. `seconds`: since it was ordered; training went on meanwhile."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from regrow.core.ids import Generation, Instant, StepNo
+from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
 from regrow.membership import diagnosis as say
@@ -43,6 +43,7 @@ class Job(JobState):
         self.orders = Orders(spec, self.roster, self.plan)
         self.incidents = incidents or Incidents()
         self.errors = errors or ScriptErrors()
+        self.replacements = Replacements()
         self.generation, self.step = Generation(0), StepNo(0)
         self.past_last_step = False
         """Whether every rank has run the last step, and what stands behind it is being mended."""
@@ -100,3 +101,35 @@ class WantedSize:
         """Why it is that number."""
         self.change: Change | None = None
         """What is to be written down with the next generation."""
+
+
+class Replacements:
+    """The evidence about newcomers of one job. One refutation outweighs all proofs.
+
+    Attributes:
+        proven: the newest step at which a newcomer computed what the rank computes.
+        refuted: why no newcomer of this job is equal to the rank that it replaces, for people; empty: nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self.proven: dict[Rank, StepNo] = {}
+        self.refuted = ""
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a lost rank may be filled by a newcomer."""
+        return not self.refuted
+
+    def proves(self, rank: Rank, step: StepNo) -> None:
+        """A newcomer for `rank` computed what it computes at `step`."""
+        self.proven[rank] = max(step, self.proven.get(rank, step))
+
+    def refutes(self, reason: str) -> bool:
+        """A newcomer is not equal to the rank that it would replace. Returns whether that is news."""
+        news = not self.refuted
+        self.refuted = self.refuted or reason
+        return news
+
+    def restarted(self) -> None:
+        """All workers are new: what was proven of those before says nothing of them."""
+        self.proven.clear()

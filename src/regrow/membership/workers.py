@@ -5,6 +5,7 @@ from regrow.core.exit_codes import SCRIPT_ERROR, exit_text
 from regrow.core.ids import NO_STATE, Instant, Rank, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.log_rules import LogRuleNews
+from regrow.core.messages.replacements import ReplacementFact, ReplacementProven, ReplacementRefuted
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
 from regrow.core.messages.sights import WorkerAlive
 from regrow.core.messages.vocabulary import FaultKind
@@ -41,6 +42,7 @@ WorkerNews = (
     | WorkerAlive
     | facts.FaultFired
     | LogRuleNews
+    | ReplacementFact
     | _GenerationFact
 )
 _NO_ANSWER = (facts.WorkerStarted, LogRuleNews)
@@ -123,6 +125,8 @@ class Workers:
                 standbys.imported(self._roster, self._orders, worker, event, now)
             case facts.WorkerNoted():
                 self._worker_noted(worker, event, now)
+            case ReplacementProven() | ReplacementRefuted():
+                self._replacement_judged(event, now)
             case WorkerAlive():
                 pass
             case _ if event.generation == self._job.generation:
@@ -166,6 +170,15 @@ class Workers:
         if event.text not in self._noted:
             self._noted.add(event.text)
             self._orders.note(event.text, now, worker)
+
+    def _replacement_judged(self, event: ReplacementFact, now: Instant) -> None:
+        """Evidence about newcomers, from whichever worker has it."""
+        replacements = self._job.replacements
+        if isinstance(event, ReplacementProven):
+            replacements.proves(event.rank, event.step)
+            self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step))
+        elif replacements.refutes(event.reason):
+            self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step, reason=event.reason))
 
     def _joined(self, worker: WorkerRecord, now: Instant) -> None:
         if isinstance(self._job.state, Forming):

@@ -23,6 +23,7 @@ from regrow.core.messages.copies import (
 from regrow.core.messages.data import DataNoted, OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.health import NodeExamined
 from regrow.core.messages.log_rules import LogRuleNews, LogRulesNoted
+from regrow.core.messages.replacements import ReplacementProven, ReplacementRefuted
 from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer, StateSampled
 from regrow.core.messages.sights import NodeSeen, ProveAlive, StacksTaken, TakeStacks, WorkerAlive
 from regrow.core.messages.succession import NodeReport, ReportNode
@@ -46,6 +47,8 @@ WorkerFact = (
     | ReplicasDiffer
     | CorruptionNamed
     | StateSampled
+    | ReplacementProven
+    | ReplacementRefuted
     | OrderDeclared
     | ProducerWanted
     | ProducerServed
@@ -97,6 +100,8 @@ AgentFact = (
     | ReplicasDiffer
     | CorruptionNamed
     | StateSampled
+    | ReplacementProven
+    | ReplacementRefuted
     | DataNoted
     | TableMissed
     | NodeExamined
