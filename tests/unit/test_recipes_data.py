@@ -14,10 +14,11 @@ from tests.scripts.tiny_families import save_tokenizer
 from transformers import AutoTokenizer
 
 from regrow.core.errors import DataError, UsageError
-from regrow.recipes.documents import Encoder, detect
+from regrow.recipes.documents import Encoder
 from regrow.recipes.packing import pack, split
 from regrow.recipes.preparing import AboutRows, RowsOrder, about, data_files, prepare, shown
 from regrow.recipes.rows import Rows, batch_of
+from regrow.recipes.shapes import detect
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,76 @@ def test_preferences_have_a_prompt_or_begin_alike(tokenizer: Any, record: dict[s
     assert shown(tokenizer, rejected) == "<user>no?<assistant>[[no</s>]]"
 
 
+ASKED = "<user>no?<assistant>"
+ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"messages": [QUESTION, {**ANSWER, "weight": 0}, QUESTION, ANSWER]}, f"{ASKED}yes</s>{ASKED}[[yes</s>]]"),
+        ({"messages": [QUESTION, {**ANSWER, "weight": 1}]}, f"{ASKED}[[yes</s>]]"),
+        ({"messages": [QUESTION, {**ANSWER, "train": False}, QUESTION, ANSWER]}, f"{ASKED}yes</s>{ASKED}[[yes</s>]]"),
+        ({"messages": [QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]}, None),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in ("n", "o?")]}, ANSWER]}, None),
+        ({"messages": [{**QUESTION, "weight": None, "tool_calls": None}, ANSWER], "tools": None}, None),
+        ({"conversations": [{"from": "human", "value": "no?"}, {"from": "gpt", "value": "yes"}]}, None),
+        ({"conversations": [{"role": "user", "content": "no?"}, {"role": "assistant", "content": "yes"}]}, None),
+        ({"system": "hm", "conversations": [{"from": "bot", "value": "yes"}]}, "<system>hm<assistant>[[yes</s>]]"),
+        ({"instruction": "no?", "input": "", "output": "yes"}, None),
+        ({"instruction": "no?", "input": "a", "output": "yes"}, "<user>no?\n\na<assistant>[[yes</s>]]"),
+        ({"question": "no?", "answer": "yes"}, None),
+        ({"prompt": "ab", "response": "cd"}, "ab[[cd</s>]]"),
+        ({"chosen": "a", "rejected": "b", "prompt": "c"}, "c[[a</s>]]"),
+    ],
+)
+def test_records_are_taken_as_people_have_them(tokenizer: Any, record: dict[str, Any], text: str | None) -> None:
+    format = detect(record)
+    encoder = Encoder(tokenizer, format)
+    document = encoder.pair(record)[0] if format == "preference" else encoder.document(record)
+    assert shown(tokenizer, document) == (text or f"{ASKED}[[yes</s>]]")
+
+
+def test_an_instruction_has_the_published_prompt_where_no_chat_template_is(folder: Path) -> None:
+    plain = AutoTokenizer.from_pretrained(folder)
+    plain.chat_template = None
+    document = Encoder(plain, "alpaca").document({"instruction": "no?", "output": "yes"})
+    assert [token for token, counted in zip(*document, strict=True) if counted] == [
+        *plain.encode("yes"),
+        plain.eos_token_id,
+    ]
+    assert ALPACA.replace(" ", "")[:40] in shown(plain, document).replace(" ", "")
+
+
+def test_tokens_are_taken_as_they_are_and_padding_is_left_out(tokenizer: Any) -> None:
+    tokens = tokenizer.encode("abcd")
+    record = {"input_ids": [*tokens, 0], "labels": [-100, *tokens[1:], -100], "attention_mask": [1] * len(tokens) + [0]}
+    assert detect(record) == "tokens"
+    document = Encoder(tokenizer, "tokens").document(record)
+    assert document == (tokens, [False] + [True] * (len(tokens) - 1))
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TOOLS_TEMPLATE = (
+    "{% if tools %}<tools>{{ tools[0].name }}{% endif %}{% for m in messages %}<{{ m.role }}>"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_tools_and_their_calls_are_given_to_the_template(tokenizer: Any) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    record = {"messages": [QUESTION, called, {"role": "tool", "content": "2"}, ANSWER], "tools": '[{"name": "add"}]'}
+    before, tokenizer.chat_template = tokenizer.chat_template, TOOLS_TEMPLATE
+    try:
+        document = Encoder(tokenizer, "messages").document(record)
+        assert shown(tokenizer, document) == f"<tools>add{ASKED}[[1]]<tool>2<assistant>[[yes]]"
+    finally:
+        tokenizer.chat_template = before
+    with pytest.raises(DataError, match="its tools are not in what the chat template writes"):
+        Encoder(tokenizer, "messages").document({"messages": [QUESTION, ANSWER], "tools": [{"name": "add"}]})
+
+
 def test_answers_that_a_template_rewrites_do_not_count_and_are_counted(tokenizer: Any) -> None:
     last_alone = (
         "{% for m in messages %}<{{ m.role }}>"
@@ -132,6 +203,11 @@ def test_long_text_is_split_and_a_long_answer_cut(folder: Path, tmp_path: Path) 
     assert (told.rows, told.tokens, told.cut) == (1, 16, 1)
 
 
+def test_columns_have_the_names_that_the_records_give_them(folder: Path, tmp_path: Path) -> None:
+    told = rows_of(folder, tmp_path, [{"q": "ab", "a": "cd"}], columns={"prompt": "q", "completion": "a"})
+    assert (told.format, told.first) == ("prompt-completion", "ab[[cd</s>]]")
+
+
 def test_pairs_lie_beside_each_other(folder: Path, tmp_path: Path) -> None:
     line = {"prompt": "ab", "chosen": "cdef", "rejected": "g"}
     rows_of(folder, tmp_path, [line], method="dpo", pack=False)
@@ -145,7 +221,7 @@ def test_pairs_lie_beside_each_other(folder: Path, tmp_path: Path) -> None:
     [
         (["{"], {}, "data.jsonl, line 1 is no JSON"),
         (["[1]"], {}, "line 1 is no object with keys"),
-        ([{"text": "a"}, {"txt": "b"}], {}, "line 2: its text is no text: None"),
+        ([{"text": "a"}, {"txt": "b"}], {}, "line 2: it has no text; its keys are txt"),
         ([{"txt": "b"}], {}, "a record has the keys txt, and none of the formats"),
         ([{"messages": "hello"}], {}, "its messages is no list of messages"),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], {}, "the records are of the format preference, which full"),
@@ -153,9 +229,26 @@ def test_pairs_lie_beside_each_other(folder: Path, tmp_path: Path) -> None:
         (
             [{"messages": [ANSWER]}],
             {"method": "pretrain"},
-            "the records are of the format messages .pretrain takes text",
+            "the first record is of the format messages .pretrain takes text",
         ),
         ([], {}, "there is no record with anything to predict"),
+        ([{"messages": [QUESTION, {**ANSWER, "role": "bot"}]}], {}, "have the roles bot, user, and none is assistant"),
+        ([{"messages": [QUESTION, {**ANSWER, "content": None}]}], {}, "message 2 is an answer whose content is null"),
+        ([{"messages": [QUESTION, {**ANSWER, "weight": 0.5}]}], {}, "message 2 has the weight 0.5"),
+        (
+            [{"messages": [{**QUESTION, "content": [{"type": "image_url"}]}]}],
+            {},
+            "1 has parts of the kind image_url",
+        ),
+        ([{"messages": [QUESTION, ANSWER], "tools": "{"}], {}, "line 1: its tools are no JSON"),
+        ([{"conversations": [{"from": "human"}]}], {}, "turn 1 of its conversations has not from and value"),
+        ([{"input_ids": [1, 2], "labels": [2, 3]}], {}, "label 0 is 2, and the token is 1"),
+        ([{"input_ids": [1, 2], "labels": [1]}], {}, "it has 2 input_ids, 1 labels"),
+        (
+            [{"q": "a", "a": "b"}],
+            {"columns": {"prompt": "p"}},
+            "it has no p, which data.columns names",
+        ),
         ([{"prompt": "a" * 30, "completion": "b"}], {}, "there is no record with anything to predict"),
     ],
 )
@@ -174,10 +267,12 @@ def test_files_of_every_kind_are_read(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "def"}\n'))
     parquet.write_table(pa.table({"text": ["ghi"]}), tmp_path / "c.parquet")
+    (tmp_path / "d.json").write_text('[{"text": "jkl"},\n {"text": "m"}]')
+    (tmp_path / "e.csv").write_bytes(b'\xef\xbb\xbftext,more\r\n"n,\r\n""o""",1\r\n')
     files = data_files([str(tmp_path / "*")])
     prepare(
         RowsOrder(files, "auto", "pretrain", 16, True, ""), AutoTokenizer.from_pretrained(folder), tmp_path / "rows"
     )
-    assert np.load(tmp_path / "rows" / "used.npy").tolist() == [12]
+    assert np.load(tmp_path / "rows" / "used.npy").tolist() == [16, 10]
     with pytest.raises(UsageError, match="data.train: there is no file"):
-        data_files([str(tmp_path / "*.json")])
+        data_files([str(tmp_path / "*.arrow")])

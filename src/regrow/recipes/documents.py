@@ -1,12 +1,14 @@
 """From a record of a file to tokens, and which of them count: text, prompts, conversations, preferences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from regrow.core.errors import DataError
+from regrow.recipes import shapes
+from regrow.recipes.shapes import Record
 
-Record = Mapping[str, Any]
-Messages = Sequence[Mapping[str, Any]]
+_ABOUT = frozenset({"weight", "train", "training"})
+"""Keys of a message that say whether it is learnt, and are nothing to the template."""
 
 
 class ChatTokenizer(Protocol):
@@ -37,22 +39,6 @@ class Document(NamedTuple):
         return Document(self.tokens[:length], self.counted[:length])
 
 
-def detect(record: Record) -> str:
-    """What a record is, by its keys. Raises `DataError`."""
-    if {"chosen", "rejected"} <= record.keys():
-        return "preference"
-    if "messages" in record:
-        return "messages"
-    if {"prompt", "completion"} <= record.keys():
-        return "prompt-completion"
-    if "text" in record:
-        return "text"
-    raise DataError(
-        f"a record has the keys {', '.join(sorted(record))}, and none of the formats that are known",
-        hint="text; messages; prompt and completion; or prompt, chosen and rejected",
-    )
-
-
 class Encoder:
     """Encodes records of one format.
 
@@ -63,40 +49,43 @@ class Encoder:
 
     def __init__(self, tokenizer: ChatTokenizer, format: str) -> None:
         self._tokenizer, self._format = tokenizer, format
+        self._roles: set[str] = set()
+        self._knows_tools = False
         self.turns_left_out = 0
         """Answers that the chat template rewrites when others follow, so that they cannot count."""
 
     def document(self, record: Record) -> Document:
         """A record to be learnt. Raises `DataError` where it has not what its format needs."""
-        match self._format:
-            case "text":
-                tokens = self._ended(self._tokenizer.encode(_text(record, "text")))
-                return Document(tokens, [True] * len(tokens))
-            case "prompt-completion" if isinstance(record.get("prompt"), str):
-                return self._answered(_text(record, "prompt"), _text(record, "completion"))
-            case "prompt-completion":
-                prompt, completion = _messages(record, "prompt"), _messages(record, "completion")
-                return self._conversation([*prompt, *completion], first=len(prompt))
-            case _:
-                return self._conversation(_messages(record, "messages"))
+        found = shapes.canonical(record, self._format, chats=bool(self._tokenizer.chat_template))
+        if "input_ids" in found:
+            return Document(found["input_ids"], [label >= 0 for label in found["labels"]])
+        if "messages" in found:
+            return self._conversation(found["messages"], found["tools"])
+        if "text" in found:
+            tokens = self._ended(self._tokenizer.encode(found["text"]))
+            return Document(tokens, [True] * len(tokens))
+        prompt, completion = found["prompt"], found["completion"]
+        if isinstance(prompt, str):
+            return self._answered(prompt, completion)
+        return self._conversation([*prompt, *completion], found["tools"], first=len(prompt))
 
     def pair(self, record: Record) -> tuple[Document, Document]:
         """The answer that was preferred, and the other one, each behind the prompt. Raises `DataError`."""
-        if isinstance(record.get("chosen"), str):
-            prompt = _text(record, "prompt")
-            return self._answered(prompt, _text(record, "chosen")), self._answered(prompt, _text(record, "rejected"))
-        chosen, rejected = _messages(record, "chosen"), _messages(record, "rejected")
-        if "prompt" in record:
-            before: list[Any] = list(_messages(record, "prompt"))
+        found = shapes.canonical(record, "preference", chats=bool(self._tokenizer.chat_template))
+        chosen, rejected = found["chosen"], found["rejected"]
+        if isinstance(chosen, str):
+            return self._answered(found["prompt"], chosen), self._answered(found["prompt"], rejected)
+        if "prompt" in found:
+            before = found["prompt"]
         else:
             common = next(
                 (at for at, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), 0
             )
-            before, chosen, rejected = list(chosen[:common]), chosen[common:], rejected[common:]
-        first = len(before)
+            before, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
+        first, tools = len(before), found["tools"]
         return (
-            self._conversation([*before, *chosen], first=first),
-            self._conversation([*before, *rejected], first=first),
+            self._conversation([*before, *chosen], tools, first=first),
+            self._conversation([*before, *rejected], tools, first=first),
         )
 
     def _answered(self, prompt: str, answer: str) -> Document:
@@ -110,8 +99,8 @@ class Encoder:
         end = self._tokenizer.eos_token_id
         return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
 
-    def _conversation(self, messages: Messages, first: int = 0) -> Document:
-        """The answers of the assistant count, from the message `first` on.
+    def _conversation(self, messages: list[shapes.Message], tools: list[Any], first: int = 0) -> Document:
+        """The answers of the assistant count, from the message `first` on, unless they say otherwise.
 
         What an answer consists of is seen by what the template adds for it.
         """
@@ -120,39 +109,37 @@ class Encoder:
                 "the tokenizer has no chat template, so a conversation has no one form",
                 hint="use the tokenizer of a model for chat (model.tokenizer), or records with prompt and completion",
             )
-        tokens = self._rendered(messages, asks=False)
+        self._roles.update(str(message["role"]) for message in messages)
+        tokens = self._rendered(messages, tools, asks=False)
+        if tools and not self._knows_tools:
+            self._knows_tools = tokens != self._rendered(messages, [], asks=False)
+            if not self._knows_tools:
+                raise DataError(
+                    "its tools are not in what the chat template writes, so their calls would be learnt without them",
+                    hint="use a tokenizer whose template knows tools, or take `tools` out of the records",
+                )
         counted = [False] * len(tokens)
         for at, message in enumerate(messages):
-            if at < first or message.get("role") != "assistant":
+            if at < first or message["role"] != "assistant" or not shapes.counts(message):
                 continue
-            start = self._rendered(messages[:at], asks=True) if at else []
-            upto = tokens if at == len(messages) - 1 else self._rendered(messages[: at + 1], asks=False)
+            start = self._rendered(messages[:at], tools, asks=True) if at else []
+            upto = tokens if at == len(messages) - 1 else self._rendered(messages[: at + 1], tools, asks=False)
             if tokens[: len(start)] != start or tokens[: len(upto)] != upto:
                 self.turns_left_out += 1
                 continue
             counted[len(start) : len(upto)] = [True] * (len(upto) - len(start))
         return Document(tokens, counted)
 
-    def _rendered(self, messages: Messages, *, asks: bool) -> list[int]:
+    def nothing_counts(self) -> str:
+        """Why no record has anything to predict, as far as it can be seen; empty: nothing is known."""
+        if self._roles and "assistant" not in self._roles:
+            return f": its messages have the roles {', '.join(sorted(self._roles))}, and none is assistant"
+        return ""
+
+    def _rendered(self, messages: list[shapes.Message], tools: list[Any], *, asks: bool) -> list[int]:
+        said = [{name: value for name, value in each.items() if name not in _ABOUT} for each in messages]
+        more = {"tools": tools} if tools else {}
         rendered = self._tokenizer.apply_chat_template(
-            list(messages), tokenize=True, add_generation_prompt=asks, return_dict=False
+            said, tokenize=True, add_generation_prompt=asks, return_dict=False, **more
         )
         return [int(token) for token in rendered]
-
-
-def _text(record: Record, key: str) -> str:
-    value = record.get(key)
-    if not isinstance(value, str):
-        raise DataError(f"its {key} is no text: {value!r:.60}")
-    return value
-
-
-def _messages(record: Record, key: str) -> Messages:
-    value = record.get(key)
-    if (
-        not isinstance(value, Sequence)
-        or isinstance(value, str)
-        or not all(isinstance(each, Mapping) and "role" in each and "content" in each for each in value)
-    ):
-        raise DataError(f"its {key} is no list of messages with role and content: {value!r:.60}")
-    return value

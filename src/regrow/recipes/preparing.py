@@ -5,17 +5,14 @@ document) and `used.npy` (how much of a row is not padding), of shape [rows, len
 """
 
 import glob
-import gzip
-import io
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,9 +20,11 @@ import xxhash
 
 from regrow.core.config import cache_home
 from regrow.core.errors import DataError, UsageError
-from regrow.recipes.documents import ChatTokenizer, Document, Encoder, Record, detect
+from regrow.recipes.documents import ChatTokenizer, Document, Encoder
 from regrow.recipes.packing import pack, split
+from regrow.recipes.records import records
 from regrow.recipes.schema import TrainingRecipe
+from regrow.recipes.shapes import Record, detect, renamed
 
 LEFT_OUT = -100
 """The label of a token that does not count."""
@@ -58,6 +57,10 @@ class RowsOrder(msgspec.Struct, frozen=True):
     length: int
     pack: bool
     tokenizer: str
+    columns: dict[str, str] = {}
+    """Names that the records have for keys of their format."""
+    reading: int = 2
+    """Version of how records are read: rows that were made otherwise are made anew."""
 
 
 def data_files(patterns: Sequence[str], key: str = "data.train") -> list[str]:
@@ -80,6 +83,7 @@ def prepared(recipe: TrainingRecipe, files: Sequence[str]) -> tuple[Path, AboutR
         length=recipe.data.length,
         pack=recipe.data.pack,
         tokenizer=str(Path(recipe.tokenizer).expanduser().absolute()),
+        columns=recipe.data.columns,
     )
     folder = cache_home() / "recipes" / _identity(order)
     if not (folder / _DONE).exists():
@@ -112,36 +116,6 @@ def _templates(order: RowsOrder) -> list[Path]:
 # --- in the process that prepares ----------------------------------------------------------------------------------
 
 
-def records(path: str) -> Iterator[tuple[str, Record]]:
-    """The records of a file, each with its place. Raises `DataError`."""
-    name = path.removesuffix(".gz")
-    if name.endswith((".parquet", ".pq")):
-        from pyarrow import parquet
-
-        for number, row in enumerate(parquet.read_table(path).to_pylist()):
-            yield f"{path}, row {number}", row
-        return
-    with Path(path).open("rb") as file, io.TextIOWrapper(_unpacked(path, file), encoding="utf-8") as lines:
-        if name.endswith(".txt"):
-            yield path, {"text": lines.read()}
-            return
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{place} is no JSON: {error}", hint="one record a line") from error
-            if not isinstance(record, dict):
-                raise DataError(f"{place} is no object with keys", hint="one record a line")
-            yield place, record
-
-
-def _unpacked(path: str, file: IO[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.endswith(".gz") else file
-
-
 def prepare(order: RowsOrder, tokenizer: ChatTokenizer, folder: Path) -> None:
     """Write the rows into a folder. Raises `DataError`."""
     gathered = _Gathered(order, tokenizer)
@@ -152,7 +126,7 @@ def prepare(order: RowsOrder, tokenizer: ChatTokenizer, folder: Path) -> None:
             except DataError as error:
                 raise DataError(f"{place}: {error}") from error
     if not gathered.documents:
-        raise DataError("there is no record with anything to predict in the data")
+        raise DataError(f"there is no record with anything to predict in the data{gathered.nothing_counts()}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(dir=folder.parent, prefix="making-"))
     try:
@@ -174,9 +148,14 @@ class _Gathered:
         """For pairs: two after each other."""
         self._records = self._cut = 0
 
+    def nothing_counts(self) -> str:
+        """Why there is nothing to predict, as far as it can be seen; empty: nothing is known."""
+        return self._encoder.nothing_counts() if self._encoder else ""
+
     def add(self, record: Record) -> None:
         """Encode a record."""
         order = self._order
+        record = renamed(record, order.columns)
         if self._encoder is None:
             self._format = detect(record) if order.format == "auto" else order.format
             _check_format(self._format, order.method)
@@ -191,7 +170,7 @@ class _Gathered:
                 self.documents += cut
             return
         document = self._encoder.document(record)
-        if self._format == "text":
+        if self._format == "text" or (self._format == "tokens" and order.method == "pretrain"):
             pieces = split(len(document.tokens), order.length)
             parts = [Document(document.tokens[a:b], document.counted[a:b]) for a, b in pieces]
         else:
@@ -249,8 +228,11 @@ def _check_format(format: str, method: str) -> None:
             f"the records are of the format {format}, which {method} does not train on",
             hint="dpo takes prompt, chosen and rejected; the others text, messages, or prompt and completion",
         )
-    if method == "pretrain" and format != "text":
-        raise DataError(f"the records are of the format {format}", hint="pretrain takes text; for answers, method full")
+    if method == "pretrain" and format not in ("text", "tokens"):
+        raise DataError(
+            f"the first record is of the format {format}",
+            hint="pretrain takes text or input_ids; full and lora take conversations and answers",
+        )
 
 
 def _without_first(document: Document) -> Document:

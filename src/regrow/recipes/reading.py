@@ -195,7 +195,7 @@ def contradictions(recipe: TrainingRecipe) -> Iterator[str]:
         yield f'data.format = "preference" is for dpo, and this is {recipe.method}: extends = "dpo"'
     if recipe.method == "dpo" and data.pack:
         yield "data.pack = true: dpo has pairs in its rows, which are not packed; write pack = false"
-    if recipe.method == "pretrain" and data.format not in ("auto", "text"):
+    if recipe.method == "pretrain" and data.format not in ("auto", "text", "tokens"):
         yield f'data.format = {_shown(data.format)}: pretrain takes plain text; for conversations extends = "full"'
     if data.length < 2:
         yield "data.length = 1: a row needs a token to predict; give 2 or more"

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 Method = Literal["pretrain", "full", "lora", "dpo"]
-Format = Literal["auto", "text", "messages", "prompt-completion", "preference"]
+Format = Literal["auto", "text", "messages", "prompt-completion", "preference", "sharegpt", "alpaca", "tokens"]
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
@@ -27,9 +27,12 @@ class ModelSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it is trained on."""
 
-    train: Annotated[list[str], Meta(description="files or patterns: .jsonl, .jsonl.gz, .parquet, .txt")] = []
+    train: Annotated[list[str], Meta(description="files or patterns: .jsonl, .json, .csv, .parquet, .txt")] = []
     eval: Annotated[list[str], Meta(description="files to evaluate on; none: no evaluation")] = []
     format: Annotated[Format, Meta(description="what a record is; auto: by the first one")] = "auto"
+    columns: Annotated[
+        dict[str, str], Meta(description='names that the records have for keys of the format: prompt = "question"')
+    ] = {}
     length: Annotated[Count, Meta(description="tokens of a row")] = 2048
     pack: Annotated[bool, Meta(description="several documents a row; they do not see one another")] = True
 
