@@ -1,6 +1,7 @@
 """HyperPod's jobs as TrainingJobs: their field names, with values of our own."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.cluster.fake_schema import unknown_fields, violations
 
 from regrow.cli import main
 from regrow.core.errors import UsageError
+from regrow.operator.converting import converted
 from regrow.operator.crd import crd
 from regrow.operator.hyperpod import ConvertedJob, convert_job
 
@@ -244,3 +246,71 @@ def test_files_that_are_no_job_are_refused(
     path.write_text(text)
     assert main(["k8s", "convert", str(path)]) == 2
     assert says in capsys.readouterr().err
+
+
+CORE_SCHEMA = re.compile(
+    r"~|null|Null|NULL|true|True|TRUE|false|False|FALSE|[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"
+    r"|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)|"
+)
+"""Plain scalars that YAML 1.2.2, section 10.3.2, reads as something else than a text."""
+TEXTS = [
+    *(
+        "--lr",
+        "1e-4",
+        "1e5",
+        "-3",
+        "0x1F",
+        "0o17",
+        "010",
+        ".5",
+        "1_000",
+        "1:30",
+        "2024-01-01",
+        "~",
+        "null",
+        "yes",
+        "Off",
+    ),
+    *(
+        "no",
+        "y",
+        "True",
+        ".inf",
+        "-.inf",
+        "",
+        " a",
+        "a: b",
+        "- a",
+        "#a",
+        "a #b",
+        "*a",
+        "&a",
+        "!a",
+        "%a",
+        "@a",
+        "a\nb",
+        "ü",
+    ),
+]
+
+
+def leaves(found: Any) -> list[Any]:
+    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else None
+    return [found] if inner is None else [leaf for each in inner for leaf in leaves(each)]
+
+
+def test_every_text_of_a_converted_job_is_a_text_to_readers_of_yaml_1_2(tmp_path: Path) -> None:
+    theirs = copy.deepcopy(JOB)
+    container = theirs["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
+    container["args"] = ["train.py", *TEXTS]
+    container["env"] = [{"name": f"V{at}", "value": text} for at, text in enumerate(TEXTS)]
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(theirs))
+    text = converted(path).text
+    assert yaml.safe_load(text) == convert_job(theirs).manifest
+    plain = [node.value for node in yaml.parse(text) if isinstance(node, yaml.ScalarEvent) and node.style is None]
+    others = [leaf for leaf in leaves(convert_job(theirs).manifest) if not isinstance(leaf, str)]
+    assert [value for value in plain if CORE_SCHEMA.fullmatch(value)] == [
+        yaml.safe_dump(leaf).split()[0] for leaf in others
+    ]
+    assert not {"yes", "Off", "no", "y", "1_000", "1:30", "2024-01-01"} & set(plain), "YAML 1.1 takes them for others"

@@ -1,5 +1,6 @@
 """`regrow k8s convert`: reads the file of another operator's job, and writes ours."""
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,27 @@ def converted(path: Path, *, script: str = "", pods_per_replica: int = 1) -> Con
     except UsageError as error:
         raise UsageError(f"{path}: {error.cause}", hint=error.hint) from error
     notes = [*made.notes, *(f"{kind} in the same file: left as it is" for kind in others)]
-    text = yaml.safe_dump(made.manifest, sort_keys=False, width=120)
+    text = _written(made.manifest)
     return ConvertedText(text, notes, made.unknown)
+
+
+_PLAIN = re.compile(r"(?:--?)?[A-Za-z_/][\w./@:=+,-]*")
+_NO_TEXTS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
+
+
+def _written(manifest: dict[str, Any]) -> str:
+    """As YAML in which a text is a text to readers of YAML 1.1 and 1.2: all that might be something else is quoted."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # ships no types
+        """With texts of its own."""
+
+    def text(dumper: Any, value: str) -> Any:
+        plain = _PLAIN.fullmatch(value) and value.lower().lstrip("-") not in _NO_TEXTS and not value.endswith(":")
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else "'")
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump(manifest, Dumper=Dumper, sort_keys=False, width=120))
 
 
 def _is_job(found: Any) -> bool:
