@@ -1,6 +1,7 @@
 """Rows are read as OpenAI's batch format has them, and what becomes of one is a line of it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from regrow.infer.batch.circles import circles, pieces
 from regrow.infer.batch.members import address, read_list, read_words
 from regrow.infer.batch.retries import Accept, Again, Answered, Refuse, RetryPolicy, Unanswered, judge
 from regrow.infer.batch.rows import BadRow, BatchRow, RowReading, answered, failed, name_of, read_row, refused
+from regrow.infer.batch.scanning import Feed, scan
 from regrow.infer.batch.sending import StreamedText
 
 PLAIN = RowReading()
@@ -65,7 +67,8 @@ def test_a_row_that_cannot_be_sent_says_why(fields: dict[str, Any], said: str) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b'{"custom_id": "a"', "is not JSON"),
+        (b'{"custom_id": "a', "is not JSON"),
+        (b'{"custom_id": "a\xff", "body": {}}', "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
         (b'{"custom_id": 3}', "custom_id"),
         (b'{"id": "a"}', "missing required field `custom_id`"),
@@ -203,3 +206,29 @@ def test_what_is_no_address_is_named_with_its_place(word: str) -> None:
 def test_a_word_that_is_not_understood_is_named() -> None:
     with pytest.raises(UsageError, match="line 1: 'cap=x'"):
         read_list("http://ok:1 cap=x", "pool.txt")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"temperature": NaN}', id="NaN"),
+        pytest.param(b'{"prompt": "\\ud83d"}', id="half a surrogate pair"),
+        pytest.param(b'{"prompt": "\xff"}', id="no UTF-8"),
+        pytest.param(b'{"prompt": "a', id="cut off"),
+        pytest.param(b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}", id="nested too deeply"),
+    ],
+)
+def test_a_row_whose_name_can_be_read_has_a_line_whatever_else_is_in_it(body: bytes) -> None:
+    text = b'{"custom_id": "a\\"b", "method": "POST", "url": "/v1/completions", "body": ' + body + b"}"
+    assert name_of(text) == 'a"b'
+    row = read_row(text, 4, PLAIN)
+    assert isinstance(row, BadRow)
+    assert json.loads(failed(row, "bad_row", row.message))["custom_id"] == 'a"b'
+
+
+def test_numbers_may_be_written_with_a_fraction_and_the_first_line_may_begin_with_a_mark(tmp_path: Path) -> None:
+    assert isinstance(read_row(line(body={"max_tokens": 100.0}), 0, PLAIN), BatchRow)
+    (tmp_path / "in.jsonl").write_bytes(b"\xef\xbb\xbf" + line() + b"\n" + line(custom_id="b"))
+    found = scan(str(tmp_path / "in.jsonl"))
+    assert (found.rows, found.malformed) == (2, 0)
+    assert [row.custom_id for row in Feed(found, PLAIN).read()] == ["a", "b"]

@@ -1,5 +1,6 @@
 """A row of the input, and the line that becomes of it: OpenAI's batch format. Pure."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 ANSWER_TOKENS = 256
 """What an answer is taken to cost where the row sets no limit."""
 BYTES_A_TOKEN = 4
+_NAME = re.compile(rb'"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 _PLAIN = {"/v1/chat/completions", "/v1/completions"}
 
 
@@ -23,9 +25,9 @@ class _Line(msgspec.Struct):
 
 
 class _Asked(msgspec.Struct):
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
+    max_tokens: int | float | None = None
+    max_completion_tokens: int | float | None = None
+    n: int | float | None = None
     stream: bool | None = None
     tools: Any = None
     logprobs: Any = None
@@ -108,24 +110,38 @@ class _Prompts(msgspec.Struct):
 
 
 def name_of(line: bytes) -> str:
-    """The `custom_id` of a line. Raises `ValueError`, which says what is wrong with the line."""
+    """The `custom_id` of a line, also of one that cannot be sent. Raises `ValueError`, which says what is wrong."""
     try:
         name = msgspec.json.decode(line, type=_Named).custom_id
     except msgspec.ValidationError as error:
         raise ValueError(_said(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"is not JSON: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        name = _readable_name(line)
+        if not name:
+            raise ValueError(f"is not JSON: {error}") from None
     if not name:
         raise ValueError("has an empty custom_id")
     return name
+
+
+def _readable_name(line: bytes) -> str:
+    """The first `custom_id` of a line that is no sound JSON; empty where that cannot be read either."""
+    found = _NAME.search(line)
+    try:
+        return msgspec.json.decode(found.group(1), type=str) if found is not None else ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def read_row(line: bytes, number: int, reading: RowReading) -> BatchRow | BadRow:
     """A row from its line, which has a `custom_id`."""
     try:
         found = msgspec.json.decode(line, type=_Line)
+        msgspec.json.decode(
+            found.body
+        )  # all of it: what is passed over is not looked at, and a worker would choke on it
         asked = msgspec.json.decode(found.body, type=_Asked)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return BadRow(number, name_of(line), _said(error))
     url = reading.url or found.url
     if found.method != "POST":
@@ -138,9 +154,14 @@ def read_row(line: bytes, number: int, reading: RowReading) -> BatchRow | BadRow
     body = bytes(found.body)
     if reading.model or streams:
         body = _changed(body, reading.model, streams)
-    answer = asked.max_completion_tokens or asked.max_tokens or ANSWER_TOKENS
-    tokens = len(body) // BYTES_A_TOKEN + max(answer, 1) * max(asked.n or 1, 1)
+    answer = _count(asked.max_completion_tokens) or _count(asked.max_tokens) or ANSWER_TOKENS
+    tokens = len(body) // BYTES_A_TOKEN + answer * (_count(asked.n) or 1)
     return BatchRow(number, found.custom_id, url, body, tokens, streams, _prompt(body, reading.prefix_bytes))
+
+
+def _count(value: float | None) -> int:
+    """A number of tokens or of choices, as an estimate; 0: none is said. The worker judges what it is given."""
+    return max(int(value), 1) if value else 0
 
 
 def _said(error: Exception) -> str:
@@ -149,7 +170,7 @@ def _said(error: Exception) -> str:
 
 def _is_plain(asked: _Asked) -> bool:
     """Whether an answer's pieces can be put together again: one choice of text alone."""
-    return (asked.n or 1) == 1 and not asked.tools and not asked.logprobs
+    return asked.n in (None, 1) and not asked.tools and not asked.logprobs
 
 
 def _changed(body: bytes, model: str, streams: bool) -> bytes:

@@ -1,6 +1,7 @@
 """The input, read twice: once to know its rows and to name what is wrong with it, once to send what remains."""
 
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -91,7 +92,7 @@ def _digested(stream: BinaryIO, digest: xxh3_128, found: Scan) -> Iterator[bytes
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Lines that are not blank, with their numbers from 1."""
     for number, line in enumerate(lines, 1):
-        stripped = line.strip()
+        stripped = (line.removeprefix(BOM_UTF8) if number == 1 else line).strip()
         if stripped:
             yield number, stripped
 
