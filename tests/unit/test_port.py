@@ -1,6 +1,7 @@
 """What people are told of a script: its tier, the lines that would change, and what in it is on the list of habits."""
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -317,3 +318,79 @@ def test_what_is_no_script_is_told_well(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr()
     assert said.out.startswith("--- ") and "+session.protect(model, optimizer)" in said.out
     assert "regrow: today, as it is: tier 1" in said.err
+
+
+def patched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], name: str = "train.py"
+) -> bytes:
+    """A script after `regrow port` and `patch`."""
+    monkeypatch.chdir(folder)
+    assert main(["port", str(folder / name)]) == 0
+    subprocess.run(["patch", "-p0", "--binary", "-s"], input=capfdbinary.readouterr().out, cwd=folder, check=True)
+    return (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "encoding"),
+    [
+        ("", "\n", "utf-8"),
+        ("", "\r\n", "utf-8"),
+        ("", "\n", "utf-8-sig"),
+        ("# -*- coding: latin-1 -*-\n", "\n", "latin-1"),
+        ("# coding: cp1252\n", "\r\n", "cp1252"),
+    ],
+    ids=["plain", "CRLF", "byte order mark", "coding line", "coding line and CRLF"],
+)
+@pytest.mark.parametrize("last", ["\n", ""], ids=["", "no end of the last line"])
+def test_the_diff_of_any_file_of_python_can_be_applied(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    before: str,
+    end: str,
+    encoding: str,
+    last: str,
+) -> None:
+    text = before + HEAD + "NAME = 'Zoë'\n" + SETUP + STEP.rstrip("\n") + last
+    (tmp_path / "train.py").write_bytes(text.replace("\n", end).encode(encoding))
+    after = patched(tmp_path, monkeypatch, capfdbinary).decode(encoding)
+    assert ast.dump(ast.parse(after.replace("\r\n", "\n"))) == ast.dump(ast.parse(of(text).text))
+    assert after.count(end) == after.count("\n") and "Zoë" in after
+
+
+def test_a_training_in_a_module_beside_the_script_is_found(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "main.py").write_text("from engine import run\nrun()\n")
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "__init__.py").write_text("from engine.train import run\n")
+    (tmp_path / "engine" / "train.py").write_text(HEAD + SETUP + STEP)
+    assert main(["port", str(tmp_path / "main.py")]) == 1
+    said = capfd.readouterr()
+    assert said.out == "" and f"its training is in {tmp_path / 'engine' / 'train.py'}, line 8" in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            HEAD + SETUP + STEP.replace("    loss =", "    if x is None:\n        break\n    loss ="),
+            "`break` before the",
+        ),
+        (HEAD + SETUP + STEP + "torch.multiprocessing.spawn(work, nprocs=2)\n", "call work in its place, with int(os."),
+        ("import lightning as L\nfabric = L.Fabric()\nname = 'Trainer'\n", "Lightning's Fabric"),
+    ],
+)
+def test_what_a_diff_cannot_change_has_no_diff_and_says_why(text: str, words: str) -> None:
+    made = of(text)
+    assert (made.then, made.diff) == (1, "")
+    assert any(words in each for each in made.says), made.says
+
+
+def test_collectives_of_its_own_and_a_rank_that_is_only_used_are_no_faults() -> None:
+    plain = "model = Net()\noptimizer = torch.optim.AdamW(model.parameters())\n"
+    said = "\n".join(of(HEAD + plain + STEP.replace("    loss =", "    x = x.to(dist.get_rank())\n    loss =")).says)
+    assert "keeps the rank" not in said and "on one process, as far as this file shows" in said
+    reduced = STEP.replace("    optimizer.step()", "    dist.all_reduce(model.weight.grad)\n    optimizer.step()")
+    assert "collectives of its own (all_reduce)" in of(HEAD + plain + reduced).says[0]
+    assert "`rank, world` keeps the rank" not in said
+    asked = of("rank, world = dist.get_rank(), dist.get_world_size()\n" + HEAD + plain + STEP)
+    assert any("keeps the rank of the start" in each for each in asked.says)

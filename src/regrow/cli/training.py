@@ -150,21 +150,22 @@ def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: boo
 
 @click.command()
 @click.argument("script", type=click.Path(path_type=Path))
-def port(script: Path) -> None:
+def port(script: Path) -> int:
     """Print what SCRIPT would change for regrow, as a diff, and what in it is to know. Nothing of it is run.
 
-    The diff goes to standard output: regrow port train.py | patch
+    The diff goes to standard output: regrow port train.py | patch -p0. Without a diff the exit code is 1.
     """
+    from regrow.port.files import modules_beside, read_source
     from regrow.port.proposing import propose
 
-    try:
-        text = script.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the script {script} cannot be read: {error}", hint="give a file of Python") from error
-    made = propose(text, str(script))
+    source = read_source(script)
+    # `patch` takes no absolute path for a file that it may change.
+    shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
+    made = propose(source.text, str(shown), modules_beside(script, source.text))
     for line in made.says:
         click.echo(f"regrow: {line}", err=True)
-    click.echo(made.diff, nl=False)
+    click.echo(made.diff.encode(source.encoding), nl=False)
+    return 0 if made.diff else 1
 
 
 COMMANDS = (run, agent, try_, port, doctor, demo)

@@ -1,10 +1,14 @@
 """What in a script is on the list of habits: it is refused, has to be changed by hand, or has something to know."""
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from regrow.port.reading import COLLECTIVES, ScriptText, called, is_update, own
+
+_RANK = re.compile(r"(int\()?([\w.]*\bget_rank\(\)|os\.(environ|getenv)\W.*'RANK'.*?)\)?")
+_SPAWNS = ("spawn", "start_processes")
 
 
 class Habit(NamedTuple):
@@ -34,6 +38,11 @@ def _anywhere(tree: ast.Module) -> Iterator[Habit]:
             )
         if name == "new_group" and "backend" in options:
             yield Habit(line, "a group with a backend of its own is refused: leave backend= out")
+        if name in _SPAWNS and isinstance(node, ast.Call) and node.args:
+            what = (
+                f"{name} starts the ranks, which regrow run does: call {ast.unparse(node.args[0])} in its place, with "
+            )
+            yield Habit(line, f"{what}int(os.environ['LOCAL_RANK']) as the number that it is given", stops=True)
         if name == "powerSGD_hook":
             yield Habit(line, "PowerSGD keeps a state that every step changes, which could not be undone: leave it out")
         if name in ("islice", "zip_longest"):
@@ -51,8 +60,8 @@ def _rank_at_top(node: ast.AST) -> Iterator[Habit]:
     """A variable that keeps the rank."""
     if not isinstance(node, ast.Assign):
         return
-    text = ast.unparse(node.value)
-    if "get_rank()" in text or "'RANK'" in text:
+    values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+    if any(_RANK.fullmatch(ast.unparse(each)) for each in values):
         yield Habit(
             node.lineno,
             f"`{ast.unparse(node.targets[0])}` keeps the rank of the start: it works, but standbys are then built "
@@ -89,10 +98,16 @@ def _in_loop(script: ScriptText) -> Iterator[Habit]:
                 "and go through `for micro in step.microbatches` in it"
             )
             yield Habit(node.lineno, gathering, stops=True)
-    if any(isinstance(node, ast.Break) for node in _of_this_loop(loop)):
-        yield Habit(
-            loop.lineno, "it may be left in the middle of an epoch: session.epochs(..., length=n) makes epochs shorter"
-        )
+    updates = [node.lineno for node in ast.walk(loop) if isinstance(node, ast.Call) and is_update(node)]
+    for node in _of_this_loop(loop):
+        if isinstance(node, ast.Break) and node.lineno < max(updates, default=0):
+            what = "`break` before the update would leave a step that has begun: "
+            yield Habit(
+                node.lineno, f"{what}session.epochs(..., length=n) makes epochs shorter, until= trainings", stops=True
+            )
+        elif isinstance(node, ast.Break):
+            what = "it may be left in the middle of an epoch: session.epochs(..., length=n) makes epochs shorter"
+            yield Habit(loop.lineno, what)
     yield from _around(script)
     yield from _behind_update(loop)
     yield from _written_by_one(script)

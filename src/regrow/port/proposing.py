@@ -2,12 +2,14 @@
 
 import ast
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from regrow.core.errors import UsageError
 from regrow.port.adapting import accelerated, adapted, untried
 from regrow.port.editing import looped
 from regrow.port.habits import habits
-from regrow.port.reading import ScriptText, lines_of, read, updates_somewhere, uses_regrow
+from regrow.port.reading import ScriptText, called, lines_of, read, updates_somewhere, uses_regrow
 
 _TRY = "then: regrow try --nproc-per-node 2 {name}, which kills each rank in each phase and compares"
 _BY_HAND = (
@@ -15,6 +17,7 @@ _BY_HAND = (
     "accelerator.steps(loader, epochs=n)`, by hand, since it accumulates gradients or has more in its loop of epochs: "
     "docs/adopt.md"
 )
+_REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather_into_tensor"})
 _FABRIC = "Fabric's loops are like plain ones: session.epochs, docs/epochs.md"
 
 
@@ -37,12 +40,23 @@ class Proposal:
     text: str = ""
 
 
-def propose(text: str, name: str) -> Proposal:
-    """Look at a script. Raises `UsageError` where it is no Python."""
-    script = read(text, name)
+def propose(text: str, name: str, beside: Mapping[str, str] | None = None) -> Proposal:
+    """Look at a script. Raises `UsageError` where it is no Python.
+
+    Args:
+        text: of the script, its ends of lines as they are in the file.
+        name: of its file.
+        beside: texts of the modules of the same folder that it imports, by the names of their files.
+    """
+    mark, plain = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
+    windows = plain.count("\r\n") == plain.count("\n") > 0
+    script = read(plain.replace("\r\n", "\n") if windows else plain, name)
     made = _verdict(script, name)
-    made.text = made.text or text
-    made.diff = "".join(difflib.unified_diff(lines_of(text), lines_of(made.text), name, name))
+    if not made.today:
+        made = _elsewhere(name, beside or {}) or made
+    changed = made.text or script.text
+    made.text = mark + (changed.replace("\n", "\r\n") if windows else changed)
+    made.diff = "".join(map(_whole, difflib.unified_diff(lines_of(text), lines_of(made.text), name, name)))
     if made.diff:
         made.says.append(
             f"with the diff ({_new(made.diff)} new lines, the rest is indentation): tier {made.then}, recovery"
@@ -51,6 +65,25 @@ def propose(text: str, name: str) -> Proposal:
     if made.then > 1:
         made.says.append(_TRY.format(name=name))
     return made
+
+
+def _whole(line: str) -> str:
+    """A line of a diff, as `patch` wants the last line of a file that has no end."""
+    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _elsewhere(name: str, beside: Mapping[str, str]) -> Proposal | None:
+    """The training of a script that another file holds; None: there is none either."""
+    for other, text in beside.items():
+        try:
+            script = read(text.removeprefix("\ufeff"), other)
+        except UsageError:
+            continue
+        if script.framework or script.training is not None or updates_somewhere(script.tree):
+            line = f", line {script.training.steps.lineno}" if script.training is not None else ""
+            where = f"{name}: its training is in {other}{line}, which it imports; regrow port {other} shows what "
+            return Proposal(1, 1, [f"{where}would change there", _today(name)])
+    return None
 
 
 def _new(diff: str) -> int:
@@ -65,8 +98,12 @@ def _verdict(script: ScriptText, name: str) -> Proposal:
         return Proposal(3, 3, [f"{name} uses regrow already: tier 3, recovery"])
     whose = {"transformers": "Hugging Face's Trainer", "trl": "a trainer of TRL", "accelerate": "Accelerate"}
     if script.framework:
-        says = [f"{name}: {whose.get(script.framework, 'a trainer of Lightning')}", _today(name)]
-        if script.framework == "lightning" and "Trainer" not in script.text:
+        calls = {called(node) for node in ast.walk(script.tree)}
+        only_fabric = "Trainer" not in script.text or ("Fabric" in calls and "Trainer" not in calls)
+        fabric = script.framework == "lightning" and only_fabric
+        lightning = "Lightning's Fabric" if fabric else "a trainer of Lightning"
+        says = [f"{name}: {whose.get(script.framework, lightning)}", _today(name)]
+        if fabric:
             return Proposal(1, 1, [*says, _FABRIC])
         return _framework(script, name, says)
     if script.training is None and updates_somewhere(script.tree):
@@ -104,7 +141,7 @@ def _own_loop(script: ScriptText, name: str) -> Proposal:
         raise ValueError("there is no loop")  # pragma: no cover
     where = getattr(training.inside, "name", "the script")
     form = "a loop of epochs" if training.epochs is not None else "one loop"
-    says = [f"{name}: {form}, its steps in {where}, {_parallel(script.wrapped)}", _today(name)]
+    says = [f"{name}: {form}, its steps in {where}, {_parallel(script)}", _today(name)]
     stopping = [each for each in habits(script) if each.stops]
     if stopping:
         says.append("tier 3, recovery, needs a loop of steps, which has to be written by hand:")
@@ -137,7 +174,10 @@ def _today(name: str) -> str:
     return f"today, as it is: tier 1, environment: regrow run {name} in the place of torchrun"
 
 
-def _parallel(wrapper: str) -> str:
-    if not wrapper:
-        return "on one process: wrap the model by DDP to have others hold its state"
-    return "parallel by FSDP2" if wrapper == "fully_shard" else f"parallel by {wrapper}"
+def _parallel(script: ScriptText) -> str:
+    if script.wrapped:
+        return "parallel by FSDP2" if script.wrapped == "fully_shard" else f"parallel by {script.wrapped}"
+    own = sorted({name for node in ast.walk(script.tree) if (name := called(node)) in _REDUCING})
+    if own:
+        return f"parallel by collectives of its own ({', '.join(own)})"
+    return "on one process, as far as this file shows: wrapped by DDP, others hold the model's state"

@@ -16,6 +16,8 @@ from regrow.train.step import Step
 class Epoch:
     """The steps of one epoch, to be gone through once: `for step in epoch`. Its `len` is how many an epoch has.
 
+    As a text and as an index it is its number, so a function that prints the epoch may be given it.
+
     Args:
         owner: the loop that it is a turn of.
     """
@@ -28,8 +30,23 @@ class Epoch:
         """Which epoch, from 0. Ask, do not remember: a rank that is replaced begins in the middle of the training."""
         return self._owner.number
 
+    def __index__(self) -> int:
+        return self.number
+
+    def __int__(self) -> int:
+        return self.number
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.number, spec)
+
     def __len__(self) -> int:
         return self._owner.length
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self) -> Iterator[Step]:
         steps = self._owner.steps_of_turn(self)

@@ -1,0 +1,74 @@
+"""The files of a script: its own, in whatever encoding it is, and the modules of its folder that it imports."""
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from regrow.core.errors import UsageError
+
+_DEEP = 2
+"""From a script to what it imports, and to what that imports."""
+_MOST = 50
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """A file of Python, as it is.
+
+    Attributes:
+        text: with its ends of lines, and with the byte order mark where it begins with one.
+        encoding: by its mark or its coding line; UTF-8 without.
+    """
+
+    text: str
+    encoding: str
+
+
+def read_source(path: Path) -> SourceText:
+    """Read a file as Python does. Raises `UsageError`."""
+    try:
+        content = path.read_bytes()
+        encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0].removesuffix("-sig")
+        return SourceText(content.decode(encoding), encoding)
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        raise UsageError(f"the script {path} cannot be read: {error}", hint="give a file of Python") from error
+
+
+def modules_beside(script: Path, text: str) -> dict[str, str]:
+    """The texts of the modules in the folder of a script that it imports, and that these import, by their paths."""
+    found: dict[str, str] = {}
+    ahead, folder = [(text, _DEEP)], script.parent
+    while ahead and len(found) < _MOST:
+        inside, deep = ahead.pop(0)
+        for name in _imported(inside):
+            path = folder / name
+            if str(path) in found or not path.is_file() or path == script:
+                continue
+            try:
+                found[str(path)] = read_source(path).text
+            except UsageError:
+                continue
+            if deep > 1:
+                ahead.append((found[str(path)], deep - 1))
+    return found
+
+
+def _imported(text: str) -> Iterator[str]:
+    """Where imported modules would be, were they in the script's folder or in a package of it: paths from there."""
+    try:
+        tree = ast.parse(text.removeprefix("\ufeff"))
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module] if node.module else []
+            names += [f"{node.module}.{each.name}" if node.module else each.name for each in node.names]
+        for name in names:
+            path = name.replace(".", "/")
+            yield from (f"{path}.py", f"{path}/__init__.py")
