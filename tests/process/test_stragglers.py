@@ -58,7 +58,7 @@ def test_its_node_is_replaced_at_a_boundary_where_that_was_asked_for(here: Site)
     with here.start("run", "--job", "moved", *nodes, *words) as job:
         job.wait_for("node1 is given back within 30 s: rank 1 is a straggler (--replace-stragglers)")
         (here.folder / "hurry").touch()
-        job.wait_for("(node), no step lost")
+        job.wait_for("moved at step")
         (here.folder / "done").touch()
         assert job.wait() == 0, job.output
     ledger = Ledger(read_records(here.home / "jobs" / "moved"))

@@ -21,6 +21,15 @@ from regrow.core.records import (
 NODE = NodeId("node0")
 
 
+class Moment:
+    """A clock that stands."""
+
+    at: Instant = 0.0
+
+    def now(self) -> Instant:
+        return self.at
+
+
 def commit(
     step: int,
     rank: int,

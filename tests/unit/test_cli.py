@@ -1,15 +1,19 @@
 """The words of the command line: what is passed on, and what is refused in one sentence."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from regrow import cli
+from regrow.cli.help_sections import MOST_USED, SECTIONS
+from regrow.cli.training import run
 from regrow.core.config import jobs_home
 from regrow.core.ids import JobId
 from regrow.launch import folder, join_node, local
@@ -214,3 +218,16 @@ def test_ctrl_c_before_anything_runs_asks_to_be_run_again(
     monkeypatch.setattr(local, "run", interrupted)
     assert cli.main(["run", "train.py"]) == 75
     assert capsys.readouterr().err.strip() == "regrow: interrupted"
+
+
+def test_help_shows_ten_flags_first_and_help_all_every_flag_in_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert len(re.findall(r"^  -", short, re.M)) == 10 and "--help-all" in short
+    assert cli.main(["run", "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    flags = {max(each.opts, key=len) for each in run.params if isinstance(each, click.Option) and not each.hidden}
+    placed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(placed) == sorted(flags | {"--help"}), "each flag that is shown is in one section"
+    assert "Other:" not in whole and all(f"{title}:" in whole for title in SECTIONS)
+    assert set(MOST_USED) <= set(placed)

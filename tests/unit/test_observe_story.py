@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from tests.unit.observe_records import FakeJob, commit
 
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.records import (
+    IncidentClosed,
     IncidentOpened,
     JobEnded,
     JobStarted,
@@ -22,7 +24,7 @@ from regrow.observe.ledger import Ledger
 from regrow.observe.live import LiveView, PlainView, follow, open_view
 from regrow.observe.receipt import Receipt, differences
 from regrow.observe.scene import Scene, WorkerState
-from regrow.observe.story import seconds, tell
+from regrow.observe.story import mended, seconds, tell
 
 
 def _scene(records: list[Record]) -> Scene:
@@ -222,3 +224,34 @@ def test_the_receipt_prints_its_verdict() -> None:
 
 def test_a_worker_that_ends_well_is_not_told() -> None:
     assert tell(WorkerGone(1.0, WorkerId("w0"), Rank(0), 0, "")) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({}, "rank 1 exited with code 1: a standby took its place; step 7 goes on after 0.40 s, no step lost"),
+        (
+            {"rung": "shrink", "before": 3, "after": 2, "steps_lost": 1},
+            "the others go on without it, 3 to 2 replicas; ",
+        ),
+        ({"rung": "restart", "steps_lost": 2}, "all workers started again; step 7 goes on after 0.40 s, 2 steps lost"),
+        (
+            {"faults": 0, "kind": "grow", "rung": "grow", "cause": "regrow scale", "before": 1, "after": 3},
+            "grown from 1 to 3 replicas at step 7 (regrow scale); pause 0.40 s",
+        ),
+        (
+            {"faults": 0, "before": 2, "after": 1, "cause": "x"},
+            "shrunk from 2 to 1 replica at step 7 (x); pause 0.40 s",
+        ),
+        ({"faults": 0, "rung": "node", "cause": "a drain"}, "moved at step 7 (a drain); pause 0.40 s"),
+    ],
+)
+def test_the_end_of_an_incident_is_one_sentence_as_a_person_says_it(changed: dict[str, Any], sentence: str) -> None:
+    fields: dict[str, Any] = {
+        **dict.fromkeys(("detect", "abort", "regroup", "hydrate", "redo"), 0.1),
+        **{"at": 1.0, "incident": 1, "generation": Generation(2), "step": StepNo(7), "kind": "exit"},
+        **{"ranks": [Rank(1)], "cause": "rank 1 exited with code 1", "rung": "standby", "faults": 1, "total": 0.4},
+        **{"steps_lost": 0, "hydrated_bytes": 0, "opened_at": 0.6, "fault_at": 0.6},
+    }
+    closed = IncidentClosed(**fields | changed)
+    assert sentence in mended(closed)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 from aiohttp import web
 from tests.cluster.jobs import training_job
-from tests.unit.observe_records import FakeJob
+from tests.unit.observe_records import FakeJob, Moment
 from tests.unit.test_watch import progress
 
-from regrow.core.ids import Instant, NodeId
+from regrow.core.ids import NodeId
 from regrow.core.records import NodeJudged, NodeQuarantined, StepCommitted
 from regrow.observe.watch.figures import FiguresDesk
 from regrow.observe.watch.present import JobFigures, SuspectNode
@@ -20,15 +20,6 @@ from regrow.operator.resource import TrainingJob, TrainingJobStatus, read_job
 from regrow.operator.status import next_status
 
 KEY = b"0123456789abcdef0123456789abcdef"
-
-
-class Moment:
-    """A clock that stands."""
-
-    at: Instant = 0.0
-
-    def now(self) -> Instant:
-        return self.at
 
 
 def job(port: int = 29400, status: TrainingJobStatus | None = None) -> TrainingJob:

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from tests.unit.observe_records import NODE, FakeJob
+from tests.unit.observe_records import NODE, FakeJob, Moment
 
 from regrow.agent.node_sight import NodeSight, node_series
 from regrow.core.errors import UsageError
@@ -31,10 +31,12 @@ from regrow.core.records import (
     WorkerSpawned,
     WorldChanged,
 )
+from regrow.observe.ledger import Ledger
 from regrow.observe.watch import site as site_module
 from regrow.observe.watch.exposition import exposition, series
 from regrow.observe.watch.frames import WatchSnapshot, WatchTick, snapshot, tick
 from regrow.observe.watch.present import MOST_INCIDENTS, MOST_METRICS, MOST_POINTS, Present
+from regrow.observe.watch.progress_lines import ProgressLines
 from regrow.observe.watch.site import WatchSite
 
 DOCS = Path(__file__).parents[2] / "docs" / "monitoring.md"
@@ -341,3 +343,28 @@ def test_what_is_held_of_devices_counts_until_it_is_over() -> None:
         job.feed(NodeJudged(1.0, NODE, f"slot{slot}", severity, "none", "straggler", "", IN_TRAINING))
     job.feed(NodeJudged(1.0, NODE, "gpu0", "suspect", "none", "nvml", "", "joined"))
     assert values(job, "regrow_suspects") == {("straggler",): 1}
+
+
+def test_goodput_is_the_same_on_the_page_as_in_the_records_whatever_the_start_took() -> None:
+    for kills in ({}, {4: 1}, {2: 0, 5: 3}):
+        run = FakeJob().run(9, kills)
+        page = watched(run).goodput
+        assert page == pytest.approx(Ledger(run).goodput, abs=0.03), kills
+    assert watched(FakeJob().run(0, {})).goodput is None
+
+
+def test_the_launcher_says_when_steps_begin_and_each_half_minute_how_far_they_are() -> None:
+    clock, said = Moment(), list[str]()
+    lines = ProgressLines(said.append, repeats=True, clock=clock)
+    for record in FakeJob(step=5.0).run(14, {}):
+        clock.at = record.at
+        lines.feed(progress(record) if isinstance(record, StepCommitted) else record)
+    assert said[0] == "training 8.00 s after the start: 4 ranks on 1 node"
+    assert [line.partition(",")[0] for line in said[1:]] == ["step 7", "step 13"]
+    assert re.fullmatch(r"step 7, loss \d\.\d{4}, .* a step, goodput 1?\d\d\.\d%", said[1])
+    quiet = list[str]()
+    once = ProgressLines(quiet.append, repeats=False, clock=clock)
+    for record in FakeJob(step=5.0).run(14, {}):
+        clock.at = record.at
+        once.feed(progress(record) if isinstance(record, StepCommitted) else record)
+    assert len(quiet) == 1

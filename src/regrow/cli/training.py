@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from regrow.cli.help_sections import SectionedCommand
 from regrow.core import tls
 from regrow.core.config import (
     data_home,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": torchrun.spelled_out}
 
 
-@click.command(context_settings=_AS_GIVEN, no_args_is_help=False)
+@click.command(cls=SectionedCommand, context_settings=_AS_GIVEN, no_args_is_help=False)
 @torchrun.options
 @options.of_run
 @click.argument("script")

@@ -23,7 +23,7 @@ from regrow.core.records import (
 )
 from regrow.core.shown import Shown
 from regrow.core.verdicts import Severity
-from regrow.observe.story import tell
+from regrow.observe.story import mended, tell
 
 _LAST_WORDS_S: Seconds = 2.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -42,6 +42,14 @@ class Console:
         self._deaf = False
         self._lock = threading.Lock()
         self._shown: Shown | None = None
+
+    @property
+    def to_terminal(self) -> bool:
+        """Whether standard error is a terminal, where somebody watches."""
+        try:
+            return sys.stderr is not None and sys.stderr.isatty()
+        except ValueError:  # it is closed
+            return False
 
     def note(self, text: str) -> None:
         """A line that `--quiet` leaves out."""
@@ -80,8 +88,7 @@ class Console:
         """One line for each record that people want to see while a job runs."""
         match item:
             case IncidentClosed():
-                lost = f"{item.steps_lost} steps lost" if item.steps_lost else "no step lost"
-                self.note(f"{item.cause}; step {item.step} goes on after {item.total:.2f} s ({item.rung}), {lost}")
+                self.note(mended(item))
             case CheckpointSaved():
                 size = f"{item.nbytes / 1e6:.1f} MB in {item.seconds:.1f} s"
                 self.note(f"state@{item.step} is in {item.folder}: {size}, beside the training")

@@ -49,6 +49,7 @@ from regrow.membership.succession.written import MemoryWriter
 from regrow.observe.record import EventWriter
 from regrow.observe.watch.acting import PageActions
 from regrow.observe.watch.figures import FiguresDesk
+from regrow.observe.watch.progress_lines import ProgressLines
 from regrow.observe.watch.site import WatchSite
 
 VERDICT_DEADLINE: Seconds = 5.0
@@ -160,7 +161,8 @@ class _Launch:
                 routes=[*desk.routes(), *figures.routes()],
             )
             coordinator.offer = plan.offer(spec)
-            coordinator.watchers.extend([self._speaker.record, figures.feed, *self._watchers])
+            lines = ProgressLines(self._speaker.note, repeats=self._speaker.to_terminal)
+            coordinator.watchers.extend([self._speaker.record, figures.feed, lines.feed, *self._watchers])
             if plan.watch is not None:
                 acts = HttpApi(coordinator, spec, lambda: machine.world, machine.snapshot).actions()
                 actions = PageActions(token, acts)

@@ -106,7 +106,7 @@ def report_lines(found: GoodputReport, records: Sequence[Record]) -> list[str]:
     lines = [
         f"{found.job or 'a job'}: {found.ranks:,} ranks{nodes}, {seconds(found.wall)}, {found.steps:,} steps"
         + (f", {found.cost:,.2f} at {found.price:g} a node-hour" if priced else ""),
-        f"goodput {found.goodput:.1%} of all rank-seconds, {found.goodput_of_steps:.1%} from the first step on",
+        f"goodput {found.goodput_of_steps:.1%} from the first step on; the table counts the start and the end too",
         "",
         f"{'':<24}{'rank-seconds':>14}{'share':>9}" + (f"{'cost':>14}" if priced else ""),
     ]

@@ -22,9 +22,9 @@ def tell(record: Record) -> str | None:
     """One line about a record; None for what is only of interest as a number."""
     match record:
         case JobStarted():
-            standbys = f", {_count(record.standbys, 'standby', 'standbys')}" if record.standbys else ""
-            nodes = _count(record.nodes, "node", "nodes")
-            return f"job {record.job}: {_count(record.world, 'rank', 'ranks')} on {nodes}{standbys}"
+            standbys = f", {count(record.standbys, 'standby', 'standbys')}" if record.standbys else ""
+            nodes = count(record.nodes, "node", "nodes")
+            return f"job {record.job}: {count(record.world, 'rank', 'ranks')} on {nodes}{standbys}"
         case FaultInjected():
             place = f"rank {record.rank}" if record.rank is not None else f"worker {record.worker}"
             return f"fault {record.fault}: {record.how} strikes {place} in step {record.step}, stage {record.stage}"
@@ -36,10 +36,10 @@ def tell(record: Record) -> str | None:
             return f"generation {record.generation} stands at step {record.step} with {len(record.workers)} ranks"
         case ReplicaCorrupted():
             where = f", in {', '.join(record.tensors)}" if record.tensors else ""
-            count = _count(record.on_node, "corruption", "corruptions")
+            times = count(record.on_node, "corruption", "corruptions")
             return (
                 f"the state of rank {record.rank} was wrong before step {record.step}{where}: worker {record.worker}, "
-                f"{count} on {record.node} so far"
+                f"{times} on {record.node} so far"
             )
         case ReplicasDiverged() | NodeQuarantined():
             return record.text
@@ -57,6 +57,32 @@ def tell(record: Record) -> str | None:
             return None
 
 
+_RUNGS = {
+    "retry": "the same step runs again",
+    "standby": "a standby took its place",
+    "fork": "a new worker took its place",
+    "node": "another node took its place",
+    "shrink": "the others go on without it",
+    "restart": "all workers started again",
+}
+
+
+def mended(incident: IncidentClosed) -> str:
+    """The end of an incident in one sentence, for people who watch the job."""
+    pause = f"pause {seconds(incident.total)}"
+    if not incident.faults:
+        if incident.before and incident.before != incident.after:
+            way = "grown" if incident.after > incident.before else "shrunk"
+            size = f"{way} from {incident.before} to {count(incident.after, 'replica', 'replicas')}"
+            return f"{size} at step {incident.step} ({first_line(incident.cause)}); {pause}"
+        return f"moved at step {incident.step} ({first_line(incident.cause)}); {pause}"
+    how = _RUNGS.get(incident.rung, f"mended by {incident.rung}")
+    if incident.before > incident.after:
+        how = f"{how}, {incident.before} to {count(incident.after, 'replica', 'replicas')}"
+    lost = f"{count(incident.steps_lost, 'step', 'steps')} lost" if incident.steps_lost else "no step lost"
+    return f"{first_line(incident.cause)}: {how}; step {incident.step} goes on after {seconds(incident.total)}, {lost}"
+
+
 def _mended(incident: IncidentClosed) -> str:
     stages = ", ".join(
         f"{name} {seconds(value)}"
@@ -68,7 +94,7 @@ def _mended(incident: IncidentClosed) -> str:
             ("redo", incident.redo),
         )
     )
-    lost = _count(incident.steps_lost, "step", "steps")
+    lost = count(incident.steps_lost, "step", "steps")
     return (
         f"incident {incident.incident}: mended by {incident.rung} in {seconds(incident.total)} ({stages}), {lost} lost"
     )
@@ -97,5 +123,6 @@ def seconds(value: Seconds) -> str:
     return f"{int(value) // 60}:{int(value) % 60:02d} min"
 
 
-def _count(number: int, one: str, many: str) -> str:
+def count(number: int, one: str, many: str) -> str:
+    """A number with the word for it: `1 rank`, `3 ranks`."""
     return f"{number} {one if number == 1 else many}"

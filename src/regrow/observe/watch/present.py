@@ -122,6 +122,8 @@ class Present:
         self._newest: dict[WorkerId, facts.WorkerCommitted] = {}
         self._changes: dict[Generation, str] = {}
         self._folded_at: Instant | None = None
+        self._before_steps: Seconds | None = None
+        """Rank-seconds before the first step; None: no step has been committed yet."""
         self._pending = dict.fromkeys(TIMED, 0.0)
         self._every: Seconds = 1.0
 
@@ -228,6 +230,9 @@ class Present:
         logged = [commit for commit in fresh if commit is not None]
         if logged:
             self._take_metrics(logged)
+            if self._before_steps is None:
+                passed = sum(self.spent.values()) + len(self.ranks) * max(0.0, now - since)
+                self._before_steps = max(0.0, passed - sum(self._pending.values()))
             self.last_commit = now  # theirs is on their machines' clocks
         self._share_out(len(self.ranks) * max(0.0, now - since))
 
@@ -293,9 +298,11 @@ class Present:
 
     @property
     def goodput(self) -> float | None:
-        """The productive part of all rank-seconds so far, an estimate; None before any has passed."""
-        total = sum(self.spent.values())
-        return self.spent["productive"] / total if total else None
+        """The productive part of all rank-seconds from the first step on, an estimate; None before its commit."""
+        if self._before_steps is None:
+            return None
+        total = sum(self.spent.values()) - self._before_steps
+        return min(1.0, self.spent["productive"] / total) if total > 0 else 1.0
 
     def step_seconds(self) -> list[Seconds]:
         """The newest step of each rank, in ascending order."""

@@ -1,0 +1,98 @@
+"""Help of a command with many flags: the most used ones first, all of them in sections by what they are for."""
+
+from typing import Any, Final
+
+import click
+
+MOST_USED: Final = (
+    "--nproc-per-node",
+    "--nnodes",
+    "--rdzv-endpoint",
+    "--standby",
+    "--checkpoint-dir",
+    "--resume",
+    "--replicas",
+    "--watch",
+    "--job",
+    "--quiet",
+)
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Start": (
+        *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--standalone", "--job"),
+        *("--local-addr", "--master-addr", "--master-port", "--module", "--no-python", "--preload", "--local-nodes"),
+    ),
+    "Survive faults": (
+        *("--standby", "--warmth", "--spares", "--buddy-every", "--domain", "--checkpoint-dir", "--checkpoint-every"),
+        *(
+            "--checkpoint-keep",
+            "--resume",
+            "--max-faults",
+            "--window",
+            "--max-restarts",
+            "--node-timeout",
+            "--node-lease",
+        ),
+        *("--hang-timeout", "--no-elect", "--witness"),
+    ),
+    "Grow and shrink": (
+        *("--replicas", "--replica-ranks", "--replica-sizes", "--change-pause", "--slots", "--drain-grace"),
+        *("--shutdown-timeout",),
+    ),
+    "Check the result": (
+        *("--digest-every", "--no-audit", "--check-for-nan", "--no-health", "--health-check", "--straggler-steps"),
+        *("--replace-stragglers", "--log-rules"),
+    ),
+    "Data": ("--data-cache", "--data-cache-bytes"),
+    "Network and security": ("--bind", "--token-file", "--tls-cert", "--tls-key", "--tls-ca"),
+    "Observe and debug": (
+        *("--watch", "--node-metrics", "--log-dir", "--redirects", "--tee", "--fault-plan", "--quiet", "--help"),
+        "--help-all",
+    ),
+}
+"""Every flag that a person sees is in one of them, by its long name."""
+
+
+class SectionedCommand(click.Command):
+    """A command whose `--help` shows the most used flags, and whose `--help-all` shows all, in sections."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_all,
+                help="Show all flags and exit.",
+            )
+        )
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags."""
+        shown = [option for option in self.get_params(context) if isinstance(option, click.Option)]
+        rows = {_long(option): row for option in shown if (row := option.get_help_record(context))}
+        if not context.meta.get(_ALL):
+            with formatter.section("Most used flags (all of them: --help-all)"):
+                formatter.write_dl([rows[name] for name in MOST_USED if name in rows])
+            return
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([rows.pop(name) for name in names if name in rows])
+        if rows:
+            with formatter.section("Other"):
+                formatter.write_dl(list(rows.values()))
+
+
+_ALL: Final = "regrow.cli.help_sections.all"
+
+
+def _long(option: click.Parameter) -> str:
+    return max(option.opts, key=len)
+
+
+def _show_all(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
