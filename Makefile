@@ -50,12 +50,12 @@ UNTIL ?= 1e12
 test-rest: venv
 	$(PYTEST) -m "full and not soak" --order $(ORDER) --until $(UNTIL) $$($(BIN)/python -m tests.tiers)
 
-# Groups, and kills in DDP and HSDP, under another torch: make test-torch OTHER=/path/to/python; see docs/torch-versions.md.
-TORCH_TESTS := tests/unit/test_comm_expected_names.py tests/process/test_comm_misuse.py tests/process/test_comm_collectives.py \
-	tests/process/test_kills.py tests/process/test_parallel_kills.py
+# Groups, FSDP2, pipelines, and kills in DDP and HSDP, under another torch: make test-torch OTHER=/path/to/python; see docs/torch-versions.md.
+TORCH_TESTS := tests/unit/test_comm_expected_names.py tests/unit/test_fsdp_reset.py tests/process/test_comm_misuse.py \
+	tests/process/test_comm_collectives.py tests/process/test_comm_parallel.py tests/process/test_kills.py tests/process/test_parallel_kills.py
 test-torch:
 	PYTHONPATH=src $(OTHER) -m pytest -q $(TORCH_TESTS) -m "not soak and not full" \
-		-k "torch_names or comm or every_stage"
+		-k "torch_names or comm or fsdp or every_stage"
 
 # On one NVIDIA GPU, which the ranks share: make test-gpu OTHER=/path/to/python; see docs/cuda.md.
 GPU_TESTS := tests/gpu tests/process/test_comm_parallel.py tests/process/test_kills.py tests/process/test_parallel_kills.py

@@ -117,7 +117,7 @@ class Rank:
 
     def form(self, rank: int, world: int, generation: int) -> None:
         self.groups.halt()
-        assert fsdp.reset_unfinished(self.modules.sharded)
+        fsdp.reset_unfinished(self.modules.sharded)
         self.groups.form(self.formation(rank, world, generation), lambda: False)
         device_mesh.resize(self.protected, unit=UNIT, before=self.world, world=world, rank=rank)
         self.rank, self.world = rank, world

@@ -275,7 +275,8 @@ def refusals(seat: Seat, address: str) -> dict[str, str]:
     with groups.echo():
         stage = PipelineStage(torch.nn.Linear(2, 2), seat.rank, 2, torch.device("cpu"), group=pair)
         schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.sum())
-        ask("pipeline", lambda: schedule.step(inner.expand(4, 2), target=torch.zeros(4)))
+        given = () if seat.rank else (inner.repeat(4, 1),)
+        ask("pipeline", lambda: schedule.step(*given, target=torch.zeros(4)))
     dist.barrier(pair)
     groups.halt()
     groups.form(Formation(Generation(2), seat.rank, seat.size, address, seat.site), lambda: False)

@@ -7,6 +7,7 @@ import pytest
 from tests.process.comm_parallel import (
     STEPS,
     halted_everywhere,
+    halted_everywhere_without_torchs_reset,
     halted_in_a_prefetch,
     join,
     overwritten_between_steps,
@@ -34,6 +35,14 @@ def seats(folder: Path) -> list[Seat]:
 def test_a_step_given_up_at_any_of_its_collectives_runs_again_with_the_same_bits(tmp_path: Path, way: str) -> None:
     arguments = ["--mode", *way.split()]
     with store(tmp_path) as address, world(seats(tmp_path), halted_everywhere, address, arguments) as training:
+        training.halt_when_asked(STEPS)
+        assert training.results() == [(True, True)] * 4
+
+
+@pytest.mark.parametrize("way", ["fsdp2", "hsdp", "tp_dp --tp-fsdp", "hsdp --checkpoint-activations"])
+def test_so_it_does_where_torch_cannot_reset_fsdp_itself(tmp_path: Path, way: str) -> None:
+    body, arguments = halted_everywhere_without_torchs_reset, ["--mode", *way.split()]
+    with store(tmp_path) as address, world(seats(tmp_path), body, address, arguments) as training:
         training.halt_when_asked(STEPS)
         assert training.results() == [(True, True)] * 4
 

@@ -1,6 +1,7 @@
 """The names of torch that are not promised: all here, and what is not is named before the training."""
 
 import pytest
+import torch
 
 from regrow.comm.torch_private import expected_names
 from regrow.core.errors import UsageError
@@ -16,3 +17,10 @@ def test_a_name_that_is_gone_is_told_with_the_version(monkeypatch: pytest.Monkey
     assert expected_names._has(name) is False
     with pytest.raises(UsageError, match=rf"torch .* has no {name}, which regrow uses \(install a version"):
         expected_names.check()
+
+
+def test_what_a_torch_can_do_less_is_one_short_sentence() -> None:
+    here = "torch.nn.Linear"
+    less = {here: "never told", "torch.nn._Gone": "worlds keep their size", "torch.gone.Too": "worlds keep their size"}
+    assert expected_names.shortfalls({here: "never told"}) == ""
+    assert expected_names.shortfalls(less) == f"torch {torch.__version__} has no _Gone, Too: worlds keep their size"

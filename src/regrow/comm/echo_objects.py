@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from regrow.comm.torch_private.pipeline import vote_on_shapes
+from regrow.comm.torch_private.pipeline import refuse_to_ask, vote_on_shapes
 
 _DEPTH = 24
 """How far up a caller is looked for: torch wraps its functions a few times."""
@@ -67,11 +67,15 @@ def answer_special(tensor: torch.Tensor) -> bool:
 
 
 def _refuse_asked_shapes(receives: FrameType) -> None:
-    """From torch 2.15 on stages agree by a reduction, which this one's own vote answers, and ask for shapes then."""
+    """A stage asks: before torch 2.13 without a vote, from 2.15 on after one by a reduction, which its own answers."""
     logs = receives.f_back
     asks = logs.f_back if logs is not None else None
-    if asks is not None and asks.f_code.co_name == "_recv_meta" and "pipelining" in asks.f_code.co_filename:
+    if asks is None or "pipelining" not in asks.f_code.co_filename:
+        return
+    if asks.f_code.co_name == "_recv_meta":
         vote_on_shapes(asks.f_locals["self"])
+    if asks.f_code.co_name == "_shape_inference":
+        refuse_to_ask(asks.f_locals["self"])
 
 
 def _fill_with_objects(tensor: torch.Tensor, objects: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""The names of torch that regrow uses and torch does not promise to keep. They were seen in torch 2.13 and 2.15.
+"""The names of torch that regrow uses and torch does not promise to keep. They were seen in torch 2.11 to 2.15.
 
 Asked for when a worker's groups are made, so that a torch without one of them is named before the training, and not by
 an `AttributeError` in the middle of a recovery.
@@ -6,6 +6,7 @@ an `AttributeError` in the middle of a recovery.
 
 import functools
 import importlib
+from collections.abc import Mapping
 
 import torch
 
@@ -35,6 +36,13 @@ NAMES = (
 )
 """Dotted paths, each from a module that can be imported. What FSDP has on instances alone cannot be asked for here."""
 
+_KEEPS_ITS_SIZE = "the world of a job with device meshes keeps its size"
+LESS = {
+    "torch.distributed._mesh_layout._FlatLayout": _KEEPS_ITS_SIZE,
+    "torch.distributed.device_mesh.DeviceMesh._init_one_process_group": _KEEPS_ITS_SIZE,
+}
+"""Names that not every such torch has, and the lesser thing that a job does without them."""
+
 
 def missing(names: tuple[str, ...] = NAMES) -> list[str]:
     """Those that this torch does not have."""
@@ -60,3 +68,13 @@ def check() -> None:
             f"torch {torch.__version__} has no {', '.join(lacking)}, which regrow uses",
             hint="install a version that regrow was run with: docs/torch-versions.md",
         )
+
+
+def shortfalls(less: Mapping[str, str] = LESS) -> str:
+    """One sentence on what a job cannot do with this torch, for people; empty where it can do everything."""
+    lacking = missing(tuple(less))
+    if not lacking:
+        return ""
+    names = ", ".join(name.rpartition(".")[2] for name in lacking)
+    told = "; ".join(dict.fromkeys(less[name] for name in lacking))
+    return f"torch {torch.__version__} has no {names}: {told}"

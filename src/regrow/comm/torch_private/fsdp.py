@@ -7,9 +7,11 @@ reduced, which hooks are to come. A step that ends in its middle leaves that as 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from regrow.comm.torch_private import fsdp_reset
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import RegrowError, UsageError
 
@@ -35,31 +37,43 @@ def _outermost(module: nn.Module) -> Iterator[FSDPModule]:
         yield from _outermost(child)
 
 
-def can_reset() -> bool:
-    """Whether this torch has `FSDPModule.reset_iter_state`, without which an aborted step cannot be run again."""
-    return hasattr(FSDPModule, "reset_iter_state")
+def refuse_what_cannot_run_again(modules: Iterable[FSDPModule]) -> None:
+    """Raise `UsageError` for modules that this torch gives no way to reset after a step that was given up."""
+    missing = [] if fsdp_reset.by_torch() else list(_lacking(modules))
+    if missing:
+        raise UsageError(
+            f"FSDP2 of torch {torch.__version__} cannot run a step again: it has neither FSDPModule.reset_iter_state "
+            f"nor {', '.join(missing)}",
+            hint="install torch 2.13 or newer, or wrap the model in DistributedDataParallel",
+        )
 
 
-def reset_unfinished(modules: Iterable[FSDPModule]) -> bool:
+def _lacking(modules: Iterable[FSDPModule]) -> Iterator[str]:
+    found: dict[str, None] = {}
+    for root in modules:
+        found |= dict.fromkeys(fsdp_reset.lacking(_state(root), parameter_groups([root])))
+    yield from found
+
+
+def reset_unfinished(modules: Iterable[FSDPModule]) -> None:
     """After a step that was given up: make ready for the next one. Gradients of the step are dropped.
 
     To be called when the generation is halted, before or after the next one is formed: what is still under way is
-    waited for, and must have ended or failed. Also right where nothing was under way.
-
-    Returns:
-        False when this torch cannot (see `can_reset`): the modules are not usable then, and must be built again.
+    waited for, and must have ended or failed. Also right where nothing was under way, and without any module.
     """
-    if not can_reset():
-        return False
     for root in modules:
-        if _state(root)._is_root is None:
+        state = _state(root)
+        if state._is_root is None:
             continue  # it has had no forward yet, and torch has not made what it would reset
-        for group in groups_of(root):
+        groups = list(groups_of(root))
+        for group in groups:
             _settle(group)
-        root.reset_iter_state()
-        for group in groups_of(root):
+        if fsdp_reset.by_torch():
+            root.reset_iter_state()
+        else:
+            fsdp_reset.reset(state, groups)
+        for group in groups:
             _drop_gradients(group)
-    return True
 
 
 def reshard(modules: Iterable[FSDPModule]) -> None:
@@ -100,7 +114,7 @@ def parameter_groups(modules: Iterable[FSDPModule]) -> Iterator[Any]:
     for root in modules:
         for module in root.modules():  # type: ignore[attr-defined]
             if isinstance(module, FSDPModule):
-                yield from _state(module)._fsdp_param_groups
+                yield from _groups(_state(module))
 
 
 _ACCUMULATED = "unsharded_accumulated_grad"
@@ -113,7 +127,15 @@ def _state(module: FSDPModule) -> Any:
 def groups_of(root: FSDPModule) -> Iterator[Any]:
     """FSDP's parameter groups below a root that has had a forward."""
     for state in _state(root)._state_ctx.all_states:
-        yield from state._fsdp_param_groups
+        yield from _groups(state)
+
+
+def _groups(state: Any) -> list[Any]:
+    """Those of one module: one or none before torch 2.13."""
+    found: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    if found is not None:
+        return found
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 def _settle(group: Any) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from regrow.core.errors import UsageError
 
@@ -42,9 +42,14 @@ def vote_on_shapes(stage: Any) -> int:
     from torch.distributed.pipelining._utils import InferenceMode
 
     if InferenceMode.needs_dynamic(stage._user_meta, stage.has_backward):
-        raise UsageError(
-            f"stage {stage.stage_index} of a pipeline would ask its neighbours for the shapes that it receives, and a "
-            "newcomer builds without them",
-            hint="give PipelineStage its input_args and output_args",
-        )
+        refuse_to_ask(stage)
     return 1
+
+
+def refuse_to_ask(stage: Any) -> NoReturn:
+    """Raise `UsageError` for a stage that asks for shapes."""
+    raise UsageError(
+        f"stage {stage.stage_index} of a pipeline would ask its neighbours for the shapes that it receives, and a "
+        "newcomer builds without them",
+        hint="give PipelineStage its input_args and output_args",
+    )

@@ -28,10 +28,7 @@ class Settling:
             self._unhook(modules)
 
     def cut_off(self, modules: Modules, error: BaseException) -> None:
-        """A step ended by `error`: make ready for the next. Where a body has several forwards, they settle buckets too.
-
-        Raises `UsageError` where torch cannot.
-        """
+        """A step ended by `error`: make ready for the next. In a body of several forwards, they settle buckets too."""
         modules.reset(error)
         if modules.unsettled and not self._hooks:
 

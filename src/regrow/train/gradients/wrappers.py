@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from regrow.comm.torch_private import ddp, fsdp, pipeline
 from regrow.comm.torch_private.ddp_hooks import HookStates
-from regrow.core.errors import UsageError
 
 
 class Modules:
@@ -30,6 +28,8 @@ class Modules:
         self._buffered: list[DistributedDataParallel] = []
         self._unsettled: list[DistributedDataParallel] = []
         self._hooks = HookStates((), ())
+        if recovers:
+            fsdp.refuse_what_cannot_run_again(self._sharded)
         self._take(ddp.replicas(objects))
 
     def _take(self, replicas: list[DistributedDataParallel]) -> None:
@@ -96,14 +96,10 @@ class Modules:
             self._unsettled = []
 
     def reset(self, error: BaseException) -> None:
-        """After a step that `error` ended: make ready for the next one. Raises `UsageError` where torch cannot."""
+        """After a step that `error` ended: make ready for the next one."""
         pipeline.reset_unfinished(error)
         self._unsettle(ddp.reset_unfinished(self._replicas))
-        if not fsdp.reset_unfinished(self._sharded):
-            raise UsageError(
-                f"torch {torch.__version__} cannot reset FSDP after a step that was given up",
-                hint="use torch 2.13 or newer, or build the model inside a function marked @regrow.restartable",
-            )
+        fsdp.reset_unfinished(self._sharded)
 
     def expect_nothing(self) -> None:
         """A body has ended between a forward whose gradients were to be reduced and the end of that."""

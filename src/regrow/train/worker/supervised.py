@@ -12,7 +12,7 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
 from regrow.comm.process_group import Between
-from regrow.comm.torch_private import device_mesh
+from regrow.comm.torch_private import device_mesh, expected_names
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import facts
@@ -88,6 +88,8 @@ class SupervisedWorker:
         groups.on_asked = link.early.note if link.early.watching else None
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
         groups.on_collective = member._stray.called
+        if told := expected_names.shortfalls():
+            member.note_of_script(told)
         FLIGHT.show = link.board.show_flight
         return member
 
