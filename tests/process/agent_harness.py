@@ -28,6 +28,7 @@ from regrow.core.messages.store import StoreHello, StoreReply
 from regrow.core.messages.tables import GenerationTable, JoinGeneration, KeepTable, TableHead
 from regrow.core.messages.unions import AgentFact
 from regrow.core.messages.vocabulary import FaultSpec, Member, Role, Warmth
+from regrow.core.net import sockets_home, unix_address
 from regrow.core.records import StepCommitted
 from regrow.core.wire import BlockingChannel, FrameCodec
 
@@ -252,7 +253,6 @@ async def agent(
         cold: it is started as users start it, which takes seconds, since its zygote imports torch.
     """
     path = write_script(folder, source)
-    (folder / "sockets").mkdir(mode=0o700)
     async with Coordinator() as coordinator:
         fields: dict[str, Any] = {
             "spec": spec(**(job or {})),
@@ -263,7 +263,7 @@ async def agent(
             "script": script(path) if script else Script(str(path), arguments or []),
             "job_dir": str(folder),
             "log_dir": str(folder / "logs"),
-            "socket_dir": str(folder / "sockets"),
+            "socket_dir": sockets_home(),
         }
         config = AgentConfig(**(fields | changes))
         variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -353,7 +353,7 @@ class StoreClient:
         kind, _, place = address.partition(":")
         if kind == "unix":
             self.sock = socket.socket(socket.AF_UNIX)
-            self.sock.connect(place)
+            self.sock.connect(unix_address(place))
         else:
             host, _, port = place.rpartition(":")
             self.sock = socket.create_connection((host, int(port)))

@@ -36,7 +36,7 @@ SOURCE = str(Path(__file__).parents[2] / "src")
 
 
 class Site:
-    """A place to run jobs in: a home of its own, scripts, and a runtime folder short enough for sockets.
+    """A place to run jobs in: a home of its own, scripts, and a runtime folder.
 
     Every process of a job inherits `REGROW_HOME`, which is unique, so that none can hide.
     """

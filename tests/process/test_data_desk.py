@@ -53,6 +53,11 @@ async def desk(folder: Path, body: str = SERVES, *, loaders: str = "[0]", **chan
     assert list((folder / "root").iterdir()) == []
 
 
+def cache_of(folder: Path) -> Path:
+    (cache,) = (folder / "root").iterdir()
+    return cache
+
+
 async def producers(folder: Path, count: int, loader: int = 0) -> list[int]:
     """The process ids of the first `count` producers of a loader, in the order in which they started."""
     async with asyncio.timeout(PATIENCE_S):
@@ -106,7 +111,7 @@ async def test_a_script_of_many_loaders_gets_a_few_producers(tmp_path: Path) -> 
             noted = await bench.coordinator.expect(DataNoted)
             assert "8 other loaders have producers" in noted.text
             async with asyncio.timeout(PATIENCE_S):
-                while not Path(producer_given_up(str(tmp_path / "sockets"), loader)).exists():
+                while not Path(producer_given_up(str(cache_of(tmp_path)), loader)).exists():
                     await asyncio.sleep(0.01)
         assert await bench.stop() == 0
     assert len(list(tmp_path.glob("producer-*.pid"))) == 8
@@ -136,7 +141,7 @@ async def test_three_deaths_without_an_entry_and_there_is_no_other(tmp_path: Pat
         assert "3 in a row made no entry, the last one was ended by SIGKILL (logs/producer-0.log)" in noted.text
         assert "loader 0 on n0" in noted.text
         assert len(await producers(tmp_path, 3)) == 3
-        told = Path(producer_given_up(str(tmp_path / "sockets"), 0)).read_text()
+        told = Path(producer_given_up(str(cache_of(tmp_path)), 0)).read_text()
         assert "SIGKILL" in told
         assert psutil.Process(worker.pid).is_running()
         await bench.spawn("w1", rank=1, local_rank=1)

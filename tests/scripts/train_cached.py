@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import regrow
+from regrow.core.net import unix_address
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
@@ -94,7 +95,7 @@ def producer_pid() -> int:
     while True:
         try:
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.connect(f"{where}/data-0")
+                sock.connect(unix_address(f"{where}/data-0"))
                 return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
         except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() > deadline:

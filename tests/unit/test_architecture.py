@@ -106,6 +106,17 @@ def torch_names_outside(package: Path, room: str) -> Iterator[tuple[Path, str]]:
                     yield path.relative_to(package), name
 
 
+def raw_tasks(package: Path) -> Iterator[str]:
+    """Calls that make an asyncio task elsewhere than in the one place that sees to its exception."""
+    for path in sources(package):
+        if path.relative_to(package) == Path("core/process/tasks.py"):
+            continue
+        for node in ast.walk(parsed(path)):
+            named = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            if named in ("create_task", "ensure_future", "TaskGroup"):
+                yield f"{path.relative_to(package)} uses {named}"
+
+
 def test_no_file_is_too_long() -> None:
     assert list(too_long_files(ROOT / "src/regrow")) == []
 
@@ -132,6 +143,10 @@ def test_what_torch_does_not_promise_to_keep_is_imported_in_one_room() -> None:
     assert [found for found in outside if (found[0].parts[0], found[1]) not in BESIDE_THE_ROOM] == []
 
 
+def test_a_task_is_made_in_one_place() -> None:
+    assert list(raw_tasks(ROOT / "src/regrow")) == [], "see core/process/tasks.py"
+
+
 def test_the_exported_names_are_frozen() -> None:
     assert set(regrow.__all__) == EXPORTED
     assert all(hasattr(regrow, name) for name in EXPORTED)
@@ -142,11 +157,14 @@ def test_each_of_these_would_be_seen(tmp_path: Path) -> None:
     room.mkdir(parents=True)
     (room / "long.py").write_text("class Long:\n    x = 0\n" + "\n" * 350 + "    y = 0\n" + "\n" * 60)
     (room / "twin.py").write_text("class Long:\n    pass\n\n\nfrom torch.distributed._shard import api\n")
+    (room / "file1.py").write_text("import asyncio\nasyncio.create_task(work())\nloop.ensure_future\n")
     for number in range(MOST_FILES):
-        (room / f"file{number}.py").write_text("import torch._dynamo\n" if number == 0 else "")
+        if number != 1:
+            (room / f"file{number}.py").write_text("import torch._dynamo\n" if number == 0 else "")
     package = tmp_path / "src"
     assert list(too_long_files(package)) == ["room/long.py has 413 lines"]
     assert list(too_long_classes(package)) == ["Long in room/long.py has 353 lines"]
+    assert sorted(raw_tasks(package)) == ["room/file1.py uses create_task", "room/file1.py uses ensure_future"]
     assert list(too_full_folders(package)) == [f"room has {MOST_FILES + 2} files"]
     assert list(ambiguous_names(package)) == ["Long: room/long.py, room/twin.py"]
     assert list(torch_names_outside(package, "elsewhere")) == [

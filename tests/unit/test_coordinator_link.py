@@ -57,7 +57,11 @@ class PausedCoordinator:
 
     def link(self, node: str, *, near: bool) -> CoordinatorLink:
         where = f"http://127.0.0.1:{self.port}"
-        return CoordinatorLink(config(node=NodeId(node), coordinator=where, near=near, patience=0.3))
+        return CoordinatorLink(config(node=NodeId(node), coordinator=where, near=near, patience=0.3), fails)
+
+
+def fails(doing: str, error: BaseException) -> None:
+    raise AssertionError(f"{doing}: {error!r}")
 
 
 async def orders(link: CoordinatorLink) -> list[AgentOrder]:
@@ -122,7 +126,7 @@ async def test_an_agent_whose_next_coordinator_is_lost_before_it_got_there_asks_
     async with first.serving(), third.serving():
         settings = config(node=STOP.node, coordinator=f"http://127.0.0.1:{first.port}", near=True, patience=0.3)
         launcher = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with CoordinatorLink(msgspec.structs.replace(settings, launcher=launcher, lease=0.3)) as link:
+        async with CoordinatorLink(msgspec.structs.replace(settings, launcher=launcher, lease=0.3), fails) as link:
             link.register(store="", vault="")
             assert await asyncio.wait_for(orders(link), PATIENCE) == [STOP, STOP]
     await runner.cleanup()

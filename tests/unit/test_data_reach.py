@@ -109,7 +109,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def way(tmp_path: Path, worker: Worker) -> Iterator[Reach]:
-    made = Reach(str(tmp_path), 0, Hello(WorkerId("w"), b"i" * 16, {}, 3, 100), worker)
+    made = Reach(str(tmp_path), str(tmp_path), 0, Hello(WorkerId("w"), b"i" * 16, {}, 3, 100), worker)
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ from regrow.launch.job import HostEnvironment, JobPlan, RunFlags, make_plan
 
 
 def around(**changes: Any) -> HostEnvironment:
-    values: dict[str, Any] = {"cpus": 6, "gpus": 0, "stamp": "s", "jobs_home": Path("/j"), "socket_home": Path("/r")}
+    values: dict[str, Any] = {"cpus": 6, "gpus": 0, "stamp": "s", "jobs_home": Path("/j")}
     return HostEnvironment(**values | changes)
 
 

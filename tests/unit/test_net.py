@@ -1,8 +1,10 @@
 """The seam for sockets: endpoints, whoever listens there, and threads that end."""
 
 import asyncio
+import os
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,8 @@ from regrow.core.net import (
     open_connection,
     same_secret,
     serve,
+    sockets_home,
+    unix_address,
 )
 from regrow.core.wire import FrameCodec
 
@@ -28,10 +32,10 @@ class Numbered(msgspec.Struct, frozen=True):
     number: int
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture(params=["abstract", "unix", "tcp"])
 def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Listener:
-    folder = tmp_path if request.param == "unix" else None
-    return listen("test", folder, bind="127.0.0.1", advertise="127.0.0.1")
+    homes: dict[str, str | Path | None] = {"abstract": sockets_home(), "unix": tmp_path, "tcp": None}
+    return listen("test", homes[request.param], bind="127.0.0.1", advertise="127.0.0.1")
 
 
 def echo(sock: socket.socket) -> None:
@@ -161,3 +165,87 @@ def test_frames_are_taken_as_they_become_whole() -> None:
         received.append(byte)
         got += [message.number for message in codec.take(received)]
     assert got == [0, 1, 2] and not received
+
+
+# --- names without a file ------------------------------------------------------------------------------------------
+
+
+def test_a_name_of_a_job_is_no_file_and_cannot_be_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    listener = listen("test", sockets_home())
+    with connect(listener.endpoint, PATIENCE) as caller:
+        served = listener.accept()
+        caller.sendall(b"x")
+        assert served.recv(1) == b"x"
+        served.close()
+    listener.close()
+    assert list(tmp_path.iterdir()) == []
+    assert sockets_home() != sockets_home()
+
+
+def _as_another_user(work: Callable[[], bool]) -> bool:
+    """What a process of another user makes of it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            os._exit(0 if work() else 1)
+        finally:
+            os._exit(2)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 1)
+    return code == 0
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@as_root
+def test_another_user_who_knows_the_name_is_hung_up_on() -> None:
+    server = ThreadServer("echo", echo)
+    endpoint = server.open(listen("test", sockets_home()))
+
+    def is_served() -> bool:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(PATIENCE)
+            caller.connect(unix_address(endpoint.removeprefix("unix:")))
+            try:
+                caller.sendall(b"hello")
+                return caller.recv(5) == b"hello"
+            except ConnectionError:
+                return False
+
+    assert not _as_another_user(is_served)
+    assert is_served()
+    server.close()
+
+
+@as_root
+async def test_a_name_that_another_user_has_taken_is_not_spoken_to() -> None:
+    name = f"{sockets_home()}/store"
+    ready, told = os.pipe()
+    done, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(65534, 65534, 65534)
+            thief = socket.socket(socket.AF_UNIX)
+            thief.bind(unix_address(name))
+            thief.listen()
+            os.write(told, b"x")
+            os.read(done, 1)
+        finally:
+            os._exit(0)
+    os.read(ready, 1)
+    try:
+        with pytest.raises(PermissionError):
+            connect(f"unix:{name}", PATIENCE)
+        with pytest.raises(PermissionError):
+            await open_connection(asyncio.Protocol, f"unix:{name}")
+    finally:
+        os.write(end, b"x")
+        os.waitpid(pid, 0)
+        for descriptor in (ready, told, done, end):
+            os.close(descriptor)

@@ -288,5 +288,5 @@ def test_who_asks_a_job_on_its_machine_encrypts_as_it_does(
 def test_a_job_that_others_can_reach_says_what_they_can_read(
     around: dict[str, Any], bind: str, said: list[str], tmp_path: Path
 ) -> None:
-    here = HostEnvironment(cpus=1, gpus=0, stamp="s", jobs_home=tmp_path, socket_home=tmp_path, **around)
+    here = HostEnvironment(cpus=1, gpus=0, stamp="s", jobs_home=tmp_path, **around)
     assert here.notes(bind) == said

@@ -21,6 +21,7 @@ from regrow.core.ids import Seconds
 from regrow.core.messages import facts
 from regrow.core.messages.succession import ReportNode
 from regrow.core.messages.unions import AgentFact, AgentOrder
+from regrow.core.process.tasks import Fails, supervised
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec, encoded
 
 _RETRY_S: Seconds = 0.1
@@ -39,13 +40,14 @@ class CoordinatorLink:
 
     Args:
         config: where, with which token, and for how long a silence is borne (`patience`).
+        fails: told what failed, where nothing is sent or noticed any more.
     """
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, fails: Fails) -> None:
         self.sight = NodeSight()
         """Of this node's workers, from all that is sent and carried out."""
         self._history = NodeHistory(config.node)
-        self._config = config
+        self._config, self._fails = config, fails
         self._codec: FrameCodec[AgentOrder | list[AgentOrder]] = FrameCodec(AgentOrder | list[AgentOrder])
         self._encoder = msgspec.msgpack.Encoder()
         self._outbox: asyncio.Queue[AgentFact | None] = asyncio.Queue()
@@ -64,8 +66,10 @@ class CoordinatorLink:
         except BaseException:
             await self._session.close()
             raise
-        self._sender = asyncio.create_task(self._send_all(self._socket))
-        self._need = asyncio.create_task(self._next.tell_need(self._session))
+        self._sender = self._sending(self._socket)
+        self._need = supervised(
+            self._next.tell_need(self._session), "telling that a coordinator is needed", self._fails
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -143,6 +147,9 @@ class CoordinatorLink:
         if isinstance(order, ReportNode):
             self.send(self._history.report(order))
 
+    def _sending(self, socket: aiohttp.ClientWebSocketResponse) -> asyncio.Task[None]:
+        return supervised(self._send_all(socket), "sending facts to the coordinator", self._fails)
+
     async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while (fact := self._unsent or await self._outbox.get()) is not None:
             self._unsent = fact
@@ -155,7 +162,7 @@ class CoordinatorLink:
     async def orders(self) -> AsyncIterator[AgentOrder]:
         """Orders until no coordinator is left. Raises `ProtocolError` on what is none, or where one refuses it."""
         while self._socket is not None:
-            waiting = asyncio.create_task(self._give_way(self._socket))
+            waiting = supervised(self._give_way(self._socket), "waiting for another coordinator", self._fails)
             try:
                 async for order in self._orders_of(self._socket):
                     self._next.answered()
@@ -185,7 +192,7 @@ class CoordinatorLink:
                 await self._socket.send_bytes(self._encoder.encode(self._joined))
             except (CoordinatorUnreachable, ConnectionError, aiohttp.ClientError):
                 continue  # it is lost too, and there may be one after it
-            self._sender = asyncio.create_task(self._send_all(self._socket))
+            self._sender = self._sending(self._socket)
             return True
         return False
 

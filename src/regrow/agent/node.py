@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import shutil
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -38,6 +37,7 @@ from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotStore
 from regrow.core.messages.succession import ReportNode
 from regrow.core.messages.tables import GenerationTable
 from regrow.core.messages.vocabulary import FaultHow, FaultStage
+from regrow.core.process.tasks import Tasks
 
 _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
@@ -63,7 +63,7 @@ class Agent:
         self._ledger = CommittedSteps(self._steps)
         self._watcher = Watcher(config.node, config.spec.hang_bound, lambda: evidence(self._workers.watched()))
         self._store = StoreServer(config, lambda request: self._tables.answer(request))
-        self._uplink = CoordinatorLink(config)
+        self._uplink = CoordinatorLink(config, self._fail)
         self._tables = TableRelay(
             config.node, do=self._carry_out, tell=self._uplink.send, ask=self._store.peers.ask, start=self._start_task
         )
@@ -96,7 +96,7 @@ class Agent:
         )
         self._notice = NoticeSignals(config, self._uplink.send, self._end)
         self._ending: asyncio.Future[Ending] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._fail)
         self._warned_at: Instant = -1.0
 
     async def run(self) -> int:
@@ -127,14 +127,7 @@ class Agent:
         return ending.code
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(f"task {task.get_name()}", error)
+        self._tasks.start(work, f"task {getattr(work, '__qualname__', work)}")
 
     def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if context["message"] == _NOT_ACCEPTED:
@@ -253,8 +246,7 @@ class Agent:
         self._hearing.tell_progress()
 
     async def _clean_up(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         await self._workers.close()
         self._vault.close()
         self._desk.close()
@@ -266,6 +258,5 @@ class Agent:
         self._disk.do(self._steps.flush)
         self._disk.close()
         self._output.close(within=2.0)
-        # Their maker, the launcher, does the same, unless it was killed.
+        # Its maker, the launcher, does the same, unless it was killed.
         self._workers.data.remove()
-        shutil.rmtree(self._config.socket_dir, ignore_errors=True)

@@ -21,7 +21,7 @@ from regrow.core.config import AgentConfig
 from regrow.core.exit_codes import exit_text
 from regrow.core.ids import Generation, Instant, Rank, Seconds, WorkerId
 from regrow.core.messages import facts, orders
-from regrow.core.messages.data import ProducerSeat, ProducerServed, producer_given_up, producer_socket
+from regrow.core.messages.data import ProducerSeat, ProducerServed, producer_given_up
 from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import ErrorReport, Role, Warmth
 
@@ -173,7 +173,6 @@ class Producers:
             return
         producer.worker = worker
         self._by_worker[name] = producer
-        Path(producer_socket(config.socket_dir, producer.loader)).unlink(missing_ok=True)
         self._output.add(name, None, ours, unranked=self._log_name(producer.loader), headed=True)
         env = msgspec.structs.replace(
             request.env,
@@ -230,7 +229,7 @@ class Producers:
             return
         producer.over = True
         try:
-            Path(producer_given_up(self._config.socket_dir, producer.loader)).write_text(why, encoding="utf-8")
+            Path(producer_given_up(self._config.data_dir, producer.loader)).write_text(why, encoding="utf-8")
         except OSError as error:
             _log.warning("the workers cannot be told that a producer was given up: %s", error)
         why = why.removeprefix("regrow: ").removeprefix("no batches are made ahead: ")

@@ -16,7 +16,6 @@ from regrow.core.config import (
     inherited_environment,
     jobs_home,
     read_token,
-    runtime_home,
     tls_files,
     visible_gpus,
 )
@@ -91,7 +90,6 @@ def surroundings(token_file: str) -> "HostEnvironment":
         gpus=_count_gpus(),
         stamp=f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}",
         jobs_home=jobs_home(),
-        socket_home=runtime_home(),
         token=read_token(token_file),
         data_home=data_home(),
         hang_floor=hang_floor(),

@@ -144,18 +144,15 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regrow"
 
 
-def runtime_home() -> Path:
-    """Where a job's private socket folder is made: `$XDG_RUNTIME_DIR` if it can be used, else the temporary folder."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK | os.X_OK):
-        return Path(runtime)
-    return Path(tempfile.gettempdir())
-
-
-def data_home() -> Path:
-    """Where the data cache is made unless the user says: in shared memory, else in the temporary folder."""
+def data_home() -> Path | None:
+    """Where the data cache is made unless the user says: in shared memory, else in a temporary folder, if any."""
     shared = Path(_SHARED_MEMORY)
-    return shared if os.access(shared, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    if os.access(shared, os.W_OK | os.X_OK):
+        return shared
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # no folder of those that it tries can be written to
+        return None
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -182,7 +179,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     log_dir: str
     """Output files, one a rank, whoever fills it: `rank<R>.log`."""
     socket_dir: str
-    """Private folder (0700) for unix sockets; removed at the end."""
+    """Prefix of this node's socket names (`net.sockets_home`)."""
     bind: str = "127.0.0.1"
     advertise: str = "127.0.0.1"
     """The host name under which other nodes reach this one."""

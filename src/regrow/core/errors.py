@@ -1,5 +1,19 @@
 """The one error tree. Every error names cause, place and cure."""
 
+from errno import EAGAIN, EDQUOT, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC
+
+PASSING = frozenset({EMFILE, ENFILE, ENOMEM, EAGAIN, ENOSPC, EDQUOT, ENOBUFS, EINTR})
+"""Of `OSError.errno`: what is short now may be there again soon. Others are refusals, which stay."""
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether trying again may help."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in PASSING:
+            return True
+        error = error.__cause__
+    return False
+
 
 class RegrowError(Exception):
     """Base of all errors that regrow raises on purpose.

@@ -1,14 +1,18 @@
 """The one seam for sockets between processes of a job: where they listen, how others connect, who is let in.
 
 An endpoint is `unix:<path>`, within a node, or `tcp:<host>:<port>`, between nodes, encrypted where `core/tls.py` says.
+Paths of a job begin with `@`: names in the kernel's abstract namespace (unix(7)), which no cleaner of folders, logout
+or long `TMPDIR` takes away and nobody has to remove. They have no mode, so both ends look at whose the other is.
 """
 
 import asyncio
+import errno
 import hmac
 import logging
 import os
 import secrets
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -37,11 +41,40 @@ def same_secret(given: str | bytes, token: str | bytes) -> bool:
     return hmac.compare_digest(one, other)
 
 
+_PEER = struct.Struct("3i")
+"""Process, user and group of a unix socket's other end."""
+_STARTED_BY = os.getuid()
+
+
+def sockets_home() -> str:
+    """A new prefix for a node's socket names, which nobody can guess; `socket_dir` of who listens."""
+    return f"@regrow-{secrets.token_hex(8)}"
+
+
+def unix_address(path: str | Path) -> str:
+    """What the system calls of sockets take for the path of an endpoint."""
+    text = str(path)
+    return f"\0{text[1:]}" if text.startswith("@") else text
+
+
+def is_own(sock: socket.socket) -> bool:
+    """Whether the other end of a connection is of this user. One over TCP shows it by the token."""
+    if sock.family != socket.AF_UNIX:
+        return True
+    _, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return user in (os.getuid(), _STARTED_BY)  # a script may have changed whose process it is
+
+
+def _own_end(sock: socket.socket, endpoint: object) -> None:
+    if not is_own(sock):
+        raise PermissionError(errno.EPERM, "a process of another user listens there", str(endpoint))
+
+
 def _place(endpoint: str) -> str | tuple[str, int]:
     kind, _, place = endpoint.partition(":")
     host, _, port = place.rpartition(":")
     if kind == "unix":
-        return place
+        return unix_address(place)
     if kind != "tcp" or not port.isdecimal():
         raise UsageError(f"{endpoint!r} is not an address", hint="unix:<path> or tcp:<host>:<port>")
     return host, int(port)
@@ -59,8 +92,12 @@ class Listener:
     path: Path | None = None
 
     def accept(self) -> socket.socket:
-        """Whoever calls next. Raises `OSError`."""
+        """Whoever calls next. Raises `OSError`; `ConnectionAbortedError` where that was another user."""
         sock, _ = self.sock.accept()
+        if not is_own(sock):
+            sock.close()
+            refused.add(self.path.name if self.path is not None else "", "it is of another user")
+            raise ConnectionAbortedError(errno.ECONNABORTED, "another user called")
         context = tls.serving() if self.path is None else None
         return sock if context is None else tunnel.called(sock, context)
 
@@ -68,7 +105,7 @@ class Listener:
         """Listen no more; whoever is blocked in `accept` is woken."""
         hang_up(self.sock)
         self.sock.close()
-        if self.path is not None:
+        if self.path is not None and not str(self.path).startswith("@"):
             self.path.unlink(missing_ok=True)
 
 
@@ -79,7 +116,8 @@ def listen(
 
     Args:
         name: what the socket in the folder is called, followed by what makes it unique.
-        folder: None where others must reach it from other nodes.
+        folder: a private folder, or the prefix of names that `sockets_home` gave; None where others must reach it from
+            other nodes.
         bind: the address to listen on then.
         advertise: the name under which other nodes reach this one.
         backlog: how many may wait to be let in.
@@ -93,10 +131,10 @@ def listen(
     path = Path(folder) / f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
     if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
         cause = f"the socket path {path} is longer than {LONGEST_UNIX_PATH} bytes"
-        raise UsageError(cause, hint="choose a shorter XDG_RUNTIME_DIR")
+        raise UsageError(cause, hint="choose a folder with a shorter path")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(str(path))
+        sock.bind(unix_address(path))
         sock.listen(backlog)
     except OSError:
         sock.close()
@@ -124,6 +162,7 @@ def connect(
             opened(sock)
             sock.settimeout(within)
             sock.connect(address)
+            _own_end(sock, endpoint)
             if family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is not None:
@@ -215,6 +254,8 @@ class ThreadServer:
         while True:
             try:
                 sock = listener.accept()
+            except ConnectionAbortedError:
+                continue
             except OSError as error:
                 # Out of descriptors, most likely: others are given the time to end.
                 if self._closed.wait(_PAUSE_S):
@@ -256,7 +297,12 @@ async def open_connection(protocol: Callable[[], Speaking], endpoint: str) -> Sp
     """A connection to an endpoint. Raises `OSError` or `UsageError`."""
     place, loop = _place(endpoint), asyncio.get_running_loop()
     if isinstance(place, str):
-        _, speaking = await loop.create_unix_connection(protocol, place)
+        transport, speaking = await loop.create_unix_connection(protocol, place)
+        try:
+            _own_end(transport.get_extra_info("socket"), endpoint)
+        except OSError:
+            transport.abort()
+            raise
     else:
         _, speaking = await loop.create_connection(protocol, *place, ssl=tls.calling())
     return speaking
@@ -265,10 +311,14 @@ async def open_connection(protocol: Callable[[], Speaking], endpoint: str) -> Sp
 async def serve(
     protocol: Callable[[], asyncio.Protocol], path: Path | None, *, bind: str, advertise: str
 ) -> tuple[asyncio.Server, str]:
-    """Serve connections to a unix socket; without a path, to any TCP port. The server and its endpoint."""
+    """Serve connections to a unix socket; without a path, to any TCP port. The server and its endpoint.
+
+    The protocol asks `is_own` as a connection is made.
+    """
     loop = asyncio.get_running_loop()
     if path is not None:
-        path.unlink(missing_ok=True)
-        return await loop.create_unix_server(protocol, str(path)), f"unix:{path}"
+        if not str(path).startswith("@"):
+            path.unlink(missing_ok=True)
+        return await loop.create_unix_server(protocol, unix_address(path)), f"unix:{path}"
     server = await loop.create_server(protocol, bind, 0, ssl=tls.serving())
     return server, f"tcp:{advertise}:{server.sockets[0].getsockname()[1]}"

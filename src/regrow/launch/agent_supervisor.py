@@ -7,16 +7,16 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from regrow.agent.workers.processes import own_children
 from regrow.core.config import AgentConfig
-from regrow.core.ids import NodeId, Seconds, StepNo
+from regrow.core.errors import RegrowError, passes
+from regrow.core.ids import Instant, NodeId, Seconds, StepNo
 from regrow.core.messages.elections import Office
-from regrow.launch import folder
+from regrow.core.net import sockets_home
 from regrow.launch.cache import CacheHome
 from regrow.launch.child import AgentProcess
 from regrow.launch.console import Console
@@ -25,6 +25,9 @@ DEATHS = 3
 """So many agents of one node may end with no step committed in between; then it is given up."""
 _BURY_S: Seconds = 5.0
 _LOOK_S: Seconds = 0.01
+_AGAIN_S: Seconds = 1.0
+_PASSES_S: Seconds = 60.0
+"""So long it is tried to start an agent for which something is short."""
 
 
 class Departure(NamedTuple):
@@ -46,7 +49,6 @@ class NodeAgents:
     """The agents that this process has started, so that what one leaves behind is told from the others."""
 
     command: Sequence[str]
-    socket_home: Path
     speaker: Console
     caches: CacheHome
     _pids: set[int] = field(default_factory=set)
@@ -83,7 +85,7 @@ class AgentSupervisor:
 
     Args:
         household: who starts it.
-        config: what it is told; each gets a socket folder and a cache folder of its own.
+        config: what it is told; each gets socket names and a cache folder of its own.
         ask: asks the coordinator, whenever an agent has ended.
     """
 
@@ -93,6 +95,7 @@ class AgentSupervisor:
         self._ask = ask
         self._agent: AgentProcess | None = None
         self._over = False
+        self._short_since: Instant | None = None
 
     @property
     def node(self) -> NodeId:
@@ -108,7 +111,13 @@ class AgentSupervisor:
         deaths, known = 0, None
         earlier = (await self._ask(self.node)).leaving  # a node of that name, which is not back yet
         while True:
-            how, obeyed = await self._live()
+            try:
+                how, obeyed = await self._live()
+            except (OSError, RegrowError) as error:
+                if not await self._may_pass(error):
+                    return Departure(f"cannot be started: {error}", given_back=False)
+                continue
+            self._short_since = None
             if self._over or obeyed:
                 return Departure(how, given_back=obeyed and not self._over)
             step, leaving = await self._ask(self.node)
@@ -122,10 +131,9 @@ class AgentSupervisor:
     async def _live(self) -> tuple[str, bool]:
         """One agent from its start to its end, and the end of all that it had started; whether it was ordered to."""
         caches = self._household.caches
-        socket_dir = folder.make_socket_dir(self._household.socket_home)
         furnished, cache = caches.assemble(self._config)
         try:
-            config = msgspec.structs.replace(furnished, socket_dir=str(socket_dir))
+            config = msgspec.structs.replace(furnished, socket_dir=sockets_home())
             self._agent = agent = await self._household.start(config)
             if self._over:
                 agent.kill()
@@ -134,8 +142,18 @@ class AgentSupervisor:
                 await self._household.bury(agent)
             return how, agent.obeyed
         finally:
-            folder.remove_socket_dir(socket_dir)
             caches.clear(cache)
+
+    async def _may_pass(self, error: OSError | RegrowError) -> bool:
+        """Whether to try again, after a pause: descriptors, memory, room may be there again soon."""
+        now = time.monotonic()
+        if self._short_since is None:
+            self._short_since = now
+            self._household.speaker.say(f"the agent of {self.node} cannot be started now: {error}")
+        if self._over or not passes(error) or now - self._short_since > _PASSES_S:
+            return False
+        await asyncio.sleep(_AGAIN_S)
+        return not self._over
 
     def kill(self) -> None:
         """The coordinator has given the agent up: it must not act any more, even if it only was stopped."""

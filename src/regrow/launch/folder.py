@@ -6,8 +6,6 @@
 import contextlib
 import fcntl
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +21,6 @@ JOB_FILE = "job.json"
 EVENTS_FILE = "events.jsonl"
 CRASH_FILE = "crash.txt"
 _MOST_NAMESAKES = 10_000
-_LONGEST_SOCKET_PATH = 107
-_ROOM_FOR_NAMES = 48
 
 
 class JobEntry(msgspec.Struct, frozen=True):
@@ -120,36 +116,6 @@ def make_log_dir(folder: Path) -> None:
         raise UsageError(
             f"the folder for logs {folder} cannot be made: {error.strerror or error}", hint="choose another --log-dir"
         ) from error
-
-
-def make_socket_dir(home: Path) -> Path:
-    """A private folder (0700) with an unpredictable name for the job's unix sockets; the caller removes it.
-
-    Raises:
-        UsageError: it cannot be made, or its path leaves no room for socket names.
-    """
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="regrow-", dir=home))
-    except OSError as error:
-        raise UsageError(
-            f"no folder for sockets can be made in {home}: {error.strerror or error}",
-            hint="set TMPDIR to another folder",
-        ) from error
-    if len(os.fsencode(folder)) + _ROOM_FOR_NAMES > _LONGEST_SOCKET_PATH:
-        folder.rmdir()
-        raise UsageError(
-            f"{home} is too long for the sockets in it: a socket's path has at most {_LONGEST_SOCKET_PATH} bytes",
-            hint="set TMPDIR to a shorter folder, such as /tmp",
-        )
-    return folder
-
-
-def remove_socket_dir(folder: Path) -> None:
-    """Remove the folder and the sockets in it; an agent may have done so before."""
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return
 
 
 def describe(job: JobId, address: str, token: str, *, world: int, command: list[str], log_dir: str) -> JobEntry:

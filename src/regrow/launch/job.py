@@ -34,7 +34,6 @@ class HostEnvironment(msgspec.Struct, frozen=True):
     gpus: int
     stamp: str
     jobs_home: Path
-    socket_home: Path
     token: str = ""
     data_home: Path | None = None
     hang_floor: Seconds = HANG_FLOOR
@@ -120,7 +119,6 @@ class JobPlan(msgspec.Struct, frozen=True):
     spec: JobSpec
     script: Script
     jobs_home: Path
-    socket_home: Path
     node_rank: int = 0
     local: bool = False
     """All nodes are run here (`--local-nodes`)."""
@@ -247,7 +245,6 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         spec=spec,
         script=Script(flags.script, flags.args, module=flags.module, binary=flags.no_python),
         jobs_home=around.jobs_home,
-        socket_home=around.socket_home,
         node_rank=node_rank,
         local=local,
         domains=domains_of(flags.domain, spec.nodes if local else 1),

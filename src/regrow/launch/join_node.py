@@ -19,6 +19,7 @@ from regrow.core.hosts import address_of, route_to
 from regrow.core.ids import NO_STATE, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages.elections import Office
+from regrow.core.process.tasks import Tasks, TaskScope
 from regrow.core.wire import UNREADABLE
 from regrow.launch import folder
 from regrow.launch.agent_supervisor import AgentSupervisor, Departure, NodeAgents, Outlook
@@ -85,7 +86,7 @@ class _Joining:
         self._base = office.address
         self._force = asyncio.Event()
         self._forced_by = "interrupted twice"
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling = Tasks(lambda doing, error: self._give_up(f"{doing} failed: {error!r}"))
         self._deputy: Deputy | None = None
 
     async def run(self) -> EndJob:
@@ -140,7 +141,7 @@ class _Joining:
             config = msgspec.structs.replace(config, launcher=self._deputy.url, term=self._office.term)
         caches = CacheHome(self._plan.cache, 1, self._speaker)
         caches.open()
-        household = NodeAgents(self._agent_command, self._plan.socket_home, self._speaker, caches)
+        household = NodeAgents(self._agent_command, self._speaker, caches)
         return AgentSupervisor(household, config, ask)
 
     async def _find_job(self, session: aiohttp.ClientSession) -> JobSpec:
@@ -202,28 +203,26 @@ class _Joining:
 
     async def _accompany(self, session: aiohttp.ClientSession, keeper: AgentSupervisor, host: NextHost) -> EndJob:
         """Until the job ends, its coordinator is lost for good, the node was given back, or its agents do not stay."""
-        ending = asyncio.create_task(self._wait_end(session, keeper))
-        leaving = asyncio.create_task(keeper.keep())
-        forced = asyncio.create_task(self._force.wait())
-        try:
-            await asyncio.wait({ending, leaving, forced}, return_when=asyncio.FIRST_COMPLETED)
-            keeper.retire()
-            if forced.done():
-                return EndJob(RUN_AGAIN, self._forced_by)
-            if not ending.done():
-                return await self._left(leaving.result(), ending, forced)
-            stopping = asyncio.create_task(host.stop_nodes(ending.result()))
-            await asyncio.wait(
-                {leaving, forced}, timeout=self._plan.grace + VERDICT_DEADLINE, return_when=asyncio.FIRST_COMPLETED
-            )
-            await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            return ending.result()
-        finally:
-            await keeper.end(within=0.0)
-            await asyncio.wait({leaving}, timeout=VERDICT_DEADLINE)
-            for task in (ending, leaving, forced, *self._telling):
-                task.cancel()
+        async with TaskScope() as scope:
+            ending = scope.start(self._wait_end(session, keeper))
+            leaving, forced = scope.start(keeper.keep()), scope.start(self._force.wait())
+            try:
+                await asyncio.wait({ending, leaving, forced}, return_when=asyncio.FIRST_COMPLETED)
+                keeper.retire()
+                if forced.done():
+                    return EndJob(RUN_AGAIN, self._forced_by)
+                if not ending.done():
+                    return await self._left(leaving.result(), ending, forced)
+                stopping = scope.start(host.stop_nodes(ending.result()))
+                await asyncio.wait(
+                    {leaving, forced}, timeout=self._plan.grace + VERDICT_DEADLINE, return_when=asyncio.FIRST_COMPLETED
+                )
+                await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
+                return ending.result()
+            finally:
+                await keeper.end(within=0.0)
+                await asyncio.wait({leaving}, timeout=VERDICT_DEADLINE)
+                self._telling.cancel()
 
     async def _wait_end(self, session: aiohttp.ClientSession, keeper: AgentSupervisor) -> EndJob:
         """The job's end, whoever is its coordinator by then."""
@@ -231,9 +230,8 @@ class _Joining:
         if self._deputy is None:
             return await _end_of(session, self._base) or _LOST
         while True:
-            ending = asyncio.create_task(_end_of(session, self._base))
-            following = asyncio.create_task(self._deputy.next(term))
-            try:
+            async with TaskScope() as scope:
+                ending, following = scope.start(_end_of(session, self._base)), scope.start(self._deputy.next(term))
                 # A coordinator without power ends no connection.
                 await asyncio.wait({ending, following}, return_when=asyncio.FIRST_COMPLETED)
                 if ending.done() and (end := ending.result()) is not None:
@@ -245,9 +243,6 @@ class _Joining:
                 if office is None and self._deputy.ended:
                     await asyncio.wait({ending}, timeout=VERDICT_DEADLINE)
                     return (ending.result() if ending.done() else None) or _LOST
-            finally:
-                ending.cancel()
-                following.cancel()
             if office is None:
                 return _LOST
             term, self._base = office.term, office.address
@@ -276,7 +271,7 @@ class _Joining:
 
     def _ask_stop(self, session: aiohttp.ClientSession, why: str) -> None:
         self._speaker.note(f"{why}; asking the job to stop (Ctrl-C again: at once)")
-        self._telling.add(asyncio.create_task(self._post_stop(session, why)))
+        self._telling.start(self._post_stop(session, why), "asking the job to stop")
 
     async def _post_stop(self, session: aiohttp.ClientSession, why: str) -> None:
         timeout = aiohttp.ClientTimeout(total=VERDICT_DEADLINE)
@@ -294,7 +289,7 @@ class _Joining:
     def _ask_drain(self, session: aiohttp.ClientSession, why: str, number: signal.Signals) -> None:
         grace = self._plan.drain_grace
         self._speaker.note(f"{why}; giving {self._plan.node} back, its ranks have {grace:g} s (again: at once)")
-        self._telling.add(asyncio.create_task(self._drain(session, why)))
+        self._telling.start(self._drain(session, why), "giving this node back")
         if number != signal.SIGUSR1:  # who asks for an end gets one, whatever the job makes of the notice
             late = f"its ranks had not left it after {grace:g} s"
             asyncio.get_running_loop().call_later(grace, self._give_up, late)

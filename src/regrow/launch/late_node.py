@@ -73,7 +73,6 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
         spec=offer.spec,
         script=offer.script,
         jobs_home=around.jobs_home,
-        socket_home=around.socket_home,
         node_rank=offer.node_rank,
         name=offer.node,
         local=offer.local,

@@ -5,6 +5,7 @@ import secrets
 import shutil
 import socket
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -21,12 +22,13 @@ from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
-from regrow.core.exit_codes import OK, RUN_AGAIN
+from regrow.core.exit_codes import INTERNAL_ERROR, OK, RUN_AGAIN
 from regrow.core.hosts import LOOPBACK, address_of
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
 from regrow.core.messages.elections import Office, Voter
+from regrow.core.process.tasks import Tasks, TaskScope
 from regrow.core.records import JobStarted
 from regrow.launch import folder
 from regrow.launch.agent_supervisor import AgentSupervisor, NodeAgents, Outlook
@@ -216,12 +218,14 @@ class _Launch:
 
         caches = CacheHome(self._plan.cache, len(configs), self._speaker)
         caches.open()
-        household = NodeAgents(self._agent_command, self._plan.socket_home, self._speaker, caches)
+        household = NodeAgents(self._agent_command, self._speaker, caches)
         keepers = {config.node: AgentSupervisor(household, config, ask) for config in configs}
         coordinator.on_node_lost.append(lambda node: keepers[node].kill() if node in keepers else None)
         loop = asyncio.get_running_loop()
         gathering = loop.call_later(GATHER_DEADLINE, self._check_gathered, coordinator, machine)
-        watches = [asyncio.create_task(self._watch_agent(coordinator, keeper)) for keeper in keepers.values()]
+        watches = Tasks(partial(self._watch_failed, coordinator))
+        for keeper in keepers.values():
+            watches.start(self._watch_agent(coordinator, keeper), f"keeping the agent of {keeper.node}")
         try:
             end = await coordinator.wait_ended()
             if isinstance(end, Deposed):
@@ -232,16 +236,14 @@ class _Launch:
             desk.end()
             for keeper in keepers.values():
                 keeper.retire()
-            stop = asyncio.create_task(self._wind_down(coordinator, desk, list(keepers.values()), end))
-            force = asyncio.create_task(self._force.wait())
-            await asyncio.wait({stop, force}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (stop, force):
-                task.cancel()
+            async with TaskScope() as scope:
+                stop = scope.start(self._wind_down(coordinator, desk, list(keepers.values()), end))
+                await asyncio.wait({stop, scope.start(self._force.wait())}, return_when=asyncio.FIRST_COMPLETED)
             return end
         finally:
             gathering.cancel()
             await asyncio.gather(*(keeper.end(within=0.0) for keeper in keepers.values()))
-            await asyncio.wait(watches, timeout=VERDICT_DEADLINE)
+            await watches.ended(VERDICT_DEADLINE)
 
     async def _wind_down(
         self, coordinator: Coordinator, desk: LauncherDesk, keepers: Sequence[AgentSupervisor], end: EndJob
@@ -272,6 +274,13 @@ class _Launch:
             self._speaker.note(f"{keeper.node} has left the job, which goes on without it")
         else:
             coordinator.end(EndJob(RUN_AGAIN, f"the agent of {keeper.node} {left.how}; what it said is above"))
+
+    @staticmethod
+    def _watch_failed(coordinator: Coordinator, doing: str, error: BaseException) -> None:
+        """Nobody else would start another agent for that node: the job ends, at once and by name."""
+        coordinator.crash = coordinator.crash or "".join(traceback.format_exception(error))
+        text = f"regrow's launcher failed in {doing}: {type(error).__name__}: {error}"
+        coordinator.end(EndJob(INTERNAL_ERROR, text))
 
     def close_entry(self, end: EndJob) -> None:
         """The job has ended, or goes on elsewhere. What another coordinator has said in the same folder stays."""

@@ -15,6 +15,7 @@ import msgspec
 
 from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
 from regrow.core.ids import Instant, Seconds
+from regrow.core.process.tasks import TaskScope
 from regrow.observe.watch.present import JobFigures
 from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
 from regrow.operator.asking import JobAsker
@@ -92,16 +93,17 @@ class Controller:
     async def run(self) -> None:
         """Until it is cancelled."""
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskScope() as tasks:
                 for kind in self._listed:
-                    tasks.create_task(self._follow(kind))
+                    tasks.start(self._follow(kind))
                 for listed in self._listed.values():
                     await listed.wait()
-                tasks.create_task(self._resync())
-                tasks.create_task(self._ask_jobs())
-                tasks.create_task(self._watch_nodes())
+                tasks.start(self._resync())
+                tasks.start(self._ask_jobs())
+                tasks.start(self._watch_nodes())
                 for _ in range(_WORKERS):
-                    tasks.create_task(self._work())
+                    tasks.start(self._work())
+                await tasks.wait()
         finally:
             self._queue.close()
 

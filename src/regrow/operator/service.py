@@ -11,6 +11,7 @@ from pathlib import Path
 from regrow.cluster.node_health import HealthTable, read_table
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import OK, RUN_AGAIN
+from regrow.core.process.tasks import TaskScope
 from regrow.operator.controller import Controller
 from regrow.operator.leadership import Leadership
 from regrow.operator.lightkube_api import LightkubeApi
@@ -50,28 +51,26 @@ async def _serve(key: bytes, namespace: str, table: HealthTable, *, elect: bool,
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        stopped = asyncio.create_task(stop.wait())
-        try:
+        async with TaskScope() as tasks:
+            stopped = tasks.start(stop.wait())
             if not elect:
-                return await _control(controller, stopped, None)
+                return await _control(tasks.start(controller.run()), stopped, None)
             identity = f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
             leadership = Leadership(api, namespace=namespace or api.namespace, identity=identity)
-            waiting = asyncio.create_task(leadership.acquire())
+            waiting = tasks.start(leadership.acquire())
             await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                waiting.cancel()
                 return OK
             _LOG.info("%s leads", identity)
-            code = await _control(controller, stopped, asyncio.create_task(leadership.hold()))
+            code = await _control(tasks.start(controller.run()), stopped, tasks.start(leadership.hold()))
             if code == OK:
                 await leadership.release()
             return code
-        finally:
-            stopped.cancel()
 
 
-async def _control(controller: Controller, stopped: "asyncio.Task[bool]", held: "asyncio.Task[None] | None") -> int:
-    working = asyncio.create_task(controller.run())
+async def _control(
+    working: "asyncio.Task[None]", stopped: "asyncio.Task[bool]", held: "asyncio.Task[None] | None"
+) -> int:
     waited: set[asyncio.Task[None] | asyncio.Task[bool]] = {working, stopped}
     if held is not None:
         waited.add(held)

@@ -10,15 +10,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from regrow.core.ids import Instant
+from regrow.core.process.tasks import shared
 
 _LIMIT = 256 << 20
 FetchKey = tuple[str, bool, bool]
-
-
-def seen(done: "asyncio.Future[Any]") -> None:
-    """To be called with what is done, where perhaps nobody is left to look at its error."""
-    if not done.cancelled():
-        done.exception()
 
 
 class Found(NamedTuple):
@@ -50,8 +45,7 @@ class Fetch:
 
     def start(self, ask: Callable[["Fetch"], Coroutine[Any, Any, Found | None]], over: Callable[[], None]) -> None:
         """Begin with the loop's next turn, so that all readers of this turn are early; `over` is called at the end."""
-        self._task = asyncio.get_running_loop().create_task(ask(self))
-        self._task.add_done_callback(seen)
+        self._task = shared(ask(self))
         self._task.add_done_callback(lambda _: over())
 
     async def result(self, within: float) -> Found | None:

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import msgspec
 
-from regrow.agent.store.cached import seen
 from regrow.core.errors import ProtocolError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.messages.store import StoreCancel, StoreHello, StoreMessage, StoreReply
 from regrow.core.net import open_connection
+from regrow.core.process.tasks import seen, shared
 from regrow.core.wire import FrameCodec
 
 _CONNECT_S: Seconds = 10.0
@@ -55,8 +55,7 @@ class PeerLinks:
         """What the agent answers. Raises `StoreNodeLost`."""
         opening = self._links.get(agent)
         if opening is None or (opening.done() and _is_dead(opening)):
-            opening = self._links[agent] = asyncio.get_running_loop().create_task(self._connect(agent))
-            opening.add_done_callback(seen)
+            opening = self._links[agent] = shared(self._connect(agent))
         try:
             link = await asyncio.shield(opening)
         except asyncio.CancelledError:

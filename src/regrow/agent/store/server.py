@@ -18,7 +18,8 @@ from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Seconds
 from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest, StoreSet, StoreTable
-from regrow.core.net import same_secret, serve
+from regrow.core.net import is_own, same_secret, serve
+from regrow.core.process.tasks import supervised
 from regrow.core.strangers import refused
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 
@@ -127,6 +128,8 @@ class _Conversation(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # of a stream, so it writes
         self._serving.add(self)
         self._hello_timer = asyncio.get_running_loop().call_later(_HELLO_S, self._refuse, "no greeting came")
+        if not is_own(transport.get_extra_info("socket")):
+            self._refuse("it is of another user")
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of requests."""
@@ -214,15 +217,13 @@ class _Conversation(asyncio.Protocol):
         if reply is not None:
             self._say(reply, request)
             return
-        task = asyncio.get_running_loop().create_task(self._answer(request, caller))
+        task = supervised(self._answer(request, caller), "a request to the store could not be answered", self._failed)
         self._answering[number] = task
-        task.add_done_callback(lambda done: self._answered(number, done))
+        task.add_done_callback(lambda _: self._answering.pop(number))
 
-    def _answered(self, number: int, done: "asyncio.Task[None]") -> None:
-        del self._answering[number]
-        if not done.cancelled() and (error := done.exception()) is not None:
-            _log.error("a request to the store could not be answered", exc_info=error)
-            self._transport.close()  # so that nobody waits for the answer
+    def _failed(self, what: str, error: BaseException) -> None:
+        _log.error(what, exc_info=error)
+        self._transport.close()  # so that nobody waits for the answer
 
     async def _answer(self, request: StoreRequest, caller: str) -> None:
         self._say(await self._carry_out(request, caller), request)

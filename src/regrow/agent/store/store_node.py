@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from regrow.agent.store.cached import CachedValues, Fetch, Found, seen
+from regrow.agent.store.cached import CachedValues, Fetch, Found
 from regrow.agent.store.keys import KeyTable, StoreRefusal, generation_of
 from regrow.agent.store.ownership import KeyOwnership, KeyRoute
 from regrow.agent.store.peers import StoreNodeLost, StorePeers
@@ -41,6 +41,7 @@ from regrow.core.messages.store import (
     StoreTable,
     StoreWait,
 )
+from regrow.core.process.tasks import Tasks, seen, shared
 
 ANSWER_S: Seconds = 30.0
 """How long another agent may take to answer what needs no waiting."""
@@ -71,7 +72,7 @@ class StoreNode:
         self._heard: dict[tuple[Generation | None, str], int] = {}
         """How much of what another agent's ranks publish has come from it."""
         self._sums: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
-        self._summing: set[asyncio.Task[None]] = set()
+        self._summing = Tasks(lambda key, error: _log.error("the sum of %r failed", key, exc_info=error))
 
     def learn(self, generation: Generation, stores: Sequence[str], world: int) -> None:
         """The agents over which the keys of this generation are spread. The same everywhere."""
@@ -324,9 +325,7 @@ class StoreNode:
             self._sums[key].append((amount, mine))
         else:
             self._sums[key] = [(amount, mine)]
-            task = asyncio.get_running_loop().create_task(self._sum(key, way))
-            self._summing.add(task)
-            task.add_done_callback(self._summing.discard)
+            self._summing.start(self._sum(key, way), key)
         return await mine
 
     async def _sum(self, key: str, way: KeyRoute) -> None:
@@ -338,6 +337,8 @@ class StoreNode:
                 error = reply.error
             except StoreNodeLost as lost:
                 error = f"an agent on the way to the key was lost, and whether it was added to is unknown: {lost}"
+            except Exception as defect:  # noqa: BLE001 - whatever it is, those who wait are told
+                error = f"a defect of regrow, and whether the key was added to is unknown: {defect!r}"
             total = 0 if error else reply.number - sum(amount for amount, _ in parts)
             for amount, waiting in parts:
                 total += amount
@@ -367,12 +368,11 @@ async def _all(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """The results in order; the first error ends the others."""
     if len(works) == 1:
         return [await works[0]]
-    tasks = [asyncio.ensure_future(work) for work in works]
+    tasks = [shared(work) for work in works]
     try:
         if tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         return [task.result() for task in tasks if task.done()]
     finally:
         for task in tasks:
-            task.add_done_callback(seen)
             task.cancel()

@@ -63,9 +63,9 @@ def producer_socket(socket_dir: str, loader: int) -> str:
     return f"{socket_dir}/data-{loader}"
 
 
-def producer_given_up(socket_dir: str, loader: int) -> str:
-    """A file that is there once there will be no producer for a loader any more; it says why."""
-    return f"{socket_dir}/data-{loader}.given-up"
+def producer_given_up(data_dir: str, loader: int) -> str:
+    """A file in the cache's folder, there once there will be no producer for a loader any more; it says why."""
+    return f"{data_dir}/producer-{loader}.given-up"
 
 
 # --- a worker to its agent ---------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class CachedSource:
         self._reach: Reach | None = None
         if loader.map_style:
             hello = Hello(cache.worker, self._identity, identity.parts, loader.seed, cache.until)
-            self._reach = Reach(cache.socket_dir, loader.number, hello, cache.reader)
+            self._reach = Reach(cache.socket_dir, cache.seat.folder, loader.number, hello, cache.reader)
             cache.reader.want_producer(loader.number)
         cache.reader.on_halt(self.wake)
 

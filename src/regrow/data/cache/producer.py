@@ -1,14 +1,17 @@
 """The process that makes the batches of one loader for all workers of its node, ahead of them."""
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
 import socket
+import time
 from collections.abc import Callable, Iterator
 
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Seconds
+from regrow.core.net import is_own, unix_address
 from regrow.data.cache.layout import Key
 from regrow.data.cache.making import Making, Unfit
 from regrow.data.cache.messages import (
@@ -27,6 +30,8 @@ from regrow.data.cache.messages import (
 
 _BACKLOG = 128
 _IDLE_S: Seconds = 1.0
+_BIND_S: Seconds = 10.0
+_BIND_AGAIN_S: Seconds = 0.02
 """How often it looks whether lanes that nobody reads any more can be given up."""
 _log = logging.getLogger("regrow")
 
@@ -46,7 +51,7 @@ class Producer:
 
     Args:
         making: makes the entries.
-        address: path of the socket.
+        address: path of the socket, as in `core/net.py`.
         served: called once, when there is an entry that readers can take.
     """
 
@@ -70,21 +75,30 @@ class Producer:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._address)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
-            # Under another name first: whoever finds the name is heard.
-            draft = f"{self._address}.new"
+        if not self._address.startswith("@"):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)
-            listener.bind(draft)
+                os.unlink(self._address)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
+            self._bind(listener)
             listener.listen(_BACKLOG)
-            os.rename(draft, self._address)
             self._selector.register(listener, selectors.EVENT_READ, listener)
             try:
                 yield
             finally:
                 self._making.close()
+
+    def _bind(self, listener: socket.socket) -> None:
+        """As soon as the last of an earlier producer, a loader worker of it for example, has ended."""
+        until = time.monotonic() + _BIND_S
+        while True:
+            try:
+                listener.bind(unix_address(self._address))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                    raise
+                time.sleep(_BIND_AGAIN_S)
+            else:
+                return
 
     # --- readers -------------------------------------------------------------------------------------------------
 
@@ -99,6 +113,9 @@ class Producer:
         try:
             sock, _ = listener.accept()
         except OSError:  # gone again, or no descriptor is left: it will ask again
+            return
+        if not is_own(sock):
+            sock.close()
             return
         reader = _Reader(Line(sock, PRODUCER_HEARS))
         self._readers.append(reader)

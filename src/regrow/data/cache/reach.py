@@ -1,5 +1,6 @@
 """The way from a worker to its node's producer: there, not there yet, or not answering."""
 
+import errno
 import os
 import select
 import socket
@@ -11,6 +12,7 @@ from typing import Protocol
 from regrow.core.errors import GenerationHalted, ProtocolError
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.data import producer_given_up, producer_socket
+from regrow.core.net import is_own, unix_address
 from regrow.data.cache.layout import Key
 from regrow.data.cache.messages import (
     READER_HEARS,
@@ -71,14 +73,15 @@ class Reach:
 
     Args:
         socket_dir: where producers listen.
+        data_dir: the folder of the node's cache.
         loader: the loader's number.
         hello: how the worker names itself and what it reads.
         reader: the worker.
     """
 
-    def __init__(self, socket_dir: str, loader: int, hello: Hello, reader: Reader) -> None:
+    def __init__(self, socket_dir: str, data_dir: str, loader: int, hello: Hello, reader: Reader) -> None:
         self._address = producer_socket(socket_dir, loader)
-        self._given_up = producer_given_up(socket_dir, loader)
+        self._given_up = producer_given_up(data_dir, loader)
         self._hello = hello
         self._reader = reader
         self._line: Line[ToReader] | None = None
@@ -162,7 +165,9 @@ class Reach:
             return False
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            sock.connect(self._address)
+            sock.connect(unix_address(self._address))
+            if not is_own(sock):
+                raise PermissionError(errno.EPERM, "a process of another user listens there", self._address)
             line = Line(sock, READER_HEARS)
             line.send(self._hello)
         except OSError:  # none is there, it has just died, or more connect than it takes in

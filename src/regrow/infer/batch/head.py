@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from regrow.core.ids import Instant, Seconds
+from regrow.core.process.tasks import Tasks, supervised
 from regrow.infer.batch.circles import Circles, circles, told_of
 from regrow.infer.batch.journal import SYNC_S, Journal
 from regrow.infer.batch.places import BatchStopped
@@ -86,7 +87,7 @@ class BatchHead:
         self._ready: deque[_Hand] = deque()
         self._later: list[tuple[Instant, int, _Hand]] = []
         self._under_way: dict[asyncio.Task[None], tuple[str, _Hand]] = {}
-        self._errands: set[asyncio.Task[None]] = set()
+        self._errands = Tasks(self._failed)
         self._bytes, self._drawn, self._read_all = 0, 0, False
         self._wake = asyncio.Event()
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -157,7 +158,7 @@ class BatchHead:
             if url is None:
                 return
             del self._ready[at]
-            task = asyncio.create_task(self._attempt(hand, url))
+            task = supervised(self._attempt(hand, url), "an attempt", self._failed)
             self._under_way[task] = (url, hand)
             task.add_done_callback(self._landed)
 
@@ -227,8 +228,6 @@ class BatchHead:
                 hand.recalled = False
                 self._tally.retried("had to go")
                 self._ready.appendleft(hand)
-        elif task.exception() is not None:
-            self._failure = self._failure or task.exception()
         if self._failure is not None or len(self._ready) < _LEAST_READY or not self._under_way:
             self._wake.set()
 
@@ -312,22 +311,17 @@ class BatchHead:
             await asyncio.to_thread(self._journal.sync)
 
     def _errand(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._errands.add(task)
-        task.add_done_callback(self._errand_done)
+        self._errands.start(work, "an errand")
 
-    def _errand_done(self, task: asyncio.Task[None]) -> None:
-        self._errands.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._failure = self._failure or task.exception()
-            self._wake.set()
+    def _failed(self, _: str, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._wake.set()
 
     async def _let_go(self) -> None:
         """End all that is under way; nothing of it counts."""
-        tasks = [*self._under_way, *self._errands]
-        for task in tasks:
+        for task in self._under_way:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._under_way, self._errands.close(), return_exceptions=True)
         self._feed.close()
         if self._flush_timer is not None:
             self._flush_timer.cancel()

@@ -1,7 +1,6 @@
 """A batch from its words to its output: reads the input, opens the journal, runs the head, writes what came of it."""
 
 import asyncio
-import contextlib
 import gc
 import hashlib
 import signal
@@ -14,6 +13,7 @@ import msgspec
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
+from regrow.core.process.tasks import TaskScope
 from regrow.infer.batch import control
 from regrow.infer.batch.attendance import Attendance
 from regrow.infer.batch.head import BatchHead, HeadPolicy
@@ -183,13 +183,10 @@ async def _run_head(
                 )
                 beside.append(spawned.run())
             _collect_seldom()
-            tasks = [asyncio.create_task(each) for each in beside]
-            try:
-                await _first_to_end(asyncio.create_task(head.run()), tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            async with TaskScope() as scope:  # what ends beside the head does so by an error, which ends the batch
+                for each in beside:
+                    scope.start(each)
+                await head.run()
 
 
 def _named(output: str) -> str:
@@ -203,18 +200,6 @@ def _collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
-
-
-async def _first_to_end(main: "asyncio.Task[None]", beside: "list[asyncio.Task[None]]") -> None:
-    """Wait for the head, or for what ends beside it, which only an error does."""
-    await asyncio.wait([main, *beside], return_when=asyncio.FIRST_COMPLETED)
-    for task in beside:
-        if task.done():
-            main.cancel()
-            with contextlib.suppress(asyncio.CancelledError, BatchStopped):
-                await main
-            await task
-    await main
 
 
 async def _refresh(progress: BatchProgress) -> None:

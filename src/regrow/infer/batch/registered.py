@@ -21,6 +21,7 @@ from regrow.core.errors import UsageError
 from regrow.core.exit_codes import OK, RUN_AGAIN, SCRIPT_ERROR, exit_text
 from regrow.core.hosts import LOOPBACK, address_of, is_loopback, route_to
 from regrow.core.ids import Seconds
+from regrow.core.process.tasks import TaskScope
 from regrow.infer.batch.attendance import LEASE_S, RENEW_S
 from regrow.infer.batch.control import PATH, WorkerWish, read_door
 from regrow.infer.batch.server_process import PORT, ServerProcess, free_port, placed
@@ -133,11 +134,9 @@ class RegisteredWorker:
         self._asked.set()
 
     async def _attend(self, server: ServerProcess, link: _HeadLink) -> int:
-        ended = asyncio.create_task(server.wait())
-        announced = asyncio.create_task(self._announce(link))
-        asked = asyncio.create_task(self._asked.wait())
-        waiting: list[asyncio.Task[int] | asyncio.Task[bool]] = [ended, announced, asked]
-        try:
+        async with TaskScope() as scope:
+            ended, announced = scope.start(server.wait()), scope.start(self._announce(link))
+            waiting: list[asyncio.Task[int] | asyncio.Task[bool]] = [ended, announced, scope.start(self._asked.wait())]
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 await link.tell(WorkerWish(self._url, leave=True, grace=0.0, lease=LEASE_S))
@@ -150,9 +149,6 @@ class RegisteredWorker:
                 await self._drain(link, ended, by - min(_END_S, self._words.grace / 4))
             await server.end(max(0.0, by - time.monotonic()))
             return code
-        finally:
-            for task in waiting:
-                task.cancel()
 
     async def _announce(self, link: _HeadLink) -> int:
         """Until it is not wanted any more, or nobody answers. The exit code. Raises `UsageError`."""

@@ -51,7 +51,7 @@ class ServerProcess:
         """Ask it to end, and after `grace` end it."""
         _signal(self._process.pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(self._process.wait())), grace)
+            await asyncio.wait_for(self._process.wait(), grace)
         self.kill()
         await self._process.wait()
 

@@ -23,6 +23,7 @@ from regrow.core.messages.elections import (
     VoteAsked,
     Voter,
 )
+from regrow.core.process.tasks import TaskScope, supervised
 from regrow.core.wire import UNREADABLE
 from regrow.membership.server.http_replies import refusal, reply, unknown
 from regrow.membership.server.witness_folder import WitnessFolder
@@ -125,7 +126,7 @@ class Deputy:
         """This coordinator is the one that there is, as far as is known."""
         self.office = office
         self._election.follow(self._lease, self._clock.now())
-        self._task = asyncio.create_task(self._run())
+        self._task = supervised(self._run(), "following the coordinator", self._cannot_follow)
 
     async def next(self, term: int) -> Office | None:
         """Wait for a coordinator of a later term; None: the job is over, or has lost its coordinator."""
@@ -154,10 +155,12 @@ class Deputy:
                 self.office, self._beat = office, None
                 self._election.follow(self._lease, self._clock.now())
                 self._tell()
-        except Exception as error:  # noqa: BLE001 - whatever it is, this node follows nobody any more, and says why
-            self._say(f"{self._node} cannot follow the job's coordinator: {type(error).__name__}: {error}")
         finally:
             self._end()
+
+    def _cannot_follow(self, _: str, error: BaseException) -> None:
+        """Whatever it is, this node follows nobody any more, and says why."""
+        self._say(f"{self._node} cannot follow the job's coordinator: {type(error).__name__}: {error}")
 
     async def _attend(self, office: Office) -> bool:
         """Answer the coordinator's beats until another one is to be found; False: the job has ended."""
@@ -214,12 +217,11 @@ class Deputy:
 
         None: nobody is within the time for it.
         """
-        self._looking, returns = True, asyncio.create_task(self._await_return(lost))
+        self._looking = True
         try:
-            return await self._elect(lost, returns)
+            async with TaskScope() as scope:
+                return await self._elect(lost, scope.start(self._await_return(lost)))
         finally:
-            returns.cancel()
-            await asyncio.wait({returns})
             self._looking = False
 
     async def _await_return(self, lost: Office) -> bool:

@@ -13,10 +13,12 @@ from regrow.core import tls
 from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.errors import UsageError
+from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.hosts import address_of
 from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
+from regrow.core.process.tasks import supervised
 from regrow.launch import folder
 from regrow.launch.console import Console
 from regrow.launch.job import JobPlan
@@ -104,7 +106,7 @@ class NextHost:
         text = f"the coordinator was lost; {plan.node} was elected in its place (term {elected.term})"
         coordinator.publish(record.Noted(at=now, text=text, worker=None))
         coordinator.submit(facts.TimeAdvanced())
-        self._watching = asyncio.create_task(self._give_way(coordinator))
+        self._watching = supervised(self._give_way(coordinator), "giving way", self._cannot)
         return tls.url(address)
 
     async def _give_way(self, coordinator: Coordinator) -> None:
@@ -116,6 +118,12 @@ class NextHost:
             stack, self._stack = self._stack, AsyncExitStack()
             self._coordinator = self._entry = None
             await stack.aclose()
+
+    def _cannot(self, doing: str, error: BaseException) -> None:
+        text = f"{self._plan.node} failed in {doing}: {type(error).__name__}: {error}"
+        self._speaker.say(text)
+        if self._coordinator is not None:
+            self._coordinator.end(EndJob(INTERNAL_ERROR, text))
 
     async def stop_nodes(self, end: EndJob) -> None:
         """The job has ended: so do its agents."""

@@ -8,6 +8,7 @@ from aiohttp import web
 from regrow.core.ids import Seconds
 from regrow.core.messages import facts
 from regrow.core.messages.unions import AgentOrder
+from regrow.core.process.tasks import TaskScope
 
 _FULL_FRAME = 1 << 20
 """Bytes of orders to which no further ones are added; one alone may be longer."""
@@ -41,15 +42,10 @@ class AgentLink:
             successor: that agent's connection. It says nothing before it is told to; listening to it answers its pings.
             within: longer than a lease, so that an agent that answers nothing is known to be lost by then.
         """
-        lost = asyncio.create_task(self.gone.wait())
-        leaves = asyncio.create_task(successor.receive())
-        try:
+        async with TaskScope() as scope:
+            lost, leaves = scope.start(self.gone.wait()), scope.start(successor.receive())
             await asyncio.wait({lost, leaves}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
             return lost.done()
-        finally:
-            lost.cancel()
-            leaves.cancel()
-            await asyncio.wait({leaves})
 
     def ended(self, lease: Seconds) -> str:
         """Why its connection has ended, in words."""

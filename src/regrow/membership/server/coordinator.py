@@ -15,6 +15,7 @@ from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
 from regrow.core.messages import facts, orders
 from regrow.core.messages.succession import NodeReport
 from regrow.core.messages.unions import AgentFact, AgentOrder, Fact, NodeOrder
+from regrow.core.process.tasks import TaskScope, supervised
 from regrow.core.records import JobEnded, Record
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 from regrow.membership.admission import Admission, JoinOffer, JoinRequest
@@ -190,11 +191,9 @@ class Coordinator:
         links = list(self._links.values())
         for link in links:
             link.orders.put_nowait(orders.StopNode(link.node, reason, grace))
-        waits = [asyncio.create_task(link.gone.wait()) for link in links]
-        if waits:
-            _, pending = await asyncio.wait(waits, timeout=grace + margin)
-            for wait in pending:
-                wait.cancel()
+        async with TaskScope() as scope:
+            if waits := [scope.start(link.gone.wait()) for link in links]:
+                await asyncio.wait(waits, timeout=grace + margin)
         return [link.node for link in links if not link.gone.is_set()]
 
     def _carry_out(self, command: Command) -> None:
@@ -231,7 +230,7 @@ class Coordinator:
             self._timer.cancel()
         self._ended.set()
 
-    def _fail(self, error: Exception, doing: str) -> None:
+    def _fail(self, error: BaseException, doing: str) -> None:
         self.crash = "".join(traceback.format_exception(error))
         self.end(EndJob(INTERNAL_ERROR, f"regrow's coordinator failed in {doing}: {type(error).__name__}: {error}"))
 
@@ -276,8 +275,7 @@ class Coordinator:
             await socket.close(code=4409, message=f"{joined.node} is in the job already".encode())
             return socket
         link = self._links[joined.node] = AgentLink(joined, socket)
-        sending = asyncio.create_task(link.send_orders())
-        sending.add_done_callback(self._sending_done)
+        sending = supervised(link.send_orders(), "sending an order", lambda doing, error: self._fail(error, doing))
         reason = "its connection ended"
         try:
             self._introduce(joined)
@@ -330,11 +328,6 @@ class Coordinator:
                 link.gone.set()
             self.submit(fact)
         return link.ended(self._lease)
-
-    def _sending_done(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):
-            self._fail(error, "sending an order")
 
     def _unlink(self, link: AgentLink, reason: str) -> None:
         link.gone.set()

@@ -15,6 +15,7 @@ from regrow.core import http, tls
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.ids import Seconds
 from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Office, Voter
+from regrow.core.process.tasks import Tasks
 from regrow.core.wire import UNREADABLE
 from regrow.membership.server.http_replies import refusal
 from regrow.membership.server.witness_folder import WitnessFolder
@@ -58,7 +59,6 @@ class LauncherDesk:
     ) -> None:
         self.voters = voters
         self._witness = witness
-        self._keeping: asyncio.Task[None] | None = None
         self.crash = ""
         """Stack of the first defect of regrow's own here, for the record."""
         self._say = say
@@ -68,7 +68,7 @@ class LauncherDesk:
         self._news = asyncio.Event()
         self._dirty = True
         self._stands = _Standing.OPEN
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks(lambda _, error: self._fail(error))
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What can be asked, and where."""
@@ -90,20 +90,15 @@ class LauncherDesk:
 
     async def __aenter__(self) -> "LauncherDesk":
         """Look after the voters from now on."""
-        self._task = asyncio.create_task(self._look_after())
-        self._keeping = asyncio.create_task(self._keep_witness())
+        self._tasks.start(self._look_after(), "looking after the launchers")
+        self._tasks.start(self._keep_witness(), "keeping the witness")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """No more."""
         if self._stands is _Standing.OPEN:
             self.end()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait({self._keeping})
+        await self._tasks.close()
         if self._witness is not None:
             self._witness.close()
 
@@ -184,7 +179,7 @@ class LauncherDesk:
             if not is_witness(voter):
                 await self._ask(session, voter)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         if self.crash:
             return
         self.crash = "".join(traceback.format_exception(error))

@@ -20,6 +20,7 @@ from regrow.core.hosts import address_of, answers_to
 from regrow.core.ids import Seconds
 from regrow.core.messages import facts
 from regrow.core.metrics_text import CONTENT_TYPE
+from regrow.core.process.tasks import supervised
 from regrow.core.records import IncidentClosed, IncidentOpened, Record
 from regrow.core.strangers import refused
 from regrow.membership.server.http_replies import words_of
@@ -104,7 +105,7 @@ class WatchSite:
             place = f"{self._host}:{self._asked}"
             self._say(f"--watch cannot listen on {place}: {words_of(error)}; the job goes on without it")
             return self
-        self._ticking = asyncio.create_task(self._tick())
+        self._ticking = supervised(self._tick(), "the live view", lambda _, error: self._stop(error))
         return self
 
     async def __aexit__(
@@ -136,17 +137,14 @@ class WatchSite:
             self._stop(error)
 
     async def _tick(self) -> None:
-        try:
-            while not self._stopped:
-                await asyncio.sleep(min(_LEAST, self._every))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), self._every - _LEAST)
-                self._hurry.clear()
-                self._show()
-        except Exception as error:  # noqa: BLE001 - as in `feed`
-            self._stop(error)
+        while not self._stopped:
+            await asyncio.sleep(min(_LEAST, self._every))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), self._every - _LEAST)
+            self._hurry.clear()
+            self._show()
 
-    def _stop(self, error: Exception) -> None:
+    def _stop(self, error: BaseException) -> None:
         self._stopped = True
         self._say(f"the live view has stopped: {type(error).__name__}: {error}; the job goes on without it")
 
