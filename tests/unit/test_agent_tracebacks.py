@@ -29,6 +29,15 @@ def test_our_own_frames_are_left_out(tmp_path: Path) -> None:
     assert "core/config.py" not in told.traceback
 
 
+def test_our_frames_stay_where_the_error_comes_out_of_one_that_did_not_mean_to_raise_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    told = report(failure_of("duration(5)\n", script))
+    assert told.where == f"{script}:1"
+    assert "core/config.py" in told.traceback
+    caused = report(failure_of("try:\n    duration(5)\nexcept Exception as e:\n    raise KeyError from e\n", script))
+    assert "core/config.py" in caused.traceback
+
+
 def test_a_library_is_shown_but_the_users_line_is_the_place(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     told = report(failure_of("\njson.loads('{')\n", script))

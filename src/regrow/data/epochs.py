@@ -4,11 +4,11 @@ from collections.abc import Sized
 from typing import Any
 
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset
 
 from regrow.data.dataloader import Cached
+from regrow.data.iteration import dealt_out, torch_iterates
 from regrow.data.loader import Share
-from regrow.data.sampling import plan_of
+from regrow.data.sampling import plan_of, tell_place
 
 
 def pass_length(loader: Any, share: Share, *, seed: int, micro: bool = False) -> int | None:
@@ -25,9 +25,12 @@ def pass_length(loader: Any, share: Share, *, seed: int, micro: bool = False) ->
     """
     if isinstance(loader, Cached):
         loader = loader.loader
-    stock = isinstance(loader, TorchLoader) and type(loader).__iter__ is TorchLoader.__iter__
-    if isinstance(loader, TorchLoader) and stock and not isinstance(loader.dataset, IterableDataset):
-        return plan_of(loader, seed=seed).epoch_at(*share) or None
+    if isinstance(loader, TorchLoader):
+        if torch_iterates(loader):
+            return plan_of(loader, seed=seed).epoch_at(*share) or None
+        if not micro and (dealt := dealt_out(loader, seed=seed)) is not None:
+            tell_place(dealt[1], *share)
+            return len(dealt[0])
     try:
         return len(loader) // (share[1] if micro else 1) if isinstance(loader, Sized) else None
     except TypeError:  # a DataLoader over an IterableDataset without a len()

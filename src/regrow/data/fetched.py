@@ -1,7 +1,7 @@
 """What a kind of loader is to the steps: a source of batches by step and share."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from regrow.core.messages.data import OrderSpec
 from regrow.data.kept import Giving
@@ -26,7 +26,11 @@ class Fetched:
 class Source(Protocol):
     """One kind of loader."""
 
-    giving: Giving
+    @property
+    def giving(self) -> Giving:
+        """What it gives when it is asked for a batch once more."""
+        ...
+
     spec: OrderSpec
     """The order of its samples, for any number of shares."""
 
@@ -40,4 +44,16 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Ends what was opened."""
+        ...
+
+
+@runtime_checkable
+class ReadsAgain(Protocol):
+    """A source that can show whether it is a function of the step."""
+
+    def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
+        """The batch that was fetched last, made anew from the beginning; None where it can be had once only.
+
+        What the loader raises passes through.
+        """
         ...

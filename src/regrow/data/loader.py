@@ -12,10 +12,12 @@ from regrow.core.errors import UsageError
 from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.cache.entry import digest_of
 from regrow.data.dataloader import Cached, DataLoader
-from regrow.data.fetched import Fetched, Source
+from regrow.data.fetched import Fetched, ReadsAgain, Source
 from regrow.data.inplace import InPlaceSource, is_in_place
+from regrow.data.iteration import dealt_out, torch_iterates
 from regrow.data.kept import CopiedBatch, Giving, KeptBatch, WatchedBatch
 from regrow.data.mapstyle import MapStyleSource
+from regrow.data.naming import name_of
 from regrow.data.order import OPAQUE
 from regrow.data.sampling import tell_place
 from regrow.data.streams import CallableSource, IterableSource, Numbered, SequenceSource, SharedCallable
@@ -61,7 +63,8 @@ class CachedLoader:
         """
         if self.map_style:
             return MapStyleSource(self.loader, seed=self.seed, loader_workers=loader_workers)
-        return IterableSource(self.loader, seed=self.seed)
+        walked, dealt = dealt_out(self.loader, seed=self.seed) or (self.loader, None)
+        return IterableSource(walked, seed=self.seed, dealt=dealt)
 
 
 Caching = Callable[[CachedLoader], Source]
@@ -78,7 +81,7 @@ def cached_loader(loader: object, *, seed: int) -> CachedLoader | None:
     if not isinstance(loader, DataLoader | Cached):
         return None
     inner = loader.loader if isinstance(loader, Cached) else loader
-    map_style = _is_map_style(inner)
+    map_style = torch_iterates(inner)
     if map_style and is_in_place(inner):
         return None
     spec = source_of(inner, seed=seed).spec
@@ -121,6 +124,8 @@ class StepLoader:
         if micro:
             self._source = _shared(self._source, loader, seed)
         self._recorded, self._micro = recorded, micro
+        self.name = name_of(loader)
+        """For people."""
         self._step = -1
         self._kept: dict[Share, tuple[KeptBatch, BatchRecord]] = {}
         self._record: BatchRecord | None = None
@@ -162,10 +167,44 @@ class StepLoader:
         self._step, self._record = step, None
         self._kept.pop((share, shares), None)
         fetched = self._source.fetch(step, share, shares)
-        keep = WatchedBatch if self._source.giving is Giving.FRESH else CopiedBatch
         self._record = BatchRecord(share, shares, self._digest(fetched), fetched.samples)
-        self._kept[share, shares] = keep(fetched.batch), self._record
+        self._kept[share, shares] = self._keep(fetched.batch), self._record
         return fetched.batch
+
+    def prove(self, step: int, share: int, shares: int) -> str:
+        """Reads what was read last once more, from the beginning; it must be the same. Empty, or a note for people.
+
+        A rank that is replaced reads the samples of the one before it only where that is so. Does nothing where the
+        batch cannot be read twice or has no canonical bytes.
+
+        Raises:
+            UsageError: another batch came.
+        """
+        _, first = self._kept.get((share, shares), (None, None))
+        if first is None or not first.digest or step != self._step or not isinstance(self._source, ReadsAgain):
+            return ""
+        again = self._source.read_again(step, share, shares)
+        if again is None:
+            return ""
+        digest = self._digest(again)
+        if again.samples != first.samples or (digest != first.digest and not first.samples):
+            raise UsageError(
+                f"{self.name} gave other samples for step {step} when it was gone through a second time: it draws "
+                "from a generator of its own or from the clock, or goes on where it was; a rank that is replaced "
+                "would read other samples than the one before it",
+                hint="draw from torch's, numpy's or Python's global generators, which regrow seeds, or from one that "
+                "is made from the epoch (set_epoch) where the iteration begins; an iterator, iter(loader), is gone "
+                "through once and not asked for this",
+            )
+        self._kept[share, shares] = self._keep(again.batch), BatchRecord(share, shares, digest, again.samples)
+        if digest == first.digest:
+            return ""
+        return (
+            f"the same samples of {self.name} have other values each time that they are read: its data set draws from "
+            "a generator of its own or from the clock, so a rank that is replaced trains its step on other values "
+            "than the one before it. Draw from torch's, numpy's or Python's global generators, which regrow seeds "
+            "for each sample"
+        )
 
     def seek(self, step: int, share: int, shares: int) -> None:
         """Makes ready for a share of `step`, so that loader workers fetch it in time; does nothing where that is so."""
@@ -186,6 +225,9 @@ class StepLoader:
         found = self._kept.get(share)
         return found if found is not None and (once or found[0].intact()) else None
 
+    def _keep(self, batch: Any) -> KeptBatch:
+        return WatchedBatch(batch) if self._source.giving is Giving.FRESH else CopiedBatch(batch)
+
     def _digest(self, fetched: Fetched) -> str:
         if fetched.digest is not None:
             return fetched.digest
@@ -204,8 +246,9 @@ def source_of(loader: object, *, seed: int) -> Source:
     if isinstance(loader, Cached):
         loader = loader.loader
     if isinstance(loader, TorchLoader):
-        if not _is_map_style(loader):
-            return IterableSource(loader, seed=seed)
+        if not torch_iterates(loader):
+            walked, dealt = dealt_out(loader, seed=seed) or (loader, None)
+            return IterableSource(walked, seed=seed, dealt=dealt)
         return InPlaceSource(loader, seed=seed) if is_in_place(loader) else MapStyleSource(loader, seed=seed)
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise UsageError(
@@ -227,12 +270,6 @@ def source_of(loader: object, *, seed: int) -> Source:
         f"session.steps was given a {type(loader).__name__}, which is not a loader",
         hint="give it a DataLoader, a callable fn(step), or an iterable of batches",
     )
-
-
-def _is_map_style(loader: TorchLoader[Any]) -> bool:
-    # A subclass with an iteration of its own is asked to iterate: what it adds there is its point.
-    stock = type(loader).__iter__ is TorchLoader.__iter__
-    return stock and not isinstance(loader.dataset, IterableDataset)
 
 
 def _parts_of(loader: TorchLoader[Any], spec: OrderSpec, map_style: bool) -> tuple[Any, ...]:

@@ -135,7 +135,7 @@ class MapStyleSource:
     def __init__(self, loader: DataLoader[Any], *, seed: int, loader_workers: bool = True) -> None:
         plan = plan_of(loader, seed=seed)
         self.spec = plan.spec
-        self._steps = _Steps(plan)
+        self._plan, self._steps = plan, _Steps(plan)
         self._original = loader
         self._dataset = keyed(loader, seed=seed)
         self._workers = loader.num_workers if loader_workers else 0
@@ -163,6 +163,12 @@ class MapStyleSource:
         self._ready_for = self._steps.walk.after((step, rank, world))
         return Fetched(batch, samples)
 
+    def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
+        """The same batch again, its samples drawn and read anew."""
+        self._plan.forget()
+        self._ready_for = None
+        return self.fetch(step, rank, world)
+
     def close(self) -> None:
         """Ends the loader workers and waits for them."""
         iterator, self._iterator, self._loader, self._ready_for = self._iterator, None, None, None
@@ -188,6 +194,15 @@ def end_workers(iterator: Iterator[Any] | None) -> None:
     shutdown = getattr(iterator, "_shutdown_workers", None)
     if shutdown is not None:
         shutdown()
+
+
+def end_workers_of(loader: DataLoader[Any]) -> None:
+    """The same for the iterator that a loader keeps: with `persistent_workers` it would be gone through again.
+
+    The next pass has workers of its own, as in a rank that comes in there: they begin with nothing of the last one's.
+    """
+    kept, vars(loader)["_iterator"] = vars(loader).get("_iterator"), None
+    end_workers(kept)
 
 
 def keyed(loader: DataLoader[Any], *, seed: int) -> KeyedDataset:

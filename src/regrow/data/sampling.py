@@ -38,6 +38,8 @@ class Plan(Protocol):
     """Which samples are read at a step."""
 
     spec: OrderSpec
+    deals: bool
+    """Whether the order knows no ranks, and is dealt out to them."""
 
     def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
         """The samples that share `rank` of `world` reads at `step`. Raises `UsageError` where there are none."""
@@ -47,9 +49,15 @@ class Plan(Protocol):
         """Steps of an epoch at this place; 0 where epochs do not end with a step."""
         ...
 
+    def forget(self) -> None:
+        """Work out anew what has been drawn from a sampler."""
+        ...
+
 
 class OrderedPlan:
     """An order of ours: a function of the seed, for any step in constant time."""
+
+    deals = True
 
     def __init__(self, spec: OrderSpec) -> None:
         self.spec = spec
@@ -63,18 +71,26 @@ class OrderedPlan:
         """As `Plan` says."""
         return steps_per_epoch(self.spec, world)
 
+    def forget(self) -> None:
+        """Nothing is drawn."""
+
 
 class SampledPlan:
     """The order of a sampler of the user's: its batches of an epoch, one after another, epoch after epoch.
 
-    count: batches an epoch at a place. batches: those of an epoch at a place. To get into the middle of an epoch costs
-    one pass over the sampler's indices; no sample is read for it.
+    count: batches an epoch at a place. batches: those of an epoch at a place. deals: the sampler knows no ranks. To get
+    into the middle of an epoch costs one pass over the sampler's indices; no sample is read for it.
     """
 
     def __init__(
-        self, spec: OrderSpec, count: Callable[[int, int], int], batches: Callable[[int, int, int], list[list[Any]]]
+        self,
+        spec: OrderSpec,
+        count: Callable[[int, int], int],
+        batches: Callable[[int, int, int], list[list[Any]]],
+        *,
+        deals: bool = False,
     ) -> None:
-        self.spec = spec
+        self.spec, self.deals = spec, deals
         self._count = count
         self._batches = batches
         self._kept: OrderedDict[tuple[int, int, int], list[list[Any]]] = OrderedDict()
@@ -100,6 +116,10 @@ class SampledPlan:
         """As `Plan` says."""
         return self._count(rank, world)
 
+    def forget(self) -> None:
+        """As `Plan` says."""
+        self._kept.clear()
+
     def _drawn(self, *key: int) -> list[list[Any]]:
         epoch, rank, world = key
         if (epoch, rank, world) not in self._kept:
@@ -113,13 +133,13 @@ class SampledPlan:
 def plan_of(loader: TorchLoader[Any], *, seed: int) -> Plan:
     """Which order the loader asks for. Raises `UsageError` where it has no batches."""
     size = _size_of(loader.dataset)
-    batch_sampler = loader.batch_sampler
+    batch_sampler: Any = loader.batch_sampler
     if batch_sampler is None:
         raise UsageError(
             "the DataLoader of session.steps has batch_size=None, so it gives samples, not batches",
             hint="set batch_size, or give session.steps a callable fn(step) that returns a batch",
         )
-    if type(batch_sampler) is not BatchSampler:
+    if not _chunks_its_sampler(batch_sampler, seed):
         return _plan_of_batch_sampler(batch_sampler, OrderSpec(OPAQUE, spec_seed(seed)), seed)
     sampler, batch_size, drop_last = batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last
     constant, remainder = _wishes_of(loader, drop_last)
@@ -223,7 +243,22 @@ def _plan_of_dealt_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
         chunks = _chunks(_drawn(sampler, seed, epoch), of_all(world), drop_last)
         return [dealt(chunk, rank, world, constant=constant) for chunk in chunks]
 
-    return SampledPlan(spec, count, batches)
+    return SampledPlan(spec, count, batches, deals=True)
+
+
+def _chunks_its_sampler(batch_sampler: Any, seed: int) -> bool:
+    """Whether a batch sampler only cuts its sampler's order into batches: torch's own, or one that gives the same."""
+    if type(batch_sampler) is BatchSampler:
+        return True
+    if not isinstance(batch_sampler, BatchSampler) or hasattr(batch_sampler, "set_epoch"):
+        return False
+    sampler = getattr(batch_sampler, "sampler", None)
+    size: Any = getattr(batch_sampler, "batch_size", None)
+    if sampler is None or not isinstance(size, int) or size < 1:
+        return False
+    chunks = list(_chunks(_drawn(sampler, seed, 0), size, bool(getattr(batch_sampler, "drop_last", False))))
+    _seed_drawing(sampler, seed, 0)
+    return [list(batch) for batch in batch_sampler] == chunks
 
 
 def tell_place(sampler: Any, rank: int, world: int) -> None:

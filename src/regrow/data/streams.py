@@ -7,9 +7,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from regrow.core.errors import UsageError
 from regrow.core.messages.data import OrderSpec
-from regrow.data.fetched import Fetched
+from regrow.data.fetched import Fetched, ReadsAgain
+from regrow.data.iteration import DealtBatches
 from regrow.data.kept import Giving
-from regrow.data.mapstyle import end_workers
+from regrow.data.mapstyle import end_workers, end_workers_of
 from regrow.data.order import OPAQUE, spec_seed
 from regrow.data.sampling import tell_place
 from regrow.data.seeding import Draw, seed_everything
@@ -32,6 +33,10 @@ class CallableSource:
         """The batch of `step`; its random numbers depend on the seed, the step and the rank."""
         seed_everything(Draw.STREAM, self._seed, step, rank)
         return Fetched(self._function(step))
+
+    def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
+        """It is called once more."""
+        return self.fetch(step, rank, world)
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -66,10 +71,15 @@ class IterableSource:
     the batches before it: all of them, or those of one epoch where it has a `len()`. What it draws from the global
     random generators depends on the seed, the step and the rank. An iterator or generator can be gone through only
     once: its end before the last step is an error.
+
+    Args:
+        iterable: the script's.
+        seed: of the session.
+        dealt: what it goes through, where that is this rank's part of an order that knows no ranks.
     """
 
-    def __init__(self, iterable: Any, *, seed: int) -> None:
-        self._iterable = iterable
+    def __init__(self, iterable: Any, *, seed: int, dealt: DealtBatches | None = None) -> None:
+        self._iterable, self._dealt = iterable, dealt
         self._seed = seed
         self._iterator: Iterator[Any] | None = None
         self._once = isinstance(iterable, Iterator)
@@ -85,6 +95,8 @@ class IterableSource:
         """Skips nothing yet; a rank or world that has changed starts an iterable over at the next `fetch`."""
         if (rank, world) != self._place and not self._once:
             self._rewind()
+            self._place = (rank, world)
+            self._tell_place()
         self._place = (rank, world)
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
@@ -103,13 +115,33 @@ class IterableSource:
             self._take(step)
         return Fetched(self._take(step))
 
+    def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
+        """The batch that was fetched last, by another iteration from the beginning.
+
+        None for an iterator. So is what gives its one iterator to whoever iterates it: that is gone on with.
+        """
+        if self._once or self._next != step + 1:
+            return None
+        if isinstance(self._iterable, DataLoader):
+            self._rewind()
+            return self.fetch(step, rank, world)
+        walked, self._iterator = self._iterator, None
+        (epoch, in_epoch), self._epoch = (self._epoch, self._in_epoch), 0
+        self._open()
+        if self._iterator is walked:
+            self._once, self.giving = True, Giving.ONCE
+            self._epoch, self._in_epoch = epoch, in_epoch
+            return None
+        _close(walked)
+        self._next = 0
+        return self.fetch(step, rank, world)
+
     def close(self) -> None:
         """Ends what the iterator holds: loader workers, or a generator's `finally`."""
         iterator, self._iterator = self._iterator, None
-        end_workers(iterator)
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()
+        _close(iterator)
+        if isinstance(self._iterable, DataLoader):
+            end_workers_of(self._iterable)
 
     def _rewind(self) -> None:
         self.close()
@@ -138,6 +170,7 @@ class IterableSource:
                 else:
                     self._rewind()
                 raise
+            self._check_dealt()
             self._next += 1
             self._in_epoch += 1
             self._failed = None
@@ -145,13 +178,27 @@ class IterableSource:
 
     def _open(self) -> None:
         if not self._once:
+            self._tell_place()
             for part in self._parts():
-                tell_place(part, *self._place)
                 if hasattr(part, "set_epoch"):
                     part.set_epoch(self._epoch)
             seed_everything(Draw.STREAM, self._seed, self._epoch)
         self._iterator = iter(self._iterable)
         self._in_epoch = 0
+
+    def _tell_place(self) -> None:
+        for part in self._parts():
+            tell_place(part, *self._place)
+
+    def _check_dealt(self) -> None:
+        if self._dealt is None or self._dealt.asked or self._place[1] == 1:
+            return
+        raise UsageError(
+            f"{self._name()} does not ask its batch sampler for the batches that it gives, so all {self._place[1]} "
+            "ranks would read the same",
+            hint="give session.steps a regrow.DataLoader or torch's own over its data set, or a sampler that knows "
+            "ranks (DistributedSampler)",
+        )
 
     def _end_of_epoch(self, wanted: int) -> None:
         if self._failed is not None:
@@ -188,6 +235,13 @@ class IterableSource:
         return f"the {type(self._iterable).__name__}"
 
 
+def _close(iterator: Iterator[Any] | None) -> None:
+    end_workers(iterator)
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+
+
 class SharedCallable:
     """A function of the step and the share."""
 
@@ -205,6 +259,10 @@ class SharedCallable:
         seed_everything(Draw.STREAM, self._seed, step, rank)
         return Fetched(self._function(step, rank))
 
+    def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
+        """It is called once more."""
+        return self.fetch(step, rank, world)
+
     def close(self) -> None:
         """There is nothing to end."""
 
@@ -214,7 +272,12 @@ class Numbered:
 
     def __init__(self, source: SequenceSource | IterableSource) -> None:
         self._source = source
-        self.giving, self.spec = source.giving, source.spec
+        self.spec = source.spec
+
+    @property
+    def giving(self) -> Giving:
+        """As of what is numbered."""
+        return self._source.giving
 
     def seek(self, step: int, rank: int, world: int) -> None:
         """The same for every place."""
@@ -223,6 +286,10 @@ class Numbered:
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of a share. Raises `UsageError` where there is none, or no longer any."""
         return self._source.fetch(step * world + rank, 0, 1)
+
+    def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
+        """As of what is numbered."""
+        return self._source.read_again(step * world + rank, 0, 1) if isinstance(self._source, ReadsAgain) else None
 
     def close(self) -> None:
         """Ends what the iterator holds."""

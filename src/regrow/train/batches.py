@@ -60,6 +60,14 @@ class Batches:
         self._last = step
         return batch
 
+    def prove(self, step: StepNo) -> str:
+        """Read what was read for `step` last a second time, which must give the same. Empty, or a note for people.
+
+        Raises `UsageError` where the loader gives something else; what the data set raises passes through.
+        """
+        with self._fetching():
+            return self._loader.prove(step, *self._place())
+
     def record(self, step: StepNo) -> BatchRecord | None:
         """What was read for `step`; None unless that was read last, and as one batch."""
         return self._loader.record if self._last == step and isinstance(self._loader, StepLoader) else None

@@ -96,7 +96,7 @@ class StepLoop:
         if member.rehearses and until > 0:
             with self.rehearsing():
                 yield from self._rehearsal.run(*self.turns.walks())
-            batches.seek(StepNo(0))
+            self._rehearsal.prove_loader()
         expected = member.rehearses and (self.has_epochs or may_call_collectives(sys._getframe(1)))
         self.regions.begin(expected=expected)
         self.arrive()

@@ -363,6 +363,12 @@ class Dealer:
         self._loader.follow(ShareWalk(tuple(self._shares)))
         return dealt, place
 
+    def prove(self, step: int, share: int, shares: int) -> str:
+        """As `StepLoader.prove`, of the last micro-batch that was read."""
+        self._deal(share, shares)
+        records = self._loader.records(step, [(share, self._cut) for share in self._shares])
+        return self._loader.prove(step, records[-1].share, self._cut) if records else ""
+
     def seek(self, step: int, share: int, shares: int) -> None:
         """Makes ready for a step, so that loader workers fetch it in time."""
         dealt, place = self._deal(share, shares)

@@ -5,6 +5,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from regrow.core.errors import RegrowError
 from regrow.core.messages.vocabulary import ErrorReport
 
 _OWN = str(Path(__file__).resolve().parents[2]) + "/"
@@ -15,11 +16,14 @@ _MESSAGE_LIMIT = 8 << 10
 
 
 def report(error: BaseException) -> ErrorReport:
-    """Type, message, trimmed traceback and `file:line` of the innermost frame of the user's own code."""
+    """Type, message, trimmed traceback and `file:line` of the innermost frame of the user's own code.
+
+    Frames of regrow stay where the error comes out of one, and was not meant to: they are all that tells of the cause.
+    """
     linecache.checkcache()
     shown = traceback.TracebackException.from_exception(error)
     where = _where(error, shown)
-    _trim(shown, set())
+    _trim(shown, error, set())
     kind = type(error)
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
@@ -45,15 +49,27 @@ def _where(error: BaseException, shown: traceback.TracebackException) -> str:
     return f"{chosen[-1].filename}:{chosen[-1].lineno}" if chosen else ""
 
 
-def _trim(shown: traceback.TracebackException, seen: set[int]) -> None:
+def _trim(shown: traceback.TracebackException, error: BaseException | None, seen: set[int]) -> None:
     if id(shown) in seen:
         return
     seen.add(id(shown))
-    shown.stack = traceback.StackSummary.from_list([frame for frame in shown.stack if not _is_ours(frame.filename)])
-    related = [shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or [])]
-    for other in related:
+    if not _is_of_ours(shown, error):
+        kept = [frame for frame in shown.stack if not _is_ours(frame.filename)]
+        shown.stack = traceback.StackSummary.from_list(kept)
+    # What the error itself knows beside what is shown of it, in the same order.
+    related = [
+        (shown.__cause__, error and error.__cause__),
+        (shown.__context__, error and error.__context__),
+        *zip(getattr(shown, "exceptions", None) or [], getattr(error, "exceptions", None) or [], strict=False),
+    ]
+    for other, its in related:
         if other is not None:
-            _trim(other, seen)
+            _trim(other, its, seen)
+
+
+def _is_of_ours(shown: traceback.TracebackException, error: BaseException | None) -> bool:
+    """Whether the innermost frame is regrow's, and the error none of those that it raises for people."""
+    return bool(shown.stack) and shown.stack[-1].filename.startswith(_OWN) and not isinstance(error, RegrowError)
 
 
 def _shortened(text: str, limit: int) -> str:

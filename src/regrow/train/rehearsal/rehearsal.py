@@ -58,6 +58,16 @@ class Rehearsal:
         if too_large := beyond_a_message(state):
             member.note_of_script(too_large)
 
+    def prove_loader(self) -> None:
+        """Behind the rehearsal, what it has changed being as before: make ready for step 0.
+
+        Raises `UsageError` where the loader gives another batch there now.
+        """
+        batches = self._standing.data()
+        if self._standing.member.holds_initial_state and (note := batches.prove(StepNo(0))):
+            self._standing.member.note_of_script(note)
+        batches.seek(StepNo(0))
+
     def _body(self) -> Iterator[Step]:
         first = StepNo(0)
         batch = self._standing.data().batch(first)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from regrow.core.errors import UsageError
+from regrow.data.naming import name_of
 
 
 class Fetching:
@@ -17,11 +18,7 @@ class Fetching:
     @contextmanager
     def of(self, loader: object) -> Iterator[None]:
         """Within this, the loader fetches a batch."""
-        kind = loader if hasattr(loader, "__qualname__") else type(loader)
-        self._loader, self._thread = (
-            f"{kind.__module__}.{kind.__qualname__}".removeprefix("__main__."),
-            threading.get_ident(),
-        )
+        self._loader, self._thread = name_of(loader), threading.get_ident()
         try:
             yield
         finally:

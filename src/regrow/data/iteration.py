@@ -1,0 +1,76 @@
+"""How a torch `DataLoader` comes to its batches: by torch's own iteration, or by one that its class has.
+
+Torch's own can be started at any step. A class's own is gone through as it stands, since what it adds is its point;
+where the order behind it knows no ranks, it is given this rank's part of that order to go through.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import IterableDataset
+
+from regrow.core.errors import UsageError
+from regrow.data.sampling import Plan, plan_of
+
+_ITERATION = ("__iter__", "_get_iterator", "_index_sampler")
+
+
+def torch_iterates(loader: TorchLoader[Any]) -> bool:
+    """Whether its batches are those of its samples in the order of its sampler, and nothing stands between."""
+    kind = type(loader)
+    own = [name for name in _ITERATION if getattr(kind, name, None) is not getattr(TorchLoader, name, None)]
+    return not own and "_get_iterator" not in vars(loader) and not isinstance(loader.dataset, IterableDataset)
+
+
+class DealtBatches:
+    """In the place of a loader's batch sampler: a rank's batches of an epoch, of an order that knows no ranks.
+
+    Args:
+        plan: the order.
+        original: the loader's own, which answers for all else that is asked of it.
+    """
+
+    def __init__(self, plan: Plan, original: Any) -> None:
+        self._plan, self._original = plan, original
+        self.rank, self.num_replicas = 0, 1
+        self._epoch = 0
+        self.asked = False
+        """Whether somebody has gone through it."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Batches are of this epoch from now on."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._plan.epoch_at(self.rank, self.num_replicas)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        self.asked = True
+        first = self._epoch * len(self)
+        for step in range(first, first + len(self)):
+            yield [index for _, index in self._plan.keys_at(step, self.rank, self.num_replicas)]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_original" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._original, name)
+
+
+def dealt_out(loader: TorchLoader[Any], *, seed: int) -> "tuple[TorchLoader[Any], DealtBatches] | None":
+    """A copy of a loader with an iteration of its own, which goes through this rank's batches, and these.
+
+    None where its order is up to the script: it knows ranks, or is no order of a map-style data set's samples.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        plan = plan_of(loader, seed=seed)
+    except UsageError:
+        return None
+    if not plan.deals or plan.epoch_at(0, 1) < 1:
+        return None
+    copied, dealt = copy.copy(loader), DealtBatches(plan, loader.batch_sampler)
+    vars(copied)["batch_sampler"] = dealt  # which torch lets nobody set once a loader is made
+    return copied, dealt

@@ -1,0 +1,16 @@
+"""A loader's name for people."""
+
+import types
+
+from regrow.data.dataloader import Cached
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+
+
+def name_of(loader: object) -> str:
+    """A loader's name for people: a function's own, else that of its class. Never empty, whatever it is made of."""
+    loader = loader.loader if isinstance(loader, Cached) else loader
+    named = loader if isinstance(loader, _FUNCTIONS) else type(loader)
+    parts = (getattr(named, "__module__", None), getattr(named, "__qualname__", None))
+    words = [part for part in parts if isinstance(part, str) and part not in ("", "__main__", "builtins")]
+    return ".".join(words) or type(loader).__name__
