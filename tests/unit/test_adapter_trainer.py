@@ -11,6 +11,7 @@ from regrow.adapters import private_names
 from regrow.adapters.accelerate import _Recoverable as RecoverableAccelerator
 from regrow.adapters.trainer.book import merged, shared
 from regrow.adapters.trainer.deliveries import Deliveries
+from regrow.adapters.trainer.loop import Recoverable
 from regrow.adapters.trainer.loop import _refuse as refuse
 from regrow.adapters.trainer.schedule import Schedule
 from regrow.core.errors import UsageError
@@ -155,6 +156,16 @@ def test_what_a_trainer_cannot_have_is_refused_by_name(what: dict[str, Any], nam
     with pytest.raises(UsageError, match=f"cannot have {name}") as refused:
         asked(**what)
     assert cure in str(refused.value)
+
+
+def test_a_trainer_whose_batch_is_no_mapping_is_refused_by_a_sentence() -> None:
+    class GRPOTrainer(Recoverable):
+        def __init__(self) -> None:
+            """No Trainer is behind it, as none is asked for anything before the refusal."""
+
+    micro: Any = SimpleNamespace(batch=[{"prompt": "one"}], last=True)
+    with pytest.raises(UsageError, match="GRPOTrainer has no training that goes on through faults: .* but a list"):
+        GRPOTrainer()._forward_backward(micro, None)
 
 
 def test_what_it_can_have_is_not_refused() -> None:

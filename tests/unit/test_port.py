@@ -145,6 +145,16 @@ def test_fsdp2_is_known_and_its_model_is_the_optimizers() -> None:
     assert "session.protect(model, optimizer)" in made.text
 
 
+@pytest.mark.parametrize("name", ["FSDP", "FullyShardedDataParallel"])
+def test_fsdps_first_form_is_no_wrapper_that_is_known_and_has_to_be_changed_by_hand(name: str) -> None:
+    alias = "" if name == "FullyShardedDataParallel" else f" as {name}"
+    head = f"import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel{alias}\n"
+    made = of(head + f"model = {name}(Net())\noptimizer = torch.optim.SGD(model.parameters(), lr=1)\n" + STEP)
+    assert (made.today, made.then, made.diff) == (1, 1, "")
+    assert "parallel by FullyShardedDataParallel" in made.says[0]
+    assert any("fully_shard" in said for said in made.says), made.says
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from regrow.port.reading import COLLECTIVES, ScriptText, called, is_update, own
+from regrow.port.reading import COLLECTIVES, FIRST_FORM, ScriptText, called, is_update, names_of, own
 
 _RANK = re.compile(r"(int\()?([\w.]*\bget_rank\(\)|os\.(environ|getenv)\W.*'RANK'.*?)\)?")
 _SPAWNS = ("spawn", "start_processes")
@@ -26,6 +26,7 @@ def habits(script: ScriptText) -> list[Habit]:
 
 
 def _anywhere(tree: ast.Module) -> Iterator[Habit]:
+    first_form = names_of(tree, FIRST_FORM)
     for node in ast.walk(tree):
         name = called(node)
         line = getattr(node, "lineno", 0)
@@ -36,6 +37,8 @@ def _anywhere(tree: ast.Module) -> Iterator[Habit]:
             yield Habit(
                 line, "ZeroRedundancyOptimizer keeps a part of the state on each rank alone: use FSDP2, or AdamW"
             )
+        if name in first_form:
+            yield Habit(line, f"{FIRST_FORM} is refused: shard by its second form, fully_shard", stops=True)
         if name == "new_group" and "backend" in options:
             yield Habit(line, "a group with a backend of its own is refused: leave backend= out")
         if name in _SPAWNS and isinstance(node, ast.Call) and node.args:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from regrow.core.errors import UsageError
 
-WRAPPERS = frozenset({"DDP", "DistributedDataParallel", "fully_shard", "FSDP", "FullyShardedDataParallel"})
+WRAPPERS = frozenset({"DDP", "DistributedDataParallel", "fully_shard"})
+FIRST_FORM = "FullyShardedDataParallel"
+"""FSDP's first form, which is refused."""
 COLLECTIVES = frozenset(
     {"all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier", "broadcast"}
 )
@@ -74,6 +76,8 @@ def read(text: str, name: str) -> ScriptText:
     script = ScriptText(text, tree, framework=_framework(tree))
     names = [called(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     script.wrapped = next((each for each in names if each in WRAPPERS), "")
+    if names_of(tree, FIRST_FORM) & set(names):
+        script.wrapped = FIRST_FORM
     script.training = _training(tree)
     return script
 
@@ -107,6 +111,17 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((each.name, "") for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from ((node.module, each.name) for each in node.names)
+
+
+def names_of(tree: ast.Module, imported_as: str) -> frozenset[str]:
+    """Under which names a text calls what it imports by this one."""
+    return frozenset(
+        each.asname or each.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+        if each.name == imported_as
+    ) | {imported_as}
 
 
 def _framework(tree: ast.Module) -> str:

@@ -10,6 +10,7 @@ from tests.harm.frame import WIDTH, Trial, backward, ddp, mlp, mse
 from tests.harm.table import DRAWS, FP16, habit
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
 
@@ -226,6 +227,16 @@ def zero_1(t: Trial) -> dict[str, Any]:
     model = ddp(mlp())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2)
     return {"model": train(t, model, optimizer)["model"]}
+
+
+@habit(
+    "`FullyShardedDataParallel`, FSDP's first form",
+    refused="FSDP's first form, whose step cannot be run again",
+    instead="`fully_shard`",
+)
+def fsdp_1(t: Trial) -> dict[str, Any]:
+    model = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+    return train(t, model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 
 
 @habit("an attribute of a module annealed in the body")

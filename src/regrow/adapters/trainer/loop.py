@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +208,14 @@ class Recoverable(_Behind):
 
     def _forward_backward(self, micro: "MicroBatch", model: Any) -> int:
         """`training_step`, whose backward is the micro-batch's; its FLOPs."""
+        if not isinstance(micro.batch, Mapping):
+            raise UsageError(
+                f"{type(self).__name__} has no training that goes on through faults: its batches are no inputs of the "
+                f"model by name, but a {type(micro.batch).__name__}, of which it makes them in the step itself (GRPO, "
+                "RLOO: by generating), and that could not be run again",
+                hint="train it without regrow's adapter (regrow run starts it as torchrun does), or use a trainer "
+                "whose collator gives a mapping: Trainer, SFTTrainer, DPOTrainer",
+            )
         inputs = dict(micro.batch)
         private_names.reduce_gradients(self.accelerator, micro.last)
         with self._by_itself():

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from regrow.comm.torch_private import fsdp_reset
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import RegrowError, UsageError
+
+_FLAT = "FlatParameter"
 
 
 def roots(objects: Iterable[object]) -> list[FSDPModule]:
@@ -46,6 +48,20 @@ def refuse_what_cannot_run_again(modules: Iterable[FSDPModule]) -> None:
             f"nor {', '.join(missing)}",
             hint="install torch 2.13 or newer, or wrap the model in DistributedDataParallel",
         )
+
+
+def refuse_first_form(objects: Iterable[object]) -> None:
+    """Raises `UsageError` for modules under `FullyShardedDataParallel`, and for optimizers of its flat parameters."""
+    for item in objects:
+        modules = item.modules() if isinstance(item, nn.Module) else ()
+        groups = item.param_groups if isinstance(item, torch.optim.Optimizer) else ()
+        flat = any(type(each).__name__ == _FLAT for group in groups for each in group["params"])
+        if flat or any(isinstance(module, FullyShardedDataParallel) for module in modules):
+            raise UsageError(
+                "a model is sharded by FullyShardedDataParallel, FSDP's first form, whose step cannot be run again after "
+                "a fault",
+                hint="shard by its second form, torch.distributed.fsdp.fully_shard: on each layer, then on the model",
+            )
 
 
 def _lacking(modules: Iterable[FSDPModule]) -> Iterator[str]:

@@ -16,9 +16,14 @@ class Modules:
     Args:
         objects: what it protects.
         recovers: whether a step may be given up and run again here.
+
+    Raises:
+        UsageError: one of them is wrapped in a way in which no step can be run again.
     """
 
     def __init__(self, objects: Sequence[object] = (), *, recovers: bool = False) -> None:
+        if recovers:
+            fsdp.refuse_first_form(objects)
         self._objects, self._recovers = objects, recovers
         self._replicas: list[DistributedDataParallel] = []
         self._sharded: list[FSDPModule] = fsdp.roots(objects)
