@@ -58,8 +58,8 @@ def refuse_first_form(objects: Iterable[object]) -> None:
         flat = any(type(each).__name__ == _FLAT for group in groups for each in group["params"])
         if flat or any(isinstance(module, FullyShardedDataParallel) for module in modules):
             raise UsageError(
-                "a model is sharded by FullyShardedDataParallel, FSDP's first form, whose step cannot be run again after "
-                "a fault",
+                "a model is sharded by FullyShardedDataParallel, FSDP's first form, whose step cannot be run again "
+                "after a fault",
                 hint="shard by its second form, torch.distributed.fsdp.fully_shard: on each layer, then on the model",
             )
 
