@@ -15,6 +15,7 @@ from regrow.adapters.trainer.loop import Recoverable
 from regrow.adapters.trainer.loop import _refuse as refuse
 from regrow.adapters.trainer.schedule import Schedule
 from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_framework_that_is_missing_is_told_with_the_extra_that_has_it(monkeypa
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(UsageError, match="needs trl, which is not installed") as told:
         private_names.framework("trl", extra="trl")
-    assert told.value.hint == "pip install 'regrow[trl]'"
+    assert told.value.hint == install_line("trl")
 
 
 def test_a_version_on_which_nothing_was_run_is_told_once(

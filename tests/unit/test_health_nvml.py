@@ -15,6 +15,7 @@ from tests.unit.health_nvml import (
 )
 
 from regrow.core.ids import NodeId
+from regrow.core.process.extras import install_line
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.health.judging import judge
 from regrow.health.probes import nvml
@@ -117,7 +118,7 @@ def test_without_the_binding_there_is_nothing_to_read(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "pynvml", None)
     (found,) = nvml.read(ProbeSettings("/tmp"))
     assert isinstance(found, NotApplicable)
-    assert "regrow[gpu]" in found.reason
+    assert install_line("gpu") in found.reason
 
 
 def test_gpus_of_others_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

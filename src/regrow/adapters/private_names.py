@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
 
 SEEN = {"transformers": ("5.23.0",), "accelerate": ("1.15.0",), "trl": ("1.16.0",), "pytorch-lightning": ("2.6.6",)}
 SEEN["lightning"] = SEEN["pytorch-lightning"]  # one source under two names
@@ -47,7 +48,7 @@ def framework(name: str, *, extra: str) -> Any:
         if error.name is None or error.name.partition(".")[0] not in SEEN:
             raise
         raise UsageError(
-            f"regrow.adapters.{name} needs {error.name}, which is not installed", hint=f"pip install 'regrow[{extra}]'"
+            f"regrow.adapters.{name} needs {error.name}, which is not installed", hint=install_line(extra)
         ) from error
     _tell_version(name)
     return module
@@ -148,7 +149,7 @@ def lightning() -> Any:
     used = [name for name in ("lightning", "pytorch_lightning") if name in sys.modules]
     there = used or [name for name in ("lightning", "pytorch_lightning") if importlib.util.find_spec(name)]
     if not there:
-        raise UsageError("regrow.adapters.lightning needs Lightning", hint="pip install 'regrow[lightning]'")
+        raise UsageError("regrow.adapters.lightning needs Lightning", hint=install_line("lightning"))
     _tell_version(there[0].replace("_", "-"))
     return importlib.import_module("lightning.pytorch" if there[0] == "lightning" else there[0])
 

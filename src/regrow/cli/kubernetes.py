@@ -10,11 +10,12 @@ import click
 
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.process.extras import install_line
 
 
 def _needs_lightkube() -> None:
     if find_spec("lightkube") is None:
-        raise UsageError("this command speaks to Kubernetes", hint="pip install 'regrow[kubernetes]'")
+        raise UsageError("this command speaks to Kubernetes", hint=install_line("kubernetes"))
 
 
 @click.group()

@@ -10,6 +10,7 @@ import click
 from regrow.cli.training import start, surroundings
 from regrow.core.config import inherited_environment, size
 from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
 from regrow.launch import options, torchrun
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _yaml(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise UsageError("HyperPod's recipes are YAML", hint="pip install 'regrow[recipes]'") from error
+        raise UsageError("HyperPod's recipes are YAML", hint=install_line("recipes")) from error
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

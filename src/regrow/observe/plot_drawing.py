@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
+from regrow.core.process.extras import install_line
 from regrow.observe.plot_series import Axis, Kind, Mark, Picture, Stairs
 from regrow.observe.story import seconds
 
@@ -62,7 +63,7 @@ def render(picture: Picture, kind: str) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError(
-            f"a plot needs matplotlib, which cannot be imported: {error}", hint="pip install 'regrow[plot]'"
+            f"a plot needs matplotlib, which cannot be imported: {error}", hint=install_line("plot")
         ) from error
     content = BytesIO()
     with rc_context(_SETTINGS):  # type: ignore[arg-type]

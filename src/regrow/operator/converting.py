@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
 from regrow.operator.hyperpod import convert_job
 
 
@@ -24,7 +25,7 @@ def converted(path: Path, *, script: str = "", pods_per_replica: int = 1) -> Con
     try:
         import yaml
     except ImportError as error:
-        raise UsageError("HyperPod's jobs are YAML", hint="pip install 'regrow[kubernetes]'") from error
+        raise UsageError("HyperPod's jobs are YAML", hint=install_line("kubernetes")) from error
     try:
         documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each is not None]
     except OSError as error:

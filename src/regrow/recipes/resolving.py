@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
 from regrow.recipes.facts import ModelFacts, model_facts, preloads, refusal, short
 from regrow.recipes.planning import PlanWorld, RecipePlan, in_bytes, plan, recovery_costs, steps_of
 from regrow.recipes.preparing import AboutRows, data_files, prepared
@@ -37,7 +38,7 @@ def check_installed() -> None:
     """Raises `UsageError` where what recipes need is not installed."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise UsageError(f"recipes need {', '.join(missing)}", hint="pip install 'regrow[recipes]'")
+        raise UsageError(f"recipes need {', '.join(missing)}", hint=install_line("recipes"))
 
 
 def resolve(recipe: TrainingRecipe, world: PlanWorld) -> Resolved:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
 
 Tokens = npt.NDArray[np.integer]
 
@@ -56,7 +57,7 @@ def _of_file(path: Path) -> Tokenizer:
         import tokenizers
     except ImportError as error:
         raise UsageError(
-            f"--tokenizer {path} needs tokenizers, which is not installed", hint="pip install 'regrow[tokenizers]'"
+            f"--tokenizer {path} needs tokenizers, which is not installed", hint=install_line("tokenizers")
         ) from error
     path = path / "tokenizer.json" if path.is_dir() else path
     try:

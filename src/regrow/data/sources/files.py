@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 import xxhash
 
 from regrow.core.errors import DataError, UsageError
+from regrow.core.process.extras import install_line
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -128,7 +129,7 @@ def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise UsageError(f"{url} needs fsspec, which is not installed", hint="pip install 'regrow[data]'") from error
+        raise UsageError(f"{url} needs fsspec, which is not installed", hint=install_line("data")) from error
     try:
         return cast(tuple[Any, str], url_to_fs(url, **options))
     except (ImportError, ValueError) as error:

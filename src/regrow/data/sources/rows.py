@@ -8,6 +8,7 @@ from typing import Any
 
 from regrow.core.config import cache_home
 from regrow.core.errors import DataError, RegrowError, UsageError
+from regrow.core.process.extras import install_line
 from regrow.data.sources.files import PARQUET, SourceFile, digest_of_files
 
 try:
@@ -17,7 +18,7 @@ try:
 except ImportError as error:
     raise UsageError(
         f"data sets of files need Hugging Face datasets, which cannot be imported: {error}",
-        hint="pip install 'regrow[data]'",
+        hint=install_line("data"),
     ) from error
 
 _BLOCK = 1 << 24

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from regrow.core.process.extras import install_line
 from regrow.health.readings import GpuReading, NotApplicable, ProbeAt, ProbeSettings, Reading
 
 Value = TypeVar("Value")
@@ -17,7 +18,7 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        yield NotApplicable("nvidia-ml-py is not installed (pip install 'regrow[gpu]')")
+        yield NotApplicable(f"nvidia-ml-py is not installed ({install_line('gpu')})")
         return
     try:
         nvml.nvmlInit()

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
+from regrow.core.process.extras import install_line
 from regrow.hydration.durable.layout import MANIFEST, MARK, folder_of, step_of
 
 _UNFINISHED = ".unfinished-"
@@ -77,7 +78,7 @@ def place(url: str) -> CheckpointStorage:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise UsageError(f"{url} needs fsspec, which is not installed", hint="pip install 'regrow[data]'") from error
+        raise UsageError(f"{url} needs fsspec, which is not installed", hint=install_line("data")) from error
     try:
         files, root = url_to_fs(url)
     except (ImportError, ValueError) as error:

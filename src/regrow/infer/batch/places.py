@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from regrow.core.errors import RegrowError, UsageError
+from regrow.core.process.extras import install_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +86,7 @@ def _fsspec(place: str) -> Any:
         import fsspec
         import fsspec.core
     except ImportError as error:
-        raise UsageError(f"{place} needs fsspec, which is not installed", hint="pip install 'regrow[infer]'") from error
+        raise UsageError(f"{place} needs fsspec, which is not installed", hint=install_line("infer")) from error
     return fsspec
 
 

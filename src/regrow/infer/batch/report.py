@@ -10,6 +10,7 @@ import msgspec
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import Instant, Seconds
+from regrow.core.process.extras import install_line
 from regrow.infer.batch.pool import PoolWorker
 from regrow.infer.batch.progress import span
 from regrow.infer.batch.rows import RowError, read_answer
@@ -124,7 +125,7 @@ def draw(report: BatchReport) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError(
-            f"a plot needs matplotlib, which cannot be imported: {error}", hint="pip install 'regrow[plot]'"
+            f"a plot needs matplotlib, which cannot be imported: {error}", hint=install_line("plot")
         ) from error
     figure = Figure(figsize=(9.0, 5.4), layout="constrained")
     FigureCanvasAgg(figure)

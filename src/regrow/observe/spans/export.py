@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.ids import Seconds
+from regrow.core.process.extras import install_line
 from regrow.observe.plot_clocks import wall_offset
 from regrow.observe.spans.incidents import IncidentSpan, IncidentSpans
 from regrow.observe.tail import RecordTail
@@ -52,7 +53,7 @@ class OtlpSender:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError as error:
             raise UsageError(
-                f"spans need OpenTelemetry, which cannot be imported: {error}", hint="pip install 'regrow[otel]'"
+                f"spans need OpenTelemetry, which cannot be imported: {error}", hint=install_line("otel")
             ) from error
         self._exporter = OTLPSpanExporter(endpoint=self._address, timeout=_TIMEOUT)
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what it says, the error here says too

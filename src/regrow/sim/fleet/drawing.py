@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
 from regrow.observe.goodput import Spent
 from regrow.sim.fleet.summary import PolicySummary, SimulationReport
 
@@ -58,7 +59,7 @@ def render_simulation(report: SimulationReport, kind: str) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError(
-            f"a plot needs matplotlib, which cannot be imported: {error}", hint="pip install 'regrow[plot]'"
+            f"a plot needs matplotlib, which cannot be imported: {error}", hint=install_line("plot")
         ) from error
     rows, content = report.policies, BytesIO()
     with rc_context(_SETTINGS):  # type: ignore[arg-type]
