@@ -185,6 +185,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="only N kills in a row, with a standby")
     parser.add_argument("--audit", type=int, default=0, metavar="N", help="only the audit's cost, of N looks")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what the ranks compute on")
+    parser.add_argument("--model", choices=["25m", "300m", "1b"], default="25m", help="parameters")
     parser.add_argument("--seed", type=int, default=0, help="of ranks and moments")
     parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
@@ -213,6 +214,7 @@ def main() -> int:
     args = parse()
     warn_if_busy()
     os.environ["REGROW_BENCH_DEVICE"] = args.device  # for the scripts of both sides
+    os.environ["REGROW_BENCH_MODEL"] = args.model
     folder = Path(tempfile.mkdtemp(prefix="regrow-recovery-"))
     results, overhead = ([], []) if args.audit else run(args, folder)
     numbers: dict[str, float] = {}

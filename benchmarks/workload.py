@@ -1,7 +1,7 @@
 """The training that every side of `recovery.py` runs: model, data and settings, once for all.
 
-A decoder of 25 million parameters over bytes; with AdamW that is 300 MB of state. The batch of a rank at a step is a
-function of both, so that no side has a data loader to wait for.
+A decoder over bytes, of 25 million parameters unless `REGROW_BENCH_MODEL` names another size; with AdamW that is 300 MB
+of state. The batch of a rank at a step is a function of both, so that no side has a data loader to wait for.
 """
 
 import os
@@ -13,7 +13,10 @@ from torch.nn import functional
 WORLD = 4
 SEED = 1234
 DEVICE = torch.device(os.environ.get("REGROW_BENCH_DEVICE", "cpu"))
-VOCABULARY, WIDTH, LAYERS, HEADS, CONTEXT = 256, 512, 8, 8, 32
+VOCABULARY, HEADS, CONTEXT = 256, 8, 32
+SIZES = {"25m": (512, 8), "300m": (1024, 24), "1b": (2048, 20)}
+"""Width and layers."""
+WIDTH, LAYERS = SIZES[os.environ.get("REGROW_BENCH_MODEL", "25m")]
 SAMPLES_PER_RANK = 1
 
 

@@ -1,0 +1,47 @@
+"""Part 3: one rank skips one all-reduce: what the processes do meanwhile, and whether anybody mends it."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from gpu_parts.jobs import LIMIT_S, Job, play, same, tell
+
+
+class Looks:
+    """The ranks of a job from outside: their state, and the part of a core that each takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[int, psutil.Process] = {}
+        self._next = 0.0
+
+    def take(self) -> None:
+        """Each few seconds, from the incident on."""
+        if time.monotonic() < self._next or not (self._folder / "skip").exists():
+            return
+        self._next = time.monotonic() + 5.0
+        for path in self._folder.glob("pid-*"):
+            _, rank, pid = path.name.split("-")
+            try:
+                process = self._seen.setdefault(int(pid), psutil.Process(int(pid)))
+                share, state = process.cpu_percent(), process.status()
+            except psutil.NoSuchProcess:
+                continue
+            errors = self._folder / f"errors-{pid}"
+            last = errors.read_text().splitlines()[-1:] if errors.exists() else []
+            said = json.loads(last[0])["errors"] if last else []
+            tell(rank=int(rank), pid=int(pid), state=state, cpu_percent=share, nccl_errors=said)
+
+
+def main() -> int:
+    """Whether the job went on by itself within the limit, and came out as one that nobody disturbs."""
+    none, job = Job("none", options=()), Job("skip", options=("--hang-timeout=10s", "--standby=1"))
+    play([none, job], LIMIT_S - 5, Looks(job.folder).take)
+    return 0 if same([job], none) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
