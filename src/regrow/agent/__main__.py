@@ -13,6 +13,7 @@ from regrow.agent.node import Agent
 from regrow.agent.workers.processes import adopt_orphans, call_process, die_with_parent, prefer_promptness
 from regrow.core.config import AgentConfig
 from regrow.core.errors import RegrowError
+from regrow.core.process.streams import open_standard_streams
 from regrow.core.shown import Shown
 
 
@@ -31,6 +32,7 @@ class _Unhurried(logging.Handler):
 
 def main() -> int:
     """Run the agent; its exit code."""
+    open_standard_streams()
     parent = os.getppid()
     die_with_parent(signal.SIGTERM)
     call_process("regrow-agent")

@@ -13,6 +13,7 @@ from regrow.cli import data, jobs, kubernetes, recipes, simulating, slurm, train
 from regrow.core.config import state_home
 from regrow.core.errors import DeadlineExceeded, RegrowError
 from regrow.core.exit_codes import INTERNAL_ERROR, RUN_AGAIN, USAGE
+from regrow.core.process.streams import open_standard_streams
 from regrow.infer.batch.command import batch
 from regrow.observe.forecast_command import plan
 
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: done. 1: the script's own error, or a running job refuses. 2: usage. 75: run me again. 70: a defect of regrow.
     """
+    open_standard_streams()
     try:
         code = commands.main(args=None if argv is None else list(argv), prog_name="regrow", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

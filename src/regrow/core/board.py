@@ -13,6 +13,7 @@ from typing import NamedTuple
 from regrow.core.ids import Generation, StepNo
 from regrow.core.messages.data import BatchRecord
 from regrow.core.phase import Phase
+from regrow.core.process.memory_file import memory_file
 
 _LAYOUT = struct.Struct("<QqQqI")
 _BATCH_LAYOUT = struct.Struct("<qqqq16s16s")
@@ -26,6 +27,8 @@ _FLIGHT_LAYOUT = struct.Struct("<i60s")
 _FLIGHT_AT = 512
 """How many collectives are under way (-1: that is not known), and the oldest of them in words."""
 BOARD_BYTES = mmap.PAGESIZE
+BOARD_FILE = "regrow-board"
+"""Its name, for people and to be known again by."""
 
 
 class BoardReading(NamedTuple):
@@ -67,7 +70,7 @@ class Board:
     @classmethod
     def create(cls) -> tuple["Board", int]:
         """A new page and the descriptor to hand to the worker; the caller closes the descriptor. Raises `OSError`."""
-        descriptor = os.memfd_create("regrow-board", os.MFD_CLOEXEC)
+        descriptor = memory_file(BOARD_FILE)
         try:
             os.ftruncate(descriptor, BOARD_BYTES)
             return cls(mmap.mmap(descriptor, BOARD_BYTES)), descriptor

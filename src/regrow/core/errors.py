@@ -1,9 +1,27 @@
 """The one error tree. Every error names cause, place and cure."""
 
-from errno import EAGAIN, EDQUOT, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOSPC
+from errno import (
+    EACCES,
+    EAGAIN,
+    EDQUOT,
+    EINTR,
+    EINVAL,
+    EMFILE,
+    ENFILE,
+    ENOBUFS,
+    ENOMEM,
+    ENOSPC,
+    ENOSYS,
+    EOPNOTSUPP,
+    EPERM,
+)
 
 PASSING = frozenset({EMFILE, ENFILE, ENOMEM, EAGAIN, ENOSPC, EDQUOT, ENOBUFS, EINTR})
 """Of `OSError.errno`: what is short now may be there again soon. Others are refusals, which stay."""
+
+
+REFUSALS = frozenset({ENOSYS, EPERM, EACCES, EOPNOTSUPP, EINVAL})
+"""Of a call that a kernel does not have, or a filter of system calls (seccomp) does not let through."""
 
 
 def passes(error: BaseException | None) -> bool:

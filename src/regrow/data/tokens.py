@@ -1,5 +1,6 @@
 """Training samples of a pre-tokenized corpus."""
 
+import contextlib
 import mmap
 import os
 import threading
@@ -125,7 +126,8 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
             if (found := maps.get((number, ".bin"))) is not None:  # what nobody has opened yet is not
                 length = min((self.length + 1) * size + mmap.PAGESIZE, len(found.memory) - start)
-                found.memory.madvise(mmap.MADV_WILLNEED, start, length)
+                with contextlib.suppress(OSError):  # refused, it is only read later
+                    found.memory.madvise(mmap.MADV_WILLNEED, start, length)
 
     def _places(self, indices: Sequence[int]) -> tuple[_Numbers, _Numbers, _Numbers]:
         """For each sample: where in the stream it begins, in which shard, and where in that."""

@@ -4,7 +4,6 @@
 touch the agent; it answers on standard output.
 """
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import msgspec
 from regrow.core.config import inherited_environment
 from regrow.core.ids import NodeId, Seconds
 from regrow.core.messages.health import NodeExamined
+from regrow.core.process.priority import step_back
 from regrow.core.verdicts import HealthVerdict, Severity, worst
 from regrow.health.judging import judge
 from regrow.health.plugin import run_check
@@ -84,7 +84,7 @@ def not_applicable(results: Sequence[ProbeResult]) -> list[Unread]:
 def main() -> int:
     """Examine as ordered, out of the way of workers; say what is not `ok`."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=ExaminationOrder)
-    os.nice(_NICE)
+    step_back(_NICE)
     found = examine(
         order.node,
         order.settings,

@@ -19,6 +19,7 @@ import msgspec
 
 from regrow.core.ids import Instant, Rank, Seconds, WorkerId
 from regrow.core.messages.log_rules import LogRule, LogRuleNews, LogRuleOrder, LogRulesNoted, LogSaid
+from regrow.core.process.priority import step_back
 from regrow.core.verdicts import Action, Severity
 from regrow.health.log_rules import RuleBook, RuleNews
 
@@ -135,7 +136,7 @@ def _too_long(*_: object) -> None:
 
 def main() -> int:
     """Apply the rules as ordered until there are no more lines."""
-    os.nice(_NICE)
+    step_back(_NICE)
     signal.signal(signal.SIGVTALRM, _too_long)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the launcher's
     with os.fdopen(os.dup(1), "wb", buffering=0) as out:

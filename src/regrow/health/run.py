@@ -19,6 +19,7 @@ import msgspec
 
 from regrow.core.exit_codes import exit_text
 from regrow.core.ids import Instant, Seconds
+from regrow.core.process.ends import ChildEnd
 from regrow.health.probes import PROBES
 from regrow.health.readings import (
     FailedHow,
@@ -206,11 +207,11 @@ def wait_unreaped(pid: int, within: Seconds) -> int | None:
 
     It is not reaped: until its parent does, its number and its group's belong to nobody else, and can be killed.
     """
-    descriptor = os.pidfd_open(pid)
+    end = ChildEnd(pid)
     try:
-        ended, _, _ = select.select([descriptor], [], [], within)
+        ended = end.wait(within)
     finally:
-        os.close(descriptor)
+        end.close()
     status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) if ended else None
     if status is None:
         return None

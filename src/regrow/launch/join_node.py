@@ -19,6 +19,7 @@ from regrow.core.hosts import address_of, route_to
 from regrow.core.ids import NO_STATE, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages.elections import Office
+from regrow.core.process.calls import check_calls
 from regrow.core.process.tasks import Tasks, TaskScope
 from regrow.core.wire import UNREADABLE
 from regrow.launch import folder
@@ -62,6 +63,7 @@ def join(plan: JobPlan, office: Office | None = None, *, agent_command: Sequence
         UsageError: the token or the flags do not fit those of node 0.
         DeadlineExceeded: the coordinator could not be reached.
     """
+    check_calls()
     speaker = Console(quiet=plan.quiet)
     for note in plan.notes:
         speaker.note(note)

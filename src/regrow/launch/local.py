@@ -28,6 +28,7 @@ from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
 from regrow.core.messages.elections import Office, Voter
+from regrow.core.process.calls import check_calls
 from regrow.core.process.tasks import Tasks, TaskScope
 from regrow.core.records import JobStarted
 from regrow.launch import folder
@@ -87,6 +88,7 @@ def run(
     Raises:
         UsageError: the job could not be started; nothing was.
     """
+    check_calls()
     speaker = Console(quiet=plan.quiet)
     adopt_orphans()
     try:

@@ -6,7 +6,6 @@ descriptors; it ends with its agent.
 """
 
 import importlib
-import os
 import signal
 import socket
 import sys
@@ -18,6 +17,7 @@ import msgspec
 from regrow.agent.workers.processes import call_process, die_with_parent
 from regrow.core.errors import RegrowError
 from regrow.core.messages.checkpoints import CheckpointFailed, WriterFact, WriterOrder
+from regrow.core.process.priority import step_back
 from regrow.core.wire import encoded
 
 PACKET_BYTES = 256 << 10
@@ -35,7 +35,7 @@ def main() -> None:
     call_process("regrow-writer")
     for number in (signal.SIGINT, signal.SIGTERM):  # the agent says when it is over
         signal.signal(number, signal.SIG_IGN)
-    os.nice(_NICE)
+    step_back(_NICE)
     url = sys.stdin.buffer.read().decode()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         # By name: the control plane is kept free of torch, and this is the one process of the agent's that needs it.

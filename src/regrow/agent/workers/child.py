@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import fcntl
 import importlib
 import importlib.machinery
 import io
@@ -28,6 +29,7 @@ from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.vocabulary import Role, Warmth
+from regrow.core.process.streams import open_standard_streams
 
 if TYPE_CHECKING:
     from regrow.agent.workers.seed import WorkerSeed
@@ -82,7 +84,9 @@ def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    channel, board, output, errors = seed.descriptors
+    # None of them is one of the standard streams, whatever a module that was imported ahead has closed.
+    channel, board, output, errors = (_above(each) for each in seed.descriptors)
+    open_standard_streams()
     os.dup2(output, 1)
     os.dup2(errors, 2)
     os.close(output)
@@ -99,6 +103,14 @@ def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # else all workers share the zygote's state; Python's own generator sees to it itself
     return env
+
+
+def _above(descriptor: int) -> int:
+    if descriptor > 2:
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return moved
 
 
 def _meet_without_a_root() -> None:

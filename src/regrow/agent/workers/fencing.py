@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from regrow.agent.workers.processes import all_processes, own_children, stat_of
 from regrow.core.ids import Seconds
+from regrow.core.process.ends import ChildEnd
 
 
 def signal_group(pid: int, number: int) -> None:
@@ -20,11 +21,11 @@ def signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def kill_worker(pid: int, pidfd: int) -> None:
+def kill_worker(end: ChildEnd) -> None:
     """SIGKILL to a worker and its process group; stopped ones die too."""
     with contextlib.suppress(ProcessLookupError):  # it had ended already
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    signal_group(pid, signal.SIGKILL)
+        end.signal(signal.SIGKILL)
+    signal_group(end.pid, signal.SIGKILL)
 
 
 def kill_sessions(leaders: Collection[int]) -> int:

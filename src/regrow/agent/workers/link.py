@@ -10,11 +10,12 @@ from typing import ClassVar
 
 import msgspec
 
-from regrow.core.board import Board
+from regrow.core.board import BOARD_FILE, Board
 from regrow.core.config import WorkerEnv, inherited_environment
 from regrow.core.early_reads import EarlyReads
 from regrow.core.errors import RegrowError
 from regrow.core.messages.unions import WorkerFact, WorkerOrder
+from regrow.core.process.memory_file import is_memory_file
 from regrow.core.wire import BlockingChannel, FrameCodec
 
 
@@ -121,6 +122,6 @@ def _descriptors_are_ours(env: WorkerEnv) -> bool:
     # A subprocess of a worker inherits the variable, not the descriptors: those numbers are someone else's there.
     try:
         is_socket = stat.S_ISSOCK(os.fstat(env.channel).st_mode)
-        return is_socket and "regrow-board" in os.readlink(f"/proc/self/fd/{env.board}")
+        return is_socket and is_memory_file(env.board, BOARD_FILE)
     except OSError:
         return False

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from regrow.core.errors import RegrowError
+from regrow.core.errors import UsageError
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -42,7 +42,10 @@ def prefer_promptness() -> bool:
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None:
         return False
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+    except OSError:  # refused
+        return False
     attributes = struct.pack("IIQiIQQQ", 48, 0, _RESET_ON_FORK, nice, 0, _TURN_NS, 0, 0)
     return bool(_libc.syscall(number, 0, attributes, 0) == 0)
 
@@ -57,23 +60,23 @@ class ProcessStat(NamedTuple):
     session: int
 
 
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise RegrowError(f"prctl({option}, {value}) failed: {os.strerror(number)}", hint="regrow needs Linux")
-
-
-def die_with_parent(signal_number: int) -> None:
+def die_with_parent(signal_number: int) -> bool:
     """Let the kernel send this signal to the calling process when its parent ends; 0 takes the wish back.
 
-    Only a parent that ends after this call counts: compare `os.getppid()` afterwards.
+    Only a parent that ends after this call counts: compare `os.getppid()` afterwards. False where the kernel refuses:
+    then a parent that is killed may leave it behind, and nothing else is different.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal_number)
+    return bool(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0) == 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    """Become the parent of every descendant whose own parent ends. Raises `UsageError` where that cannot be had."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        why = os.strerror(ctypes.get_errno())
+        raise UsageError(
+            f"the system call prctl(PR_SET_CHILD_SUBREAPER) is refused here: {why}",
+            hint="without it nobody could see to the workers; allow it in the container's seccomp profile",
+        )
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:

@@ -19,6 +19,7 @@ from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.messages.unions import WorkerFact, WorkerOrder
 from regrow.core.messages.vocabulary import Role
+from regrow.core.process.ends import ChildEnd
 
 _DUMP_S: Seconds = 0.3
 _DUMP_AT_MOST_S: Seconds = 1.5
@@ -60,7 +61,7 @@ class Worker:
         self.announced: Generation | None = None
         """The newest generation of which the coordinator was told a commit of this worker."""
         self._on_fact = on_fact
-        self._pidfd: int | None = None
+        self._end: ChildEnd | None = None
         with contextlib.ExitStack() as unless_made:
             ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             unless_made.callback(ours.close)
@@ -93,7 +94,7 @@ class Worker:
         """The process exists; `on_exit` is called when it has ended."""
         self.pid = pid
         try:
-            self._pidfd = os.pidfd_open(pid)
+            self._end = ChildEnd(pid)
         except ProcessLookupError:
             raise
         except OSError:  # too many files are open
@@ -106,7 +107,7 @@ class Worker:
 
     def _await_adoption(self, on_exit: Callable[["Worker"], None]) -> None:
         # Until the process that forked it has ended too, which it does at once, this one could not reap it.
-        if self.pid is None or self._pidfd is None:
+        if self.pid is None or self._end is None:
             return
         loop = asyncio.get_running_loop()
         try:
@@ -114,7 +115,22 @@ class Worker:
         except ChildProcessError:
             loop.call_later(_ADOPTION_S, self._await_adoption, on_exit)
         else:
-            loop.add_reader(self._pidfd, on_exit, self)
+            self._follow(self._end, on_exit)
+
+    def _follow(self, end: ChildEnd, on_exit: Callable[["Worker"], None]) -> None:
+        loop = asyncio.get_running_loop()
+        if end.descriptor is not None:
+            loop.add_reader(end.descriptor, on_exit, self)
+            return
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                loop.call_soon_threadsafe(on_exit, self)
+
+        try:
+            end.watch(tell)
+        except RuntimeError:  # no thread can be had now
+            loop.call_later(_LOOK_S, self._follow, end, on_exit)
 
     def rank_in(self, generation: Generation) -> Rank:
         """Its rank in a generation: it may hear of a new one before it has told all of the last."""
@@ -156,13 +172,13 @@ class Worker:
     def kill(self) -> None:
         """SIGKILL to all of it; at once when its process does not exist yet."""
         self.doomed = True
-        if self.pid is not None and self._pidfd is not None:
-            kill_worker(self.pid, self._pidfd)
+        if self._end is not None:
+            kill_worker(self._end)
 
     def strike(self, number: int) -> None:
         """Signal its process alone: a fault on demand."""
-        if self._pidfd is not None:
-            signal.pidfd_send_signal(self._pidfd, number)
+        if self._end is not None:
+            self._end.signal(number)
 
     async def dump_stacks(self) -> None:
         """Have it write its threads' stacks into its output; returns when it has, or soon. A stopped one cannot."""
@@ -187,7 +203,7 @@ class Worker:
 
     def dying(self) -> tuple[int, Instant] | None:
         """If its end has begun: what `reap` will say. All that its main thread said is heard before."""
-        if self.pid is None or self._pidfd is None:
+        if self.pid is None or self._end is None:
             return None
         seen = time.monotonic()
         code = exit_code_of(self.pid)
@@ -199,15 +215,16 @@ class Worker:
 
     def reap(self) -> tuple[int, Instant]:
         """After its end: its exit code as of `waitpid`, and when this was called. All it said is heard before."""
-        if self.pid is None or self._pidfd is None:
+        if self.pid is None or self._end is None:
             return 0, time.monotonic()
         seen = time.monotonic()
-        asyncio.get_running_loop().remove_reader(self._pidfd)
+        if self._end.descriptor is not None:
+            asyncio.get_running_loop().remove_reader(self._end.descriptor)
         signal_group(self.pid, signal.SIGKILL)  # before its number is given back: the group's name is that number
         self._channel.drain()
         _, status = os.waitpid(self.pid, 0)
-        os.close(self._pidfd)
-        self._pidfd = None
+        self._end.close()
+        self._end = None
         self.shown_batch = self.board.read_batch()
         self.close()
         return os.waitstatus_to_exitcode(status), seen

@@ -39,6 +39,7 @@ from regrow.agent.workers.zygote_messages import (
 )
 from regrow.core.config import inherited_environment
 from regrow.core.errors import ProtocolError
+from regrow.core.process.streams import open_standard_streams
 from regrow.core.wire import encoded
 
 _TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "numpy", "torch.distributed.checkpoint")
@@ -82,6 +83,7 @@ class _Control:
 
 def main() -> None:
     """Import, then fork on request. Returns in the zygote at its end; a worker leaves with its script."""
+    open_standard_streams()
     die_with_parent(signal.SIGTERM)  # while it imports; from then on the zygote outlives its agent to clean up
     call_process("regrow-zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from regrow.core.errors import RegrowError
+from regrow.core.errors import REFUSALS, RegrowError
 
 FORMAT = 1
 """Counts up with each change of the tree or the file; part of the identity, too."""
@@ -41,7 +41,6 @@ _MOST_BUFFERS = 512
 """In one call of writev; the kernel's limit is 1024."""
 _NAME = re.compile(r"(\d{10,18})\.(\d{1,9})\.(\d{1,9})\.entry", re.ASCII)
 _TEMP = re.compile(r"[^/]+\.(\d{1,10})\.[0-9a-f]{16}\.tmp", re.ASCII)
-_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 Bytes = bytes | memoryview
 
@@ -234,7 +233,7 @@ def _reserve(descriptor: int, size: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
-        if error.errno not in _CANNOT_RESERVE:
+        if error.errno not in REFUSALS:
             raise
 
 

@@ -8,7 +8,7 @@ The step in the header is -1 while any of it is written. A reader looks at it be
 writer at any moment leaves either a whole copy or one that says that it is none.
 """
 
-import fcntl
+import contextlib
 import mmap
 import os
 import struct
@@ -22,6 +22,7 @@ import xxhash
 
 from regrow.core.errors import RegrowError, StateError
 from regrow.core.ids import Rank, StepNo
+from regrow.core.process.memory_file import is_memory_file, memory_file, reserve
 from regrow.hydration.plan import CHUNK_BYTES
 
 ALIGNMENT = 64
@@ -32,6 +33,7 @@ _STEP = struct.Struct("<q")
 _STEP_AT, _WORDS_AT = 8, 64
 _PAGE = 4096
 _HUGE = 2 << 20
+_NAME = "regrow-copy"
 _WRITING = -1
 _RESERVE = 256 << 20
 """Memory of the machine that copies leave alone."""
@@ -104,23 +106,16 @@ class Segment:
     def create(cls) -> "Segment":
         """An empty one, seen by nobody until its descriptor is told. Raises `NoMemoryForCopy`."""
         try:
-            descriptor = os.memfd_create("regrow-copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            return cls(memory_file(_NAME, sealed=True), 0)
         except OSError as error:
             raise NoMemoryForCopy(f"shared memory cannot be had: {error.strerror}") from error
-        # Nobody may take pages away under a reader, who would die of it.
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return cls(descriptor, 0)
 
     @classmethod
     def attach(cls, path: str) -> "Segment":
         """Another process's, by `/proc/<pid>/fd/<descriptor>`. Raises `OSError`, `Torn` where it is no segment."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         segment = cls(descriptor, 0)
-        try:
-            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-        except OSError:
-            sealed = 0  # no shared memory of ours
-        if not sealed:
+        if not is_memory_file(descriptor, _NAME, sealed=True):
             raise Torn(f"{path} is no segment of copies")
         segment.refresh()
         return segment
@@ -146,7 +141,8 @@ class Segment:
             raise Torn("a segment without a header")
         # Not closed: views of the old map may still be read; it goes with the last of them.
         self._map = mmap.mmap(self._descriptor, size)
-        self._map.madvise(mmap.MADV_DONTFORK)
+        with contextlib.suppress(OSError):  # refused, it is only slower to fork
+            self._map.madvise(mmap.MADV_DONTFORK)
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -185,7 +181,7 @@ class Segment:
                 )
             size = -(-size // _HUGE) * _HUGE
             try:
-                os.posix_fallocate(self._descriptor, 0, size)
+                reserve(self._descriptor, size)
             except OSError as error:
                 raise NoMemoryForCopy(f"{size >> 20} MiB of shared memory cannot be had: {error.strerror}") from error
         if self._map is None or len(self._map) < size:

@@ -134,5 +134,5 @@ def _give_way() -> None:
         # Where the kernel groups tasks by session, priorities hold within a session only, and each worker leads one.
         Path("/proc/self/autogroup").write_text(str(_LOWEST))
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST)

@@ -1,0 +1,77 @@
+"""To hear of the end of a child that stays unreaped, and to signal it: by a pidfd, or without where it is refused."""
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from regrow.core.errors import passes
+from regrow.core.ids import Seconds
+
+_LOOK_S: Seconds = 0.02
+_WAITING = os.WEXITED | os.WNOWAIT
+
+
+class ChildEnd:
+    """Waits for the end of one child, in an event loop's thread or beside it.
+
+    Nobody but this process may reap it: until then its number is nobody else's, so a signal by number hits no other.
+
+    Args:
+        pid: of the child.
+
+    Raises `ProcessLookupError` where there is none, and `OSError` where something is short that may be there again.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.descriptor: int | None = None
+        """A pidfd, readable at its end; None where the kernel gives none."""
+        try:
+            self.descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise
+        except OSError as error:
+            if passes(error):
+                raise
+
+    def signal(self, number: int) -> None:
+        """Signal the child alone. Raises `ProcessLookupError`."""
+        if self.descriptor is not None:
+            try:
+                signal.pidfd_send_signal(self.descriptor, number)
+            except ProcessLookupError:
+                raise
+            except OSError:  # refused: the older call does the same here
+                os.kill(self.pid, number)
+        else:
+            os.kill(self.pid, number)
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """Without a pidfd: have a thread wait, and call `on_end` there. Raises `RuntimeError`: no thread can be had."""
+        threading.Thread(target=self._wait, args=(on_end,), name="regrow-end", daemon=True).start()
+
+    def _wait(self, on_end: Callable[[], None]) -> None:
+        with contextlib.suppress(ChildProcessError):  # somebody has reaped it: it has ended
+            os.waitid(os.P_PID, self.pid, _WAITING)
+        on_end()
+
+    def wait(self, within: Seconds) -> bool:
+        """Whether it ends in time."""
+        if self.descriptor is not None:
+            return bool(select.select([self.descriptor], [], [], within)[0])
+        until = time.monotonic() + within
+        while os.waitid(os.P_PID, self.pid, _WAITING | os.WNOHANG) is None:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def close(self) -> None:
+        """Let go of the pidfd."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None

@@ -1,0 +1,63 @@
+"""Memory that processes share by a descriptor and that has no name to leave behind."""
+
+import fcntl
+import os
+import tempfile
+
+from regrow.core.errors import REFUSALS
+
+_SHARED_MEMORY = "/dev/shm"
+_ZEROS = bytes(1 << 20)
+
+
+def memory_file(name: str, *, sealed: bool = False) -> int:
+    """A descriptor of an empty one, not inherited. Raises `OSError`.
+
+    Where `memfd_create` is refused (filters of containers, gVisor), a file in shared memory that is unlinked at once.
+
+    Args:
+        name: shown in `/proc/<pid>/fd`.
+        sealed: nobody may take pages of it away, where the kernel can hold that.
+    """
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealed else 0))
+    except OSError as refused:
+        return _unlinked(name, refused)
+    if sealed:
+        # Nobody may take pages away under a reader, who would die of it.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return descriptor
+
+
+def _unlinked(name: str, refused: OSError) -> int:
+    for folder in (_SHARED_MEMORY, None):
+        try:
+            descriptor, path = tempfile.mkstemp(prefix=f"{name}-", dir=folder)
+        except OSError:
+            continue
+        os.unlink(path)
+        return descriptor
+    raise refused
+
+
+def is_memory_file(descriptor: int, name: str, *, sealed: bool = False) -> bool:
+    """Whether that is one of this name; `sealed`: as far as the kernel could hold it."""
+    try:
+        shown = os.readlink(f"/proc/self/fd/{descriptor}")
+        if sealed and shown.startswith("/memfd:"):
+            return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
+    return name in shown and shown.endswith("(deleted)")
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Make it that large, with all of its memory taken now, so that nobody dies of a page. Raises `OSError`."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        have = os.fstat(descriptor).st_size
+        while have < size:
+            have += os.pwrite(descriptor, _ZEROS[: size - have], have)
