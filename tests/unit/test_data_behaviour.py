@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -149,7 +150,7 @@ def test_what_gives_other_samples_when_it_is_read_again_is_refused_by_name(make:
     loader = make()
     source = StepLoader(loader, seed=3)
     source.batch(0, 0, 1)
-    with pytest.raises(UsageError, match=f"{name_of(loader)} gave other samples for step 0 .* second time"):
+    with pytest.raises(UsageError, match=f"{re.escape(name_of(loader))} gave other samples for step 0 .* second time"):
         source.prove(0, 0, 1)
     source.close()
 
@@ -210,7 +211,7 @@ def test_a_data_set_that_augments_by_a_generator_of_its_own_is_told_not_refused(
 
     source = StepLoader(DataLoader(Augments(), batch_size=4, shuffle=True), seed=3)
     source.batch(0, 0, 1)
-    assert "the same samples of torch.utils.data.dataloader.DataLoader have other values" in source.prove(0, 0, 1)
+    assert "the same samples of DataLoader over " in source.prove(0, 0, 1)
 
 
 # --- loader workers that stay ---------------------------------------------------------------------------------------

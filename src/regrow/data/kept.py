@@ -1,7 +1,7 @@
 """The batch of the step in progress, kept to be given again when the step runs again."""
 
 import copy
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -112,6 +112,14 @@ def rebuilt(item: Any, leaf: Leaf) -> Any:
             fresh[key] = rebuilt(part, leaf)
         return fresh
     return leaf(item)
+
+
+def holds_data(item: Any) -> bool:
+    """Whether there is a tensor, an array or a text in a batch."""
+    if isinstance(item, torch.Tensor | np.ndarray | str | bytes):
+        return True
+    parts = item.values() if isinstance(item, Mapping) else item if isinstance(item, list | tuple) else ()
+    return any(map(holds_data, parts))
 
 
 def _same(leaf: Any) -> Any:

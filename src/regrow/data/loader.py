@@ -15,7 +15,7 @@ from regrow.data.dataloader import Cached, DataLoader
 from regrow.data.fetched import Fetched, ReadsAgain, Source
 from regrow.data.inplace import InPlaceSource, is_in_place
 from regrow.data.iteration import dealt_out, torch_iterates
-from regrow.data.kept import CopiedBatch, Giving, KeptBatch, WatchedBatch
+from regrow.data.kept import CopiedBatch, Giving, KeptBatch, WatchedBatch, holds_data
 from regrow.data.mapstyle import MapStyleSource
 from regrow.data.naming import name_of
 from regrow.data.order import OPAQUE
@@ -145,6 +145,10 @@ class StepLoader:
     def records(self, step: int, shares: Sequence[Share]) -> list[BatchRecord]:
         """What was read for these shares of a step, in their order; those that were not read last are left out."""
         return [self._kept[share][1] for share in shares if step == self._step and share in self._kept]
+
+    def is_data(self) -> bool:
+        """Whether there is a tensor, an array or a text in what was read last: a number may be meant for all ranks."""
+        return any(holds_data(kept.again()) for kept, _ in self._kept.values())
 
     def follow(self, walk: Walk) -> None:
         """In which order batches will be asked for here: so that they can be fetched ahead of time."""

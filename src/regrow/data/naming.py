@@ -2,6 +2,8 @@
 
 import types
 
+from torch.utils.data import DataLoader
+
 from regrow.data.dataloader import Cached
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
@@ -10,6 +12,8 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, t
 def name_of(loader: object) -> str:
     """A loader's name for people: a function's own, else that of its class. Never empty, whatever it is made of."""
     loader = loader.loader if isinstance(loader, Cached) else loader
+    if isinstance(loader, DataLoader):
+        return f"{type(loader).__name__} over {name_of(loader.dataset)}"
     named = loader if isinstance(loader, _FUNCTIONS) else type(loader)
     parts = (getattr(named, "__module__", None), getattr(named, "__qualname__", None))
     words = [part for part in parts if isinstance(part, str) and part not in ("", "__main__", "builtins")]

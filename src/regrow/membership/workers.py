@@ -4,6 +4,7 @@ from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR, exit_text
 from regrow.core.ids import NO_STATE, Instant, Rank, StepNo
 from regrow.core.messages import facts
+from regrow.core.messages.data import LoaderShown
 from regrow.core.messages.log_rules import LogRuleNews
 from regrow.core.messages.replacements import ReplacementFact, ReplacementProven, ReplacementRefuted
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
@@ -37,6 +38,7 @@ WorkerNews = (
     | facts.WorkerReady
     | facts.ModulesImported
     | facts.WorkerNoted
+    | LoaderShown
     | facts.WorkerFailed
     | facts.WorkerExited
     | WorkerAlive
@@ -123,6 +125,10 @@ class Workers:
                 self._worker_ready(worker, event, now)
             case facts.ModulesImported():
                 standbys.imported(self._roster, self._orders, worker, event, now)
+            case LoaderShown() if worker.stage in (*BUILDING, *IN_GENERATION):
+                self._standbys.shown(worker, event, now)
+            case LoaderShown():
+                pass  # it is of no use any more
             case facts.WorkerNoted():
                 self._worker_noted(worker, event, now)
             case ReplacementProven() | ReplacementRefuted():

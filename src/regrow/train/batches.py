@@ -76,6 +76,13 @@ class Batches:
         """What was read for the micro-batches of `step`, as far as the body has come; empty where it has none."""
         return self._loader.records(step) if self._last == step and isinstance(self._loader, Dealer) else []
 
+    def reads(self, step: StepNo) -> list[BatchRecord]:
+        """What was read for `step` last, of batches that are data: have tensors, arrays or texts in them."""
+        if self._last != step or not self._loader.is_data():
+            return []
+        read = self.record(step)
+        return [read] if read is not None else self.parts(step)
+
     def told(self, step: StepNo) -> str:
         """What this rank reads at `step`, for people."""
         share, shares = self._place()

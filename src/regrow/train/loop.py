@@ -81,6 +81,8 @@ class StepLoop:
         modules, dealer = self.modules, self.standing.dealer
         modules.check_hooks()
         self.standing.let_follow(modules.spanning)
+        if self.standing.first_reads is not None:
+            self.standing.first_reads.arrives()
         self.member.arrive(
             self.standing.protected(),
             modules.buckets(),
@@ -165,6 +167,8 @@ class StepLoop:
                 raise
             return None
         member.show_read(number, batches.record(number))
+        if self.standing.first_reads is not None:
+            self.standing.first_reads.fetched(number)
         self._rehearsal.asked()
         state.begin()
         if not member.body.begin_step(number, state):

@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from regrow.comm.torch_private import device_mesh
 from regrow.core.errors import UsageError
 from regrow.train.batches import Batches
+from regrow.train.first_reads import FirstReads
 from regrow.train.microbatches import Dealer
 from regrow.train.scale_events import ScaleHooks
 from regrow.train.sharing import Share, share_of
@@ -25,6 +26,7 @@ class LoopContext:
         self.member = member
         self.state: ProtectedState | None = None
         self.batches: Batches | None = None
+        self.first_reads: FirstReads | None = None
         self.objects: list[object] = []
         """What the script protects."""
         self.hooks = ScaleHooks()

@@ -363,6 +363,10 @@ class Dealer:
         self._loader.follow(ShareWalk(tuple(self._shares)))
         return dealt, place
 
+    def is_data(self) -> bool:
+        """As `StepLoader.is_data`."""
+        return self._loader.is_data()
+
     def prove(self, step: int, share: int, shares: int) -> str:
         """As `StepLoader.prove`, of the last micro-batch that was read."""
         self._deal(share, shares)

@@ -14,10 +14,12 @@ from regrow.core.ids import Rank
 from regrow.core.messages.data import OrderDeclared
 from regrow.data.epochs import pass_length
 from regrow.data.loader import StepLoader
+from regrow.data.naming import name_of
 from regrow.step.policy import Policy
 from regrow.train.batches import Batches
 from regrow.train.dealers import dealer
 from regrow.train.epochs import Epoch, Epochs
+from regrow.train.first_reads import FirstReads
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop import STEPS, StepLoop
 from regrow.train.microbatches import Dealer
@@ -188,7 +190,7 @@ class Session:
         if until < 0:
             raise UsageError(f"until={until} is negative")
         self._begin(data)
-        return self._walk(loader, self._tried(until), microbatches)
+        return self._walk(loader, until, microbatches)
 
     def epochs(
         self,
@@ -229,8 +231,8 @@ class Session:
                 hint="say how many steps an epoch has: session.epochs(loader, epochs, length=...)",
             )
         self._loop.has_epochs = True
-        until = self._tried(epochs * length)
-        turns = Epochs(self._loop, self._walk(loader, until, microbatches), length=length, until=until).run()
+        walk = self._walk(loader, epochs * length, microbatches, length=length)
+        turns = Epochs(self._loop, walk, length=length, until=self._tried(epochs * length)).run()
         self._loop.turns.goes_through(turns)
         return turns
 
@@ -245,13 +247,16 @@ class Session:
         """The end of the training, or of its trial."""
         return min(until, self._member.trial_steps or until)
 
-    def _walk(self, loader: Any, until: int, microbatches: int | Mapping[int, int] | None) -> Iterator[Step]:
-        """The steps, once the loop has begun."""
-        member, standing = self._member, self._standing
+    def _walk(
+        self, loader: Any, promised: int, microbatches: int | Mapping[int, int] | None, *, length: int = 0
+    ) -> Iterator[Step]:
+        """The steps, once the loop has begun: as many as are `promised`, in epochs of `length` if there are any."""
+        member, standing, until = self._member, self._standing, self._tried(promised)
         reader, reseed = self._reader(loader, until, microbatches), standing.protected().reseed
         member.reads_once = isinstance(loader, Iterator)
         fetching = partial(member.fetching, loader)
         standing.batches = Batches(reader, seed=self.seed, place=standing.place, reseed=reseed, fetching=fetching)
+        standing.first_reads = FirstReads(member, standing.batches, name_of(loader), until=promised, length=length)
         member.send(OrderDeclared(member.worker, Rank(member.rank), standing.batches.order))
         steps = self._loop.run(until)
         self._loop.turns.goes_through(steps)

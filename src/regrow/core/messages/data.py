@@ -79,6 +79,21 @@ class OrderDeclared(msgspec.Struct, frozen=True, tag=True):
     order: OrderSpec
 
 
+class LoaderShown(msgspec.Struct, frozen=True, tag=True):
+    """What the worker's loop goes through, and what it reads first.
+
+    `loader`: its name, for people. `until`: steps of the training; `length`: of an epoch, 0 where it has none. `reads`:
+    of step 0, said before the worker is ready, and once more with those of step 1 when these are there; without records
+    of batches that have no tensors, arrays or texts in them.
+    """
+
+    worker: WorkerId
+    loader: str
+    until: int
+    length: int = 0
+    reads: list[list[BatchRecord]] = []
+
+
 class ProducerWanted(msgspec.Struct, frozen=True, tag=True):
     """The worker reads from its script's loader number `loader` (counted from 0 as they are made)."""
 

@@ -20,7 +20,7 @@ from regrow.core.messages.copies import (
     SnapshotTaken,
     TakeSnapshot,
 )
-from regrow.core.messages.data import DataNoted, OrderDeclared, ProducerServed, ProducerWanted
+from regrow.core.messages.data import DataNoted, LoaderShown, OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.health import NodeExamined
 from regrow.core.messages.log_rules import LogRuleNews, LogRulesNoted
 from regrow.core.messages.replacements import ReplacementProven, ReplacementRefuted
@@ -49,6 +49,7 @@ WorkerFact = (
     | StateSampled
     | ReplacementProven
     | ReplacementRefuted
+    | LoaderShown
     | OrderDeclared
     | ProducerWanted
     | ProducerServed
@@ -102,6 +103,7 @@ AgentFact = (
     | StateSampled
     | ReplacementProven
     | ReplacementRefuted
+    | LoaderShown
     | DataNoted
     | TableMissed
     | NodeExamined

@@ -51,6 +51,7 @@ class Generations:
         self._job.generation, self.doubts.open = generation, None
         self._job.past_last_step = False
         self._standbys.layouts.forget()
+        self._standbys.loaders.forget()
         self._job.short_since = None
         former, kind = self._size.change, "restart" if self._job.restarts else "start"
         before = former.before if former is not None else self._job.replicas or self._spec.replicas

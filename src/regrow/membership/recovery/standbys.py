@@ -4,12 +4,14 @@ from regrow.core.early_reads import PlaceInWorld
 from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, Rank
 from regrow.core.messages import facts
+from regrow.core.messages.data import LoaderShown
 from regrow.core.messages.orders import ImportModules
 from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.layouts import Layouts
 from regrow.membership.orders import Orders
+from regrow.membership.recovery.loaders import Loaders
 from regrow.membership.roster import NodeRecord, Roster, Stage, WorkerRecord
 
 _MOST_UNFIT = 4
@@ -28,7 +30,7 @@ class Standbys:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
-        self.layouts = Layouts(job.spec.unit)
+        self.layouts, self.loaders = Layouts(job.spec.unit), Loaders()
 
     def top_up(self, now: Instant) -> None:
         """Every node has as many standbys as it should, unless they die before they are built."""
@@ -58,16 +60,31 @@ class Standbys:
     def built(self, worker: WorkerRecord, now: Instant) -> None:
         """A worker stands before its first step: with the same model as the others, or the job does without it."""
         fits = self.fits(worker)
-        if worker.role is not Role.STANDBY:
-            if not fits:
-                self._job.end(SCRIPT_ERROR, self.layouts.differs(worker), now)
-        elif fits:
+        if not fits:
+            standby = worker.role is Role.STANDBY
+            text = say.layout_differs(worker.worker, None) if standby else self.layouts.differs(worker)
+            self._unfit(worker, text, "built another model", now)
+        elif worker.role is Role.STANDBY:
             self._roster.nodes[worker.node].failed_standbys = 0
             see_early_reads(self._roster, self._orders, worker, now)
-        else:
-            self._orders.note(f"{say.layout_differs(worker.worker, None)}; it is not used", now, worker)
-            self.failed(worker, now)
-            self._orders.fence(worker, "built another model", now)
+
+    def shown(self, worker: WorkerRecord, shown: LoaderShown, now: Instant) -> None:
+        """A worker comes to its loop, or has read its first batches there."""
+        rank = worker.rank if worker.seated else worker.candidate_for
+        if text := self.loaders.refusal(shown, rank):
+            self._unfit(worker, text, "it trains another number of steps", now)
+            return
+        for note in self.loaders.notes(shown, rank):
+            self._orders.note(note, now, worker)
+
+    def _unfit(self, worker: WorkerRecord, text: str, why: str, now: Instant) -> None:
+        """The job cannot go on with what a worker has built, or not with this worker, where it is a standby."""
+        if worker.role is not Role.STANDBY:
+            self._job.end(SCRIPT_ERROR, text, now)
+            return
+        self._orders.note(f"{text}; it is not used", now, worker)
+        self.failed(worker, now)
+        self._orders.fence(worker, why, now)
 
     def fits(self, worker: WorkerRecord) -> bool:
         """Whether a worker has built the same model as the others."""

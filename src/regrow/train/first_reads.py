@@ -1,0 +1,41 @@
+"""What a loop goes through and reads first: told, to be compared between ranks, and with who replaces one."""
+
+from regrow.core.ids import StepNo
+from regrow.core.messages.data import BatchRecord, LoaderShown
+from regrow.data.order import OPAQUE
+from regrow.train.batches import Batches
+from regrow.train.worker.participation import Participation
+
+_FIRST, _SECOND = StepNo(0), StepNo(1)
+
+
+class FirstReads:
+    """Tells of the reads of steps 0 and 1.
+
+    Args:
+        member: tells it.
+        batches: know what was read.
+        loader: its name.
+        until: steps of the training.
+        length: of an epoch; 0: it has none.
+    """
+
+    def __init__(self, member: Participation, batches: Batches, loader: str, *, until: int, length: int) -> None:
+        self._member, self._batches = member, batches
+        self._loader, self._until, self._length = loader, until, length
+        self._first: list[BatchRecord] = []
+
+    def arrives(self) -> None:
+        """The worker stands before its first step, and has rehearsed."""
+        self._first = self._batches.reads(_FIRST)
+        self._say([self._first] if self._first else [])
+
+    def fetched(self, step: StepNo) -> None:
+        """The batch of a step is there."""
+        if self._batches.order.kind != OPAQUE:
+            return  # regrow's own order, which is dealt out to the ranks
+        if step == _SECOND and self._first and (second := self._batches.reads(step)):
+            self._say([self._first, second])
+
+    def _say(self, reads: list[list[BatchRecord]]) -> None:
+        self._member.send(LoaderShown(self._member.worker, self._loader, self._until, self._length, reads))
