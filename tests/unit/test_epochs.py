@@ -14,7 +14,7 @@ from regrow.core.errors import UsageError
 from regrow.data.epochs import pass_length
 from regrow.train.epochs import Epoch, Epochs
 from regrow.train.session import Session
-from regrow.train.state.naming import roster
+from regrow.train.state.naming import Protected, roster
 from regrow.train.worker.standalone import StandaloneWorker
 
 ROWS = TensorDataset(torch.arange(10.0).view(10, 1))
@@ -61,7 +61,7 @@ def test_of_micro_batches_an_epoch_has_as_many_steps_as_there_are_whole_ones() -
 
 def test_plain_values_in_a_namespace_are_protected_like_an_object_with_a_state() -> None:
     kept = SimpleNamespace(best=2.5, bad=1)
-    (thing,) = roster([kept], {}).objects.values()
+    (thing,) = roster(Protected([kept], {})).objects.values()
     saved = thing.state_dict()
     kept.best, kept.more = 1.0, "new"
     thing.load_state_dict(saved)
@@ -140,4 +140,4 @@ def test_what_has_no_epochs_is_told_with_its_cure() -> None:
 
 def test_what_has_no_state_is_told_what_has() -> None:
     with pytest.raises(UsageError, match=r"types.SimpleNamespace"):
-        roster([object()], {})
+        roster(Protected([object()], {}))

@@ -8,7 +8,7 @@ from tests.unit.membership_job import Job
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.messages import orders
 from regrow.core.messages.replicas import StateSampled
-from regrow.core.records import ReplicasDiverged
+from regrow.core.records import JobEnded, ReplicasDiverged
 from regrow.membership.replica_digests import Samples, compare
 from regrow.train.worker.cost_interval import CostInterval
 
@@ -112,6 +112,47 @@ def test_a_newcomer_that_has_not_the_survivors_state_is_replaced_once() -> None:
                 job.halted(rank, 6)
             job.ready(job.of(0))
             job.joined().stepped(6)
+
+
+def made(job: Job, made: list[dict[str, int]], *, weight: list[int], step: int = 1) -> None:
+    for rank, mine in enumerate(made):
+        tensors = {"model.weight": weight[rank]}
+        job.tell(StateSampled(job.of(rank), job.machine.generation, StepNo(step), tensors, {}, made=mine))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[{"optim.a.momentum": 1}, {"optim.a.momentum": 2}], [{"optim.a.momentum": 1}, {}]],
+    ids=["a part of each tensor", "some tensors each"],
+)
+def test_optimizers_that_shard_their_state_end_the_job_at_its_first_steps_with_the_cure(
+    parts: list[dict[str, int]],
+) -> None:
+    job = Job(2).trained(1)
+    made(job, parts, weight=[7, 7])
+    ended = job.last(JobEnded)
+    assert ended.code == 1 and ended.diagnosis.startswith("each rank has a part of optim.a.momentum")
+    assert "part=" in ended.diagnosis and "--buddy-every" in ended.diagnosis and "--no-audit" in ended.diagnosis
+
+
+def test_ranks_that_train_models_of_their_own_are_told_and_train() -> None:
+    job = Job(2).trained(1)
+    made(job, [{"optim.a.momentum": 1}, {"optim.a.momentum": 2}], weight=[7, 8])
+    assert "ranks 0 and 1 differ in" in job.last(ReplicasDiverged).text
+    assert job.machine.snapshot().phase == "training"
+
+
+def test_no_newcomer_is_blamed_for_a_difference_that_was_there_before_any_fault() -> None:
+    job = Job(3).trained(4)
+    tell(job, [4, 5, 5], 4)
+    job.exited(job.of(0))
+    for rank in (1, 2):
+        job.halted(rank, 5)
+    job.ready(job.of(0))
+    job.joined().stepped(5)
+    tell(job, [6, 5, 5], 6, whole=True)
+    assert job.all(orders.FenceWorker) == [] and job.machine.snapshot().phase == "training"
+    assert "rank 0 came in by a recovery" not in job.last(ReplicasDiverged).text
 
 
 # --- how often ------------------------------------------------------------------------------------------------------

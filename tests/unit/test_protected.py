@@ -11,6 +11,7 @@ from regrow.core.errors import StateError, UsageError
 from regrow.core.ids import NO_STATE, StepNo
 from regrow.train.state.audit import ScriptPart
 from regrow.train.state.frozen import FrozenState
+from regrow.train.state.naming import Protected
 from regrow.train.state.protected import ProtectedState
 
 OPTIMIZERS = {
@@ -330,6 +331,22 @@ def test_the_digest_depends_on_neither_the_order_of_creation_nor_on_strides() ->
 def test_the_layout_tells_models_apart_but_not_their_values() -> None:
     assert Training(seed=1).state.layout() == Training(seed=2).state.layout()
     assert ProtectedState([nn.Linear(2, 3)]).layout() != ProtectedState([nn.Linear(2, 4)]).layout()
+
+
+def test_a_part_makes_another_holding_of_what_it_names_alone() -> None:
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    first, second = (
+        ProtectedState([], {"inner": optimizer}, part=f"rank{rank}", earlier=[Protected([model], {})])
+        for rank in (0, 1)
+    )
+    assert first.layout() != second.layout() and first.parted()
+    assert not ProtectedState([model, optimizer]).parted()
+    names = [entry.name for entry in first.inventory(NO_STATE).entries]
+    momentum = ["rank0.inner.bias.momentum_buffer", "rank0.inner.weight.momentum_buffer"]
+    assert names == ["model.bias", "model.weight", *momentum]
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,31 @@ def test_many_ranks_tell_of_a_part_some_steps_apart(monkeypatch: pytest.MonkeyPa
     assert [each.step for each in said if each.whole] == [6, 9, 12]
 
 
+def test_what_the_first_updates_have_made_is_told_once_and_apart_from_what_was_there_before() -> None:
+    made, _, optimizer = state()
+    kept = dict(optimizer.state)
+    optimizer.state.clear()
+    sampling, said = sampler(made)
+    form(sampling, "h", "h")
+    sampling.tick(StepNo(0), last=False)
+    sampling.tick(StepNo(1), last=False)  # some rank may have made its update, though not this one
+    optimizer.state.update(kept)  # as behind a scaler whose first scale overflows
+    for step in range(2, 16):
+        sampling.tick(StepNo(step), last=False)
+    assert [(each.step, each.whole, bool(each.made)) for each in said] == [(1, False, False), (2, False, True)]
+    assert {name.split(".")[0] for name in said[1].made} == {"optim"}
+    assert {name.split(".")[0] for name in said[1].tensors} == {"model"}
+
+
+def test_of_large_tensors_that_updates_have_made_some_blocks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_digests, "_MADE_BYTES", 1000)
+    one, other = state(), state()
+    other[2].state[other[1][0].weight]["exp_avg"][-1, -1] += 1  # type: ignore[index]
+    looks = [digests(made[0], frozenset(), sample=StepNo(1), made=True)[0] for made in (one, other)]
+    unlike = [name for name in looks[0] if looks[0][name] != looks[1][name]]
+    assert len(unlike) == 1 and unlike[0].startswith("optim.0.weight.exp_avg[")
+
+
 def with_one_bit_more(made: tuple[ProtectedState, torch.nn.Module, torch.optim.Optimizer]) -> ProtectedState:
     made[1][0].weight.data.view(-1).view(torch.uint8)[150_000] ^= 1  # type: ignore[index]
     return made[0]

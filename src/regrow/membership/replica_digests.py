@@ -13,17 +13,25 @@ from regrow.core.messages.replicas import StateSampled
 _KEPT = 8
 """So many steps are waited for before those who have not spoken are left out."""
 _MOST_NAMES = 8
+_Look = tuple[str, StepNo, bool]
+"""Of a holding, before a step, at what updates have made or not."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Ranks with the same holding do not have the same. `alike`: who has the same, the largest group first."""
+    """Ranks with the same holding do not have the same.
+
+    Attributes:
+        alike: who has the same, the largest group first.
+        own: they differ in nothing but what their first updates have made: each has a part of that.
+    """
 
     step: StepNo
     alike: tuple[tuple[Rank, ...], ...]
     parts: tuple[str, ...]
     whole: bool = False
     in_tensors: bool = False
+    own: bool = False
 
     @property
     def odd(self) -> tuple[Rank, ...]:
@@ -35,9 +43,20 @@ class Divergence:
 
 
 def compare(
-    step: StepNo, told: Mapping[Rank, Mapping[str, int]], tensors: Set[str] = frozenset(), *, whole: bool = False
+    step: StepNo,
+    told: Mapping[Rank, Mapping[str, int]],
+    tensors: Set[str] = frozenset(),
+    *,
+    whole: bool = False,
+    made: Set[str] = frozenset(),
 ) -> Divergence | None:
-    """What replicas have told of themselves before `step`; None where it is the same. `tensors`: which parts are."""
+    """What replicas have told of themselves before `step`; None where it is the same.
+
+    Args:
+        tensors: which parts are.
+        whole: nothing was left out.
+        made: which parts updates have made.
+    """
     looks = list(told.values())
     if all(look == looks[0] for look in looks):
         return None
@@ -48,7 +67,12 @@ def compare(
         groups[tuple(told[rank].get(name) for name in unequal)].append(rank)
     alike = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks[0]))
     return Divergence(
-        step, tuple(map(tuple, alike)), tuple(unequal[:_MOST_NAMES]), whole, not tensors.isdisjoint(unequal)
+        step,
+        tuple(map(tuple, alike)),
+        tuple(unequal[:_MOST_NAMES]),
+        whole,
+        not tensors.isdisjoint(unequal),
+        set(unequal) <= made,
     )
 
 
@@ -57,7 +81,7 @@ class Samples:
 
     def __init__(self) -> None:
         self._generation = Generation(-1)
-        self._told: dict[tuple[str, StepNo], dict[Rank, StateSampled]] = {}
+        self._told: dict[_Look, dict[Rank, StateSampled]] = {}
         self._found: Counter[tuple[tuple[Rank, ...], ...]] = Counter()
 
     def tell(self, fact: StateSampled, rank: Rank, holding: str, *, replicas: int) -> Divergence | None:
@@ -65,18 +89,19 @@ class Samples:
         if fact.generation != self._generation:
             self._generation = fact.generation
             self._told.clear()
-        key = holding, fact.step
+        key = holding, fact.step, fact.made is not None
         self._told.setdefault(key, {})[rank] = fact
         if len(self._told[key]) >= replicas:
             return self._close(key)
         mine = sorted((known for known in self._told if known[0] == holding), key=lambda known: known[1])
         return self._close(mine[0]) if len(mine) > _KEPT else None
 
-    def _close(self, key: tuple[str, StepNo]) -> Divergence | None:
+    def _close(self, key: _Look) -> Divergence | None:
         told = self._told.pop(key)
-        parts = {rank: fact.python | fact.tensors for rank, fact in told.items()}
-        tensors = {name for fact in told.values() for name in fact.tensors}
-        return compare(key[1], parts, tensors, whole=all(fact.whole for fact in told.values()))
+        parts = {rank: fact.python | fact.tensors | (fact.made or {}) for rank, fact in told.items()}
+        made = {name for fact in told.values() for name in fact.made or ()}
+        tensors = made.union(*(fact.tensors for fact in told.values()))
+        return compare(key[1], parts, tensors, whole=all(fact.whole for fact in told.values()), made=made)
 
     def news(self, found: Divergence) -> bool:
         """Whether to say it: the first time, and ever less often."""

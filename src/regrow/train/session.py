@@ -129,32 +129,48 @@ class Session:
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
         """Name what must survive a fault: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
 
+        A second call may protect more, as another part: `protect(model)`, and `protect(optim=..., part=f"rank{r}")` for
+        an optimizer of which each rank keeps a part.
+
         Args:
             objects: for example the model (wrapped by DDP, FSDP2, both or not at all), its optimizer, its scheduler.
-            part: what part of the model this rank has, where parts are called the same on different ranks: two middle
-                stages of a pipeline, say. Ranks with the same names, shapes, pieces and part are taken for replicas.
+            part: what part of the state this rank has, where parts are called the same on different ranks: two middle
+                stages of a pipeline, or the state of an optimizer that shards itself. Ranks with the same names,
+                shapes, pieces and part are taken for replicas.
             named: the same, under names of their own in the checkpoint.
 
         Raises:
             StateError: an object has nothing that could be protected.
-            UsageError: called twice, or after the first step.
+            UsageError: called twice for the same part, after `policy`, or after the first step.
         """
-        standing, loop = self._standing, self._loop
-        if standing.state is not None or loop.started:
-            raise UsageError("protect() was called a second time, or after steps()", hint="name everything in one call")
+        standing, loop, former = self._standing, self._loop, self._standing.state
+        earlier = former.calls if former is not None else []
+        if loop.started or any(call.part == part for call in earlier):
+            raise UsageError(
+                "protect() was called a second time for the same part, or after steps()",
+                hint="name everything of a part in one call",
+            )
+        if self._scaled is not None:
+            raise UsageError("protect() was called after policy()", hint="protect everything first")
         every = [*objects, *named.values()]
-        modules = Modules(every, recovers=self._member.rehearses)
+        state = ProtectedState(objects, named, part=part, earlier=earlier)
+        if former is None:
+            loop.modules = Modules(every, recovers=self._member.rehearses)
+        else:
+            former.close()
+            loop.modules.add(every)
         # After a forward FSDP's root has whole parameters in the places of the shards that are to be protected.
-        modules.overwritten()
-        standing.state = ProtectedState(objects, named, part=part)
-        standing.objects, loop.modules = every, modules
-        for optimizer in standing.state.optimizers():
-            optimizer.register_step_pre_hook(_announces(loop))
-            optimizer.register_step_post_hook(lambda optimizer, *_: loop.after_update(optimizer))
+        loop.modules.overwritten()
+        known = {id(each) for each in former.optimizers()} if former is not None else set()
+        for optimizer in state.optimizers():
+            if id(optimizer) not in known:
+                optimizer.register_step_pre_hook(_announces(loop))
+                optimizer.register_step_post_hook(lambda optimizer, *_: loop.after_update(optimizer))
+        standing.state, standing.objects = state, [*standing.objects, *every]
         self._member.body.watch(standing.objects)
-        if self._member.rehearses:
+        if self._member.rehearses and former is None:
             body = self._member.body
-            UnprotectedOptimizers(standing.state, body=lambda: body.entered, training=lambda: loop.regions.inside)
+            UnprotectedOptimizers(standing.protected, body=lambda: body.entered, training=lambda: loop.regions.inside)
 
     def digest(self) -> str:
         """A digest of all protected state, equal on two workers if and only if their state is bitwise equal."""

@@ -33,6 +33,8 @@ class StateSampled(msgspec.Struct, frozen=True, tag=True):
     """Digests of parts of a worker's state before `step`, by name; the same on all that hold the same.
 
     `whole`: of all of it, or of the part whose turn it is after a recovery; else of a sample that the step chooses.
+    `made`: of what updates have made since the last look at it (the state of optimizers); then `tensors` are a sample
+    of all that was there before. None: that is not asked.
     """
 
     worker: WorkerId
@@ -41,6 +43,7 @@ class StateSampled(msgspec.Struct, frozen=True, tag=True):
     tensors: dict[str, int]
     python: dict[str, int]
     whole: bool = False
+    made: dict[str, int] | None = None
 
 
 ReplicaFact = ReplicasDiffer | CorruptionNamed

@@ -1,8 +1,12 @@
-"""What follows where replicas are found to differ: it is said and written down, and a newcomer is hydrated again."""
+"""What follows where replicas are found to differ: it is said and written down, and a newcomer is hydrated again.
+
+Where they differ before any worker was replaced, that is how the script is, and no newcomer is to blame for it.
+"""
 
 from collections import defaultdict
 
 from regrow.core import records as record
+from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, Rank, StepNo
 from regrow.core.messages.replicas import StateSampled
 from regrow.core.messages.vocabulary import Role
@@ -26,6 +30,8 @@ class Auditor:
         self._job, self._ladder = job, ladder
         self._samples = Samples()
         self._hydrated_again: set[Rank] = set()
+        self._ranks_own = False
+        """Whether ranks were seen to differ before any worker was replaced."""
 
     def started(self, now: Instant) -> None:
         """All ranks have built what they start from."""
@@ -47,6 +53,11 @@ class Auditor:
         found = self._samples.tell(fact, worker.rank, worker.holding, replicas=replicas)
         if found is None:
             return
+        if found.own:
+            self._job.end(SCRIPT_ERROR, _each_has_a_part(found), now)
+            return
+        if found.in_tensors and all(each.role is Role.RANK for each in self._job.roster.seated()):
+            self._ranks_own = True
         again = self._newcomers(found)
         if self._samples.news(found):
             self._say(found, say.replicas_diverge(found, [each.rank for each in again if each.rank is not None]), now)
@@ -58,7 +69,7 @@ class Auditor:
     def _newcomers(self, found: Divergence) -> list[WorkerRecord]:
         """Those who came into this generation, and have not what all others have; each rank's once."""
         # Who differs in Python state alone may mean to.
-        if not found.whole or not found.in_tensors:
+        if not found.whole or not found.in_tensors or self._ranks_own:
             return []
         roster = self._job.roster
         groups = [[roster.workers[roster.places[rank]] for rank in ranks] for ranks in found.alike]
@@ -76,3 +87,13 @@ class Auditor:
     def _say(self, found: Divergence, text: str, now: Instant) -> None:
         alike, parts = [list(ranks) for ranks in found.alike], list(found.parts)
         self._job.orders.write(record.ReplicasDiverged(at=now, step=found.step, alike=alike, parts=parts, text=text))
+
+
+def _each_has_a_part(found: Divergence) -> str:
+    """The optimizer shards itself: what a rank has of its state, no other rank has."""
+    return (
+        f"each rank has a part of {', '.join(found.parts)}, though all have the same parameters: an optimizer keeps "
+        "its state in parts, and a rank that is replaced would get another's. Say so: session.protect(model), and "
+        'session.protect(optimizer=optimizer, part=f"rank{session.rank}"); a part that no other rank has survives its '
+        "rank by --buddy-every K (on two nodes or more) or in --checkpoint-dir. --no-audit trains on without this look"
+    )

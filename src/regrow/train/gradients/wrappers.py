@@ -22,20 +22,30 @@ class Modules:
     """
 
     def __init__(self, objects: Sequence[object] = (), *, recovers: bool = False) -> None:
-        if recovers:
-            fsdp.refuse_first_form(objects)
-        self._objects, self._recovers = objects, recovers
+        self._objects, self._recovers = list[object](), recovers
         self._replicas: list[DistributedDataParallel] = []
-        self._sharded: list[FSDPModule] = fsdp.roots(objects)
-        self._plain = [
-            item for item in objects if isinstance(item, nn.Module) and not isinstance(item, DistributedDataParallel)
-        ]
+        self._sharded: list[FSDPModule] = []
+        self._plain: list[nn.Module] = []
         self._buffered: list[DistributedDataParallel] = []
         self._unsettled: list[DistributedDataParallel] = []
         self._hooks = HookStates((), ())
-        if recovers:
+        self.add(objects)
+
+    def add(self, objects: Sequence[object]) -> None:
+        """More is protected. Raises `UsageError` for what cannot run a step again."""
+        if self._recovers:
+            fsdp.refuse_first_form(objects)
+        known = {id(each) for each in self._objects}
+        new = [each for each in objects if id(each) not in known]
+        self._objects += new
+        self._sharded = fsdp.roots(self._objects)
+        if self._recovers:
             fsdp.refuse_what_cannot_run_again(self._sharded)
-        self._take(ddp.replicas(objects))
+        self._plain += [
+            item for item in new if isinstance(item, nn.Module) and not isinstance(item, DistributedDataParallel)
+        ]
+        wrapped = {id(each) for each in self._replicas}
+        self._take([each for each in ddp.replicas(self._objects) if id(each) not in wrapped])
 
     def _take(self, replicas: list[DistributedDataParallel]) -> None:
         self._replicas += replicas

@@ -1,12 +1,49 @@
 """Where the tensors of a state that is received go, and how an optimizer takes over what has arrived."""
 
+from dataclasses import dataclass
+
+import msgspec
 import torch
 
 from regrow.core.errors import StateError
+from regrow.core.ids import StepNo
 from regrow.hydration.codec import dtype_of
-from regrow.hydration.inventory import TensorEntry
+from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.shards import empty_like
 from regrow.train.state.moment import put_settings
+
+
+class PythonState(msgspec.Struct, frozen=True):
+    """Everything that is no tensor of a module; each part is encoded by `hydration.codec`."""
+
+    groups: dict[str, list[list[str]]]
+    """For each optimizer and parameter group, its parameters' short names."""
+    settings: dict[str, bytes]
+    state: dict[str, bytes]
+    objects: dict[str, bytes]
+    modes: bytes = b""
+    """Not in what is compared: each rank may evaluate by itself between two steps."""
+
+
+class Captured(msgspec.Struct):
+    """A full copy of protected state, in the processor's memory: a device may have no room for it twice."""
+
+    inventory: Inventory
+    values: dict[str, torch.Tensor]
+    gradients: list[torch.Tensor | None]
+
+
+@dataclass
+class Arrival:
+    """State between `prepare` and `finish`: decoded, its new tensors not yet in place."""
+
+    step: StepNo
+    targets: dict[str, torch.Tensor]
+    settings: dict[str, object]
+    state: dict[str, object]
+    objects: dict[str, object]
+    modes: object
+    variables: dict[str, bytes]
 
 
 def owner_of(name: str, owners: dict[str, torch.Tensor]) -> torch.Tensor | None:

@@ -4,7 +4,7 @@ Tensors carry the names under which `torch.distributed.checkpoint` users know th
 buffers, `optim.<parameter fqn>.<key>` for optimizer state.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
@@ -67,6 +67,40 @@ class ProtectedObjects(NamedTuple):
     """As they were given, so with the wrappers around them."""
     generators: dict[str, torch.Generator | np.random.Generator]
 
+    def groups(self, optimizer: str) -> list[list[str]]:
+        """The short names of each of its groups' parameters. Raises `StateError` for groups that have grown."""
+        names = {id(parameter): short for short, parameter in self.optimized[optimizer].items()}
+        try:
+            return [[names[id(each)] for each in group["params"]] for group in self.optimizers[optimizer].param_groups]
+        except KeyError as error:
+            raise StateError(
+                f"{optimizer} was given parameters after protect()", hint="call add_param_group() before protect()"
+            ) from error
+
+    def state_of(self, optimizer: str) -> dict[str, object]:
+        """What it keeps of its parameters, by their short names. Raises `StateError` for what else it keeps."""
+        short = {id(parameter): short for short, parameter in self.optimized[optimizer].items()}
+        state: dict[str, object] = {}
+        for parameter, values in self.optimizers[optimizer].state.items():
+            if id(parameter) not in short:
+                raise StateError(f"{optimizer} keeps state for what is no parameter of its groups: {parameter!r:.80}")
+            state[short[id(parameter)]] = values
+        return state
+
+
+class Protected(NamedTuple):
+    """What one call of `protect` was given.
+
+    Attributes:
+        objects: get the names `model`, `optim`, `scheduler`, or their class's, with a number from the second on.
+        named: names of the script's choice.
+        part: put before all names: tells parts of the state apart that are called the same on different ranks.
+    """
+
+    objects: Sequence[object]
+    named: Mapping[str, object]
+    part: str = ""
+
 
 class _ExtraState:
     """A module's own `get_extra_state`, as an object with a state."""
@@ -104,13 +138,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def roster(objects: Sequence[object], named: Mapping[str, object], part: str = "") -> ProtectedObjects:
-    """Sort out and name what the script protects.
-
-    Args:
-        objects: get the names `model`, `optim`, `scheduler`, or their class's, with a number from the second on.
-        named: names of the script's choice.
-        part: put before all names: tells parts of a model apart that are called the same on different ranks.
+def roster(*calls: Protected) -> ProtectedObjects:
+    """Sort out and name what the script protects, in one call or in several.
 
     Raises:
         UsageError: something has no state that could be protected, or a name is not to be had.
@@ -122,12 +151,8 @@ def roster(objects: Sequence[object], named: Mapping[str, object], part: str = "
     optimizers: dict[str, torch.optim.Optimizer] = {}
     stateful: dict[str, Stateful] = {}
     taken: set[str] = set()
-    seen: set[int] = set()
-    for name, thing in [(None, thing) for thing in objects] + [(name, thing) for name, thing in named.items()]:
-        given, thing = thing, unwrapped(thing) if isinstance(thing, nn.Module) else thing
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
+    for name, part, given in _each(calls):
+        thing = unwrapped(given) if isinstance(given, nn.Module) else given
         _refuse_parted(thing)
         chosen = _name(name, thing, taken)
         taken.add(chosen)
@@ -149,6 +174,17 @@ def roster(objects: Sequence[object], named: Mapping[str, object], part: str = "
                 "objects with these two methods",
             )
     return _gather(modules, optimizers, stateful)._replace(modules=wrapped, generators=generators)
+
+
+def _each(calls: Iterable[Protected]) -> Iterator[tuple[str | None, str, object]]:
+    """Each thing once, as it was given: its name, where the script has chosen one, and its part."""
+    seen: set[int] = set()
+    for call in calls:
+        for name, given in [*((None, thing) for thing in call.objects), *call.named.items()]:
+            inner = unwrapped(given) if isinstance(given, nn.Module) else given
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                yield name, call.part, given
 
 
 def _refuse_parted(thing: object) -> None:
@@ -232,7 +268,12 @@ def _optimized(
 ) -> dict[str, torch.Tensor]:
     """Short names of an optimizer's parameters; those of no protected module are added to `parameters`."""
     stem = f"{name.rpartition('.')[0]}.model.".removeprefix(".")
-    names = {id(parameter): full.removeprefix(stem) for full, parameter in parameters.items()}
+    # The model of an optimizer that is a part of its own may be the same on all ranks, and so be of no part.
+    stems = [stem, "model."]
+    names = {
+        id(each): full.removeprefix(next((stem for stem in stems if full.startswith(stem)), ""))
+        for full, each in parameters.items()
+    }
     short: dict[str, torch.Tensor] = {}
     for number, group in enumerate(optimizer.param_groups):
         for at, parameter in enumerate(cast(list[torch.Tensor], group["params"])):

@@ -1,7 +1,6 @@
 """What a script protects, as one state that can be read, written, remembered, rolled back and compared."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -16,46 +15,22 @@ from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.shards import box_of, local
 from regrow.train.state.audit import Habits, Look, ScriptPart, changed
 from regrow.train.state.between import Between
-from regrow.train.state.hydration_targets import owner_of, put_optimizer, shape_of, sizes, target
+from regrow.train.state.hydration_targets import (
+    Arrival,
+    Captured,
+    PythonState,
+    owner_of,
+    put_optimizer,
+    shape_of,
+    sizes,
+    target,
+)
 from regrow.train.state.looking import Looker
 from regrow.train.state.modes import Modes
 from regrow.train.state.moment import Moment, Scope, put_object, settings
-from regrow.train.state.naming import ProtectedObjects, roster, unwrapped
+from regrow.train.state.naming import Protected, ProtectedObjects, roster, unwrapped
 from regrow.train.state.rollback import Undo
 from regrow.train.state.variables import Variables
-
-
-class _Python(msgspec.Struct, frozen=True):
-    """Everything that is no tensor of a module; each part is encoded by `hydration.codec`."""
-
-    groups: dict[str, list[list[str]]]
-    """For each optimizer and parameter group, its parameters' short names."""
-    settings: dict[str, bytes]
-    state: dict[str, bytes]
-    objects: dict[str, bytes]
-    modes: bytes = b""
-    """Not in what is compared: each rank may evaluate by itself between two steps."""
-
-
-class Captured(msgspec.Struct):
-    """A full copy of protected state, in the processor's memory: a device may have no room for it twice."""
-
-    inventory: Inventory
-    values: dict[str, torch.Tensor]
-    gradients: list[torch.Tensor | None]
-
-
-@dataclass
-class _Arrival:
-    """State between `prepare` and `finish`: decoded, its new tensors not yet in place."""
-
-    step: StepNo
-    targets: dict[str, torch.Tensor]
-    settings: dict[str, object]
-    state: dict[str, object]
-    objects: dict[str, object]
-    modes: object
-    variables: dict[str, bytes]
 
 
 class ProtectedState:
@@ -64,15 +39,24 @@ class ProtectedState:
     Args:
         objects: what to protect; named by kind (`model`, `optim`, `scheduler`).
         named: the same under names of the script's choice.
-        part: what part of the model this rank holds, where names do not say it.
+        part: what part of it this rank holds, where names do not say it.
+        earlier: what else is protected, which may be other parts.
 
     Raises:
         UsageError: something has no state, or a name is not to be had.
         StateError: two tensors have the same name.
     """
 
-    def __init__(self, objects: Sequence[object], named: Mapping[str, object] | None = None, *, part: str = "") -> None:
-        self._roster: ProtectedObjects = roster(objects, named or {}, part)
+    def __init__(
+        self,
+        objects: Sequence[object],
+        named: Mapping[str, object] | None = None,
+        *,
+        part: str = "",
+        earlier: Sequence[Protected] = (),
+    ) -> None:
+        self.calls = [*earlier, Protected(objects, named or {}, part)]
+        self._roster: ProtectedObjects = roster(*self.calls)
         self.modes = Modes(self._roster.modules, self._roster.parameters)
         self.variables = Variables()
         self.looker = Looker(self._roster)
@@ -83,7 +67,7 @@ class ProtectedState:
         self._undo = Undo(self._roster, self.moment())
         self.between = Between(self)
         self._table: dict[str, torch.Tensor] = {}
-        self._arrival: _Arrival | None = None
+        self._arrival: Arrival | None = None
         self.state_at: StepNo = NO_STATE
         """The step at which the state stands; kept by the session, `NO_STATE` while it is torn."""
 
@@ -114,8 +98,10 @@ class ProtectedState:
         """The protected optimizers."""
         return list(self._roster.optimizers.values())
 
-    def distributed(self) -> bool:
-        """Whether any tensor is a `DTensor`, of which this rank may have only a piece."""
+    def parted(self) -> bool:
+        """Whether this rank may have a part only: the script says so, or a tensor is a `DTensor`."""
+        if any(call.part for call in self.calls):
+            return True
         tensors = self._roster.parameters | self._buffers()
         return any(box_of(tensor, name) is not None for name, tensor in tensors.items())
 
@@ -257,6 +243,15 @@ class ProtectedState:
         owners |= self._roster.parameters | self._buffers()
         return lambda name: owner_of(name, owners)
 
+    def made_by_updates(self) -> int:
+        """For how many parameters optimizers have a state."""
+        return sum(len(optimizer.state) for optimizer in self.optimizers())
+
+    def is_optimizers(self, name: str) -> bool:
+        """Whether a tensor of that name is of an optimizer's state."""
+        stems = tuple(f"{optimizer}." for optimizer in self._roster.optimizers)
+        return name.startswith(stems) and name not in self._roster.parameters
+
     def lasting(self) -> set[str]:
         """Of the last `inventory`, the names of what only an update changes, as far as is known."""
         written = self.habits.all | self.looker.likely().parameters
@@ -281,10 +276,10 @@ class ProtectedState:
             return encode(value, path=path, lift=lift, canonical=canonical)
 
         optimizers = sorted(self._roster.optimizers)
-        python = _Python(
-            groups={name: self._groups(name) for name in optimizers},
+        python = PythonState(
+            groups={name: self._roster.groups(name) for name in optimizers},
             settings={name: packed(self._settings(name), f"{name}.param_groups") for name in optimizers},
-            state={name: packed(self._optimizer_state(name), name) for name in optimizers},
+            state={name: packed(self._roster.state_of(name), name) for name in optimizers},
             objects={
                 name: packed(self._roster.objects[name].state_dict(), name) for name in sorted(self._roster.objects)
             },
@@ -297,26 +292,6 @@ class ProtectedState:
     def _settings(self, optimizer: str) -> list[dict[str, object]]:
         return [settings(group) for group in self._roster.optimizers[optimizer].param_groups]
 
-    def _groups(self, optimizer: str) -> list[list[str]]:
-        names = {id(parameter): short for short, parameter in self._roster.optimized[optimizer].items()}
-        groups = self._roster.optimizers[optimizer].param_groups
-        try:
-            return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
-        except KeyError as error:
-            raise StateError(
-                f"{optimizer} was given parameters after protect()", hint="call add_param_group() before protect()"
-            ) from error
-
-    def _optimizer_state(self, name: str) -> dict[str, object]:
-        optimizer = self._roster.optimizers[name]
-        short = {id(parameter): short for short, parameter in self._roster.optimized[name].items()}
-        state: dict[str, object] = {}
-        for parameter, values in optimizer.state.items():
-            if id(parameter) not in short:
-                raise StateError(f"{name} keeps state for what is no parameter of its groups: {parameter!r:.80}")
-            state[short[id(parameter)]] = values
-        return state
-
     # --- as a StateSink ---
 
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
@@ -325,7 +300,7 @@ class ProtectedState:
         Raises `StateError`, with nothing changed, where the two sides do not fit.
         """
         try:
-            python = msgspec.msgpack.decode(inventory.python, type=_Python)
+            python = msgspec.msgpack.decode(inventory.python, type=PythonState)
         except msgspec.MsgspecError as error:
             raise StateError(f"the Python state that was received does not decode: {error}") from error
         offered = {entry.name: entry for entry in inventory.entries}
@@ -339,7 +314,7 @@ class ProtectedState:
             return targets[name]
 
         self._check_names(python)
-        arrival = _Arrival(
+        arrival = Arrival(
             inventory.step,
             targets,
             {name: decode(data, resolve=resolve) for name, data in python.settings.items()},
@@ -368,8 +343,8 @@ class ProtectedState:
                 )
         return {name: present[name] for name in names}
 
-    def _check_names(self, python: _Python) -> None:
-        here = {name: self._groups(name) for name in self._roster.optimizers}
+    def _check_names(self, python: PythonState) -> None:
+        here = {name: self._roster.groups(name) for name in self._roster.optimizers}
         if python.groups != here:
             raise StateError(
                 f"the optimizers' parameter groups differ: {sizes(here)} here, {sizes(python.groups)} in the state",

@@ -13,12 +13,14 @@ class UnprotectedOptimizers:
     """Sees every optimizer step, by torch's global hook.
 
     Args:
-        state: what is protected.
+        state: what is protected, asked each time.
         body: whether the script is in the body of a step.
         training: whether it is in a function that is the whole training.
     """
 
-    def __init__(self, state: ProtectedState, *, body: Callable[[], bool], training: Callable[[], bool]) -> None:
+    def __init__(
+        self, state: Callable[[], ProtectedState], *, body: Callable[[], bool], training: Callable[[], bool]
+    ) -> None:
         self._state, self._body, self._training = state, body, training
         self._known: set[int] = set()
         self._hook = register_optimizer_step_pre_hook(self._steps)
@@ -31,8 +33,9 @@ class UnprotectedOptimizers:
         if id(optimizer) in self._known or not (self._body() or self._training()):
             return
         # Wrappers (Accelerate's) show the state of the optimizer that they wrap as theirs.
-        if not any(optimizer is mine or optimizer.state is mine.state for mine in self._state.optimizers()):
-            mine = {id(parameter) for parameter in self._state.parameters()}
+        state = self._state()
+        if not any(optimizer is mine or optimizer.state is mine.state for mine in state.optimizers()):
+            mine = {id(parameter) for parameter in state.parameters()}
             given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             foreign = [parameter for parameter in given if id(parameter) not in mine]
             what = f", and neither is its parameter of shape {list(foreign[0].shape)}" if foreign else ""

@@ -30,6 +30,10 @@ _MOST_NAMES = 256
 _PART_BYTES = 1 << 26
 """So much is compared at one step after a recovery: all of it at once would hold up everyone for seconds, where a rank
 has some gigabytes."""
+_MADE_BYTES = 1 << 26
+_MADE_BLOCK = 1 << 14
+"""Of each tensor that the first updates have made three such blocks are told, where all of them are more than that."""
+_LOOKS_AT_MADE = 4
 _RANKS_A_STEP = 1000
 """In a larger world the parts are some steps apart, as the coordinator hears of each."""
 
@@ -65,6 +69,7 @@ class Sampler:
         """The first step of those at which all is compared, part by part; None: it was."""
         self._apart = 1
         self._last: tuple[StepNo, Seconds] | None = None
+        self._made = self._looks_at_made = 0
 
     def stand(self, form: orders.FormGeneration, *, again: bool) -> None:
         """A membership was ordered. `again`: it follows another, so all is compared once, from its first step on."""
@@ -79,7 +84,12 @@ class Sampler:
         """At the boundary before `step`, or after the last one: say what is due."""
         part = None if last else self._part_at(step)
         whole = last or part is not None
-        if self._failed or not self._replicated or not (whole or (step > 0 and step % self._pace.every == 0)):
+        if self._failed or not self._replicated:
+            return
+        if not whole and self._made_anew(step):
+            self._tell_made(step)
+            return
+        if not (whole or (step > 0 and step % self._pace.every == 0)):
             return  # what all start from was compared before
         started = time.perf_counter()
         found = self.look(sample=None if whole else step, part=part)
@@ -97,6 +107,22 @@ class Sampler:
             self._pace.took(spent, (started - self._last[1]) / steps)
         self._last = step, started + spent
 
+    def _made_anew(self, step: StepNo) -> bool:
+        """Whether updates have made state that nobody has compared yet, or the first update may have, here or there."""
+        before, self._made = self._made, self._state.made_by_updates()
+        if (self._made <= before and step != 1) or self._looks_at_made >= _LOOKS_AT_MADE:
+            return False
+        self._looks_at_made += 1
+        return True
+
+    def _tell_made(self, step: StepNo) -> None:
+        found = self.look(sample=step, made=True)
+        if found is not None:
+            made = {name: value for name, value in found[0].items() if self._state.is_optimizers(name)}
+            tensors = {name: value for name, value in found[0].items() if name not in made}
+            worker, generation = self._link.env.worker, self._control.generation
+            self._link.send(StateSampled(worker, generation, step, tensors, {}, made=made))
+
     def _part_at(self, step: StepNo) -> int | None:
         """Whose turn it is before `step`, after a recovery; None: no part's."""
         if self._whole_from is None or step < self._whole_from or (step - self._whole_from) % self._apart:
@@ -104,11 +130,11 @@ class Sampler:
         return (step - self._whole_from) // self._apart
 
     def look(
-        self, *, sample: StepNo | None = None, part: int | None = None
+        self, *, sample: StepNo | None = None, part: int | None = None, made: bool = False
     ) -> tuple[dict[str, int], dict[str, int]] | None:
         """As `digests`; None, which is said, where the state cannot be looked at: training does not depend on it."""
         try:
-            return digests(self._state, frozenset(self._own()), sample=sample, part=part)
+            return digests(self._state, frozenset(self._own()), sample=sample, part=part, made=made)
         except Exception as error:  # noqa: BLE001  whatever the script's objects raise when they are asked
             self._failed = True
             text = f"replicas are not compared: {type(error).__name__}: {error}"
@@ -117,7 +143,12 @@ class Sampler:
 
 
 def digests(
-    state: ProtectedState, left_out: frozenset[str], *, sample: StepNo | None = None, part: int | None = None
+    state: ProtectedState,
+    left_out: frozenset[str],
+    *,
+    sample: StepNo | None = None,
+    part: int | None = None,
+    made: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Digests of tensors, or of pieces of them, and of Python state, by name; equal on replicas.
 
@@ -125,10 +156,13 @@ def digests(
         left_out: tensors that each rank has for itself.
         sample: some blocks of tensors, which follows from this step.
         part: this part of all tensors; behind the last one there is nothing. Neither of both: all of them.
+        made: the sample has all of what updates have made, or blocks of each tensor of it.
     """
     inventory, tensors = state.canonical()
     entries = [entry for entry in inventory.entries if entry.name not in left_out and entry.nbytes]
     if sample is not None:
+        if made:
+            return _made(state, entries, tensors), {}
         return _sample(entries, tensors, sample), _fields(inventory)
     pieces = [_Piece(entry, 0, entry.nbytes) for entry in entries] if part is None else list(_part(entries, part))
     return _every(pieces, tensors), _fields(inventory)
@@ -161,6 +195,24 @@ def _every(pieces: list[_Piece], tensors: Mapping[str, torch.Tensor]) -> dict[st
 
 def _batched(pieces: list[_Piece], size: int) -> Iterator[list[_Piece]]:
     return (pieces[at : at + size] for at in range(0, len(pieces), size))
+
+
+def _made(state: ProtectedState, entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for made in (False, True):
+        group = [entry for entry in entries if state.is_optimizers(entry.name) is made]
+        all_of_it = sum(entry.nbytes for entry in group) <= _MADE_BYTES
+        found |= _every([piece for entry in group for piece in _blocks(entry, all_of_it=all_of_it)], tensors)
+    return found
+
+
+def _blocks(entry: TensorEntry, *, all_of_it: bool) -> Iterator[_Piece]:
+    """A tensor, or its first, its middle and its last bytes."""
+    if all_of_it or entry.nbytes <= 3 * _MADE_BLOCK:
+        yield _Piece(entry, 0, entry.nbytes)
+        return
+    for start in (0, entry.nbytes // 2, entry.nbytes - _MADE_BLOCK):
+        yield _Piece(entry, start, start + _MADE_BLOCK)
 
 
 def _sample(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor], step: StepNo) -> dict[str, int]:

@@ -213,7 +213,7 @@ class SupervisedWorker:
                 built_s=time.monotonic() - self._born,
                 holding=holding,
                 whole_body=self.body.whole_body,
-                sharded=self._groups.count > 1 or state.distributed(),
+                sharded=self._groups.count > 1 or state.parted(),
                 microbatches=microbatches,
                 fixed=fixed or self._groups.fixed(),
                 between=self.control.first_inside > 0,
