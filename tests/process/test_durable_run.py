@@ -177,13 +177,11 @@ def test_a_second_job_with_the_folder_of_one_that_runs_is_refused_until_that_has
 
 
 def test_a_fault_that_leaves_a_replica_reads_nothing_from_disk(here: Site) -> None:
-    first = train(here, "first", *flags(here, "1h"), world=2, steps=5)
-    assert first.code == 0, first.output
+    (here.folder / "durable").mkdir()
     with watched(here.folder / "durable") as disk:
-        outcome = train(here, "killed", *flags(here, "1h"), world=2, steps=STEPS, faults=[Fault(1, 12)])
+        outcome = train(here, "killed", *flags(here), world=2, steps=STEPS, faults=[Fault(1, 12)], extra=PAUSE)
     assert outcome.code == 0, outcome.output
     assert len(outcome.ledger.incidents) == 1
-    assert not [path for path in disk.opens if "step-5" in path and path.endswith(".distcp")]
     assert not [path for path in disk.reads if path.endswith(".distcp")]
 
 
@@ -197,18 +195,55 @@ def test_the_death_of_the_rank_that_takes_snapshots_does_not_keep_the_last_state
 
 
 def test_what_cannot_be_written_is_said_once_and_training_goes_on(here: Site) -> None:
-    (here.folder / "durable").write_text("a file, not a folder")
-    outcome = train(here, "full", *flags(here), world=2, steps=STEPS, extra=PAUSE)
-    assert outcome.code == 0, outcome.output
-    assert outcome.output.count("could not be written to disk") == 1
-    assert "Not a directory" in outcome.output
+    folder = here.folder / "durable"
+    script = (str(SCRIPTS / "train_small.py"), "--steps", str(STEPS), *PAUSE)
+    with here.start("run", "--job", "full", "--nproc-per-node", "2", *flags(here), *script) as job:
+        job.wait_for("records and logs in")
+        folder.rmdir()
+        folder.write_text("a file, not a folder")
+        assert job.wait() == 0, job.output
+    assert job.output.count("could not be written to disk") == 1
+    assert "Not a directory" in job.output
+    assert f"nothing of this training is on disk: {folder} has no complete checkpoint of it" in job.output
 
 
-def test_an_unknown_kind_of_place_is_said_and_training_goes_on(here: Site) -> None:
-    where = ("--checkpoint-dir", "nosuch://bucket/folder", "--checkpoint-every", "1ms")
-    outcome = train(here, "unknown", *where, world=2, steps=STEPS, extra=PAUSE)
-    assert outcome.code == 0, outcome.output
-    assert outcome.output.count("nosuch://bucket/folder cannot be used") == 1
+def test_a_place_that_cannot_be_used_or_is_another_runs_is_said_before_anything_starts(here: Site) -> None:
+    script = here.script("print('trained', flush=True)")
+    (here.folder / "file").write_text("")
+    for place, why in (("nosuch://bucket/folder", "cannot be used"), (here.folder / "file", "cannot be written to")):
+        refused = here.regrow("run", "--checkpoint-dir", str(place), "--checkpoint-every", "1ms", script)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"{place} {why}" in refused.stderr
+    nothing = here.regrow("run", *flags(here), "--resume=must", script)
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    first = train(here, "first", *flags(here), world=1, steps=3)
+    assert f"on disk: state@3, in {here.folder / 'durable' / 'step-3'}" in first.output
+    before = {path: path.read_bytes() for path in (here.folder / "durable").rglob("*") if path.is_file()}
+    again = here.regrow("run", *flags(here), script)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "has checkpoints of another run: step 3 of job first" in again.stderr
+    assert "--resume goes on from them" in again.stderr
+    assert {path: path.read_bytes() for path in (here.folder / "durable").rglob("*") if path.is_file()} == before
+
+
+def test_all_ranks_go_on_from_an_older_one_where_one_of_them_cannot_read_its_part_of_the_newest(here: Site) -> None:
+    script = (str(SCRIPTS / "train_parallel.py"), "--mode", "fsdp2", "--steps", "20", "--pace", "0.2", "--out")
+    common = ("run", "--nproc-per-node", "4")
+    first = here.regrow(*common, "--job", "first", *flags(here, keep=9), *script, str(here.folder / "first"))
+    assert first.returncode == 0, first.stdout + first.stderr
+    newest, older = saves(here, "first")[::-1][:2]
+    part = here.folder / "durable" / f"step-{newest}" / "__1_0.distcp"
+    part.write_bytes(bytes(part.stat().st_size))
+    second = here.regrow(
+        *common, "--job", "second", "--resume=must", *flags(here, keep=9), *script, str(here.folder / "second")
+    )
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert f"the checkpoint of step {newest} is not used: rank 1: {part.parent} could not be read" in second.stderr
+    assert f"not all ranks could read the checkpoint of step {newest}" in second.stderr
+    assert f"training goes on from the checkpoint of step {older}" in second.stderr
+    for rank in range(4):
+        expected, ended = (json.loads((here.folder / f"{run}.{rank}.json").read_text()) for run in ("first", "second"))
+        assert ended["digest"] == expected["digest"]
 
 
 @pytest.mark.parametrize("mode", ["fsdp2", "pp_dp"])

@@ -55,7 +55,7 @@ def save(at: CheckpointStorage, segments: Sequence[Segment], step: int, *, attem
     """One checkpoint, all parts by one writer; its name."""
     sources = [source(segment, step) for segment in segments]
     write_parts(at, StepNo(step), attempt, sources)
-    return finish(at, StepNo(step), attempt, [each.rank for each in sources], keep)[0]
+    return finish(at, StepNo(step), attempt, [each.rank for each in sources], keep).folder
 
 
 def source(segment: Segment, step: int) -> SegmentSource:

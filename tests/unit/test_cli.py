@@ -111,9 +111,30 @@ def test_our_own_flags_reach_the_plan(planned: list[JobPlan], home: Path) -> Non
     assert (plan.spec.hang_timeout, plan.preload, plan.resume, plan.quiet) == (
         40.0,
         ["json", "email.mime"],
-        True,
+        "auto",
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "meant", "script"),
+    [
+        ("--resume --job x", "auto", []),
+        ("--resume", "auto", []),
+        ("--resume=must", "must", []),
+        ("--resume=never", "never", []),
+        ("", "never", ["--resume", "--resume=latest"]),
+        ("--resume", "auto", ["--resume"]),
+    ],
+)
+def test_resume_stands_alone_or_with_a_word_and_a_scripts_own_is_its_own(
+    planned: list[JobPlan], words: str, meant: str, script: list[str]
+) -> None:
+    command = ["run", "--checkpoint-dir", "ck", *words.split(), "train.py", *script]
+    assert cli.main(command) == 0
+    assert (planned[0].resume, planned[0].script.args) == (meant, script)
+    assert planned[0].spec.must_resume == (meant == "must")
+    assert cli.main(["run", "--checkpoint-dir", "ck", "--resume=newest", "train.py"]) == 2
 
 
 def test_flags_about_nodes_reach_the_plan(planned: list[JobPlan]) -> None:

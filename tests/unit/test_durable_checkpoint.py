@@ -8,7 +8,6 @@ import torch
 from tests.unit.checkpoint_cases import Training, loaded, save, saved, source
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import regrow.hydration.durable.layout as layout
 from regrow.core.errors import CheckpointError, StateError
@@ -46,26 +45,6 @@ def test_anyone_can_load_it_with_plain_distributed_checkpoint(tmp_path: Path) ->
     moment = {"optim.0.weight.exp_avg": torch.zeros(30, 8)}
     dcp_load(moment, checkpoint_id=folder, no_dist=True)
     assert moment["optim.0.weight.exp_avg"].any()
-
-
-def test_a_checkpoint_of_the_first_format_still_loads(tmp_path: Path) -> None:
-    training = Training().trained()
-    inventory = training.state.inventory(StepNo(3))
-    content: dict[str, object] = {entry.name: training.state.tensor(entry.name) for entry in inventory.entries}
-    content["regrow.python"] = torch.frombuffer(bytearray(inventory.python), dtype=torch.uint8)
-    content["regrow.step"] = torch.tensor(3)
-    folder = tmp_path / "step-3"
-    dcp_save(content, checkpoint_id=folder, no_dist=True)
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    entries = [[e.name, e.dtype, e.shape, e.nbytes, e.device_type] for e in inventory.entries]
-    import json
-
-    old = {"format": 1, "step": 3, "entries": entries, "python_bytes": len(inventory.python), "files": sizes}
-    (folder / "regrow.json").write_text(json.dumps(old))
-    resumed = Training(7)
-    assert latest(place(str(tmp_path))) == (3, "step-3")
-    assert loaded(tmp_path, "step-3", resumed) == 3
-    assert resumed.state.digest() == training.state.digest()
 
 
 def test_the_newest_are_kept_as_many_as_asked_for(tmp_path: Path) -> None:
@@ -108,7 +87,7 @@ def test_a_torn_checkpoint_is_ignored(tmp_path: Path, tear: str) -> None:
         case "garbage":
             (newest / "regrow.json").write_bytes(b"{")
     assert latest(place(str(tmp_path))) == (3, "step-3")
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="no manifest|__0_0.distcp (is missing|has)|cannot be read"):
         loaded(tmp_path, "step-4", training)
 
 
@@ -161,7 +140,6 @@ def test_large_tensors_are_cut_so_that_a_reader_needs_little_memory(
     training = Training().trained()
     name = saved(tmp_path, training)
     manifest = manifest_of(place(str(tmp_path)), name)
-    assert manifest is not None
     assert len(manifest.tensors["model.0.weight"].chunks) == 10  # 30 rows of 32 bytes
     resumed = Training(7)
     loaded(tmp_path, name, resumed)
@@ -180,7 +158,7 @@ def test_an_url_is_a_place_too(tmp_path: Path) -> None:
     assert sorted(at.folders()) == ["step-4", "step-5"]
     resumed = Training(7)
     assert load(resumed.state, at, "step-5", holding="all") == 5
-    assert at.remains() == []
+    assert at.remains() == {}
     assert sorted(at.sizes("step-5")) == [".metadata", "__0_0.distcp", "regrow.json"]
     local = place(f"file://{tmp_path}")
     save(local, [Training().trained().snapshot()], 3)
@@ -194,7 +172,7 @@ def test_on_an_object_store_the_manifest_is_the_mark(tmp_path: Path) -> None:
     training.step(3)
     write_parts(at, StepNo(4), 0, [source(training.snapshot(), 4)])
     assert latest(at) == (3, "step-3")
-    assert at.remains() == ["step-4"]
+    assert at.remains() == {"step-4": ""}
     training.step(4)
     save(at, [training.snapshot()], 5, attempt=1)
     assert sorted(at.folders()) == ["step-3", "step-5"]

@@ -107,7 +107,7 @@ def test_parts_of_several_nodes_are_put_together_by_one(tmp_path: Path) -> None:
     ranks, at = world_of(4, by_rows), place(str(tmp_path))
     for node in (ranks[2:], ranks[:2]):
         write_parts(at, StepNo(5), 7, [source(each.snapshot(), 5) for each in node])
-    name, nbytes = finish(at, StepNo(5), 7, [Rank(rank) for rank in range(4)], 2)
+    name, nbytes, _ = finish(at, StepNo(5), 7, [Rank(rank) for rank in range(4)], 2)
     assert nbytes == sum(at.sizes(name).values())
     fresh = Pieces(0, {name: torch.zeros_like(each) for name, each in tensors().items()}, by_rows(1, 0))
     read(tmp_path, name, fresh)

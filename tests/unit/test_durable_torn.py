@@ -15,7 +15,7 @@ from tests.unit.checkpoint_cases import Pieces, Training, loaded, save, saved, s
 from tests.unit.test_durable_sharded import by_rows, tensors
 
 from regrow.core.ids import Rank, StepNo
-from regrow.hydration.durable.layout import MANIFEST
+from regrow.hydration.durable.names import MANIFEST
 from regrow.hydration.durable.reader import complete, latest
 from regrow.hydration.durable.storage import FolderStorage, place
 from regrow.hydration.durable.writer import abandon, finish, write_parts

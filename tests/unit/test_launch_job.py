@@ -171,7 +171,7 @@ def test_output_goes_to_files_only_when_redirected() -> None:
         ({"window": "soon"}, "--window: 'soon' is not a duration"),
         ({"window": "0s"}, "no time at all"),
         ({"warmth": "hot"}, "imports, built"),
-        ({"resume": True}, "add --checkpoint-dir"),
+        ({"resume": "auto"}, "add --checkpoint-dir"),
         ({"job": "../x"}, "cannot name a job"),
         ({"module": True, "no_python": True}, "exclude each other"),
         ({"local_nodes": 0}, "--local-nodes 0"),

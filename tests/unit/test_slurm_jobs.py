@@ -138,7 +138,7 @@ def test_all_nodes_of_a_gang_take_the_one_order_that_its_script_has_found() -> N
 def test_a_gang_that_starts_anew_resumes_where_it_can() -> None:
     spec = read(MINIMAL + 'checkpointDir = "/ckpt"')
     assert "--resume" not in gang_words(JobPart(spec), SEAT, "h:1", "h")
-    assert "--resume" in gang_words(JobPart(spec, attempt=2), SEAT, "h:1", "h")
+    assert "--resume=auto" in gang_words(JobPart(spec, attempt=2), SEAT, "h:1", "h")
     assert "--resume" not in gang_words(JobPart(read(MINIMAL), attempt=2), SEAT, "h:1", "h")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from regrow.agent.checkpoints.writer_client import WriterClient
+from regrow.agent.checkpoints.writer_client import WriterClient, place_of
 from regrow.agent.committed_steps import CommittedSteps, LastSeen, StepsFile
 from regrow.agent.coordinator_link import CoordinatorLink
 from regrow.agent.examiner import Examiner
@@ -73,7 +73,7 @@ class Agent:
             streamed=lambda fact: self._from_thread(self._uplink.send, fact),
         )
         self._metrics = NodeMetricsSite(config, self._uplink.sight, lambda: self._vault.kept_bytes)
-        self._desk = WriterClient(config.node, config.checkpoint_dir, tell=self._uplink.send)
+        self._desk = WriterClient(config.node, place_of(config), tell=self._uplink.send)
         self._examiner = Examiner(config, tell=self._uplink.send)
         self._workers = NodeWorkers(
             config,
@@ -115,6 +115,7 @@ class Agent:
                 self._workers.data.open()
                 self._uplink.register(store=self._store.address, vault=self._vault.open())
                 self._examiner.joined()
+                self._desk.start()
                 self._start_task(self._obey_all())
                 self._start_task(self._watch())
                 self._start_task(self._flush())

@@ -4,6 +4,8 @@ from typing import Any, Final
 
 import click
 
+from regrow.launch.options import RunCommand
+
 MOST_USED: Final = (
     "--nproc-per-node",
     "--nnodes",
@@ -52,7 +54,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
 """Every flag that a person sees is in one of them, by its long name."""
 
 
-class SectionedCommand(click.Command):
+class SectionedCommand(RunCommand):
     """A command whose `--help` shows the most used flags, and whose `--help-all` shows all, in sections."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _GPU_MEMORY: Final = "80GB"
 
 
-@click.command(context_settings={"token_normalize_func": torchrun.spelled_out})
+@click.command(cls=options.RunCommand, context_settings={"token_normalize_func": torchrun.spelled_out})
 @torchrun.options
 @options.of_run
 @click.option("--model", "model_path", default="", metavar="DIR", help="As model.path=DIR.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from regrow.core.errors import UsageError
-from regrow.core.ids import Generation, NodeId, Rank, Seconds, WorkerId
+from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages.data import CacheSeat, ProducerSeat
 from regrow.core.messages.vocabulary import FaultSpec, Role, Warmth
@@ -247,6 +247,8 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     patience: Seconds = 3600.0
     """How long a worker that stands halted waits for the coordinator's word."""
     resume: bool = False
+    avoid: list[StepNo] = []
+    """Steps of durable checkpoints that are not to be read."""
     checkpoint_dir: str | None = None
     faults: list[FaultSpec] = []
     data: CacheSeat | None = None

@@ -3,6 +3,7 @@
 import msgspec
 
 from regrow.core.ids import JobId, Seconds
+from regrow.core.messages.lineage import NOBODY, Lineage
 from regrow.core.messages.log_rules import LogRule
 from regrow.core.messages.vocabulary import Warmth
 
@@ -63,6 +64,10 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Least time between two durable checkpoints; 0: none are written."""
     checkpoint_keep: int = 2
     """How many of the newest durable checkpoints stay."""
+    lineage: Lineage = NOBODY
+    """Whose its durable checkpoints are."""
+    must_resume: bool = False
+    """Whether the job ends where no durable checkpoint can be read to go on from (`--resume=must`)."""
     unit: int = 1
     """Ranks of one replica: those that together hold one copy of the state. Worlds have whole replicas only."""
     min_replicas: int | None = None

@@ -13,6 +13,7 @@ from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages.log_rules import LogRule
 from regrow.core.messages.vocabulary import FaultSpec, Warmth
+from regrow.hydration.durable.ownership import Resume
 from regrow.launch.addresses import AddressFlags, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
 from regrow.launch.checks import NAME, domains_of, in_range, nproc_of, some_time
@@ -76,7 +77,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     checkpoint_dir: str = ""
     checkpoint_every: str = "10min"
     checkpoint_keep: int = 2
-    resume: bool = False
+    resume: str = Resume.NEVER
     buddy_every: int = 0
     digest_every: int = 0
     no_audit: bool = False
@@ -152,7 +153,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     cache: CachePlan = CachePlan()
     grace: Seconds = 10.0
     faults: list[FaultSpec] = []
-    resume: bool = False
+    resume: Resume = Resume.NEVER
     quiet: bool = False
     notes: list[str] = []  # what the user should know before the job starts, a line each
 
@@ -266,7 +267,7 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         cache=cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home),
         grace=some_time("--shutdown-timeout", flags.grace),
         faults=list(faults),
-        resume=flags.resume,
+        resume=_resume(flags.resume),
         quiet=flags.quiet,
         notes=[*notes, *around.notes(where.bind)],
     )
@@ -282,7 +283,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
     nodes = span("--nnodes", flags.nnodes, "nodes") if flags.local_nodes is None else _local_nodes(flags)
     if flags.standalone and nodes.most > 1:
         raise UsageError(f"--standalone is for one node, --nnodes says {flags.nnodes}", hint="leave one of them out")
-    if flags.resume and not flags.checkpoint_dir:
+    if _resume(flags.resume) is not Resume.NEVER and not flags.checkpoint_dir:
         raise UsageError("--resume needs to know where the checkpoints are", hint="add --checkpoint-dir DIR")
     if flags.module and flags.no_python:
         raise UsageError("--module and --no-python exclude each other", hint="leave one of them out")
@@ -321,6 +322,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         node_lease=some_time("--node-lease", flags.node_lease, least=1.0),
         checkpoint_every=_checkpoint_every(flags),
         checkpoint_keep=in_range("--checkpoint-keep", flags.checkpoint_keep, 1),
+        must_resume=_resume(flags.resume) is Resume.MUST,
         change_pause=some_time("--change-pause", flags.change_pause, zero=True),
         **msgspec.structs.asdict(elastic),
     )
@@ -376,6 +378,12 @@ def _warmth(text: str) -> Warmth:
     if text not in list(Warmth):
         raise UsageError(f"--warmth {text!r} is not known", hint=f"it is one of {', '.join(Warmth)}")
     return Warmth(text)
+
+
+def _resume(word: str) -> Resume:
+    if word not in list(Resume):
+        raise UsageError(f"--resume={word} is not known", hint=f"it is one of {', '.join(Resume)}")
+    return Resume(word)
 
 
 def _checkpoint_every(flags: RunFlags) -> Seconds:

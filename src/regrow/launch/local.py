@@ -6,7 +6,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,15 @@ from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import INTERNAL_ERROR, OK, RUN_AGAIN
 from regrow.core.hosts import LOOPBACK, address_of
-from regrow.core.ids import JobId, NodeId, Seconds
+from regrow.core.ids import JobId, NodeId, Seconds, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
 from regrow.core.messages.elections import Office, Voter
+from regrow.core.messages.lineage import Lineage
 from regrow.core.process.calls import check_calls
 from regrow.core.process.tasks import Tasks, TaskScope
 from regrow.core.records import JobStarted
+from regrow.hydration.durable import ownership
 from regrow.launch import folder
 from regrow.launch.agent_supervisor import AgentSupervisor, NodeAgents, Outlook
 from regrow.launch.cache import CacheHome
@@ -123,6 +125,9 @@ class _Launch:
         self._speaker = speaker
         self._force = asyncio.Event()
         self._entry: tuple[Path, folder.JobEntry] | None = None
+        self._refused: Callable[[], Collection[StepNo]] = tuple
+        self._lineage: Lineage | None = None
+        """Whose its checkpoints are, where it writes any."""
 
     async def run(self) -> EndJob:
         """How the job ended, or that another launcher hosts its coordinator."""
@@ -139,10 +144,25 @@ class _Launch:
         return end
 
     async def _run_in(self, job: JobId, job_dir: Path) -> tuple[EndJob, str]:
-        plan = _with_port(self._plan)
-        spec = msgspec.structs.replace(plan.spec, job=job)
+        with folder.hold_checkpoints(self._plan.checkpoint_dir or ""):
+            return await self._run_with(self._settled(job), job_dir)
+
+    def _settled(self, job: JobId) -> JobSpec:
+        """What all processes of the job are told; whose its checkpoints are is known now. Raises `UsageError`."""
+        spec = msgspec.structs.replace(self._plan.spec, job=job)
+        if self._plan.checkpoint_dir is None:
+            return spec
+        new = ownership.new_lineage(job, time.time())
+        lineage = ownership.settle(self._plan.checkpoint_dir, self._plan.resume, new, note=self._speaker.say)
+        self._lineage = lineage
+        return msgspec.structs.replace(spec, lineage=lineage)
+
+    async def _run_with(self, spec: JobSpec, job_dir: Path) -> tuple[EndJob, str]:
+        plan, job = _with_port(self._plan), spec.job
         token = plan.token or secrets.token_urlsafe(32)
-        machine = RestartableMachine(lambda memory: Membership(spec, plan.faults, plan.resume, memory=memory))
+        resumes = plan.resume is not ownership.Resume.NEVER
+        machine = RestartableMachine(lambda memory: Membership(spec, plan.faults, resumes, memory=memory))
+        self._refused = lambda: machine.machine.refused
         voters = Voters(
             Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint)), 1, VOTE_LEASE
         )
@@ -150,7 +170,6 @@ class _Launch:
         desk = LauncherDesk(voters, memory.write, token, say=self._speaker.say, witness=_witness_of(plan, spec))
         figures = FiguresDesk()
         async with AsyncExitStack() as stack:
-            stack.enter_context(folder.hold_checkpoints(plan.checkpoint_dir or ""))
             events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
             disk = stack.enter_context(Background("regrow-records"))
             coordinator = Coordinator(
@@ -307,6 +326,9 @@ class _Launch:
         self._speaker.note(f"job {spec.job}: {ranks}{nodes}{standbys}; records and logs in {job_dir}")
 
     def _say_end(self, job: JobId, job_dir: Path, end: EndJob, crash: str) -> None:
+        if self._lineage is not None and self._plan.checkpoint_dir and not isinstance(end, Deposed):
+            say = self._speaker.note if end.code == OK else self._speaker.say
+            say(ownership.newest(self._plan.checkpoint_dir, self._lineage, self._refused()))
         if end.code != OK:
             over = end.code == RUN_AGAIN and not isinstance(end, Deposed)
             again = f" (exit code {RUN_AGAIN}: it can be run again)" if over else ""

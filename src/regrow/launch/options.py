@@ -36,7 +36,12 @@ _RUN: Final[tuple[Decorator, ...]] = (
     ),
     click.option("--checkpoint-every", default="10min", metavar="TIME", help="Time between them.  [10min]"),
     click.option("--checkpoint-keep", type=int, default=2, metavar="K", help="How many of the newest stay.  [2]"),
-    click.option("--resume", is_flag=True, help="Start from the newest durable checkpoint."),
+    click.option(
+        "--resume",
+        default="never",
+        metavar="auto|must|never",
+        help="Go on from the newest durable checkpoint; auto, or no word: if there is one.  [never]",
+    ),
     click.option(
         "--local-nodes", type=int, metavar="N", help="Nodes of the job, all on this machine, to try them out."
     ),
@@ -182,6 +187,20 @@ _DOCTOR: Final[tuple[Decorator, ...]] = (
     click.option("--node", default="", metavar="NAME", help="What verdicts call this machine.  [its host name]"),
     click.option("--json", "as_json", is_flag=True, help="For programs."),
 )
+
+
+class RunCommand(click.Command):
+    """A command with the options of `regrow run`, of which `--resume` may stand without a word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The script and its arguments are left as they are: they may have a `--resume` of their own."""
+        spelled = ["--resume=auto" if each == "--resume" else each for each in args]
+        if ctx.allow_interspersed_args:
+            return super().parse_args(ctx, spelled)
+        found, _, _ = self.make_parser(ctx).parse_args(list(spelled))
+        behind = found["args"]
+        own = len(args) - (len(behind) if isinstance(behind, tuple | list) else 0)
+        return super().parse_args(ctx, [*spelled[:own], *args[own:]])
 
 
 def of_run(command: Callable[..., Any]) -> Callable[..., Any]:

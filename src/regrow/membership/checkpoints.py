@@ -8,7 +8,7 @@ one of them puts the parts together. One checkpoint at a time.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from regrow.core import records as record
@@ -85,10 +85,14 @@ class Checkpoints:
         roster: who holds which rank.
         orders: takes what is to be done.
         pace: of the steps.
+        refused: the steps of earlier ones that could not be read.
     """
 
-    def __init__(self, spec: JobSpec, roster: Roster, orders: Orders, pace: Pace) -> None:
+    def __init__(
+        self, spec: JobSpec, roster: Roster, orders: Orders, pace: Pace, refused: dict[StepNo, str] | None = None
+    ) -> None:
         self._spec, self._roster, self._orders, self._pace = spec, roster, orders, pace
+        self._refused: dict[StepNo, str] = {} if refused is None else refused
         self._state: State = NoCheckpoint()
         self.attempts = 0
         """How many were begun: the number of the newest."""
@@ -218,6 +222,7 @@ class Checkpoints:
             return
         match fact, self._state:
             case PartsWritten(), Writing() as state:
+                self._say_removed(fact.removed, now)
                 left = state.left - {fact.node}
                 self._state = replace(state, left=left)
                 if not left:
@@ -275,17 +280,21 @@ class Checkpoints:
             parts[node].append(rank)
         self._state = Writing(step, state.since, now + WRITE_S, dict(parts), frozenset(parts))
         for node, ranks in parts.items():
-            self._orders.add(WriteCheckpoint(node, self.attempts, step, ranks))
+            self._orders.add(WriteCheckpoint(node, self.attempts, step, ranks, self._is_last))
 
     def _writing_to_finishing(self, state: Writing, now: Instant) -> None:
         node = next(iter(state.parts))
         ranks = sorted(rank for ranks in state.parts.values() for rank in ranks)
         self._state = Finishing(state.step, state.since, now + WRITE_S, node)
-        self._orders.add(FinishCheckpoint(node, self.attempts, state.step, ranks, self._spec.checkpoint_keep))
+        keep, refused = self._spec.checkpoint_keep, sorted(self._refused)
+        self._orders.add(FinishCheckpoint(node, self.attempts, state.step, ranks, keep, refused, self._is_last))
 
     def _finishing_to_idle(self, state: Finishing, fact: CheckpointWritten, now: Instant) -> None:
         self._state, self._written = NoCheckpoint(), state.step
-        self._said.clear()
+        self._refused.pop(state.step, None)
+        self._say_removed(fact.removed, now)
+        self._said &= {_NUMBER.sub("#", fact.unkept)}
+        self._say_once(fact.unkept, f"{fact.unkept}; checkpoints are written on", now)
         self._orders.write(
             record.CheckpointSaved(
                 at=now, step=state.step, folder=fact.folder, nbytes=fact.nbytes, seconds=now - state.since
@@ -309,8 +318,20 @@ class Checkpoints:
             self._next_at = now
             return
         self._given_up = step
-        cause = _NUMBER.sub("#", reason)
-        if cause not in self._said:
+        then = "the job ends without it" if self._at_end else "training goes on"
+        self._say_once(reason, f"state@{step} could not be written to disk: {reason}; {then}", now)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the job ends behind this one."""
+        return self._at_end or self._wanted is not None
+
+    def _say_removed(self, folders: Sequence[str], now: Instant) -> None:
+        for folder in folders:
+            self._orders.note(f"the disk is full: {folder} was removed to make room for the last state", now)
+
+    def _say_once(self, cause: str, text: str, now: Instant) -> None:
+        cause = _NUMBER.sub("#", cause)
+        if cause and cause not in self._said:
             self._said.add(cause)
-            then = "the job ends without it" if self._at_end else "training goes on"
-            self._orders.note(f"state@{step} could not be written to disk: {reason}; {then}", now)
+            self._orders.note(text, now)

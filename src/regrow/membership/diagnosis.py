@@ -55,18 +55,6 @@ def nothing_between() -> str:
     return "the script has no function marked @regrow.restartable, so nothing can strike in one between two steps"
 
 
-def resumed(states: Sequence[StepNo], *, asked: bool) -> str:
-    """Where training starts that was to go on from a durable checkpoint. `asked`: by `--resume`."""
-    if max(states, default=StepNo(0)) <= 0:
-        if not asked:
-            return "there is no complete checkpoint yet, so training starts from step 0 again"
-        return (
-            "--resume found no complete checkpoint in --checkpoint-dir, so training starts from step 0 "
-            "(is that the folder of the job that is to go on?)"
-        )
-    return f"training goes on from the checkpoint of step {max(states)}"
-
-
 def died_building(rank: Rank | None, code: int) -> str:
     """A worker ended before its first step, and said nothing."""
     return f"rank {rank} {exit_text(code)} before its first step; its output is in its log"

@@ -50,6 +50,8 @@ class Job(JobState):
         self.restarts = 0
         self.resumes = resume
         """Whether workers that start the job, or start it again, read the newest durable checkpoint."""
+        self.refused: dict[StepNo, str] = {}
+        """Durable checkpoints that some rank could not read, and why: nobody reads them any more."""
         self.short_since: Instant | None = None
         """Since when there has been no place for a lost rank, or none for a world to start again."""
 
@@ -83,7 +85,16 @@ class Job(JobState):
         """Start a worker. `grown`: it is for a world of so many ranks that is to come."""
         resume = self.resumes and role is Role.RANK
         generation, restarts = self.generation, self.restarts
-        self.orders.spawn(seat, role, generation=generation, restarts=restarts, resume=resume, now=now, grown=grown)
+        self.orders.spawn(
+            seat,
+            role,
+            generation=generation,
+            restarts=restarts,
+            resume=resume,
+            now=now,
+            avoid=self.refused,
+            grown=grown,
+        )
 
 
 class WantedSize:

@@ -8,7 +8,7 @@
 In every state with something to wait for there is a deadline, and what has not answered by then is fenced.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Generation, Instant, NodeId, StepNo
@@ -42,6 +42,7 @@ from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.quarantine import Quarantine
 from regrow.membership.recovery.regroup import Regroup
+from regrow.membership.recovery.resuming import Resuming
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.recovery.standstill import Standstills
 from regrow.membership.recovery.stopping import Stopping
@@ -97,7 +98,8 @@ class Membership:
         self._ladder = ladder = Ladder(job, self._standbys, self._copies)
         self._generations = Generations(job, self._size, ladder, self._standbys, self._copies)
         pace = Pace()
-        self._checkpoints = Checkpoints(spec, self.roster, self._orders, pace)
+        self._checkpoints = Checkpoints(spec, self.roster, self._orders, pace, refused=job.refused)
+        self._resuming = Resuming(job, ladder)
         self._mender = Regroup(job, self._size, ladder, self._generations, self._checkpoints)
         self._switch = ResizeBoundary(job, ladder, self._mender, pace)
         self._resizing = Resizing(job, self._size, self._standbys, self._mender, self._switch)
@@ -270,6 +272,11 @@ class Membership:
         return self._job.roster
 
     @property
+    def refused(self) -> Collection[StepNo]:
+        """Durable checkpoints that some rank could not read."""
+        return self._job.refused.keys()
+
+    @property
     def tables(self) -> Tables:
         """What all workers of a generation are told alike."""
         return self._orders.tables
@@ -285,12 +292,6 @@ class Membership:
         return self._job.incidents.open
 
     # --- people, time ------------------------------------------------------------------------------------------
-
-    def _say_where_it_resumes(self, now: Instant) -> None:
-        """The first workers stand where the checkpoint has put them, if they were to read one."""
-        if self._job.resumes:
-            states = [worker.state_at for worker in self.roster.seated()]
-            self._orders.note(say.resumed(states, asked=not self._job.restarts), now)
 
     def _deadlines(self, now: Instant) -> None:
         short = self._job.short_since
@@ -351,9 +352,9 @@ class Membership:
         job, roster = self._job, self._job.roster
         match job.state:
             case Building(verdict_at=None) if roster.all_at(Stage.READY):
-                self._say_where_it_resumes(now)
-                self._auditor.started(now)
-                self._generations.form(self.generation, now)
+                if self._resuming.agreed(now):
+                    self._auditor.started(now)
+                    self._generations.form(self.generation, now)
             case Building(verdict_at=None) if roster.all_at(Stage.GONE):
                 self._job.end(OK, "", now)  # Any code but 0 has been judged by `_exited_building`.
             case Building(verdict_at=None) if roster.count(Stage.GONE) and roster.count(Stage.READY):

@@ -1,6 +1,6 @@
 """Decisions put into commands. What is ordered of a worker is entered in the roster in the same breath."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -81,9 +81,13 @@ class Orders:
         restarts: int,
         resume: bool,
         now: Instant,
+        avoid: Collection[StepNo] = (),
         grown: int | None = None,
     ) -> None:
-        """A new worker for a rank, or a standby. `grown`: a candidate, for a world of so many ranks."""
+        """A new worker for a rank, or a standby. `grown`: a candidate, for a world of so many ranks.
+
+        `avoid`: durable checkpoints that it does not read.
+        """
         worker = self._roster.add_worker(seat, role, now, candidate=grown is not None)
         worker.built_world = self._roster.world if grown is None else grown
         self._out.append(
@@ -99,6 +103,7 @@ class Orders:
                 resume=resume,
                 faults=self._plan.of(seat.rank) if role is Role.RANK else [],
                 warmth=Warmth.IMPORTS if self._roster.nodes[seat.node].early else None,
+                avoid=sorted(avoid) if resume else [],
             )
         )
         self.write(

@@ -204,6 +204,8 @@ class Workers:
             return
         standbys.learn(self._roster, event)
         enter_ready(worker, event)
+        for step, why in event.refused.items():
+            self._job.refused.setdefault(step, f"rank {worker.rank}: {why}")
         self._roster.grouped = self._roster.grouped or event.sharded
         self._roster.move(worker, Stage.READY, now)
         self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))

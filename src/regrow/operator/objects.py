@@ -277,5 +277,5 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
     if spec.checkpoint_dir:
         words.append(f"--checkpoint-dir={spec.checkpoint_dir}")
         if job.status.attempt > 1:
-            words.append("--resume")
+            words.append("--resume=auto")
     return [*words, *spec.run_flags, *spec.script]

@@ -75,7 +75,7 @@ def gang_words(part: JobPart, seat: NodeSeat, at: str, own: str) -> list[str]:
     if spec.checkpoint_dir:
         words.append(f"--checkpoint-dir={spec.checkpoint_dir}")
         if part.attempt > 1:
-            words.append("--resume")
+            words.append("--resume=auto")
     return [*words, *spec.run_flags, *spec.script]
 
 

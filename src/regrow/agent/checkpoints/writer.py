@@ -16,7 +16,7 @@ import msgspec
 
 from regrow.agent.workers.processes import call_process, die_with_parent
 from regrow.core.errors import RegrowError
-from regrow.core.messages.checkpoints import CheckpointFailed, WriterFact, WriterOrder
+from regrow.core.messages.checkpoints import CheckpointFailed, CheckpointPlace, WriterFact, WriterOrder
 from regrow.core.process.priority import step_back
 from regrow.core.wire import encoded
 
@@ -36,14 +36,14 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the agent says when it is over
         signal.signal(number, signal.SIG_IGN)
     step_back(_NICE)
-    url = sys.stdin.buffer.read().decode()
+    place = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckpointPlace)
     with socket.socket(fileno=int(sys.argv[1])) as control:
         # By name: the control plane is kept free of torch, and this is the one process of the agent's that needs it.
         work = cast(Callable[..., WriterFact | None], importlib.import_module(_WORK).work)
-        _serve(control, url, work)
+        _serve(control, place, work)
 
 
-def _serve(control: socket.socket, url: str, work: Callable[..., WriterFact | None]) -> None:
+def _serve(control: socket.socket, place: CheckpointPlace, work: Callable[..., WriterFact | None]) -> None:
     decoder: msgspec.msgpack.Decoder[WriterOrder] = msgspec.msgpack.Decoder(WriterOrder)
     while True:
         packet, descriptors, _, _ = socket.recv_fds(control, PACKET_BYTES, DESCRIPTORS)
@@ -51,7 +51,7 @@ def _serve(control: socket.socket, url: str, work: Callable[..., WriterFact | No
             return
         order = decoder.decode(packet)
         try:
-            fact = work(url, order, descriptors)
+            fact = work(place, order, descriptors)
         except (RegrowError, OSError) as error:
             fact = _failed(order, _reason(error), torn=type(error).__name__ == "TornSnapshot")
         except Exception as error:  # noqa: BLE001 - object stores raise their own kinds; whatever it is, it is told

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from regrow.agent.checkpoints.writer import PACKET_BYTES
+from regrow.core.config import AgentConfig
 from regrow.core.ids import NodeId, Rank, Seconds, StepNo
 from regrow.core.messages.checkpoints import (
     AbandonCheckpoint,
     CheckpointFailed,
+    CheckpointPlace,
     SnapshotForDisk,
     SnapshotHeld,
     WriteCheckpoint,
@@ -26,6 +28,11 @@ from regrow.core.messages.checkpoints import (
 
 _END_S: Seconds = 2.0
 _log = logging.getLogger("regrow.agent")
+
+
+def place_of(config: AgentConfig) -> CheckpointPlace | None:
+    """Where a job keeps its checkpoints; None: nowhere."""
+    return None if config.checkpoint_dir is None else CheckpointPlace(config.checkpoint_dir, config.spec.lineage)
 
 
 class _Held(NamedTuple):
@@ -38,12 +45,14 @@ class WriterClient:
 
     Args:
         node: this node.
-        url: where checkpoints are kept; None: nowhere.
+        place: where checkpoints are kept; None: nowhere.
         tell: takes what the coordinator should know.
     """
 
-    def __init__(self, node: NodeId, url: str | None, *, tell: Callable[[SnapshotHeld | WriterFact], None]) -> None:
-        self._node, self._url, self._tell = node, url, tell
+    def __init__(
+        self, node: NodeId, place: CheckpointPlace | None, *, tell: Callable[[SnapshotHeld | WriterFact], None]
+    ) -> None:
+        self._node, self._place, self._tell = node, place, tell
         self._held: dict[Rank, _Held] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -54,6 +63,11 @@ class WriterClient:
     def pid(self) -> int | None:
         """The writer's process id; None while there is none."""
         return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Have a writer that has its imports behind it when the first state is to be saved: a stop may be that."""
+        with contextlib.suppress(OSError):  # `obey` tries again, and says what is wrong
+            self._start()
 
     def hear(self, fact: SnapshotForDisk, pid: int | None) -> None:
         """A worker, of this process id, has taken a snapshot: keep it, whatever becomes of the worker."""
@@ -66,8 +80,7 @@ class WriterClient:
             else:
                 self._forget(fact.rank)
                 self._held[fact.rank] = _Held(fact.step, descriptor)
-                with contextlib.suppress(OSError):  # `obey` tries again, and says what is wrong
-                    self._start()  # it imports while the other ranks take theirs
+                self.start()
         self._tell(SnapshotHeld(fact.worker, fact.asked, fact.step, error))
 
     def obey(self, order: WriterOrder) -> None:
@@ -107,7 +120,7 @@ class WriterClient:
             self._process = None
 
     def _start(self) -> None:
-        if self._process is not None or self._url is None:
+        if self._process is not None or self._place is None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -121,7 +134,7 @@ class WriterClient:
             )
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError), self._process.stdin as told:  # its end is seen elsewhere
-                told.write(self._url.encode())  # not in its command line: it may carry credentials
+                told.write(msgspec.json.encode(self._place))  # not in its command line: it may carry credentials
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._readable, ours)
 

@@ -9,6 +9,7 @@ Each checkpoint has a number of its own, `attempt`; answers to an earlier one ar
 import msgspec
 
 from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages.lineage import NOBODY, Lineage
 
 
 class SnapshotForDisk(msgspec.Struct, frozen=True, tag=True):
@@ -44,10 +45,12 @@ class WriteCheckpoint(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     step: StepNo
     ranks: list[Rank]
+    last: bool = False
+    """The job ends behind it: where the disk is full, older checkpoints of this training make room."""
 
 
 class PartsWritten(msgspec.Struct, frozen=True, tag=True):
-    """The parts of this node's ranks are on disk."""
+    """The parts of this node's ranks are on disk. `removed`: the older checkpoints that have made room for them."""
 
     node: NodeId
     attempt: int
@@ -55,26 +58,37 @@ class PartsWritten(msgspec.Struct, frozen=True, tag=True):
     ranks: list[Rank]
     nbytes: int
     seconds: Seconds
+    removed: list[str] = []
 
 
 class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """All parts are on disk: write what connects them, give the folder its name, remove all but the newest `keep`."""
+    """All parts are on disk: write what connects them, give the folder its name, remove all but the newest `keep`.
+
+    `refused`: steps of older ones that could not be read, and are none of those.
+    """
 
     node: NodeId
     attempt: int
     step: StepNo
     ranks: list[Rank]
     keep: int
+    refused: list[StepNo] = []
+    last: bool = False
 
 
 class CheckpointWritten(msgspec.Struct, frozen=True, tag=True):
-    """The checkpoint is complete. `nbytes`: of all its files; `folder`: where it is."""
+    """The checkpoint is complete. `nbytes`: of all its files; `folder`: where it is.
+
+    `unkept`: what could not be removed behind it, and why, for people. `removed`: as in `PartsWritten`.
+    """
 
     node: NodeId
     attempt: int
     step: StepNo
     folder: str
     nbytes: int
+    unkept: str = ""
+    removed: list[str] = []
 
 
 class CheckpointFailed(msgspec.Struct, frozen=True, tag=True):
@@ -93,6 +107,13 @@ class AbandonCheckpoint(msgspec.Struct, frozen=True, tag=True):
     node: NodeId
     attempt: int
     step: StepNo
+
+
+class CheckpointPlace(msgspec.Struct, frozen=True):
+    """What a writer process is told first: where checkpoints are kept, and whose they are."""
+
+    url: str
+    lineage: Lineage = NOBODY
 
 
 WriterOrder = WriteCheckpoint | FinishCheckpoint | AbandonCheckpoint

@@ -86,6 +86,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     `imported`: the installed modules that the script has imported by then, in order, if this is rank 0; `environment`:
     the variables that it has changed.
     `whole_body`: its bodies compute after their first update, and are given up as a whole.
+    `refused`: steps of durable checkpoints that it could not read, and why; with `NO_STATE` it could read none at all.
     """
 
     worker: WorkerId
@@ -103,6 +104,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     parts: dict[str, int] = {}
     imported: list[str] = []
     environment: list[str] = []
+    refused: dict[StepNo, str] = {}
 
 
 class ModulesImported(msgspec.Struct, frozen=True, tag=True):

@@ -27,6 +27,8 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     faults: list[FaultSpec] = []
     warmth: Warmth | None = None
     """How far a standby goes; None: as the job was started with."""
+    avoid: list[StepNo] = []
+    """Steps of durable checkpoints that some rank could not read."""
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True):

@@ -1,6 +1,6 @@
-"""The metadata of `torch.distributed.checkpoint`, made from our table of tensors and back.
+"""The metadata of `torch.distributed.checkpoint`, made from our table of tensors.
 
-It is a pickle. We write it for others and read it from checkpoints of format 1 alone, which had no table of our own.
+It is a pickle. We write it for others, and never read one.
 """
 
 import pickle
@@ -17,9 +17,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from regrow.core.errors import CheckpointError
-from regrow.hydration.codec import dtype_name, dtype_of
-from regrow.hydration.durable.layout import Chunk, StoredTensor
+from regrow.hydration.codec import dtype_of
+from regrow.hydration.durable.layout import StoredTensor
 
 METADATA = ".metadata"
 
@@ -38,24 +37,3 @@ def write_metadata(tensors: dict[str, StoredTensor], file: BinaryIO) -> None:
         state[name] = TensorStorageMetadata(properties, torch.Size(stored.shape), chunks)
     paths = {name: (name,) for name in tensors}
     pickle.dump(Metadata({**state}, paths, storage, StorageMeta()), file)
-
-
-def read_metadata(file: BinaryIO) -> dict[str, StoredTensor]:
-    """The table of the tensors. Executes a pickle. Raises `CheckpointError` where it is not as we wrote it."""
-    try:
-        metadata = pickle.load(file)
-        return {
-            name: StoredTensor(dtype_name(each.properties.dtype), tuple(each.size), _chunks(name, each, metadata))
-            for name, each in metadata.state_dict_metadata.items()
-        }
-    except (pickle.UnpicklingError, AttributeError, KeyError, EOFError, ImportError) as error:
-        raise CheckpointError(f"the metadata of the checkpoint cannot be read: {error!r}") from error
-
-
-def _chunks(name: str, stored: TensorStorageMetadata, metadata: Metadata) -> list[Chunk]:
-    chunks = []
-    for chunk in stored.chunks:
-        where = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
-        box = tuple((start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
-        chunks.append(Chunk(box, where.relative_path, where.offset, where.length))
-    return chunks

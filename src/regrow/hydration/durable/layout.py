@@ -14,7 +14,6 @@ manifest alone is the mark.
 """
 
 import math
-import re
 
 import msgspec
 import torch
@@ -22,31 +21,28 @@ import xxhash
 
 from regrow.core.errors import CheckpointError
 from regrow.core.ids import Rank, StepNo
+from regrow.core.messages.lineage import Lineage
 from regrow.hydration.inventory import TensorEntry
 from regrow.hydration.shards import Box
 
 KEEP = 2
-FORMAT = 2
-MANIFEST = "regrow.json"
-MARK = "regrow.unfinished"
 STEP = "regrow.step"
 PYTHON = "regrow.python"
 CHUNK_BYTES = 128 << 20
 """Larger pieces are cut along their first dimension, so that no reader needs more memory than this at a time."""
-_NAME = re.compile(r"step-(\d+)")
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a tensor on disk: `torch.save`d at `offset` of `file`, `length` bytes long.
 
-    `digest`: xxh3_64 of its elements' bytes; empty where it is not known.
+    `digest`: xxh3_64 of its elements' bytes.
     """
 
     box: Box
     file: str
     offset: int
     length: int
-    digest: str = ""
+    digest: str
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
@@ -86,24 +82,18 @@ class PartIndex(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Written last. `files`: sizes in bytes, so that a folder that lost some is recognized."""
+    """Written last. `files`: sizes in bytes, so that a folder that lost some is recognized.
+
+    `lineage`: whose it is. `digest`: of the manifest itself; empty in those of older versions.
+    """
 
     format: int
     step: StepNo
     tensors: dict[str, StoredTensor]
     holdings: dict[str, StoredHolding]
     files: dict[str, int]
-
-
-def step_of(folder: str) -> StepNo | None:
-    """The step of a folder's name; None where it is not named as a checkpoint."""
-    match = _NAME.fullmatch(folder)
-    return StepNo(int(match.group(1))) if match else None
-
-
-def folder_of(step: StepNo) -> str:
-    """The name of a complete checkpoint's folder."""
-    return f"step-{step}"
+    lineage: Lineage = Lineage()
+    digest: str = ""
 
 
 def part_file(rank: Rank) -> str:

@@ -51,6 +51,11 @@ class SegmentSource:
         raw = torch.frombuffer(self._payload, dtype=torch.uint8, offset=offset, count=entry.nbytes)
         return raw.view(dtype).reshape(entry.shape)
 
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors and Python state."""
+        return self.inventory.nbytes + len(self.inventory.python)
+
     def check(self) -> None:
         """Raise `TornSnapshot` if what was read until now may not be of this step."""
         if self._segment.step != self._step:

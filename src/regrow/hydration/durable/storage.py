@@ -4,8 +4,11 @@ Both have the same few operations; what an object store cannot do, rename and sy
 """
 
 import contextlib
+import errno
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,16 +16,28 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
+from regrow.core.messages.lineage import NOBODY, Lineage
 from regrow.core.process.extras import install_line
-from regrow.hydration.durable.layout import MANIFEST, MARK, folder_of, step_of
+from regrow.hydration.durable.names import (
+    MANIFEST,
+    MARK,
+    UNFINISHED,
+    folder_of,
+    head_of,
+    lineage_of_remains,
+    step_of,
+    unfinished,
+)
 
-_UNFINISHED = ".unfinished-"
+_MARKED = re.compile(r"lineage ([0-9a-f]*)")
 
 
 class CheckpointStorage(Protocol):
     """Holds one folder a checkpoint. All operations raise `OSError`; those of a URL may raise what its store raises."""
 
     url: str
+    own: Lineage
+    """Whose user this is: what is another's is never changed."""
 
     def working(self, step: StepNo, attempt: int) -> str:
         """The name of the folder in which a checkpoint is made."""
@@ -40,8 +55,12 @@ class CheckpointStorage(Protocol):
         """The names of all checkpoints, torn ones included, unfinished ones not."""
         ...
 
-    def remains(self) -> list[str]:
-        """The folders that are surely ours and will never be complete, if no other writer is at work."""
+    def taken(self, folder: str) -> bool:
+        """Whether a folder of that name is there."""
+        ...
+
+    def remains(self) -> dict[str, str]:
+        """The folders that will never be complete, if no other writer is at work, and whose each is."""
         ...
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -69,12 +88,15 @@ class CheckpointStorage(Protocol):
         ...
 
 
-def place(url: str) -> CheckpointStorage:
-    """The place that a path or a URL names. Raises `UsageError` where its kind of store cannot be used here."""
-    if "://" not in url:
-        return FolderStorage(Path(url))
-    if url.startswith("file://"):
-        return FolderStorage(Path(url.removeprefix("file://")))
+def place(url: str, own: Lineage = NOBODY) -> CheckpointStorage:
+    """The place that a path or a URL names. Raises `UsageError` where its kind of store cannot be used here.
+
+    Args:
+        url: of the place.
+        own: the training that uses it.
+    """
+    if (folder := folder_at(url)) is not None:
+        return FolderStorage(folder, own)
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
@@ -83,7 +105,33 @@ def place(url: str) -> CheckpointStorage:
         files, root = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise UsageError(f"{url} cannot be used: {error}", hint="see fsspec's list of protocols") from error
-    return UrlStorage(url, files, root)
+    return UrlStorage(url, files, root, own)
+
+
+def folder_at(url: str) -> Path | None:
+    """The folder of a file system that a path or a URL names; None where it names something else."""
+    if url.startswith("file://"):
+        return Path(url.removeprefix("file://"))
+    return None if "://" in url else Path(url)
+
+
+def owner(at: CheckpointStorage, folder: str) -> str | None:
+    """The id of the training whose checkpoint this is, whole or torn, as far as that is known."""
+    with contextlib.suppress(Exception), at.read(folder, MANIFEST) as file:  # whatever the store says, it is not known
+        return head_of(file.read()).lineage.id
+    with contextlib.suppress(Exception), at.read(folder, MARK) as file:
+        found = _MARKED.search(file.read().decode(errors="replace"))
+        return found.group(1) if found else ""
+    return None
+
+
+def _name_for(at: CheckpointStorage, step: StepNo) -> str:
+    """The name of a checkpoint to be: one that is free, or another of this training's own."""
+    name = folder_of(step)
+    if not at.own.id or not at.taken(name):
+        return name
+    theirs = owner(at, name)
+    return name if theirs is not None and at.own.owns(theirs) else folder_of(step, at.own.id)
 
 
 class FolderStorage:
@@ -91,15 +139,16 @@ class FolderStorage:
 
     Args:
         directory: made when it is needed.
+        own: the training that uses it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, own: Lineage = NOBODY) -> None:
         self._directory = directory
-        self.url = str(directory)
+        self.url, self.own = str(directory), own
 
     def working(self, step: StepNo, attempt: int) -> str:
         """A name that no finished checkpoint has."""
-        return f"{_UNFINISHED}{step}-{attempt}"
+        return unfinished(self.own.id, f"{step}-{attempt}")
 
     def begin(self, folder: str) -> None:
         """Make it, and what is above it."""
@@ -107,7 +156,7 @@ class FolderStorage:
 
     def publish(self, folder: str, step: StepNo) -> str:
         """Rename it."""
-        final, replaced = folder_of(step), f"{_UNFINISHED}{step}-replaced"
+        final, replaced = _name_for(self, step), unfinished(self.own.id, f"{step}-replaced")
         _sync(self._directory / folder)
         if (self._directory / final).exists():
             self._discard(replaced)
@@ -121,9 +170,14 @@ class FolderStorage:
         """All that are named as checkpoints."""
         return [name for name in self._names() if step_of(name) is not None]
 
-    def remains(self) -> list[str]:
+    def taken(self, folder: str) -> bool:
+        """Whether something has that name, be it a file or a link to nowhere."""
+        return os.path.lexists(self._directory / folder)
+
+    def remains(self) -> dict[str, str]:
         """What has the name of an unfinished one."""
-        return [name for name in self._names() if name.startswith(_UNFINISHED)]
+        found = {name: lineage_of_remains(name) for name in self._names()}
+        return {name: whose for name, whose in found.items() if whose is not None}
 
     def _names(self) -> list[str]:
         return os.listdir(self._directory) if self._directory.is_dir() else []
@@ -135,8 +189,11 @@ class FolderStorage:
 
     @contextmanager
     def read(self, folder: str, name: str) -> Iterator[BinaryIO]:
-        """The file itself."""
-        with (self._directory / folder / name).open("rb") as file:
+        """The file itself; opening a pipe, which somebody has put there, would not end."""
+        path = self._directory / folder / name
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no file", str(path))
             yield file
 
     @contextmanager
@@ -154,14 +211,18 @@ class FolderStorage:
     def remove(self, folder: str) -> None:
         """Take its name away, then what it holds."""
         path = self._directory / folder
-        if not folder.startswith(_UNFINISHED) and path.exists():
-            folder = f"{_UNFINISHED}{folder}"
+        if not folder.startswith(UNFINISHED) and os.path.lexists(path):
+            folder = unfinished(self.own.id, folder)
             self._discard(folder)
             path.rename(self._directory / folder)
         self._discard(folder)
 
     def _discard(self, folder: str) -> None:
-        shutil.rmtree(self._directory / folder, ignore_errors=True)
+        path = self._directory / folder
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
     def address(self, folder: str) -> str:
         """Its path."""
@@ -175,15 +236,16 @@ class UrlStorage:
         url: as the user wrote it.
         files: fsspec's file system.
         root: the URL's path on it.
+        own: the training that uses it.
     """
 
-    def __init__(self, url: str, files: Any, root: str) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, files: Any, root: str, own: Lineage = NOBODY) -> None:
+        self.url, self.own = url.rstrip("/"), own
         self._files, self._root = files, root.rstrip("/")
 
     def working(self, step: StepNo, attempt: int) -> str:
         """The final name: it cannot be changed later."""
-        return folder_of(step)
+        return _name_for(self, step)
 
     def begin(self, folder: str) -> None:
         """Mark it as unfinished, and only then as no longer complete, if an earlier job had completed it."""
@@ -191,6 +253,7 @@ class UrlStorage:
         if MARK not in self.sizes(folder):
             with self.write(folder, MARK) as file:
                 file.write(b"This checkpoint is being written, or its writer was killed.\n")
+                file.write(b"lineage %b\n" % self.own.id.encode())
         self.delete(folder, MANIFEST)
 
     def publish(self, folder: str, step: StepNo) -> str:
@@ -207,10 +270,15 @@ class UrlStorage:
             return [name for name in names if step_of(name) is not None]
         return []
 
-    def remains(self) -> list[str]:
+    def taken(self, folder: str) -> bool:
+        """Whether there is anything in it."""
+        return bool(self.sizes(folder))
+
+    def remains(self) -> dict[str, str]:
         """What still has the mark, and no manifest."""
         sizes = {folder: self.sizes(folder) for folder in self.folders()}
-        return [folder for folder, files in sizes.items() if MARK in files and MANIFEST not in files]
+        torn = [folder for folder, files in sizes.items() if MARK in files and MANIFEST not in files]
+        return {folder: whose for folder in torn if (whose := owner(self, folder)) is not None}
 
     def sizes(self, folder: str) -> dict[str, int]:
         """By asking the store."""
@@ -258,6 +326,10 @@ class UrlStorage:
 
     def _path(self, *names: str) -> str:
         return "/".join((self._root, *names))
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _sync(directory: Path) -> None:

@@ -3,11 +3,13 @@
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from regrow.core.messages.checkpoints import (
     AbandonCheckpoint,
+    CheckpointPlace,
     CheckpointWritten,
     FinishCheckpoint,
     PartsWritten,
@@ -16,6 +18,7 @@ from regrow.core.messages.checkpoints import (
     WriterOrder,
 )
 from regrow.hydration.copies.segment import Segment
+from regrow.hydration.durable.room import Room
 from regrow.hydration.durable.snapshot import SegmentSource
 from regrow.hydration.durable.storage import place
 from regrow.hydration.durable.writer import abandon, finish, write_parts
@@ -23,17 +26,18 @@ from regrow.hydration.durable.writer import abandon, finish, write_parts
 torch.set_num_threads(1)
 
 
-def work(url: str, order: WriterOrder, descriptors: Sequence[int]) -> WriterFact | None:
+def work(where: CheckpointPlace, order: WriterOrder, descriptors: Sequence[int]) -> WriterFact | None:
     """Carry out one order.
 
     Args:
-        url: where checkpoints are kept.
+        where: checkpoints are kept, and whose they are.
         order: what is to be done.
         descriptors: of the segments with the snapshots of the ranks to be written; closed here.
 
     Raises:
         RegrowError, OSError: it could not be done; object stores also raise errors of their own.
     """
+    removed: list[str] = []
     match order:
         case WriteCheckpoint():
             began = time.monotonic()
@@ -42,13 +46,19 @@ def work(url: str, order: WriterOrder, descriptors: Sequence[int]) -> WriterFact
             finally:
                 for each in descriptors:
                     os.close(each)
-            nbytes = write_parts(place(url), order.step, order.attempt, sources)
+            at = place(where.url, where.lineage)
+            room = Room(at, sum(each.nbytes for each in sources), removed.append)
+            write = partial(write_parts, at, order.step, order.attempt, sources)
+            nbytes = room.within(write) if order.last else write()
             taken = time.monotonic() - began
-            return PartsWritten(order.node, order.attempt, order.step, order.ranks, nbytes, taken)
+            return PartsWritten(order.node, order.attempt, order.step, order.ranks, nbytes, taken, removed)
         case FinishCheckpoint():
-            at = place(url)
-            folder, nbytes = finish(at, order.step, order.attempt, order.ranks, order.keep)
-            return CheckpointWritten(order.node, order.attempt, order.step, at.address(folder), nbytes)
+            at = place(where.url, where.lineage)
+            end = partial(finish, at, order.step, order.attempt, order.ranks, order.keep, refused=order.refused)
+            done = Room(at, 0, removed.append).within(end) if order.last else end()
+            return CheckpointWritten(
+                order.node, order.attempt, order.step, at.address(done.folder), done.nbytes, done.unkept, removed
+            )
         case AbandonCheckpoint():
-            abandon(place(url), order.step, order.attempt)
+            abandon(place(where.url, where.lineage), order.step, order.attempt)
             return None

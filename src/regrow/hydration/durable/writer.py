@@ -1,7 +1,7 @@
 """Writing a durable checkpoint: each rank's part, then what makes them one. See `layout.py` for what is where."""
 
-from collections.abc import Sequence
-from typing import BinaryIO, Protocol
+from collections.abc import Collection, Sequence
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -9,11 +9,9 @@ import torch
 from regrow.core.errors import CheckpointError
 from regrow.core.ids import Rank, StepNo
 from regrow.hydration.codec import dtype_name
+from regrow.hydration.durable.catalog import WholeCheckpoint, cause_of, look
 from regrow.hydration.durable.dcp import METADATA, write_metadata
 from regrow.hydration.durable.layout import (
-    FORMAT,
-    MANIFEST,
-    MARK,
     PYTHON,
     STEP,
     Chunk,
@@ -27,7 +25,7 @@ from regrow.hydration.durable.layout import (
     part_file,
     whole_box,
 )
-from regrow.hydration.durable.reader import complete, manifest_of
+from regrow.hydration.durable.names import FORMAT, MANIFEST, MARK, NO_SEAL, seal
 from regrow.hydration.durable.snapshot import TornSnapshot
 from regrow.hydration.durable.storage import CheckpointStorage
 from regrow.hydration.inventory import Inventory
@@ -165,10 +163,33 @@ def _alone(rows: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(raw).view(rows.dtype).reshape(rows.shape)
 
 
-def finish(at: CheckpointStorage, step: StepNo, attempt: int, ranks: Sequence[Rank], keep: int) -> tuple[str, int]:
+class Finished(NamedTuple):
+    """A checkpoint that is complete. `unkept`: what could not be removed behind it, and why, for people."""
+
+    folder: str
+    nbytes: int
+    unkept: str = ""
+
+
+def finish(
+    at: CheckpointStorage,
+    step: StepNo,
+    attempt: int,
+    ranks: Sequence[Rank],
+    keep: int,
+    *,
+    refused: Collection[StepNo] = (),
+) -> Finished:
     """Connect the parts, publish the checkpoint, remove all but the newest `keep` and what earlier writers left.
 
-    Returns its name and its size in bytes. Raises `CheckpointError`, `OSError`; the checkpoint is torn then.
+    Args:
+        at: the place, and whose the checkpoint is: what is another training's stays as it is.
+        step, attempt: which one.
+        ranks: whose parts there are.
+        keep: so many stay.
+        refused: steps of earlier ones that could not be read: they are none of those that are kept.
+
+    Raises `CheckpointError`, `OSError`; the checkpoint is torn then. What is torn beside it fails nothing.
     """
     folder = at.working(step, attempt)
     sizes = at.sizes(folder)
@@ -181,26 +202,42 @@ def finish(at: CheckpointStorage, step: StepNo, attempt: int, ranks: Sequence[Ra
     for name in sizes.keys() - wanted - {MARK}:
         at.delete(folder, name)
     files = {name: size for name, size in sizes.items() if name in wanted}
-    encoded = msgspec.json.encode(Manifest(FORMAT, step, tensors, holdings, files))
+    encoded = seal(msgspec.json.encode(Manifest(FORMAT, step, tensors, holdings, files, at.own, NO_SEAL)))
     with at.write(folder, MANIFEST) as file:
         file.write(encoded)
     final = at.publish(folder, step)
-    clean(at, keep)
-    return final, sum(files.values()) + len(encoded)
+    return Finished(final, sum(files.values()) + len(encoded), clean(at, keep, newest=final, refused=refused))
 
 
-def clean(at: CheckpointStorage, keep: int) -> None:
-    """Remove all complete checkpoints but the newest `keep`, and all remains of torn ones."""
-    for _, old in complete(at)[keep:]:
-        at.remove(old)
-    for torn in at.remains():
-        at.remove(torn)
+def clean(at: CheckpointStorage, keep: int, *, newest: str = "", refused: Collection[StepNo] = ()) -> str:
+    """Remove all complete checkpoints of this training but the newest `keep`, and all its remains of torn ones.
+
+    Returns why something could not be removed, for people; empty: all could.
+    """
+    try:
+        there = look(at)
+    except Exception as error:  # noqa: BLE001 - the checkpoint is there, whatever its neighbours are like
+        return f"{at.url} cannot be looked through: {cause_of(error)}"
+    old = surplus(there.own(at.own), keep, newest=newest, refused=refused)
+    unkept = ""
+    for folder in (*old, *(name for name, whose in there.remains.items() if at.own.owns(whose))):
+        try:
+            at.remove(folder)
+        except Exception as error:  # noqa: BLE001 - as above
+            unkept = unkept or f"{at.address(folder)} cannot be removed: {cause_of(error)}"
+    return unkept
+
+
+def surplus(own: Sequence[WholeCheckpoint], keep: int, *, newest: str, refused: Collection[StepNo]) -> list[str]:
+    """The folders that are not among the `keep` that stay: the one just written, then the newest that could be read."""
+    order = sorted(own, key=lambda each: (each.folder != newest, each.step in refused, -each.step))
+    return [each.folder for each in order[keep:]]
 
 
 def abandon(at: CheckpointStorage, step: StepNo, attempt: int) -> None:
     """Remove what there is of a checkpoint that will not be finished."""
     folder = at.working(step, attempt)
-    if manifest_of(at, folder) is None:
+    if at.taken(folder) and MANIFEST not in at.sizes(folder):
         at.remove(folder)
 
 

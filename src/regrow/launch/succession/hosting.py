@@ -13,12 +13,13 @@ from regrow.core import tls
 from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.errors import UsageError
-from regrow.core.exit_codes import INTERNAL_ERROR
+from regrow.core.exit_codes import INTERNAL_ERROR, OK
 from regrow.core.hosts import address_of
 from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
 from regrow.core.process.tasks import supervised
+from regrow.hydration.durable import ownership
 from regrow.launch import folder
 from regrow.launch.console import Console
 from regrow.launch.job import JobPlan
@@ -72,7 +73,7 @@ class NextHost:
         memory.loss = CoordinatorLoss(elected.handover.writer, elected.lost_at)
         expected = [node for node in nodes if node != elected.handover.writer]
         machine = self._machine = RestartableMachine(
-            lambda memory: Membership(spec, (), plan.resume, memory=memory), memory, expected, now + ARRIVE_S
+            lambda memory: Membership(spec, memory=memory), memory, expected, now + ARRIVE_S
         )
         voters = Voters.of_successor(elected.me, elected.term, VOTE_LEASE, elected.handover, now)
         writer = MemoryWriter(lambda: (machine.remember(), machine.nodes))
@@ -146,6 +147,9 @@ class NextHost:
         if self._entry is not None:
             done = msgspec.structs.replace(self._entry, token="", ended=time.time(), code=end.code)
             self._keep(done)
+        if self._plan.checkpoint_dir:
+            say = self._speaker.note if end.code == OK else self._speaker.say
+            say(ownership.newest(self._plan.checkpoint_dir, self._spec.lineage, self._machine.machine.refused))
         await self._stack.aclose()
         if (
             crash := self._machine.crash

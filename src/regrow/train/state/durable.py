@@ -4,14 +4,18 @@ When they are written is decided by `membership.checkpoints`; the agent's writer
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import msgspec
 
-from regrow.core.ids import Rank, StepNo, WorkerId
+from regrow.core.errors import CheckpointError
+from regrow.core.ids import NO_STATE, Rank, StepNo, WorkerId
 from regrow.core.messages.checkpoints import SnapshotForDisk
+from regrow.core.messages.lineage import Lineage
 from regrow.hydration.copies.segment import NoMemoryForCopy, Segment
-from regrow.hydration.durable.reader import latest, load
+from regrow.hydration.durable.catalog import look
+from regrow.hydration.durable.reader import load
 from regrow.hydration.durable.snapshot import take
 from regrow.hydration.durable.storage import place
 from regrow.hydration.inventory import TensorEntry
@@ -20,17 +24,30 @@ from regrow.train.state.protected import ProtectedState
 _log = logging.getLogger("regrow")
 
 
+class Read(NamedTuple):
+    """The step that was read: 0 where there is nothing to be read, `NO_STATE` where nothing that is there could be.
+
+    `refused`: the steps of newer checkpoints, and why they could not be read.
+    """
+
+    step: StepNo
+    refused: dict[StepNo, str]
+
+
 class DurableState:
     """Durable checkpoints of this worker's state.
 
     Args:
         worker: whose.
         url: where they are kept: a path, or a URL that fsspec knows.
+        lineage: the training: others' checkpoints are not read.
         send: tells the agent.
     """
 
-    def __init__(self, worker: WorkerId, url: str, *, send: Callable[[SnapshotForDisk], None]) -> None:
-        self._worker, self._url, self._send = worker, url, send
+    def __init__(
+        self, worker: WorkerId, url: str, lineage: Lineage, *, send: Callable[[SnapshotForDisk], None]
+    ) -> None:
+        self._worker, self._url, self._lineage, self._send = worker, url, lineage, send
         self._segment: Segment | None = None
 
     def snapshot(self, state: ProtectedState, asked: StepNo, step: StepNo, rank: Rank) -> None:
@@ -54,20 +71,33 @@ class DurableState:
             return
         self._send(SnapshotForDisk(self._worker, rank, holding, asked, step, self._segment.descriptor, nbytes))
 
-    def load(self, state: ProtectedState, rank: Rank) -> StepNo:
-        """Load this worker's part of the newest checkpoint; its step, or 0 where there is none.
+    def load(self, state: ProtectedState, rank: Rank, avoid: Collection[StepNo] = ()) -> Read:
+        """Load this worker's part of the newest checkpoint that can be read, from the newest downwards.
 
-        The checkpoint may have been written by a world of another size, or divided in another way.
-        Raises `CheckpointError`, `StateError`, `UsageError`.
+        The checkpoint may have been written by a world of another size, or divided in another way. Whether all ranks
+        have read the same is for the coordinator to see.
+
+        Args:
+            state: what is loaded. With `NO_STATE` some of it may have been written over.
+            rank: this worker's.
+            avoid: steps that some rank could not read.
+
+        Raises `StateError` where the script builds another model, `UsageError` where the place cannot be used.
         """
-        at = place(self._url)
-        found = latest(at)
-        if found is None:
-            return StepNo(0)
-        _, folder = found
-        step = load(state, at, folder, holding=state.layout(), rank=rank, piece=_pieces(state))
-        _log.info("state@%d read from %s", step, at.address(folder))
-        return step
+        at = place(self._url, self._lineage)
+        refused: dict[StepNo, str] = {}
+        for found in look(at).own(self._lineage):
+            if found.step in avoid or found.step in refused:
+                continue
+            try:
+                step = load(state, at, found.folder, holding=state.layout(), rank=rank, piece=_pieces(state))
+            except CheckpointError as error:
+                refused[found.step] = str(error)
+                _log.warning("%s", error)
+                continue
+            _log.info("state@%d read from %s", step, at.address(found.folder))
+            return Read(step, refused)
+        return Read(NO_STATE if refused else StepNo(0), refused)
 
 
 def _pieces(state: ProtectedState) -> Callable[[TensorEntry], TensorEntry]:

@@ -85,5 +85,5 @@ class Assembly:
         )
         durable = None
         if env.checkpoint_dir is not None:
-            durable = DurableState(env.worker, env.checkpoint_dir, send=self.link.send)
+            durable = DurableState(env.worker, env.checkpoint_dir, env.spec.lineage, send=self.link.send)
         return recovery, durable

@@ -22,6 +22,7 @@ from regrow.core.messages.vocabulary import FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.data.loader import Caching
 from regrow.train.state.buddy_copies import BuddyCopies
+from regrow.train.state.durable import Read
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.accelerator import accelerator_of
 from regrow.train.worker.assembly import Assembly
@@ -199,15 +200,16 @@ class SupervisedWorker:
         recovery, durable = workplace.assemble(state, buffered, form_s=FORM_S)
         self.body.recovery = recovery
         self._rejoin = Rejoin(self._link, self.control, recovery, state, self._copies, durable)
-        env, state_at = self._link.env, NO_STATE
+        env, read = self._link.env, Read(NO_STATE, {})
         if env.role is Role.RANK:
-            state_at = durable.load(state, env.rank) if durable is not None and env.resume else StepNo(0)
+            reads = durable is not None and env.resume
+            read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(StepNo(0), {})
         holding = state.layout()
         self._link.board.enter(Phase.WAITING)
         self._link.send(
             facts.WorkerReady(
                 env.worker,
-                state_at,
+                read.step,
                 recovery.server.endpoint,
                 xxhash.xxh3_64_hexdigest(f"{holding}|{buckets}".encode()),
                 built_s=time.monotonic() - self._born,
@@ -221,6 +223,7 @@ class SupervisedWorker:
                 parts=recovery.first_look() if env.role is Role.RANK else {},
                 imported=installed(self._link.modules) if self.rank == 0 else [],
                 environment=changed(self._link.environment) if self.rank == 0 else [],
+                refused=read.refused,
             )
         )
 

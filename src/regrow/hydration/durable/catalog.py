@@ -1,0 +1,118 @@
+"""Which checkpoints a place has: whole ones, torn ones and why, remains. Needs no torch.
+
+`python -m regrow.hydration.durable.catalog` looks through the place of which its standard input tells, for a caller
+that gives it a time: a store that does not answer must not hold a launcher up.
+"""
+
+import sys
+
+import msgspec
+
+from regrow.core.errors import CheckpointError, RegrowError, UsageError
+from regrow.core.ids import StepNo
+from regrow.core.messages.lineage import Lineage
+from regrow.hydration.durable.names import MANIFEST, ManifestHead, OtherFormat, head_of
+from regrow.hydration.durable.storage import CheckpointStorage, place
+
+
+class WholeCheckpoint(msgspec.Struct, frozen=True):
+    """A whole checkpoint, as far as that shows without its tensors: manifest, and all files in their sizes."""
+
+    step: StepNo
+    folder: str
+    lineage: Lineage = Lineage()
+
+
+class Catalog(msgspec.Struct, frozen=True):
+    """What a place has.
+
+    `whole`: the newest first. `torn`, `unread`: folders that are damaged, or of another format, and why. `remains`:
+    unfinished ones, and whose they are.
+    """
+
+    whole: list[WholeCheckpoint] = []
+    torn: dict[str, str] = {}
+    unread: dict[str, str] = {}
+    remains: dict[str, str] = {}
+
+    def own(self, lineage: Lineage) -> list[WholeCheckpoint]:
+        """The whole ones of a training, the newest first."""
+        return [each for each in self.whole if lineage.owns(each.lineage.id)]
+
+
+class CatalogQuestion(msgspec.Struct, frozen=True):
+    """What the process of this module is asked for."""
+
+    url: str
+
+
+class CatalogAnswer(msgspec.Struct, frozen=True):
+    """Its answer. `error`: why there is no catalog; `usage`: since the place cannot be used at all, with what to do."""
+
+    catalog: Catalog = Catalog()
+    error: str = ""
+    usage: bool = False
+    hint: str = ""
+
+
+def manifest_at(at: CheckpointStorage, folder: str) -> tuple[ManifestHead, bytes]:
+    """ManifestHead and text of the manifest of a checkpoint that is whole.
+
+    Raises:
+        OtherFormat: this version does not read it.
+        CheckpointError: it is torn, and why: whatever a store or a library raised.
+    """
+    try:
+        with at.read(folder, MANIFEST) as file:
+            data = file.read()
+        head = head_of(data)
+        sizes = at.sizes(folder)
+    except RegrowError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError("it has no manifest") from error
+    except Exception as error:
+        raise CheckpointError(f"it cannot be read: {cause_of(error)}") from error
+    for name, size in head.files.items():
+        if sizes.get(name) != size:
+            there = f"has {sizes[name]} bytes in the place of {size}" if name in sizes else "is missing"
+            raise CheckpointError(f"its file {name} {there}")
+    return head, data
+
+
+def look(at: CheckpointStorage) -> Catalog:
+    """All that is there. Raises what the store raises where the place itself cannot be read."""
+    whole: list[WholeCheckpoint] = []
+    torn, unread = dict[str, str](), dict[str, str]()
+    remains = at.remains()
+    for folder in sorted(set(at.folders()) - remains.keys()):
+        try:
+            head, _ = manifest_at(at, folder)
+        except OtherFormat as error:
+            unread[folder] = str(error)
+        except CheckpointError as error:
+            torn[folder] = str(error)
+        else:
+            whole.append(WholeCheckpoint(head.step, folder, head.lineage))
+    return Catalog(sorted(whole, key=lambda each: (each.step, each.folder), reverse=True), torn, unread, remains)
+
+
+def cause_of(error: BaseException) -> str:
+    """An error in words."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def main() -> None:
+    """CatalogAnswer one question, from standard input to standard output."""
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=CatalogQuestion)
+    try:
+        answer = CatalogAnswer(look(place(asked.url)))
+    except UsageError as error:
+        answer = CatalogAnswer(error=error.cause, usage=True, hint=error.hint)
+    except Exception as error:  # noqa: BLE001 - stores raise their own kinds; whatever it is, it is told
+        answer = CatalogAnswer(error=cause_of(error))
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main()

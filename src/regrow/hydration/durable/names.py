@@ -1,0 +1,93 @@
+"""Names and heads of durable checkpoints: all that is to be known of one without its tensors. Needs no torch."""
+
+import re
+
+import msgspec
+import xxhash
+
+from regrow.core.errors import CheckpointError
+from regrow.core.ids import StepNo
+from regrow.core.messages.lineage import Lineage
+
+FORMAT = 2
+MANIFEST = "regrow.json"
+MARK = "regrow.unfinished"
+UNFINISHED = ".unfinished-"
+ID_BYTES = 6
+_NAME = re.compile(r"step-(\d+)(?:-[0-9a-f]{12})?")
+_UNFINISHED = re.compile(r"\.unfinished-(?:([0-9a-f]{12})-)?(?:step-)?\d+.*")
+NO_SEAL = "0" * 16
+_SEAL = re.compile(rb'"digest":"[0-9a-f]{16}"\}\s*\Z')
+"""`digest` is a manifest's last field."""
+
+
+class ManifestHead(msgspec.Struct, frozen=True):
+    """What every manifest says. `files`: sizes in bytes; `digest`: of the manifest itself."""
+
+    format: int
+    files: dict[str, int]
+    step: StepNo = StepNo(0)
+    lineage: Lineage = Lineage()
+    digest: str = ""
+
+
+class OtherFormat(CheckpointError):
+    """It may be whole, and this version does not read it."""
+
+
+def step_of(folder: str) -> StepNo | None:
+    """The step of a folder's name; None where it is not named as a checkpoint."""
+    match = _NAME.fullmatch(folder)
+    return StepNo(int(match.group(1))) if match else None
+
+
+def folder_of(step: StepNo, lineage: str = "") -> str:
+    """The name of a complete checkpoint's folder. `lineage`: where the plain name is another training's."""
+    return f"step-{step}-{lineage}" if lineage else f"step-{step}"
+
+
+def unfinished(lineage: str, what: str) -> str:
+    """The name of a folder that is not a checkpoint yet, or no more."""
+    return f"{UNFINISHED}{lineage}-{what}" if lineage else f"{UNFINISHED}{what}"
+
+
+def lineage_of_remains(folder: str) -> str | None:
+    """Whose such a folder is, by its name; None: it is none."""
+    match = _UNFINISHED.fullmatch(folder)
+    return (match.group(1) or "") if match else None
+
+
+def seal(manifest: bytes) -> bytes:
+    """An encoded manifest, of which `digest` is `NO_SEAL`, with its own digest in there."""
+    return _SEAL.sub(_seal(xxhash.xxh3_64_hexdigest(manifest)), manifest)
+
+
+def head_of(manifest: bytes) -> ManifestHead:
+    """The head of an encoded manifest.
+
+    Raises:
+        OtherFormat: it is of a format that this version does not read.
+        CheckpointError: it is damaged.
+    """
+    try:
+        head = msgspec.json.decode(manifest, type=ManifestHead)
+    except Exception as error:  # whatever a library raises: it cannot be read
+        raise CheckpointError(f"its manifest cannot be read: {error}") from error
+    if head.format != FORMAT:
+        newer = head.format > FORMAT
+        raise OtherFormat(
+            f"it is of format {head.format}, and this version of regrow reads format {FORMAT} alone",
+            hint="go on with the version that wrote it"
+            if newer
+            else "load it in a script by torch.distributed.checkpoint, if you trust all who may write there: it is a "
+            "pickle",
+        )
+    if head.digest:
+        plain = _SEAL.sub(_seal(NO_SEAL), manifest)
+        if xxhash.xxh3_64_hexdigest(plain) != head.digest:
+            raise CheckpointError("its manifest is damaged: its checksum differs")
+    return head
+
+
+def _seal(digest: str) -> bytes:
+    return b'"digest":"%b"}' % digest.encode()

@@ -1,0 +1,182 @@
+"""The place of durable checkpoints as a launcher sees it: whose it is before step 0, and what is there at the end.
+
+Folders are looked at here; for a URL another process does, since a store may not answer.
+"""
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from pathlib import Path
+from time import gmtime, strftime
+
+import msgspec
+
+from regrow.core.errors import CheckpointError, UsageError
+from regrow.core.ids import JobId, Seconds, StepNo
+from regrow.core.messages.lineage import Lineage
+from regrow.hydration.durable.catalog import Catalog, CatalogAnswer, CatalogQuestion, cause_of, look
+from regrow.hydration.durable.names import unfinished
+from regrow.hydration.durable.storage import folder_at, place
+
+_CATALOG = "regrow.hydration.durable.catalog"
+_START_S: Seconds = 60.0
+_END_S: Seconds = 15.0
+_CANNOT = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+_SHOWN = 3
+
+
+class Resume(StrEnum):
+    """Whether a run goes on from the checkpoints that are there (`--resume`)."""
+
+    NEVER = "never"
+    """It starts at step 0, and not where another training's checkpoints are."""
+    AUTO = "auto"
+    """From the newest whole one; from step 0 where there is none."""
+    MUST = "must"
+    """From the newest whole one, and not at all where there is none."""
+
+
+def settle(url: str, resume: Resume, new: Lineage, *, note: Callable[[str], None]) -> Lineage:
+    """Whose the checkpoints of a run are that is about to start.
+
+    Args:
+        url: where they are kept.
+        resume: whether it goes on from those that are there.
+        new: the run as a training of its own.
+        note: told what people should know.
+
+    Raises `UsageError`: the place cannot be used; it is another training's; there is nothing to go on from.
+    """
+    directory = folder_at(url)
+    if directory is not None:
+        _check_folder(directory, new, note)
+    try:
+        there = _look(url, within=_START_S)
+    except CheckpointError as error:
+        if resume is not Resume.NEVER:
+            raise UsageError(
+                f"what is in {url} cannot be seen: {error.cause}", hint="run it again when it can"
+            ) from error
+        note(f"what is in {url} cannot be seen: {error.cause}; training goes on")
+        return new
+    if resume is Resume.NEVER:
+        _refuse_others(url, there)
+        return new
+    return adopt(url, there, resume, new, note=note)
+
+
+def adopt(url: str, there: Catalog, resume: Resume, new: Lineage, *, note: Callable[[str], None]) -> Lineage:
+    """The training that goes on from what is there, with what its earlier runs left unfinished. Raises `UsageError`."""
+    damaged = [f"{folder}: {why}" for folder, why in there.torn.items()]
+    if not there.whole:
+        if there.unread:
+            folder, why = next(reversed(there.unread.items()))
+            raise UsageError(f"{url} has checkpoints that cannot be read: {folder}: {why}")
+        if resume is Resume.MUST:
+            found = f"only damaged ones: {_some(damaged)}" if damaged else "none"
+            raise UsageError(
+                f"--resume=must asks for a complete checkpoint, and {url} has {found}",
+                hint="is that the folder of the training that is to go on? --resume=auto starts from step 0",
+            )
+    for each in damaged[:_SHOWN]:
+        note(f"a damaged checkpoint in {url} is not used: {each}")
+    whose = there.whole[0].lineage if there.whole else new
+    if not whose.id:
+        whose = msgspec.structs.replace(new, adopted=("",))
+    others = {each.lineage.id for each in there.whole if not whose.owns(each.lineage.id)}
+    left = {each for each in there.remains.values() if not whose.owns(each)} - others
+    return msgspec.structs.replace(whose, adopted=(*whose.adopted, *sorted(left))) if left else whose
+
+
+def newest(url: str, lineage: Lineage, refused: Collection[StepNo] = ()) -> str:
+    """What is on disk of a training, for people, at the end of a run. `refused`: what could not be read."""
+    try:
+        there = _look(url, within=_END_S)
+    except (CheckpointError, UsageError) as error:
+        return f"what is in {url} cannot be seen: {error.cause}"
+    own = [each for each in there.own(lineage) if each.step not in refused]
+    if not own:
+        return f"nothing of this training is on disk: {url} has no complete checkpoint of it"
+    return f"on disk: state@{own[0].step}, in {place(url).address(own[0].folder)}"
+
+
+def _check_folder(directory: Path, new: Lineage, note: Callable[[str], None]) -> None:
+    """Raises `UsageError` where the folder cannot be made, or nothing can be made in it."""
+    probe = directory / unfinished(new.id, "0-probe")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        if error.errno in _CANNOT:
+            raise UsageError(
+                f"--checkpoint-dir {directory} cannot be written to: {error.strerror}",
+                hint="name a folder that all nodes may write to",
+            ) from error
+        note(f"nothing can be written to {directory} now: {error.strerror or error}; it will be tried again")
+    finally:
+        with contextlib.suppress(OSError):
+            probe.rmdir()
+
+
+def _refuse_others(url: str, there: Catalog) -> None:
+    if there.whole:
+        newest = there.whole[0]
+        whose = newest.lineage
+        who = f" of job {whose.job}, begun {strftime('%Y-%m-%d %H:%M', gmtime(whose.started))} UTC" if whose.id else ""
+        found = f"step {newest.step}{who}"
+    elif there.unread:
+        found = "; ".join(f"{folder}: {why}" for folder, why in list(there.unread.items())[-1:])
+    else:
+        return
+    raise UsageError(
+        f"{url} has checkpoints of another run: {found}",
+        hint="--resume goes on from them; else give this run a --checkpoint-dir of its own",
+    )
+
+
+def _look(url: str, *, within: Seconds) -> Catalog:
+    """Raises `UsageError` where the place cannot be used at all, `CheckpointError` where it cannot be seen now."""
+    if folder_at(url) is not None:
+        try:
+            return look(place(url))
+        except OSError as error:
+            raise CheckpointError(cause_of(error)) from error
+    command = [sys.executable, "-P", "-m", _CATALOG]
+    try:
+        done = subprocess.run(
+            command, input=msgspec.json.encode(CatalogQuestion(url)), capture_output=True, timeout=within, check=False
+        )
+        answer = msgspec.json.decode(done.stdout, type=CatalogAnswer)
+    except subprocess.TimeoutExpired as error:
+        raise CheckpointError(f"no answer within {within:g} s") from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"the process that looks ended without an answer: {error}") from error
+    if answer.usage:
+        raise UsageError(answer.error, hint=answer.hint)
+    if answer.error:
+        raise CheckpointError(answer.error)
+    return answer.catalog
+
+
+def _some(items: list[str]) -> str:
+    more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return "; ".join(items[:_SHOWN]) + more
+
+
+def new_lineage(job: JobId, now: float) -> Lineage:
+    """A training of its own, begun now."""
+    return Lineage(os.urandom(6).hex(), job, now)

@@ -1,0 +1,123 @@
+"""Which durable checkpoint training goes on from: all ranks from the same one, or from none.
+
+Each worker reads the newest that it can, and says which ones it could not. Where ranks have read different ones, all
+are started again and leave those out that some rank could not read; so they come down to one that all can.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from regrow.core.exit_codes import SCRIPT_ERROR
+from regrow.core.ids import NO_STATE, Instant, StepNo
+from regrow.membership.job import Job
+from regrow.membership.recovery.ladder import Ladder
+
+
+@dataclass(frozen=True)
+class AllAgree:
+    """All ranks stand at this step; 0: they start from the beginning."""
+
+    step: StepNo
+
+
+@dataclass(frozen=True)
+class AllAgain:
+    """All start again, without these checkpoints."""
+
+    avoid: Mapping[StepNo, str]
+    cause: str
+
+
+@dataclass(frozen=True)
+class NothingToRead:
+    """There is nothing to go on from, and starting from the beginning is not what was asked for."""
+
+    why: str
+
+
+def agree(
+    steps: Sequence[StepNo], refused: Mapping[StepNo, str], avoided: Collection[StepNo], *, needed: bool
+) -> AllAgree | AllAgain | NothingToRead:
+    """What follows from what each rank has read.
+
+    Args:
+        steps: of each rank: 0: it has found nothing; `NO_STATE`: it could read nothing of what it has found.
+        refused: what some rank could not read, and why.
+        avoided: what nobody was to read this time.
+        needed: whether the job may not start from the beginning.
+    """
+    low, high = min(steps), max(steps)
+    if low == high and low != NO_STATE:
+        return NothingToRead(_nothing(refused)) if needed and not low else AllAgree(low)
+    new = {step: why for step, why in refused.items() if step not in avoided}
+    if low == NO_STATE:
+        if needed:
+            return NothingToRead(_nothing(refused))
+        return AllAgain(refused, "no checkpoint that is there can be read by all ranks")
+    if low == 0:
+        return NothingToRead(_not_shared(steps.index(low), steps.index(high), high))
+    passed = {step: "not all ranks have found it" for step in steps if step > low and step not in new}
+    return AllAgain({**refused, **passed}, f"not all ranks could read the checkpoint of step {high}")
+
+
+class Resuming:
+    """Has all ranks go on from one checkpoint.
+
+    Args:
+        job: what each has read is known by its workers.
+        ladder: starts all again.
+    """
+
+    def __init__(self, job: Job, ladder: Ladder) -> None:
+        self._job, self._ladder = job, ladder
+        self._avoided: frozenset[StepNo] = frozenset()
+        self._asked = job.resumes
+
+    def agreed(self, now: Instant) -> bool:
+        """All workers are built: whether they stand where one checkpoint has put them. Else what follows is ordered."""
+        job = self._job
+        if not job.resumes:
+            return True
+        steps = [worker.state_at for worker in job.roster.seated()]
+        for step in sorted(job.refused.keys() - self._avoided, reverse=True):
+            job.orders.note(f"the checkpoint of step {step} is not used: {job.refused[step]}", now)
+        needed = job.spec.must_resume or (job.step > 0 and bool(job.refused))
+        match agree(steps, job.refused, self._avoided, needed=needed):
+            case AllAgree(step):
+                job.orders.note(_resumed(step, asked=self._asked and job.step == 0), now)
+                return True
+            case AllAgain(avoid, cause):
+                job.refused.update(avoid)
+                self._avoided = frozenset(job.refused)
+                self._ladder.restart(cause, now)
+            case NothingToRead(why):
+                job.end(SCRIPT_ERROR, why, now)
+        return False
+
+
+def _resumed(step: StepNo, *, asked: bool) -> str:
+    """Where training starts that was to go on from a durable checkpoint. `asked`: by `--resume`."""
+    if step <= 0:
+        if not asked:
+            return "there is no complete checkpoint to go back to, so training starts from step 0 again"
+        return (
+            "--resume found no complete checkpoint in --checkpoint-dir, so training starts from step 0 "
+            "(is that the folder of the job that is to go on?)"
+        )
+    return f"training goes on from the checkpoint of step {step}"
+
+
+def _nothing(refused: Mapping[StepNo, str]) -> str:
+    """No durable checkpoint can be read, and starting from the beginning is not what was asked for."""
+    if not refused:
+        return "there is no complete checkpoint of this training in --checkpoint-dir, and --resume=must asks for one"
+    listed = "; ".join(f"step {step}: {why}" for step, why in sorted(refused.items(), reverse=True))
+    return f"none of the checkpoints in --checkpoint-dir can be read: {listed}"
+
+
+def _not_shared(without: int, reader: int, step: StepNo) -> str:
+    """A rank finds no durable checkpoint where another has read one."""
+    return (
+        f"rank {without} finds no checkpoint where rank {reader} has read that of step {step}: with several nodes "
+        "--checkpoint-dir must be a folder that all of them share"
+    )
