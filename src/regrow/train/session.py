@@ -153,14 +153,15 @@ class Session:
         if self._scaled is not None:
             raise UsageError("protect() was called after policy()", hint="protect everything first")
         every = [*objects, *named.values()]
-        state = ProtectedState(objects, named, part=part, earlier=earlier)
         if former is None:
             loop.modules = Modules(every, recovers=self._member.rehearses)
         else:
-            former.close()
             loop.modules.add(every)
         # After a forward FSDP's root has whole parameters in the places of the shards that are to be protected.
         loop.modules.overwritten()
+        state = ProtectedState(objects, named, part=part, earlier=earlier)
+        if former is not None:
+            former.close()
         known = {id(each) for each in former.optimizers()} if former is not None else set()
         for optimizer in state.optimizers():
             if id(optimizer) not in known:
