@@ -9,6 +9,8 @@ import psutil
 
 from gpu_parts.jobs import LIMIT_S, Job, play, same, tell
 
+LOOK_S = 2.0
+
 
 class Looks:
     """The ranks of a job from outside: their state, and the part of a core that each takes."""
@@ -22,14 +24,17 @@ class Looks:
         """Each few seconds, from the incident on."""
         if time.monotonic() < self._next or not (self._folder / "skip").exists():
             return
-        self._next = time.monotonic() + 5.0
+        self._next = time.monotonic() + LOOK_S
         for path in self._folder.glob("pid-*"):
             _, rank, pid = path.name.split("-")
             try:
+                known = int(pid) in self._seen
                 process = self._seen.setdefault(int(pid), psutil.Process(int(pid)))
                 share, state = process.cpu_percent(), process.status()
             except psutil.NoSuchProcess:
                 continue
+            if not known:
+                continue  # its share is that since the last look
             errors = self._folder / f"errors-{pid}"
             last = errors.read_text().splitlines()[-1:] if errors.exists() else []
             said = json.loads(last[0])["errors"] if last else []

@@ -245,7 +245,7 @@ async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
     arrivals = [table.arrival("k") for _ in range(3)]
     for arrival in arrivals:
         arrival.cancel()
-    await asyncio.gather(*arrivals, return_exceptions=True)
+    await asyncio.sleep(0)  # what is called back is called in the loop's next turn
     assert not table._waiters
 
 
