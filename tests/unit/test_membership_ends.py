@@ -3,9 +3,11 @@
 import pytest
 from tests.unit.membership_job import OOM, Job, form, mend
 
-from regrow.core.ids import Rank, StepNo
+from regrow.core.ids import NodeId, Rank, StepNo
 from regrow.core.messages import facts, orders
+from regrow.core.messages.sights import NodeSeen
 from regrow.core.messages.vocabulary import FaultSpec, FaultStage
+from regrow.core.phase import Phase
 from regrow.core.records import FaultInjected, IncidentClosed, Noted
 from regrow.membership.machine import EndJob
 from regrow.membership.orders import AnswerScale
@@ -81,6 +83,41 @@ def test_an_error_after_the_last_step_is_the_scripts_own() -> None:
     job.exited(job.of(1), 1)
     assert job.end.code == 1
     assert OOM.traceback in job.end.diagnosis
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "end"),
+    [(True, -9, 0), (True, -6, 0), (False, -9, 1), (True, 3, 1)],
+    ids=["killed", "aborted", "its script is not through", "its own exit code"],
+)
+def test_a_process_that_dies_behind_the_end_of_its_script_when_all_have_met_there_ends_nothing(
+    ended: bool, code: int, end: int
+) -> None:
+    job = Job(2).trained(4)
+    job.finished(0, 5)
+    job.finished(1, 5)
+    if ended:
+        job.tell(facts.ScriptEnded(job.of(1)))
+    job.exited(job.of(1), code)
+    if end == 0:
+        assert "rank 1 was ended by SIG" in job.last(Noted).text
+        job.exited(job.of(0), 0)
+    assert job.end.code == end
+
+
+@pytest.mark.parametrize(
+    ("step", "phase", "told"),
+    [(5, Phase.COMPUTING, True), (6, Phase.UPDATING, True), (4, Phase.COMPUTING, False), (5, Phase.OUTSIDE, False)],
+)
+def test_a_rank_that_leaves_while_another_is_in_the_next_step_already_is_named_at_once(
+    step: int, phase: Phase, told: bool
+) -> None:
+    job = Job(2).trained(4)
+    job.finished(1, 5)
+    job.tell(NodeSeen(NodeId("n0"), [job.sight(0, step, phase=phase, seconds=2.0)]))
+    assert bool(job.all(EndJob)) is told
+    if told:
+        assert "rank 1 left the training loop after step 4 while the others went on" in job.end.diagnosis
 
 
 def test_a_worker_killed_while_it_waits_for_the_others_to_finish_is_replaced() -> None:

@@ -60,9 +60,11 @@ def died_building(rank: Rank | None, code: int) -> str:
     return f"rank {rank} {exit_text(code)} before its first step; its output is in its log"
 
 
-def died_after_loop(rank: Rank | None, code: int) -> str:
-    """A worker ended wrongly in what the script does after its last step."""
-    return f"rank {rank} {exit_text(code)} in the code after its last step; every step had been committed"
+def died_after_loop(rank: Rank | None, code: int, *, through: bool = False) -> str:
+    """A worker ended wrongly in what the script does after its last step; `through`: when that was over too."""
+    where = "in the code after its last step; every step had been committed"
+    over = "when its script and all its exit handlers had ended: nothing is lost by that"
+    return f"rank {rank} {exit_text(code)} {over if through else where}"
 
 
 def stays_after_loop(rank: Rank | None, waited: Seconds) -> str:

@@ -2,7 +2,7 @@
 
 from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR, exit_text
-from regrow.core.ids import NO_STATE, Instant, Rank, StepNo
+from regrow.core.ids import NO_STATE, Instant, Rank, StepNo, WorkerId
 from regrow.core.messages import facts
 from regrow.core.messages.data import LoaderShown
 from regrow.core.messages.log_rules import LogRuleNews
@@ -40,6 +40,7 @@ WorkerNews = (
     | facts.WorkerNoted
     | LoaderShown
     | facts.WorkerFailed
+    | facts.ScriptEnded
     | facts.WorkerExited
     | WorkerAlive
     | facts.FaultFired
@@ -84,6 +85,8 @@ class Workers:
         self._errors, self._plan = job.errors, job.plan
         self._short_in: int | None = None
         """After how many restarts a rank was ended since memory had run out, where that was the last to happen."""
+        self._ended: set[WorkerId] = set()
+        """Whose scripts have come to their end."""
         self._noted: set[str] = set()
         """What has been said once."""
 
@@ -114,6 +117,8 @@ class Workers:
                     self._orders.write(record.WorkerForked(at=now, worker=worker.worker, pid=event.pid))
                 if worker.stage is Stage.ORDERED:
                     self._roster.move(worker, Stage.STARTING, now)
+            case facts.ScriptEnded():
+                self._ended.add(worker.worker)
             case facts.WorkerExited():
                 self._worker_exited(worker, event, now)
             case facts.WorkerFailed():
@@ -258,6 +263,7 @@ class Workers:
         self._roster.move(worker, Stage.GONE, now)
         for forgotten in self._roster.forget_dead():
             self._errors.forget(forgotten)
+            self._ended.discard(forgotten)
         why = exit_text(event.code, memory=event.memory)
         self._orders.write(
             record.WorkerGone(at=now, worker=worker.worker, rank=worker.rank, code=event.code, reason=why)
@@ -272,7 +278,10 @@ class Workers:
         elif isinstance(self._job.state, Building):
             self._exited_building(worker, event, why, now)
         elif isinstance(self._job.state, Releasing):
-            if event.code != 0:
+            if event.code < 0 and worker.worker in self._ended:
+                # All have met at their scripts' ends, and this one's was through: nothing is left that could be lost.
+                self._orders.note(say.died_after_loop(worker.rank, event.code, through=True), now, worker)
+            elif event.code != 0:
                 self._died_after_loop(worker, event, now)
         elif isinstance(self._job.state, Closing) and event.code == 0:
             pass  # its script has come to its end, past all that it could have waited for

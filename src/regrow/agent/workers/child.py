@@ -1,5 +1,6 @@
 """What runs in a freshly forked worker: it becomes a process like any other, then runs the script."""
 
+import atexit
 import contextlib
 import faulthandler
 import fcntl
@@ -52,6 +53,8 @@ def run_worker(seed: "WorkerSeed") -> None:
         _meet_without_a_root()
     if link.env.role is not Role.RANK and env.producer is None:
         link.early.watch()
+    if env.producer is None:
+        atexit.register(_say_that_it_ended, link)  # the first that is entered, so the last that is run
     try:
         if env.producer is not None:
             _produce(link, seed.request.script)
@@ -199,6 +202,13 @@ def _report_failure(link: WorkerLink, error: BaseException) -> None:
         link.send(facts.WorkerFailed(link.env.worker, told, _step(link.board.read()), own=not excused))
     except AgentGone as gone:
         sys.stderr.write(f"{gone}\n{report(error).traceback}")
+
+
+def _say_that_it_ended(link: WorkerLink) -> None:
+    if link.failed or link.ended_badly or os.getpid() != link.pid:
+        return
+    with contextlib.suppress(AgentGone):
+        link.send(facts.ScriptEnded(link.env.worker))
 
 
 def _step(reading: BoardReading) -> StepNo:

@@ -239,6 +239,12 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     own: bool = False
 
 
+class ScriptEnded(msgspec.Struct, frozen=True, tag=True):
+    """The script has come to its end without an error, its exit handlers too: what follows is Python's own."""
+
+    worker: WorkerId
+
+
 class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent saw it.
 

@@ -41,6 +41,7 @@ WorkerFact = (
     | facts.WorkerStaged
     | facts.WorkerFinished
     | facts.WorkerFailed
+    | facts.ScriptEnded
     | facts.FaultFired
     | SnapshotTaken
     | SnapshotForDisk
@@ -88,6 +89,7 @@ AgentFact = (
     | facts.WorkerCommitted
     | facts.WorkerFinished
     | facts.WorkerFailed
+    | facts.ScriptEnded
     | NodeSeen
     | WorkerAlive
     | facts.WorkerExited

@@ -5,6 +5,7 @@ import msgspec
 from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.sights import NodeSeen, TakeStacks, WorkerSight
+from regrow.core.phase import Phase
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.recovery import hangs
@@ -20,6 +21,7 @@ _JUDGE_A_RANK_S: Seconds = 0.002
 _JUDGE_MOST_S: Seconds = 0.2
 """Between two judgements at least, by the size of the world: a judgement looks at all of it."""
 _SAY_S: Seconds = 60.0
+_IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
 
 
 class Standstills:
@@ -55,6 +57,9 @@ class Standstills:
         for sight in event.sights:
             if sight.worker in self._roster.workers:
                 self._sights[sight.worker] = (sight, now)
+        begun = [s.step for s in event.sights if s.phase in _IN_BODY and s.generation == self._job.generation]
+        if begun and isinstance(self._job.state, Training) and self._left_alone(max(begun), now):
+            return
         if now - self._judged_at < min(_JUDGE_MOST_S, _JUDGE_A_RANK_S * len(self._roster.places)):
             return
         self._judged_at = now
@@ -130,7 +135,11 @@ class Standstills:
         return look.sight is not None and look.sight.seconds >= self.bounds.for_(look.sight)
 
     def _left_alone(self, step: StepNo, now: Instant) -> bool:
-        """Whether somebody has left its loop while the others wait in a step for all: then that ends the job."""
+        """Whether somebody has left its loop before a step that others are in, all of whom it needs: that ends the job.
+
+        Args:
+            step: the one that they stand still in.
+        """
         left = [worker for worker in self._roster.seated(Stage.FINISHED) if worker.state_at <= step]
         if not left or self._job.past_last_step:
             return False
