@@ -12,8 +12,7 @@ from collections.abc import Set as AbstractSet
 from types import FrameType, ModuleType
 
 from regrow.train.asked_loop import asking_frame, loop_at
-from regrow.train.rehearsal.callers import is_script
-from regrow.train.script_source import text_of, tree_of
+from regrow.train.script_source import is_script, text_of, tree_of
 
 COLLECTIVES = frozenset(
     {

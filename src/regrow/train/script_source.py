@@ -2,10 +2,22 @@
 
 import ast
 import linecache
+import os
+import sysconfig
 from types import FrameType
 from typing import Any
 
+_LIBRARIES = tuple(
+    os.path.join(folder, "")
+    for folder in {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _texts: dict[str, str] = {}
+
+
+def is_script(file: str) -> bool:
+    """Whether code in this file is the script's own: not ours, no installed package's, no standard library's."""
+    return not file.startswith((*_LIBRARIES, _OURS, "<frozen"))
 
 
 def text_of(file: str, module: dict[str, Any] | None = None) -> str:

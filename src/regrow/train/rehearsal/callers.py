@@ -6,12 +6,12 @@ import inspect
 import itertools
 import os
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, GeneratorType
 
 import regrow
 from regrow.train.rehearsal.one_turn import turn_once
+from regrow.train.script_source import is_script
 
 _COUNT: dict[type, str] = {
     enumerate: "enumerate(...)",
@@ -35,16 +35,7 @@ _PASS_ON: tuple[type, ...] = (
     type(iter(())),
 )
 _DEEP = 4
-_LIBRARIES = tuple(
-    os.path.join(folder, "")
-    for folder in {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
 _OURS = os.path.join(os.path.dirname(os.path.abspath(regrow.__file__)), "")
-
-
-def is_script(file: str) -> bool:
-    """Whether code in this file is the script's own: not ours, no installed package's, no standard library's."""
-    return not file.startswith((*_LIBRARIES, _OURS, "<frozen"))
 
 
 def script_frames(innermost: FrameType | None = None) -> list[FrameType]:

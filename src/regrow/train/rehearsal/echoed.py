@@ -19,7 +19,7 @@ def echoed(member: Participation, state: ProtectedState, modules: Modules) -> It
         try:
             yield
         except Rehearsed:
-            pass  # as far as this rehearsal goes
+            state.attributes.put_back()  # as far as this rehearsal goes
         finally:
             modules.settle(all_of_them=True)
     state.modes.learn(attributes)

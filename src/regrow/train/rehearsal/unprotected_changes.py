@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
-from regrow.train.rehearsal.callers import is_script
+from regrow.train.script_source import is_script
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.updates import token

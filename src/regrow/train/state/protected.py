@@ -13,6 +13,7 @@ from regrow.data.seeding import derive
 from regrow.hydration.codec import decode, encode
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.shards import box_of, local
+from regrow.train.attributes.hanging import of_modules
 from regrow.train.state.audit import Habits, Look, ScriptPart, changed
 from regrow.train.state.between import Between
 from regrow.train.state.hydration_targets import (
@@ -59,6 +60,8 @@ class ProtectedState:
         self._roster: ProtectedObjects = roster(*self.calls)
         self.modes = Modes(self._roster.modules, self._roster.parameters)
         self.variables = Variables()
+        hung_on: dict[str, object] = {**self._roster.modules, **self._roster.optimizers}
+        self.attributes = of_modules(hung_on, self._roster.parameters, lambda: self._buffers().values())
         self.looker = Looker(self._roster)
         self.habits = Habits()
         self._moments: list[Moment] = []
@@ -130,6 +133,8 @@ class ProtectedState:
             closely: learn what they change by digests.
             whole: remember everything, so that the body can be undone past its updates.
         """
+        if not whole:  # which follows one that was none
+            self.attributes.take()
         known = self.looker.scope_of(self.habits.of(ScriptPart.EARLY))
         self._undo.begin(self.everything() if whole else known)
         self._looked = self.looker.look(closely=True) if closely else None
@@ -137,6 +142,7 @@ class ProtectedState:
 
     def begin_region(self, entry: Moment, scope: Scope) -> None:
         """Remember the start of a restartable function, in a moment of its own."""
+        self.attributes.take()
         self._undo.begin(scope, start=entry)
 
     def updates(self) -> list[str]:
@@ -164,7 +170,9 @@ class ProtectedState:
 
     def rollback(self) -> list[str]:
         """Go back to `begin`, provided no update has begun; what has changed though nobody knew that it would."""
-        return self._undo.rollback()
+        lost = self._undo.rollback()
+        self.attributes.put_back()
+        return lost
 
     def moment(self) -> Moment:
         """Memory for another moment to go back to; forgotten when the state is replaced."""

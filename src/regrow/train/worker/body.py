@@ -200,6 +200,8 @@ class Body:
         news, step = not self._control.halted, self._control.step
         if self.begun and not self._control.updating:
             self._put_back(state, step)
+        elif self.begun:
+            state.attributes.put_back()  # the state is torn, and comes from others
         if self._control.updating and self.updates.torn_apart and not self._control.whole_body:
             text = f"{self.updates.torn_apart} once step {step} had begun to update, which the rehearsal did not show"
             self._link.send(facts.WorkerNoted(self._link.env.worker, f"{text}: this fault has struck in its middle"))

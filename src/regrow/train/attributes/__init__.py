@@ -1,0 +1,1 @@
+"""What objects around protected modules hold besides tensors of the state. Start with `hanging.py`."""

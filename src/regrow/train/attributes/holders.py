@@ -1,0 +1,141 @@
+"""Objects that hang on protected modules: wrappers, their bucket managers, what hooks are bound to. Found, not changed.
+
+Modules of torch itself are left alone, and so are objects of libraries and those that threads use: what these change is
+their own business. An object is the script's, or of the package of a module that holds it.
+"""
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from regrow.train.script_source import is_script
+
+MOST_ITEMS = 2_000
+"""Larger containers are not looked into."""
+_MOST_HOLDERS = 5_000
+_MODULES_OWN = frozenset(vars(nn.Module()))
+_OPTIMIZERS_OWN = frozenset({"state", "param_groups", "defaults"})
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_ON_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OF_THREADS = (threading.Thread, type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event)
+
+
+class AttributeHolder(NamedTuple):
+    """An object, and where it keeps its attributes. `own`: attributes that torch looks after."""
+
+    name: str
+    thing: object
+    own: frozenset[str]
+
+    @property
+    def values(self) -> dict[str, object]:
+        """All its attributes, to be read and written."""
+        return vars(self.thing)
+
+
+def holders(things: Mapping[str, object], parameters: Mapping[str, torch.Tensor]) -> list[AttributeHolder]:
+    """What holds attributes that a body may change, each once.
+
+    Args:
+        things: protected modules and other objects, by name.
+        parameters: all protected parameters, by name.
+    """
+    packages = {_package(type(module)) for thing in things.values() for module in _modules(thing)}
+    return list(_walk(things, parameters, packages - _LEFT_ALONE))
+
+
+_LEFT_ALONE = frozenset({"torch", "builtins", "regrow"})
+
+
+def _walk(
+    things: Mapping[str, object], parameters: Mapping[str, torch.Tensor], packages: set[str]
+) -> Iterator[AttributeHolder]:
+    seen: set[int] = set()
+    near: list[tuple[str, object]] = [*things.items(), *parameters.items()]
+    while near:
+        around: list[tuple[str, object]] = []
+        for name, thing in near:
+            if id(thing) in seen or len(seen) >= _MOST_HOLDERS:
+                continue
+            seen.add(id(thing))
+            holder = _holder(name, thing, packages)
+            if holder is not None:
+                yield holder
+            around += _held(name, thing, holder)
+        near = around
+
+
+def _holder(name: str, thing: object, packages: set[str]) -> AttributeHolder | None:
+    if isinstance(thing, type | ModuleType | FunctionType | MethodType) or not hasattr(thing, "__dict__"):
+        return None
+    kind = type(thing)
+    if isinstance(thing, torch.Tensor):  # attributes of kinds of its own, DTensor, are the tensor itself
+        return AttributeHolder(name, thing, frozenset()) if kind in (torch.Tensor, nn.Parameter) else None
+    if isinstance(thing, nn.Module):
+        return None if _package(kind) in _LEFT_ALONE else AttributeHolder(name, thing, _MODULES_OWN)
+    if not (_is_scripts(kind) or _package(kind) in packages) or _package(kind) in _LEFT_ALONE:
+        return None
+    if any(isinstance(each, _OF_THREADS) for each in vars(thing).values()):
+        return None
+    if isinstance(thing, torch.optim.Optimizer):
+        return AttributeHolder(name, thing, _OPTIMIZERS_OWN | {key for key in vars(thing) if "hook" in key})
+    return AttributeHolder(name, thing, frozenset())
+
+
+def _held(name: str, thing: object, holder: AttributeHolder | None) -> Iterable[tuple[str, object]]:
+    """What a thing refers to that may have attributes."""
+    if isinstance(thing, dict):
+        return [(f"{name}[{key!r:.40}]", each) for key, each in _few(thing)]
+    if isinstance(thing, list | tuple | set):
+        return [(f"{name}[{at}]", each) for at, (_, each) in enumerate(_few(dict(enumerate(thing))))]
+    if isinstance(thing, MethodType):
+        return [(name, thing.__self__)]
+    if isinstance(thing, partial):
+        return [(name, thing.func), *((name, each) for each in thing.args), *thing.keywords.items()]
+    if isinstance(thing, FunctionType):
+        return [(name, cell.cell_contents) for cell in thing.__closure__ or () if _filled(cell)]
+    found: list[tuple[str, object]] = []
+    if isinstance(thing, nn.Module):
+        found += ((f"{name}.{key}", each) for key, each in thing.named_children())
+        found += ((name, getattr(thing, key, None)) for key in _HOOKS)
+    if isinstance(thing, torch.Tensor):
+        found += ((name, getattr(thing, key, None)) for key in _ON_TENSORS)
+    if holder is not None:
+        values = list(holder.values.items())
+        found += ((f"{name}.{key}", each) for key, each in values if key not in holder.own and _leads_on(each))
+    return found
+
+
+def _leads_on(value: object) -> bool:
+    return not isinstance(value, int | float | complex | str | bytes | type(None) | torch.Tensor)
+
+
+def _few(items: dict[object, object]) -> list[tuple[object, object]]:
+    return list(items.items()) if len(items) <= MOST_ITEMS else []
+
+
+def _filled(cell: object) -> bool:
+    try:
+        cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _modules(thing: object) -> Iterable[nn.Module]:
+    return thing.modules() if isinstance(thing, nn.Module) else ()
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_scripts(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and is_script(file))
