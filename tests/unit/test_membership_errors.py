@@ -126,3 +126,14 @@ def test_one_refutation_of_a_newcomer_outweighs_proofs_and_is_written_once() -> 
         (0, 3, ""),
         (1, 4, "line 12 draws from a clock"),
     ]
+
+
+def test_an_error_that_came_only_behind_a_fault_is_not_called_the_scripts() -> None:
+    job = Job(2).trained(0)
+    job.exited(job.of(1))
+    job.halted(0, 1)
+    job.ready(job.of(1))
+    job.joined().faulted(0, step=1)
+    again(job, 1)
+    job.faulted(0, step=1)
+    assert "both times in a body that was run again behind a fault (rank 1 was ended by SIGKILL)" in job.end.diagnosis

@@ -14,11 +14,16 @@ from regrow.membership.scaling import Weighed
 MOST_NAMED = 8
 
 
-def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: bool = False) -> str:
-    """The script's own error, shown once, with rank and step."""
+def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: bool = False, behind: str = "") -> str:
+    """The script's own error, shown once, with rank and step. `behind`: the fault behind which bodies ran again."""
     where = f"rank {rank} failed" if rank is not None else "a worker failed"
     where += f" at step {step}" if step >= 0 else " before its first step"
     twice = ", the same error twice" if again else ""
+    if behind:
+        twice += (
+            f", both times in a body that was run again behind a fault ({behind}), and never before it: the script "
+            "may be right, and something that the cut-off body has left could not be put back (docs/limits.md)"
+        )
     return f"{where}{twice}:\n{error.traceback.rstrip()}"
 
 

@@ -30,6 +30,9 @@ class Budget:
         return len(self.times) <= self.most
 
 
+_OF_BODIES = ("exception", "collective")
+
+
 @dataclass
 class Incident:
     """One fault from detection to the next committed step, while it lasts; others on the way are merged into it.
@@ -149,6 +152,10 @@ class Incidents:
             incident.unexplained = not ranks and kind != CORRUPTION
         incident.ranks.extend(rank for rank in ranks if rank not in incident.ranks)
         return []
+
+    def cause_elsewhere(self) -> str:
+        """The fault that opened the incident, where that was no error of a body; empty: it was, or there is none."""
+        return self.open.cause if self.open is not None and self.open.kind not in _OF_BODIES else ""
 
     def also(self, ranks: list[Rank]) -> None:
         """The newest fault has struck these ranks too."""

@@ -242,7 +242,8 @@ class Workers:
             self._ladder.losses.error(rank, event.step, error)
             self._corruption.suspects.not_finite(worker, error)
             if self._errors.again(event.step, event.generation, error):
-                self._job.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
+                behind = self._job.incidents.cause_elsewhere()
+                self._job.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True, behind=behind), now)
                 return
             if told:
                 self._job.incidents.also([rank])

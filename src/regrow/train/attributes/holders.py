@@ -76,7 +76,8 @@ def _holder(name: str, thing: object, packages: set[str]) -> AttributeHolder | N
         return None
     kind = type(thing)
     if isinstance(thing, torch.Tensor):  # attributes of kinds of its own, DTensor, are the tensor itself
-        return AttributeHolder(name, thing, frozenset()) if kind in (torch.Tensor, nn.Parameter) else None
+        plain = kind in (torch.Tensor, nn.Parameter) and vars(thing)
+        return AttributeHolder(name, thing, frozenset()) if plain else None
     if isinstance(thing, nn.Module):
         return None if _package(kind) in _LEFT_ALONE else AttributeHolder(name, thing, _MODULES_OWN)
     if not (_is_scripts(kind) or _package(kind) in packages) or _package(kind) in _LEFT_ALONE:

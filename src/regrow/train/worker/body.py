@@ -10,10 +10,11 @@ from regrow.comm.groups import Groups
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, NotFinite, StepGivenUp, UsageError
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import facts
-from regrow.core.messages.vocabulary import FaultKind, FaultStage
+from regrow.core.messages.vocabulary import FaultKind, FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.step.machine import Committed
 from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.call_counts import CallCounts
 from regrow.train.worker.control import Control
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.fetching import Fetching
@@ -54,6 +55,8 @@ class Body:
         """Knows who reads this worker's state; None before it has arrived."""
         self.fetching = Fetching()
         self.own = OwnTime(link.env.spec.unit)
+        self._counts = CallCounts(link.env.generation if link.env.role is Role.RANK else None)
+        self._counted = False
         groups.on_call = self._called
         self.reads: Callable[[], str] = str
         """What was read for the step, for people."""
@@ -79,6 +82,7 @@ class Body:
     def _called(self, name: str, size: int) -> None:
         self.fetching.called(name, size)
         self.updates.called(name, size)
+        self._counts.called(size, self._link.env.world)
         self.own.called(name)
 
     def _say_what_it_costs(self, size: int) -> None:
@@ -105,8 +109,11 @@ class Body:
         """Within this, updates are the rehearsal's own; what they are like is remembered."""
         self.rehearsing = True
         self.updates.begin(learning=True)
+        self._counts.rehearse()
         try:
             yield
+            if self.updated:
+                self._counts.whole()
         finally:
             self.updates.rest()
             self.rehearsing = False
@@ -147,6 +154,7 @@ class Body:
         """
         if self.rehearsing:
             self.updated = True
+            self._counts.asks()
             self.updates.began(closure=closure)
             return
         if not self.begun or self.recovery is None or self._control.updating:
@@ -155,8 +163,22 @@ class Body:
         if self._finite is not None:
             self._finite.look()
         if not self._whole:
-            self._gate.enter(last_collective, self.recovery, interrupted=self.interrupt.struck)
+            self._gate.enter(last_collective, self.recovery, interrupted=self.interrupt.struck, asks=self._asks())
         self.updates.began(closure=closure)
+
+    def _asks(self) -> bool:
+        """Whether the others are to be asked before the update. Raises `CollectiveMisuse` where that is known."""
+        if not self._counted or self._control.halted:
+            return False
+        asks = self._counts.asks()
+        if self._counts.skipped:
+            raise CollectiveMisuse(
+                f"the body of step {self._control.step} has called no collective up to its update, as each body before "
+                "has: the gradients would be this rank's alone",
+                hint="a body that was cut off has left something that tells the next one not to reduce; set it anew "
+                "where a body begins",
+            )
+        return asks
 
     def commit(self, last_collective: Callable[[], None]) -> bool:
         """The body has ended well; False when it must run again all the same.
@@ -167,7 +189,7 @@ class Body:
         self.own.end()
         if self.begun and self.recovery is not None and not self._control.updating:
             whole, cut_off = self._control.all_whole, self.interrupt.struck
-            self._gate.enter(last_collective, self.recovery, interrupted=cut_off, whole_body=whole)
+            self._gate.enter(last_collective, self.recovery, interrupted=cut_off, asks=self._asks() or whole)
         self._faults.leave()
         self._faults.strike(FaultStage.COMMIT, self._control.step)
         return self.conclude()
@@ -180,6 +202,8 @@ class Body:
         if done:
             self.begun = self._whole = False
             self.updates.ended()
+            if self._counted:
+                self._counts.whole()
         return done
 
     @property
@@ -242,6 +266,8 @@ class Body:
         """The body of a step starts; False when the generation is over."""
         if not self.begin(state):
             return False
+        self._counted = True
+        self._counts.begin(self._control.generation)
         self._faults.strike(FaultStage.BEGIN, number)
         self._faults.enter(number)
         self._link.board.enter(Phase.COMPUTING)
@@ -258,7 +284,7 @@ class Body:
         """
         if not self.begin(training):
             return False
-        self._control.inside, self.entered = number, True
+        self._control.inside, self.entered, self._counted = number, True, False
         (self._faults.enter if training is not None else self._faults.enter_between)(self._control.step)
         phase = Phase.COMPUTING if training is not None else Phase.REGION
         self._link.board.enter(phase, step=self._control.step, generation=self._control.generation)

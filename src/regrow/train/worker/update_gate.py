@@ -47,7 +47,7 @@ class UpdateGate:
         recovery: Recovery,
         *,
         interrupted: bool = False,
-        whole_body: bool = False,
+        asks: bool = False,
     ) -> None:
         """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
 
@@ -55,7 +55,8 @@ class UpdateGate:
             last_collective: what all ranks still have to exchange before they update.
             recovery: knows who reads this worker's state.
             interrupted: the body was cut off in a forward, though it may have gone on.
-            whole_body: the body is over, and can still be undone: no rank keeps it before all have come so far.
+            asks: no rank may go on before all have come so far: the body is over, and can still be undone, or it is not
+                known to have done what the others do.
         """
         step = self._control.step
         self._groups.draining = True
@@ -71,7 +72,7 @@ class UpdateGate:
         if self.check is not None:
             env = self._link.env
             self.check.agree(step, rank=env.rank, world=env.world, sharded=recovery.sharded)
-        if recovery.sharded or whole_body:
+        if recovery.sharded or asks:
             self._agree(step)
         self._faults.strike(FaultStage.UPDATE, step)
         recovery.withdraw(time.monotonic() + WITHDRAW_S)
