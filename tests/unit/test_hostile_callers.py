@@ -3,11 +3,12 @@
 import asyncio
 import gc
 import random
+import resource
 import socket
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from regrow.agent.state_copies.server import CopyServer
 from regrow.agent.state_copies.versions import CopyVersions
 from regrow.agent.store.server import StoreServer
 from regrow.comm.links import Links, Site
-from regrow.core import strangers
+from regrow.core import http, strangers
 from regrow.core.ids import Generation, Rank, StepNo
 from regrow.core.messages.copy_transfer import AskCopy, CopyHello
 from regrow.core.messages.store import StoreAdd, StoreDelete, StoreGet, StoreHello, StoreMultiGet, StoreSet, StoreWait
@@ -289,6 +290,120 @@ async def test_the_coordinator(count: int) -> None:
                 assert msgspec.json.decode(await answer.read())["job"] == FACTS.job
         assert coordinator.crash == ""
     assert strangers.refused.counts["coordinator"] - before > count / 8
+
+
+HALVES = (
+    b"",
+    b"GET /status HTTP/1.1\r\nHost: x\r\nA",
+    b"POST /kill HTTP/1.1\r\nContent-Length: 9\r\n\r\n{",
+    b"\x16\x03\x01",
+)
+STAYING = [300, pytest.param(3000, marks=pytest.mark.full)]
+
+
+class Stayers:
+    """Callers who say half of something and stay, until the other side hangs up."""
+
+    def __init__(self, endpoint: str, count: int, halves: Sequence[bytes]) -> None:
+        self.held: list[socket.socket] = []
+        self.closed = 0
+        for number in range(count):
+            sock = connect(endpoint, PATIENCE)
+            with suppress(ConnectionError):
+                sock.sendall(halves[number % len(halves)])
+            sock.setblocking(False)
+            self.held.append(sock)
+
+    def left(self) -> int:
+        """How many have not been hung up on."""
+        held, self.held = self.held, []
+        for sock in held:
+            try:
+                while sock.recv(1 << 16):
+                    pass
+            except BlockingIOError:
+                self.held.append(sock)
+                continue
+            except OSError:
+                pass
+            sock.close()
+        return len(self.held)
+
+    def wait(self) -> None:
+        """Until the last of them is hung up on."""
+        deadline = time.monotonic() + PATIENCE
+        while self.left():
+            assert time.monotonic() < deadline, f"{len(self.held)} are still held"
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("count", STAYING)
+async def test_callers_of_the_coordinator_who_stay_hold_nobody_up_and_are_hung_up_on(
+    count: int, descriptors: None
+) -> None:
+    secret = {"Authorization": f"Bearer {TOKEN}"}
+    async with Coordinator(ScriptedMachine(), token=TOKEN, record=lambda _: None, lease=PATIENCE) as coordinator:
+        base, endpoint = f"http://127.0.0.1:{coordinator.port}", f"tcp:127.0.0.1:{coordinator.port}"
+        async with aiohttp.ClientSession() as early:
+            async with early.get(f"{base}/job", headers=secret) as answer:
+                assert answer.status == 200
+            await one_thread(endpoint)
+            async with harmless_to_a_loop():
+                stayers = await asyncio.to_thread(Stayers, endpoint, count, HALVES)
+                for _ in range(5):  # as often as somebody says who he is, he is answered
+                    async with aiohttp.ClientSession() as late, late.get(f"{base}/job", headers=secret) as answer:
+                        assert answer.status == 200
+                assert await asyncio.to_thread(stayers.left) <= http.MOST
+                await asyncio.to_thread(stayers.wait)
+            async with early.get(f"{base}/job", headers=secret) as answer:
+                assert answer.status == 200, "who was admitted is not hung up on"
+        assert coordinator.crash == ""
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    """Enough of them for the callers of this process, too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16_000) if hard > 0 else 16_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_who_comes_when_descriptors_have_run_out_is_answered_all_the_same() -> None:
+    secret = {"Authorization": f"Bearer {TOKEN}"}
+    async with Coordinator(ScriptedMachine(), token=TOKEN, record=lambda _: None, lease=PATIENCE) as coordinator:
+        base, endpoint = f"http://127.0.0.1:{coordinator.port}", f"tcp:127.0.0.1:{coordinator.port}"
+        await one_thread(endpoint)
+        stayers = await asyncio.to_thread(Stayers, endpoint, 40, HALVES[1:2])
+        asker = await asyncio.to_thread(connect, endpoint, PATIENCE)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds(), hard))
+        try:
+            asker.sendall(f"GET /job HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+            assert b"200 OK" in await asyncio.to_thread(asker.recv, 1 << 16)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        asker.close()
+        await asyncio.to_thread(stayers.wait)
+        async with aiohttp.ClientSession() as session, session.get(f"{base}/job", headers=secret) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    "said",
+    [bytes(100_000), b"\xff" * 100_000, b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\n" * 9],
+)
+async def test_the_answer_to_what_is_no_request_is_short(said: bytes) -> None:
+    async with Coordinator(ScriptedMachine(), token=TOKEN, record=lambda _: None, lease=PATIENCE) as coordinator:
+        reader, writer = await asyncio.open_connection("127.0.0.1", coordinator.port)
+        writer.write(said + b"\r\n\r\n")
+        answer = b""
+        with suppress(ConnectionError):
+            async with asyncio.timeout(PATIENCE):
+                answer = await reader.read()
+        assert len(answer) < 400
+        assert not answer or answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400", b"HTTP/1.1 401"))
+        writer.close()
 
 
 def test_a_flood_of_them_is_not_one_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

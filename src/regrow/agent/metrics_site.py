@@ -50,7 +50,7 @@ class NodeMetricsSite:
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         try:
             await runner.setup()
-            self.port = await http.listen(runner, host, port, reuse=True, anybody=True)
+            self.port = await http.listen(runner, host, port, reuse=True, anybody=True, door="metrics")
         except (OSError, OverflowError) as error:  # the latter: a port number that there cannot be
             await runner.cleanup()
             place = address_of(host, port)

@@ -1,7 +1,12 @@
 """HTTP between processes of a job: callers and servers, encrypted where `core/tls.py` says."""
 
 import asyncio
-from typing import Any
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -9,6 +14,23 @@ from aiohttp import web
 
 from regrow.core import tls
 from regrow.core.ids import Seconds
+from regrow.core.strangers import refused
+
+MOST = 64
+"""Callers at one door of whom it is not known yet who they are."""
+HEAD_S: Seconds = 5.0
+"""Until they have said it."""
+HEAD_BYTES = 64 << 10
+_TURN_S: Seconds = 0.05
+_TURN_TLS_S: Seconds = 0.5
+"""A handshake takes some turns of both ends, which may be busy."""
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S: Seconds = 0.1
+_AT_ONCE = 64
+_IDLE_S: Seconds = 30.0
+"""Between two requests of one who is not admitted by name."""
+_IDLE_LONG_S: Seconds = 3630.0
+_HEAD_ENDS = b"\r\n\r\n"
 
 
 def session(**options: Any) -> aiohttp.ClientSession:
@@ -52,6 +74,8 @@ async def listen(
     reuse: bool | None = None,
     backlog: int = 128,
     anybody: bool = False,
+    door: str = "http",
+    strict: bool = False,
 ) -> int:
     """Serve there; the port. Raises `OSError` or `UsageError`.
 
@@ -62,8 +86,257 @@ async def listen(
         reuse: also while connections of a former server are being closed.
         backlog: how many may wait to be let in.
         anybody: whether who has no certificate may call too.
+        door: where those are counted that are hung up on.
+        strict: whether the application says by `admit` who belongs here; else whoever says a whole request does.
     """
     context = tls.serving(anybody=anybody)
-    site = web.TCPSite(runner, host, port, reuse_address=reuse, backlog=backlog, ssl_context=context)
-    await site.start()
+    server = runner.server
+    if server is None:
+        raise RuntimeError("the runner is not set up")
+    sockets = await _bound(host, port, reuse)
+    await _Site(runner, Door(server, sockets, context, name=door, strict=strict), backlog).start()
     return int(runner.addresses[0][1])
+
+
+class Caller:
+    """Somebody at the door.
+
+    Args:
+        door: where.
+    """
+
+    def __init__(self, door: "Door") -> None:
+        self.door = door
+        self.task: asyncio.Task[None] | None = None
+        self.transport: asyncio.Transport | None = None
+        self.timers: list[asyncio.TimerHandle] = []
+        self.had_turn = False
+        self._heard = 0
+        self._tail = b""
+
+    def hears(self, data: bytes) -> bool:
+        """A part of what it says. False: its request's head is longer than anybody's."""
+        if self not in self.door.waiting or self._heard < 0:
+            return True
+        if _HEAD_ENDS in self._tail + data:
+            self._heard = -1
+            if not self.door.strict:
+                self.admit()
+            return True
+        self._tail = (self._tail + data)[-len(_HEAD_ENDS) + 1 :]
+        self._heard += len(data)
+        return self._heard <= HEAD_BYTES
+
+    def admit(self) -> None:
+        """It may stay as long as it likes."""
+        self.door.forget(self)
+
+    def hang_up(self, why: str) -> None:
+        """It is one of those who have no business here."""
+        self.door.forget(self)
+        refused.add(self.door.name, why)
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+
+class _Handler(web.RequestHandler):
+    """aiohttp's, which tells the door what it hears. Its answer to what is no request is short, whatever was said."""
+
+    def __init__(self, server: web.Server, caller: Caller, **options: Any) -> None:
+        super().__init__(server, **options)
+        self.caller = caller
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.Transport):
+            self.caller.transport = transport
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.caller.hears(data):
+            super().data_received(data)
+        else:
+            self.caller.hang_up("a request whose head does not end")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.caller.admit()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status != web.HTTPBadRequest.status_code:
+            return super().handle_error(request, status, exc, message)
+        refused.add(self.caller.door.name, "what is no request")
+        response = web.Response(status=status, text="this is no request\n")
+        response.force_close()
+        return response
+
+
+class Door:
+    """Lets callers in: the sockets of a site, as a server that `web.BaseSite` can close.
+
+    At most `MOST` of those of whom it is not known yet who they are, each for `HEAD_S`. While others wait outside, the
+    one that has been silent longest gives way as soon as it has had its turn, and so it does where descriptors run out.
+
+    Args:
+        server: aiohttp's, of the application.
+        sockets: bound, and not listening yet.
+        context: for TLS; None: none.
+        name: where those are counted that are hung up on.
+        strict: whether callers have to be admitted by the application; else by the whole head of a request.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        sockets: Sequence[socket.socket],
+        context: ssl.SSLContext | None,
+        *,
+        name: str,
+        strict: bool,
+    ) -> None:
+        self.name, self.strict, self.sockets = name, strict, list(sockets)
+        self.waiting: dict[Caller, None] = {}
+        """In the order in which they came."""
+        self._server, self._context = server, context
+        self._idle = _IDLE_LONG_S if strict else _IDLE_S
+        self._loop = asyncio.get_running_loop()
+        self._paused = False
+        self._closed = False
+
+    def open(self, backlog: int) -> None:
+        """Listen. Raises `OSError`."""
+        for each in self.sockets:
+            each.listen(backlog)
+            self._loop.add_reader(each, self._accept, each)
+
+    def close(self) -> None:
+        """Listen no more; who is admitted stays."""
+        if self._closed:
+            return
+        self._closed = True
+        for each in self.sockets:
+            self._loop.remove_reader(each)
+            each.close()
+        for caller in list(self.waiting):
+            if caller.transport is None and caller.task is not None:
+                caller.task.cancel()  # in the middle of its handshake
+        self.sockets = []
+
+    def forget(self, caller: Caller) -> None:
+        """It is admitted, or gone."""
+        for timer in caller.timers:
+            timer.cancel()
+        caller.timers.clear()
+        if self.waiting.pop(caller, self) is None:
+            self._go_on()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(MOST):
+            if len(self.waiting) >= MOST and not self._make_place():
+                self._pause()
+                return
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                if not self._make_place(at_once=True):
+                    self._pause()
+                    self._loop.call_later(_PAUSE_S, self._go_on)
+                return
+            self._take(connection)
+
+    def _take(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        caller = Caller(self)
+        self.waiting[caller] = None
+        turn = _TURN_S if self._context is None else _TURN_TLS_S
+        caller.timers = [
+            self._loop.call_later(turn, self._loop.call_soon, self._loop.call_soon, self._had_turn, caller),
+            self._loop.call_later(HEAD_S, caller.hang_up, f"somebody who said nothing whole within {HEAD_S:g} s"),
+        ]
+        caller.task = self._loop.create_task(self._serve(connection, caller))
+
+    async def _serve(self, connection: socket.socket, caller: Caller) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: _Handler(self._server, caller, loop=self._loop, access_log=None, keepalive_timeout=self._idle),
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=None if self._context is None else HEAD_S,
+            )
+        except (OSError, TimeoutError) as error:  # no handshake, or it has gone
+            if caller.transport is None:
+                self.forget(caller)
+                refused.add(self.name, f"a connection: {error}")
+
+    def _had_turn(self, caller: Caller) -> None:
+        """What it had said by then was heard: two turns of the loop were between."""
+        caller.had_turn = True
+        if caller in self.waiting:
+            self._go_on()
+
+    def _make_place(self, *, at_once: bool = False) -> bool:
+        """Hang up on the one that has been silent longest, if it has had its turn."""
+        oldest = next(iter(self.waiting), None)
+        if oldest is None or not (oldest.had_turn or at_once):
+            return False
+        oldest.hang_up("somebody who said nothing while others waited")
+        return True
+
+    def _pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            for each in self.sockets:
+                self._loop.remove_reader(each)
+
+    def _go_on(self) -> None:
+        if self._paused and not self._closed:
+            self._paused = False
+            for each in self.sockets:
+                self._loop.add_reader(each, self._accept, each)
+
+
+class _Site(web.BaseSite):
+    """A door that is open as long as its runner says."""
+
+    def __init__(self, runner: web.AppRunner, door: Door, backlog: int) -> None:
+        super().__init__(runner, backlog=backlog)
+        self._door = door
+
+    @property
+    def name(self) -> str:
+        """For aiohttp's own lists."""
+        return self._door.name
+
+    async def start(self) -> None:
+        """Listen. Raises `OSError`."""
+        await super().start()
+        self._server = cast(asyncio.AbstractServer, self._door)
+        self._door.open(self._backlog)
+
+
+def admit(request: web.Request) -> None:
+    """Who has sent this belongs here, and may stay."""
+    if isinstance(request.protocol, _Handler):
+        request.protocol.caller.admit()
+
+
+async def _bound(host: str, port: int, reuse: bool | None) -> list[socket.socket]:
+    """Sockets of an address, as asyncio makes them, which do not listen yet. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, host, port, reuse_address=reuse, start_serving=False)
+    made = [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
+    server.close()
+    for each in made:
+        each.setblocking(False)
+    return made

@@ -95,7 +95,7 @@ class Deputy:
         app.add_routes([web.post("/needed", self._serve_needed)])
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await self._runner.setup()
-        self.port = await http.listen(self._runner, self._bind, 0)
+        self.port = await http.listen(self._runner, self._bind, 0, door="launcher", strict=True)
         me = Voter(f"{self._node}@{secrets.token_hex(8)}", self._node, address_of(self._advertise, self.port))
         self._election = Election(me)
         self._session = http.session(headers=self._headers)
@@ -352,7 +352,10 @@ class Deputy:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         stranger = unknown(request, self._secret, door="launcher")
-        return await handler(request) if stranger is None else stranger
+        if stranger is not None:
+            return stranger
+        http.admit(request)
+        return await handler(request)
 
 
 class Elected(msgspec.Struct, frozen=True):

@@ -106,7 +106,9 @@ class Coordinator:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
-            self._port = await http.listen(self._runner, self._host, self._port, reuse=True, backlog=_BACKLOG)
+            self._port = await http.listen(
+                self._runner, self._host, self._port, reuse=True, backlog=_BACKLOG, door="coordinator", strict=True
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise UsageError(
@@ -347,6 +349,7 @@ class Coordinator:
     ) -> web.StreamResponse:
         if (stranger := unknown(request, self._secret, door="coordinator")) is not None:
             return stranger
+        http.admit(request)
         try:
             return await handler(request)
         except web.HTTPException as error:
