@@ -24,6 +24,7 @@ from regrow.comm.reductions import Combine
 from regrow.comm.small_messages import SmallMessages, aligned
 from regrow.comm.socket_mesh import SocketMesh
 from regrow.core.ids import Seconds
+from regrow.devices.accelerators import on_accelerator
 from regrow.step.dealing import MicroBatchRange, fold, partial_nodes_of_all
 
 PIECE_BYTES = 16 << 20
@@ -368,7 +369,9 @@ class Collectives:
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements in a row, in place where it is contiguous in the processor's memory, else a copy."""
     detached = tensor.detach()
-    return (detached if detached.is_contiguous() and not detached.is_cuda else detached.cpu().contiguous()).view(-1)
+    return (
+        detached if detached.is_contiguous() and not on_accelerator(detached) else detached.cpu().contiguous()
+    ).view(-1)
 
 
 def _even(flats: Sequence[torch.Tensor]) -> bool:

@@ -25,6 +25,7 @@ from regrow.comm.transport import MeshTransport, Transport
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, StateError
 from regrow.core.ids import Generation, Seconds
+from regrow.devices import accelerators
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Groups:
         self._form_s = form_s
         self._seated = RankInWorld(rank, world)
         if not hasattr(internals.Backend, BACKEND.upper()):
-            internals.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+            internals.Backend.register_backend(BACKEND, _create, extended_api=True, devices=accelerators.kinds())
             internals.serve_by(RegrowGroup, set_timeout=RegrowGroup.set_timeout, send_together=send_together)
         global _current
         _current = self

@@ -18,6 +18,7 @@ from regrow.comm.work import NO_TIMEOUT, joint_work
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Seconds
+from regrow.devices import accelerators
 
 BACKEND = "regrow"
 
@@ -171,7 +172,7 @@ class RegrowGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")] + ([torch.device("cuda")] if nccl.available() else [])
+        return [torch.device(kind) for kind in accelerators.kinds() if kind != "cuda" or nccl.available()]
 
     def _get_backend(self, device: torch.device) -> Any:
         """What serves a device: this group itself."""

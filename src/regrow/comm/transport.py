@@ -4,7 +4,7 @@ A transport is formed once and never re-used: after a fault it is halted and ano
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from regrow.comm.socket_mesh import SocketMesh
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, RegrowError
 from regrow.core.ids import Seconds
+from regrow.devices.accelerators import await_stream, is_accelerator
 
 RUN_S: Seconds = 1800.0
 """How long one collective may take where the script does not say: torch's own default for the processor's memory."""
@@ -132,6 +133,9 @@ class MeshTransport:
             raise CollectiveMisuse(
                 f"{name} is not supported on CPU tensors", hint="see regrow.comm.transport for what is"
             )
+        device = _device_of(args)
+        if device is not None and is_accelerator(device):
+            await_stream(device)  # another thread reads the tensors, which knows no stream of this one's
         return method(self, *args, **options)
 
     # --- the methods of ProcessGroup ---------------------------------------------------------------------------
@@ -231,6 +235,16 @@ class MeshTransport:
         if count % size:
             raise CollectiveMisuse(f"{count} elements cannot be dealt out to {size} ranks", hint="pad the tensor")
         return list(rows.tensor_split(size)) if count else [rows] * size
+
+
+def _device_of(args: Iterable[Any]) -> torch.device | None:
+    """Of the first tensor of a call; None without any."""
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            return arg.device
+        if isinstance(arg, list) and (found := _device_of(arg)) is not None:
+            return found
+    return None
 
 
 _METHODS: dict[str, Callable[..., Work]] = {

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from regrow.comm.process_group import RegrowGroup
 from regrow.comm.torch_private.internals import Work
+from regrow.devices.accelerators import on_accelerator
 from regrow.step.dealing import fold, partial_nodes_of_all
 
 Nodes = Sequence[torch.Tensor]
@@ -38,7 +39,7 @@ def tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup
 
 def start_tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup) -> Work | None:
     """The same, not waited for where the group can do that: the work, or None if the sum is there already."""
-    if isinstance(group, RegrowGroup) and not nodes[0].is_cuda:
+    if isinstance(group, RegrowGroup) and not on_accelerator(nodes[0]):
         work: Work = group.forward("tree_reduce", (list(nodes), count, scale), {})
         return work
     _by_torch(nodes, count, scale, group)

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 import xxhash
 
+from regrow.devices import accelerators
+
 _PART_BITS = 128
 _PART_MASK = (1 << _PART_BITS) - 1
 
@@ -29,13 +31,12 @@ def derive(*parts: int) -> int:
 def seed_everything(*parts: int) -> None:
     """Seeds torch, numpy and `random` in this process from `parts`; costs tens of microseconds.
 
-    CUDA generators are seeded where this process has initialized CUDA: seeding them earlier would only queue up calls.
-    `torch.manual_seed` is not used, as it visits every accelerator backend at each call.
+    Generators of an accelerator are seeded where this process has taken it into use. `torch.manual_seed` is not used,
+    as it visits every accelerator backend at each call.
     """
     bits = derive(*parts)
     seed = bits & 0xFFFF_FFFF_FFFF_FFFF
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
+    accelerators.seed(seed)
     random.seed(seed)
     np.random.seed(bits >> 96)

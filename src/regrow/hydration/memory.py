@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from regrow.devices.accelerators import host_memory
 from regrow.hydration.plan import Chunk
 
 
@@ -20,8 +21,7 @@ def _straight(tensor: torch.Tensor) -> bool:
 
 
 def _stage(size: int, device: torch.device | None) -> torch.Tensor:
-    # Pinned memory lets an accelerator copy without a second staging buffer of its driver's.
-    return torch.empty(size, dtype=torch.uint8, pin_memory=device is not None and device.type == "cuda")
+    return host_memory((size,), torch.uint8, device)
 
 
 class Outgoing:

@@ -10,6 +10,7 @@ import torch
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord
+from regrow.devices.accelerators import on_accelerator
 from regrow.train.batches import Batches
 from regrow.train.step import Step
 from regrow.train.worker.participation import Participation
@@ -70,9 +71,9 @@ class Announcing:
         """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
         self._member.body.logged(step.staged)
         if not step.committed and not any(
-            isinstance(value, torch.Tensor) and value.is_cuda for value in step.staged.values()
+            isinstance(value, torch.Tensor) and on_accelerator(value) for value in step.staged.values()
         ):
-            # Reading a CUDA tensor would stall the device in mid-step: those wait for the commit.
+            # Reading a tensor of a device would stall the device in mid-step: those wait for the commit.
             member, parts = self._member, batches.parts(step.number) if batches else []
             generation = Generation(member.generation)
             member.send(facts.WorkerStaged(member.worker, generation, step.number, step.numbers(), list(parts)))

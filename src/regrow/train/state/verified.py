@@ -5,6 +5,7 @@ import xxhash
 
 from regrow.core.errors import StateError
 from regrow.core.ids import NO_STATE, StepNo
+from regrow.devices.accelerators import host_memory
 from regrow.hydration.inventory import Inventory
 from regrow.train.state.fingerprints import digest_tensors
 from regrow.train.state.protected import ProtectedState
@@ -46,7 +47,7 @@ class VerifiedCopy:
                 here = self._state.tensor(entry.name).detach()
                 room = former.get(entry.name)
                 if room is None or room.shape != here.shape or room.dtype != here.dtype:
-                    room = torch.empty(here.shape, dtype=here.dtype, pin_memory=here.is_cuda)
+                    room = host_memory(here.shape, here.dtype, here.device)
                 room.copy_(here)
                 self._tensors[entry.name] = room
         self._inventory, self._left_out = inventory, left_out

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from regrow.devices.accelerators import on_accelerator
+
 
 class Accelerator(Protocol):
     """What computes the gradients."""
@@ -30,8 +32,8 @@ class Processor:
         """Nothing to wait for."""
 
 
-class Cuda:
-    """CUDA devices, each with the stream that the script computes on.
+class Devices:
+    """Accelerators of any kind, each with the stream that the script computes on.
 
     Args:
         devices: those that have protected tensors.
@@ -46,8 +48,8 @@ class Cuda:
         """An event on each device's current stream has come: all work before it is done."""
         events = []
         for device in self._devices:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(device))
+            event = torch.Event(device)
+            event.record(torch.accelerator.current_stream(device))
             events.append(event)
         for event in events:
             event.synchronize()
@@ -55,5 +57,5 @@ class Cuda:
 
 def accelerator_of(tensors: Iterable[torch.Tensor]) -> Accelerator:
     """What computes on these tensors."""
-    devices = sorted({str(tensor.device) for tensor in tensors if tensor.is_cuda})
-    return Cuda(torch.device(device) for device in devices) if devices else Processor()
+    devices = sorted({str(tensor.device) for tensor in tensors if on_accelerator(tensor)})
+    return Devices(torch.device(device) for device in devices) if devices else Processor()

@@ -13,6 +13,7 @@ from regrow.comm.torch_private.idle_threads import await_idle_threads
 from regrow.core.config import TorchrunEnv
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
+from regrow.devices import accelerators
 
 FORM_S: Seconds = 60.0
 LEAVE_S: Seconds = 2.0
@@ -90,7 +91,7 @@ class StandaloneWorker:
         env = TorchrunEnv.read()
         atexit.register(_leave_torch)
         if env is not None and env.world > 1:
-            torch.distributed.init_process_group("cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo")
+            torch.distributed.init_process_group(_backends())
             return cls(env.rank, env.local_rank, env.world)
         Groups().install(rank=0, world=1, formation=None, form_s=FORM_S)
         return cls(0, 0, 1)
@@ -103,6 +104,15 @@ class StandaloneWorker:
     def await_position(self) -> tuple[StepNo, int]:
         """There are no others."""
         return self.step, 0
+
+
+def _backends() -> str:
+    """Torch's own, for the processor and for the accelerator, where there is one and torch knows a backend for it."""
+    kind = accelerators.kind() if torch.accelerator.is_available() else ""
+    try:
+        return f"{kind}:{torch.distributed.get_default_backend_for_device(kind)},cpu:gloo" if kind else "gloo"
+    except ValueError:
+        return "gloo"
 
 
 def _leave_torch() -> None:

@@ -21,6 +21,7 @@ from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.data.loader import Caching
+from regrow.devices import accelerators
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import Read
 from regrow.train.state.protected import ProtectedState
@@ -193,8 +194,8 @@ class SupervisedWorker:
         """As `Participation.arrive`."""
         self._state = state
         self._hear_no_more()
-        if torch.cuda.is_initialized() and torch.cuda.device_count() > 1:  # type: ignore[no-untyped-call]
-            self.early.bind(f"CUDA device {torch.cuda.current_device()}")
+        if accelerators.in_use() is not None and torch.accelerator.device_count() > 1:
+            self.early.bind(f"{accelerators.kind().upper()} device {torch.accelerator.current_device_index()}")
         self._gate.accelerator = accelerator_of(state.parameters())
         workplace = Assembly(self._link, self.control, self._groups, self._faults, self._copies, self._gate.accelerator)
         recovery, durable = workplace.assemble(state, buffered, form_s=FORM_S)

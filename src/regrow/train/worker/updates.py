@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from regrow.devices.accelerators import on_accelerator
+
 _COMPARED_BYTES = 4096
 """Of larger tensors in objects' state it is only seen that their version has changed."""
 
@@ -150,7 +152,7 @@ def token(value: object) -> object:
         return tuple(token(item) for item in value)
     if isinstance(value, torch.Tensor):
         here = value.detach()
-        if value.nbytes > _COMPARED_BYTES or value.is_cuda:
+        if value.nbytes > _COMPARED_BYTES or on_accelerator(value):
             return value._version
         return here.reshape(-1).tolist() if type(here) is torch.Tensor else value._version
     if isinstance(value, np.ndarray):

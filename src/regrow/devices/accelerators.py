@@ -1,0 +1,89 @@
+"""What regrow asks of an accelerator, whatever its kind: `torch.accelerator`, and the module of torch that it has.
+
+CUDA, XPU, MPS, and what others bring for their own devices, have modules with the same names; some lack a few.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from regrow.core.errors import UsageError
+
+_IN_HOST_MEMORY = ("cpu", "meta")
+
+
+def on_accelerator(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie on a device, where work is only enqueued."""
+    return is_accelerator(tensor.device)
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether this is a device, and not the processor."""
+    return device.type not in _IN_HOST_MEMORY
+
+
+def kind() -> str:
+    """The kind of accelerator that this torch knows, such as `cuda`; empty for none. It takes no device into use."""
+    device = torch.accelerator.current_accelerator()
+    return device.type if device is not None else ""
+
+
+def kinds() -> list[str]:
+    """The devices that groups serve: the processor, CUDA's name, and the accelerator's."""
+    return list(dict.fromkeys(["cpu", "cuda", *filter(None, [kind()])]))
+
+
+def in_use() -> Any:
+    """The module of the accelerator that this process has taken into use; None for none.
+
+    A module that does not say whether it was initialized is in use where it has devices.
+    """
+    found = kind()
+    if not found:
+        return None
+    module = torch.get_device_module(found)
+    initialized: Callable[[], bool] = getattr(module, "is_initialized", torch.accelerator.is_available)
+    return module if initialized() else None
+
+
+def seed(number: int) -> None:
+    """Seed the generators of all devices in use; nothing where none is: to seed earlier would only queue up calls.
+
+    Raises `UsageError` for an accelerator that has no way to be seeded: dropout would differ after a fault.
+    """
+    module = in_use()
+    if module is None:
+        return
+    by = getattr(module, "manual_seed_all", None) or getattr(module, "manual_seed", None)
+    if by is None:
+        raise UsageError(
+            f"torch.{kind()} has neither manual_seed_all nor manual_seed: what is drawn on the device would come out "
+            "different after a fault",
+            hint="its backend for torch has to bring one",
+        )
+    by(number)
+
+
+def host_memory(shape: Sequence[int], dtype: torch.dtype, beside: torch.device | None) -> torch.Tensor:
+    """Memory of the processor for copies from or to a device.
+
+    Page-locked where its kind can have that: copies then need no second buffer of the driver's.
+    """
+    pinned = beside is not None and is_accelerator(beside) and _pins()
+    return torch.empty(shape, dtype=dtype, pin_memory=pinned)
+
+
+@functools.cache
+def _pins() -> bool:
+    try:
+        torch.empty(1, pin_memory=True)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def await_stream(device: torch.device) -> None:
+    """Return when what this thread has enqueued on its current stream of the device is done."""
+    torch.accelerator.current_stream(device).synchronize()
