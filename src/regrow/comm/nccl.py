@@ -4,7 +4,6 @@ Where CUDA is absent nothing here is used. Two transports serve a CUDA job: NCCL
 for CPU ones.
 """
 
-import atexit
 import ctypes
 import os
 import threading
@@ -20,6 +19,7 @@ from regrow.comm.transport import RUN_S, MeshTransport
 from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, StateError
 from regrow.core.ids import Seconds
+from regrow.core.process.forks import at_exit
 
 _OURS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else its watchdog ends the process when a peer dies, or at our own abort
@@ -91,7 +91,7 @@ def _drain() -> None:
         torch.cuda.synchronize()
 
 
-atexit.register(_leave)
+at_exit(_leave)
 
 
 class NcclTransport:

@@ -136,6 +136,10 @@ class Board:
         digests = (digits.rstrip(b"\0").decode("ascii", "replace") for digits in (content, samples))
         return BatchShown(Generation(generation), StepNo(step), BatchRecord(share, shares, *digests))
 
+    def let_go(self) -> None:
+        """In a fork of the process whose board it is: what is shown from now on nobody reads."""
+        self._page = mmap.mmap(-1, BOARD_BYTES)
+
     def close(self) -> None:
         """Unmap the page."""
         self._page.close()

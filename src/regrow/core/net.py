@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from regrow.core import tls, tunnel
 from regrow.core.errors import ProtocolError, RegrowError, UsageError
 from regrow.core.ids import Seconds
+from regrow.core.process.forks import keep_from_forks
 from regrow.core.strangers import refused
 
 CONNECT_S: Seconds = 10.0
@@ -93,7 +94,7 @@ class Listener:
 
     def accept(self) -> socket.socket:
         """Whoever calls next. Raises `OSError`; `ConnectionAbortedError` where that was another user."""
-        sock, _ = self.sock.accept()
+        sock = keep_from_forks(self.sock.accept()[0])
         if not is_own(sock):
             sock.close()
             refused.add(self.path.name if self.path is not None else "", "it is of another user")
@@ -126,13 +127,13 @@ def listen(
     """
     if folder is None:
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-        sock = socket.create_server((bind, 0), family=family, backlog=backlog)
+        sock = keep_from_forks(socket.create_server((bind, 0), family=family, backlog=backlog))
         return Listener(sock, f"tcp:{advertise}:{sock.getsockname()[1]}")
     path = Path(folder) / f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
     if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
         cause = f"the socket path {path} is longer than {LONGEST_UNIX_PATH} bytes"
         raise UsageError(cause, hint="choose a folder with a shorter path")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = keep_from_forks(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         sock.bind(unix_address(path))
         sock.listen(backlog)
@@ -157,7 +158,7 @@ def connect(
     found = [(socket.AF_UNIX, place)] if isinstance(place, str) else _addresses(*place)
     context = None if isinstance(place, str) else tls.calling()
     for family, address in found:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = keep_from_forks(socket.socket(family, socket.SOCK_STREAM))
         try:
             opened(sock)
             sock.settimeout(within)

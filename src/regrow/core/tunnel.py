@@ -5,7 +5,6 @@ and the encrypted connection. An end that is shut or closed ends the other. It a
 as the kernel has it, as without TLS, and what is said first waits until whoever is called takes it.
 """
 
-import atexit
 import contextlib
 import logging
 import os
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from regrow.core.ids import Instant, Seconds
+from regrow.core.process.forks import at_exit
 from regrow.core.strangers import refused
 
 HANDSHAKE_S: Seconds = 10.0
@@ -252,7 +252,7 @@ def _carry(tunnel: _Tunnel) -> None:
     with _making:
         if _carrier is None or _carrier.pid != os.getpid():
             _carrier = _Carrier()
-            atexit.register(flush)
+            at_exit(flush)
         _carrier.add(tunnel)
 
 

@@ -152,6 +152,12 @@ class BlockingChannel(Generic[Incoming]):
                     return
                 yield self._codec.decode(body)
 
+    def let_go(self) -> None:
+        """In a fork of the process whose channel it is: this process has none, and the connection stays."""
+        descriptor = self._sock.detach()
+        if descriptor >= 0:
+            os.close(descriptor)
+
     def close(self) -> None:
         """Close the socket; a blocked `messages` ends."""
         with contextlib.suppress(OSError):  # not connected any more: then nobody is blocked in it

@@ -6,10 +6,10 @@ where the others run again what they have run already. Nobody ends its process, 
 before all have come to that. See decision 0057.
 """
 
-import atexit
 from typing import Protocol
 
 from regrow.core.errors import StateError
+from regrow.core.process.forks import at_exit, not_at_exit
 from regrow.train.loop_context import LoopContext
 from regrow.train.restartable import RestartableCalls
 
@@ -61,7 +61,7 @@ class AfterLoop:
         state.between.over(member.step)
         state.variables.leave(over=True)
         member.before_leaving(self._end)
-        atexit.register(self._end)
+        at_exit(self._end)
 
     def left_early(self, *, over: bool) -> None:
         """The script has left its loop before its end. It may be unwinding an error: the others are waited for later.
@@ -72,13 +72,13 @@ class AfterLoop:
             over: after a step that has happened, so that none follows.
         """
         self._early = over
-        atexit.register(self.finish)
+        at_exit(self.finish)
 
     def meets_others(self) -> None:
         """The script calls what all ranks call. If it has left its loop before its end, they all have by now."""
         if self._early and not self._loop.standing.member.leaves_others:
             self._early = False
-            atexit.unregister(self.finish)
+            not_at_exit(self.finish)
             self.finish(goes_on=True)
             self.begin()
 

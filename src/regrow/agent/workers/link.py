@@ -15,6 +15,7 @@ from regrow.core.config import WorkerEnv, inherited_environment
 from regrow.core.early_reads import EarlyReads
 from regrow.core.errors import RegrowError
 from regrow.core.messages.unions import WorkerFact, WorkerOrder
+from regrow.core.process.forks import hide_from_forks
 from regrow.core.process.memory_file import is_memory_file
 from regrow.core.wire import BlockingChannel, FrameCodec
 
@@ -58,6 +59,7 @@ class WorkerLink:
         codec: FrameCodec[WorkerOrder] = FrameCodec(WorkerOrder)
         self._channel = BlockingChannel(sock, codec)
         self._orders = self._until_gone()
+        hide_from_forks(self)
 
     @classmethod
     def current(cls) -> "WorkerLink | None":
@@ -83,6 +85,11 @@ class WorkerLink:
 
     def send(self, fact: WorkerFact) -> None:
         """Tell the agent, from any thread. Raises `AgentGone`."""
+        if os.getpid() != self.pid:
+            raise AgentGone(
+                f"process {os.getpid()} is a fork of worker {self.env.worker} and cannot speak for it",
+                hint="what it has to tell, it has to tell the worker",
+            )
         try:
             self._channel.send(fact)
         except OSError as error:
@@ -106,6 +113,12 @@ class WorkerLink:
             raise AgentGone(f"the channel of worker {self.env.worker} broke: {error}") from error
         finally:
             self._gone = True
+
+    def let_go(self) -> None:
+        """In a fork of the worker, which is none."""
+        self._gone = True
+        self._channel.let_go()
+        self.board.let_go()
 
     def close(self) -> None:
         """Close both ends; a blocked `orders` ends."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Seconds
 from regrow.core.net import is_own, unix_address
+from regrow.core.process.forks import keep_from_forks
 from regrow.data.cache.layout import Key
 from regrow.data.cache.making import Making, Unfit
 from regrow.data.cache.messages import (
@@ -79,7 +80,7 @@ class Producer:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._address)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
-            self._bind(listener)
+            self._bind(keep_from_forks(listener))
             listener.listen(_BACKLOG)
             self._selector.register(listener, selectors.EVENT_READ, listener)
             try:

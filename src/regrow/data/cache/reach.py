@@ -13,6 +13,7 @@ from regrow.core.errors import GenerationHalted, ProtocolError
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.data import producer_given_up, producer_socket
 from regrow.core.net import is_own, unix_address
+from regrow.core.process.forks import keep_from_forks
 from regrow.data.cache.layout import Key
 from regrow.data.cache.messages import (
     READER_HEARS,
@@ -163,7 +164,7 @@ class Reach:
             return True
         if self.over:
             return False
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock = keep_from_forks(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
         try:
             sock.connect(unix_address(self._address))
             if not is_own(sock):

@@ -1,6 +1,5 @@
 """What a worker needs besides its script once that is built: who gives and takes its state, who compares it."""
 
-import atexit
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm.groups import Groups
 from regrow.core.ids import Seconds
 from regrow.core.messages.vocabulary import Role
+from regrow.core.process.forks import at_exit
 from regrow.hydration.server import HydrationServer
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import DurableState
@@ -55,7 +55,7 @@ class Assembly:
             nodes=1 if env.one_machine else max(2, env.spec.node_limit),
         )
         server.open()
-        atexit.register(server.close)
+        at_exit(server.close)
         comparison = sampler = None
         if env.spec.audit and not env.spec.digest_every:
             sampler = Sampler(self.link, self.control, state, own=lambda: state.buffers_of_no(buffered))

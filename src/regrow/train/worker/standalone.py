@@ -1,6 +1,5 @@
 """A worker that nobody supervises: nothing is ever given up or run again."""
 
-import atexit
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ from regrow.comm.torch_private.idle_threads import await_idle_threads
 from regrow.core.config import TorchrunEnv
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
+from regrow.core.process.forks import at_exit
 from regrow.devices import accelerators
 
 FORM_S: Seconds = 60.0
@@ -89,7 +89,7 @@ class StandaloneWorker:
     def open(cls) -> "StandaloneWorker":
         """A world of one; or torchrun's world, without recovery."""
         env = TorchrunEnv.read()
-        atexit.register(_leave_torch)
+        at_exit(_leave_torch)
         if env is not None and env.world > 1:
             torch.distributed.init_process_group(_backends())
             return cls(env.rank, env.local_rank, env.world)
