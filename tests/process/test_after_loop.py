@@ -104,6 +104,15 @@ if how == "exits" and session.rank == 1:
     sys.exit(3)
 if how == "gone" and session.rank == 1:
     os._exit(0)
+if how == "torn" and session.rank == 1:  # when Python is taken down, behind its exit handlers, as drivers do
+
+    class Torn:
+        def write(self, text): ...
+
+        def flush(self):
+            os.abort()
+
+    sys.stdout = Torn()
 """
 
 
@@ -193,4 +202,11 @@ def test_a_script_that_ends_itself_with_a_code_ends_the_job(here: Site) -> None:
 def test_nobody_waits_for_a_rank_whose_process_has_ended_well(here: Site) -> None:
     code, output, found = run(here, "gone", "gone")
     assert code == 0, output
+    assert len(found) == WORLD + 1
+
+
+def test_a_process_that_dies_while_it_is_taken_down_ends_nothing(here: Site) -> None:
+    code, output, found = run(here, "torn", "torn")
+    assert code == 0, output
+    assert "rank 1 was ended by SIGABRT when its script and all its exit handlers had ended" in output
     assert len(found) == WORLD + 1
