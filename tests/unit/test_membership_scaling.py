@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import facts
@@ -11,6 +13,7 @@ from regrow.membership.roster import Seat
 from regrow.membership.scaling import (
     Limits,
     ReplicaCandidate,
+    exposed_ranks,
     first_seats,
     leavers,
     new_seats,
@@ -154,3 +157,66 @@ def test_a_pause_between_two_steps_is_not_taken_for_the_pace() -> None:
         pace.committed(commit("a", 1, step, at, 0.1), 100.0 + at)
     assert pace.until(3) == pytest.approx(0.3)
     assert pace.patience(3) > 60.0, "but there may be another"
+
+
+def standing(seats: list[Seat]) -> dict[Rank, NodeId]:
+    return {seat.rank: seat.node for seat in seats}
+
+
+def exposed(homes: dict[Rank, NodeId], unit: int, racks: dict[NodeId, str]) -> list[Rank]:
+    return exposed_ranks({rank: f"part {rank % unit}" for rank in homes}, homes, racks)
+
+
+def test_after_a_restart_and_a_shrink_both_holders_of_a_part_do_not_stand_on_one_node() -> None:
+    seats = first_seats(6, 2, {A: 3, B: 3}, unit=2)
+    assert places(seats) == [("a", 0, 0), ("a", 1, 1), ("b", 2, 0), ("b", 3, 1), ("a", 4, 2), ("b", 5, 2)]
+    replicas = [ReplicaCandidate(n, homes=homes) for n, homes in enumerate((("a", "a"), ("a", "b"), ("b", "b")))]
+    assert leavers(replicas, 1) == {1}, "not the highest: the other two would stand together"
+    assert leavers([ReplicaCandidate(0, homes=("a", "a")), *replicas[1:]], 2) == {1, 2}
+
+
+@given(st.data())
+def test_holders_of_a_part_are_kept_apart_through_restarts_shrinks_growth_and_moves(data: st.DataObject) -> None:
+    """Where each of two or more racks has room for a whole replica, and replicas of several."""
+    unit = data.draw(st.sampled_from([1, 2, 3]), "unit")
+    names = [NodeId(f"n{number}") for number in range(data.draw(st.integers(2, 5), "nodes"))]
+    racks = {node: f"rack {number % 2}" if number < 2 else f"rack {number % 3}" for number, node in enumerate(names)}
+    slots = {node: data.draw(st.integers(unit, 2 * unit + 1), node) for node in names}
+    room = sum(most // unit for most in slots.values())
+    size = data.draw(st.integers(2, room), "replicas")
+    nproc = data.draw(st.sampled_from([unit, 2 * unit, unit + 1]), "nproc")
+    seats = first_seats(size * unit, nproc, slots, unit=unit, domains=racks)
+    if seats is None:
+        return  # what is left on the nodes is less than a replica on each, and not enough together
+    homes = standing(seats)
+    if nproc % unit or any(most < nproc for most in slots.values()):
+        assert len(homes) == size * unit
+    fair = not exposed(homes, unit, racks)
+    # A shrink: some leave, the others are numbered anew.
+    count = data.draw(st.integers(0, size - 2), "leave")
+    replicas = [
+        ReplicaCandidate(number, homes=tuple(racks[homes[Rank(number * unit + place)]] for place in range(unit)))
+        for number in range(size)
+    ]
+    gone = leavers(replicas, count)
+    assert len(gone) == count
+    staying = [number for number in range(size) if number not in gone]
+    homes = {
+        Rank(new * unit + place): homes[Rank(old * unit + place)]
+        for new, old in enumerate(staying)
+        for place in range(unit)
+    }
+    if fair and not exposed(homes, unit, racks):
+        # A move, or growth: who comes does not undo it, whoever else is gone meanwhile.
+        lost = Rank(data.draw(st.integers(0, len(homes) - 1), "lost"))
+        free = {node: range(slots[node] - sum(home == node for home in homes.values())) for node in names}
+        del homes[lost]
+        (seat, *_) = new_seats([lost], unit, free, domains=racks, held=homes) or [None]
+        if seat is not None:
+            alone = {racks[home] for rank, home in homes.items() if rank % unit == lost % unit}
+            open_ = {racks[node] for node in names if len(free[node])}
+            if len(alone) == 1 and open_ - alone:
+                assert racks[seat.node] not in alone
+    if unit == 1 or all(len(set(each.homes)) == 1 for each in replicas):
+        kinds = {each.homes for each in replicas}
+        assert len(kinds) == 1 or not exposed(homes, unit, racks), "whole replicas of two racks can always be kept"

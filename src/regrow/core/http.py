@@ -21,7 +21,7 @@ MOST = 64
 HEAD_S: Seconds = 5.0
 """Until they have said it."""
 HEAD_BYTES = 64 << 10
-_TURN_S: Seconds = 0.05
+_TURN_S: Seconds = 0.02
 _TURN_TLS_S: Seconds = 0.5
 """A handshake takes some turns of both ends, which may be busy."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -60,6 +60,15 @@ def nothing_between() -> str:
     return "the script has no function marked @regrow.restartable, so nothing can strike in one between two steps"
 
 
+def exposed(ranks: Sequence[Rank], home: str) -> str:
+    """Ranks that hold the same part of the state, and fail together."""
+    listed = ", ".join(map(str, ranks))
+    return (
+        f"ranks {listed} hold the same part of the state and stand together on {home}: with that it would be lost "
+        "(--buddy-every K keeps copies elsewhere)"
+    )
+
+
 def died_building(rank: Rank | None, code: int) -> str:
     """A worker ended before its first step, and said nothing."""
     return f"rank {rank} {exit_text(code)} before its first step; its output is in its log"

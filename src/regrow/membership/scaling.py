@@ -6,11 +6,17 @@ replica by replica, so that `rank % unit` is a rank's place within its replica, 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
 
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import WorldChange
 from regrow.membership.roster import Roster, Seat
+
+_MOST_WAYS = 4096
+_ALONE: Mapping[NodeId, str] = MappingProxyType({})
+_NOBODY: Mapping[Rank, NodeId] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -102,26 +108,94 @@ class ReplicaCandidate:
     """What makes one replica go before another.
 
     `dead`: it has lost a rank, which another could fill. `draining`: a rank of it is on a node that is given back.
-    `newest`: one of its ranks has, or can reach, the newest state.
+    `newest`: one of its ranks has, or can reach, the newest state. `homes`: for each place in the replica, what fails
+    together with the rank that has it.
     """
 
     replica: int
     dead: bool = False
     draining: bool = False
     newest: bool = True
+    homes: tuple[str, ...] = ()
+
+    @property
+    def worth(self) -> tuple[bool, bool, bool]:
+        """The higher the longer it stays."""
+        return (not self.dead, not self.draining, self.newest)
 
 
 def leavers(replicas: Sequence[ReplicaCandidate], count: int) -> frozenset[int]:
-    """The replicas that go: broken ones first, then those on draining nodes, those behind, the highest."""
-    order = sorted(replicas, key=lambda each: (not each.dead, not each.draining, each.newest, -each.replica))
-    return frozenset(each.replica for each in order[:count])
+    """The replicas that go: broken ones first, then those on draining nodes, those behind, the highest.
+
+    Among equals those stay whose holders of each part of the state do not fail together.
+    """
+    order = sorted(replicas, key=lambda each: (each.worth, -each.replica))
+    going, staying = order[:count], order[count:]
+    exposed = _exposed(staying)
+    while exposed:
+        ways = (
+            (at, by)
+            for at in reversed(range(len(going)))
+            for by in range(len(staying))
+            if going[at].worth == staying[by].worth
+        )
+        better = next((way for way in islice(ways, _MOST_WAYS) if _swapped(going, staying, *way) < exposed), None)
+        if better is None:
+            break
+        at, by = better
+        going[at], staying[by] = staying[by], going[at]
+        exposed = _exposed(staying)
+    return frozenset(each.replica for each in going)
 
 
-def first_seats(world: int, nproc: int, slots: Mapping[NodeId, int]) -> list[Seat] | None:
+def _swapped(going: Sequence[ReplicaCandidate], staying: Sequence[ReplicaCandidate], at: int, by: int) -> int:
+    return _exposed([*staying[:by], going[at], *staying[by + 1 :]])
+
+
+def _exposed(replicas: Sequence[ReplicaCandidate]) -> int:
+    """How many places have all of their ranks where they fail together, of several replicas."""
+    places = min((len(each.homes) for each in replicas), default=0)
+    if len(replicas) < 2:
+        return 0
+    return sum(len({each.homes[place] for each in replicas}) == 1 for place in range(places))
+
+
+def first_seats(
+    world: int,
+    nproc: int,
+    slots: Mapping[NodeId, int],
+    *,
+    unit: int = 1,
+    domains: Mapping[NodeId, str] = _ALONE,
+) -> list[Seat] | None:
     """Where the ranks of a world that starts come to stand: `nproc` a node in the order of nodes, as far as that goes.
 
-    Where a node is missing, the others take its ranks, evenly. None: there is no room.
+    Where a node is missing, the others take its ranks: whole replicas, as far as there is room for these. None: there
+    is no room.
+
+    Args:
+        world: its ranks.
+        nproc: of a node, as the job was started.
+        slots: of each node, in the order of nodes.
+        unit: ranks of a replica.
+        domains: what fails together with each node; without one the node is alone.
     """
+    left, plain = world, list[Seat]()
+    for node, most in slots.items():
+        here = min(nproc, most, left)
+        plain += [Seat(node, Rank(world - left + local), local) for local in range(here)]
+        left -= here
+    if not left:
+        return plain
+    if unit == 1:
+        return _evenly(world, nproc, slots)
+    free = {node: range(most) for node, most in slots.items()}
+    seats = new_seats([Rank(rank) for rank in range(world)], unit, free, domains=domains)
+    return seats if len(seats) == world else None
+
+
+def _evenly(world: int, nproc: int, slots: Mapping[NodeId, int]) -> list[Seat] | None:
+    """Every rank has the whole state, so they are dealt out to have as many everywhere."""
     taken: dict[NodeId, int] = {}
     left = world
     for node, most in slots.items():
@@ -137,36 +211,77 @@ def first_seats(world: int, nproc: int, slots: Mapping[NodeId, int]) -> list[Sea
     return [Seat(node, Rank(rank), local) for rank, (node, local) in enumerate(places)]
 
 
-def new_seats(ranks: Sequence[Rank], unit: int, free: Mapping[NodeId, Sequence[int]]) -> list[Seat]:
+def new_seats(
+    ranks: Sequence[Rank],
+    unit: int,
+    free: Mapping[NodeId, Sequence[int]],
+    *,
+    domains: Mapping[NodeId, str] = _ALONE,
+    held: Mapping[Rank, NodeId] = _NOBODY,
+) -> list[Seat]:
     """Where newcomers come to stand: each replica on one node where that has room, the emptiest node first.
+
+    Ranks that hold the same part of the state come to stand where they do not fail together, as far as there is room.
 
     Args:
         ranks: theirs.
         unit: ranks of a replica.
         free: the free slots of each node, in the order of nodes.
+        domains: what fails together with each node; without one the node is alone.
+        held: where the ranks stand that there are.
 
     Returns:
         Seats for all of them, or for as many as there is room for.
     """
     left = {node: list(slots) for node, slots in free.items()}
+    homes: dict[int, set[str]] = {place: set() for place in range(unit)}
+    for rank, node in held.items():
+        homes[rank % unit].add(domains.get(node) or node)
+
+    def best(group: Sequence[Rank]) -> NodeId | None:
+        """Of the nodes with room for them the one where fewest of them would stand where their like does alone."""
+        fitting = [node for node, slots in left.items() if len(slots) >= len(group)]
+
+        def exposed(node: NodeId) -> int:
+            return sum(homes[rank % unit] == {domains.get(node) or node} for rank in group)
+
+        return min(fitting, key=lambda node: (exposed(node), -len(left[node])), default=None)
+
     replicas: dict[int, list[Rank]] = {}
     for rank in sorted(ranks):
         replicas.setdefault(rank // unit, []).append(rank)
     seats: list[Seat] = []
     for group in replicas.values():
-        together = _emptiest(left)
-        whole = together is not None and len(left[together]) >= len(group)
+        together = best(group)
         for rank in group:
-            node = together if whole else _emptiest(left)
-            if node is None:
+            home = together if together is not None else best([rank])
+            if home is None:
                 return seats
-            seats.append(Seat(node, rank, left[node].pop(0)))
+            homes[rank % unit].add(domains.get(home) or home)
+            seats.append(Seat(home, rank, left[home].pop(0)))
     return seats
 
 
-def _emptiest(left: Mapping[NodeId, Sequence[int]]) -> NodeId | None:
-    node = max(left, key=lambda each: len(left[each]), default=None)
-    return node if node is not None and left[node] else None
+def exposed_ranks(
+    holdings: Mapping[Rank, str], nodes: Mapping[Rank, NodeId], domains: Mapping[NodeId, str]
+) -> list[Rank]:
+    """Ranks that hold the same part of the state and stand where they fail together, while others stand elsewhere.
+
+    Args:
+        holdings: of all ranks.
+        nodes: where they stand.
+        domains: what fails together with each node; without one the node is alone.
+
+    Returns:
+        Those of the first part of which that is so; none where there is no such part.
+    """
+    alike: dict[str, list[Rank]] = {}
+    for rank, holding in sorted(holdings.items()):
+        alike.setdefault(holding, []).append(rank)
+    homes = {rank: domains.get(node) or node for rank, node in nodes.items()}
+    if len(set(homes.values())) == 1:
+        return []
+    return next((ranks for ranks in alike.values() if len(ranks) > 1 and len({homes[r] for r in ranks}) == 1), [])
 
 
 def unlike_places(holdings: Sequence[str], unit: int) -> Rank | None:
@@ -184,6 +299,16 @@ def unlike_places(holdings: Sequence[str], unit: int) -> Rank | None:
 def added_ranks(before: int, after: int, unit: int) -> tuple[Rank, ...]:
     """The ranks that a larger world has besides those of a smaller one."""
     return tuple(Rank(rank) for rank in range(before * unit, after * unit))
+
+
+def failing_together(roster: Roster) -> dict[NodeId, str]:
+    """What fails together with each node: its domain, or the node alone."""
+    return {each.node: f"rack {each.domain}" if each.domain else f"node {each.node}" for each in roster.nodes.values()}
+
+
+def standing_at(roster: Roster) -> dict[Rank, NodeId]:
+    """Where the ranks stand that are there."""
+    return {each.rank: each.node for each in roster.seated() if each.rank is not None and each.living}
 
 
 def free_slots(roster: Roster, attempts: int) -> dict[NodeId, list[int]]:

@@ -1,7 +1,7 @@
 """What must hold at every moment of a job, whatever goes wrong. Checked against what simulated workers really do."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec.structs import astuple
 
@@ -16,7 +16,7 @@ from regrow.core.messages.vocabulary import Member, Role
 from regrow.core.records import IncidentClosed, IncidentOpened, JobEnded, Noted, Record, WorkerGone, WorldChanged
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
-from regrow.membership.scaling import Limits
+from regrow.membership.scaling import Limits, exposed_ranks
 from regrow.membership.states import Ended, Releasing, Training
 from regrow.sim.time_limits import TimeLimits
 from regrow.sim.workers import SimWorker
@@ -80,6 +80,8 @@ class Invariants:
         """Nobody has committed a step from here on."""
         self._foretold: WorldChanged | None = None
         """A change that was written down by a coordinator that failed before it could order it."""
+        self._exposed = ""
+        """Ranks that hold the same part and stand together, in the newest generation."""
         self._fresh = True
         """No generation has been formed since all workers were started."""
         self._floor = StepNo(0)
@@ -205,6 +207,17 @@ class Invariants:
                     self._recorded(command, now, forming=bool(forms))
         if self.end is None:
             self._standing(machine)
+        if forms:
+            self._kept_apart(forms[0].members, {line.text for line in commands if isinstance(line, Noted)})
+
+    def _kept_apart(self, members: Sequence[Member], said: Set[str]) -> None:
+        """Who holds one part of the state does not stand on one node, or it is said."""
+        holdings = {member.rank: self._workers[member.worker].holding for member in members}
+        ranks = exposed_ranks(holdings, {member.rank: member.node for member in members}, {})
+        told = f"ranks {', '.join(map(str, ranks))} hold the same part of the state" if ranks else ""
+        new = not told or told == self._exposed or any(text.startswith(told) for text in said)
+        require(new, f"ranks {ranks} stand on one node, and nobody says so")
+        self._exposed = told
 
     def _formation(self, forms: list[orders.FormGeneration]) -> None:
         first = forms[0]

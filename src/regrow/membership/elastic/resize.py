@@ -301,7 +301,14 @@ class Resizing:
                 self._orders.fence(worker, "it is not wanted any more", now)
 
     def _spawn(self, ranks: Sequence[Rank], world: int, now: Instant) -> None:
-        for seat in scaling.new_seats(ranks, self._spec.unit, scaling.free_slots(self._roster, ATTEMPTS)):
+        seats = scaling.new_seats(
+            ranks,
+            self._spec.unit,
+            scaling.free_slots(self._roster, ATTEMPTS),
+            domains=scaling.failing_together(self._roster),
+            held=scaling.standing_at(self._roster),
+        )
+        for seat in seats:
             standby = self._standby(seat, world)
             if standby is None:
                 self._job.spawn(seat, Role.JOINER, now, grown=world)

@@ -12,7 +12,7 @@ from regrow.membership.recovery.doubts import Doubts
 from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.standbys import Standbys
-from regrow.membership.roster import Stage
+from regrow.membership.roster import Seat, Stage
 from regrow.membership.scaling import Change
 from regrow.membership.states import Building, Closing, Forming, Releasing, Training
 
@@ -32,6 +32,7 @@ class Generations:
         self._job, self._size, self._ladder, self._standbys, self._copies = job, size, ladder, standbys, copies
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.doubts = Doubts()
+        self._told_exposed = ""
         self.telling: WorldChange | None = None
         """The last change, until all workers stand in the world that it made.
 
@@ -41,7 +42,7 @@ class Generations:
     def build(self, generation: Generation, now: Instant) -> bool:
         """Start a worker for every rank, on the nodes that there are; False where they have not enough room yet."""
         slots, size = self._room()
-        seats = None if size is None else scaling.first_seats(size * self._spec.unit, self._spec.nproc, slots)
+        seats = None if size is None else self._first_seats(size, slots)
         if size is None or seats is None:
             if self._job.short_since is None:
                 lost = [node.away_since for node in self._roster.nodes.values() if node.away_since is not None]
@@ -64,6 +65,10 @@ class Generations:
         for seat in seats:
             self._job.spawn(seat, Role.RANK, now)
         return True
+
+    def _first_seats(self, size: int, slots: dict[NodeId, int]) -> list[Seat] | None:
+        unit, together = self._spec.unit, scaling.failing_together(self._roster)
+        return scaling.first_seats(size * unit, self._spec.nproc, slots, unit=unit, domains=together)
 
     def _room(self) -> tuple[dict[NodeId, int], int | None]:
         """The slots of the nodes, and for how many replicas they are; without those in quarantine, if these suffice."""
@@ -101,6 +106,17 @@ class Generations:
         self._tell_change(now)
         self._job.goto(Forming(now + self._spec.form_deadline, start.step))
         self._orders.form(generation, start, now, change=self.telling, over=self._job.past_last_step)
+        self._say_exposed(now)
+
+    def _say_exposed(self, now: Instant) -> None:
+        """Holders of one part that fail together could not be kept apart, or the script has dealt its parts out so."""
+        held = {each.rank: each.holding for each in self._roster.seated() if each.rank is not None}
+        together = scaling.failing_together(self._roster)
+        ranks = scaling.exposed_ranks(held, scaling.standing_at(self._roster), together)
+        told = say.exposed(ranks, together[self._roster.home(ranks[0])[0].node]) if ranks else ""
+        if told and told != self._told_exposed:
+            self._orders.note(told, now)
+        self._told_exposed = told
 
     def _tell_change(self, now: Instant) -> None:
         change, self._size.change = self._size.change, None

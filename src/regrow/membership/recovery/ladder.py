@@ -121,7 +121,9 @@ class Ladder:
 
     def _free_seat(self, rank: Rank, nodes: list[NodeRecord]) -> Seat | None:
         free = {node.node: slots for node in nodes if (slots := node.free())}
-        seats = scaling.new_seats([rank], self._spec.unit, free)
+        others = {each: node for each, node in scaling.standing_at(self._roster).items() if each != rank}
+        together = scaling.failing_together(self._roster)
+        seats = scaling.new_seats([rank], self._spec.unit, free, domains=together, held=others)
         return seats[0] if seats else None
 
     @property

@@ -203,7 +203,7 @@ class Regroup:
         roster, unit = self._roster, self._spec.unit
         workers = list(roster.seated())
         _, newest = recovery_point.newest(_living(worker) for worker in workers)
-        made = []
+        together, made = scaling.failing_together(roster), []
         for replica in range(len(workers) // unit):
             mine = workers[replica * unit : (replica + 1) * unit]
             made.append(
@@ -212,6 +212,7 @@ class Regroup:
                     dead=replica in drop or any(not worker.living or worker.stage in BUILDING for worker in mine),
                     draining=any(not roster.nodes[worker.node].usable for worker in mine),
                     newest=any(worker.rank in newest for worker in mine),
+                    homes=tuple(together[worker.node] for worker in mine),
                 )
             )
         return made
