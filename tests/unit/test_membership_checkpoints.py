@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.unit.membership_job import Job
 
-from regrow.core.ids import NodeId, StepNo
-from regrow.core.messages import facts
+from regrow.core.ids import NodeId, Rank, StepNo
+from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import (
     AbandonCheckpoint,
     CheckpointFailed,
@@ -16,7 +16,7 @@ from regrow.core.messages.checkpoints import (
     SnapshotHeld,
     WriteCheckpoint,
 )
-from regrow.core.messages.copies import TakeSnapshot
+from regrow.core.messages.copies import CopiesHeld, KeptCopy, TakeSnapshot
 from regrow.core.messages.orders import ReleaseWorker
 from regrow.core.records import CheckpointSaved, Noted
 from regrow.membership.orders import EndJob
@@ -302,17 +302,28 @@ def test_the_end_is_at_once_where_there_is_nothing_to_save_and_for_who_asks_agai
         assert [end.code for end in made.all(EndJob)] == [75]
 
 
-def test_a_fault_meanwhile_is_mended_before_the_state_is_saved() -> None:
+def test_after_a_fault_meanwhile_the_survivors_state_is_saved_and_nobody_is_brought_back_to_end() -> None:
     made = job()
     made.tell(facts.StopRequested("SIGTERM", patience=30.0))
     made.exited(made.of(0))
     made.halted(1, 1)
-    assert made.all(EndJob) == [] and len(made.all(TakeSnapshot)) == 1
-    made.tell(facts.WorkerReady(made.of(0), StepNo(-1), "there", "layout all", 0.0, "all"))
-    made.joined().stepped(1)
-    assert len(made.all(TakeSnapshot)) == 2
-    written(made, step=2)
-    assert [end.code for end in made.all(EndJob)] == [75]
+    assert made.all(EndJob) == [] and len(made.all(TakeSnapshot)) == 2
+    held(made, 1, asked=1, step=1)
+    parts(made, made.last(WriteCheckpoint))
+    whole(made, made.last(FinishCheckpoint))
+    assert [end.code for end in made.all(EndJob)] == [75] and made.last(CheckpointSaved).step == 1
+
+
+def test_where_survivors_lack_a_part_the_fault_is_mended_before_the_state_is_saved() -> None:
+    made = job(holdings=["a", "b"], nodes=2, buddy_every=1)
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
+    made.exited(made.of(0))
+    made.halted(1, 1)
+    for node in ("n0", "n1"):
+        copies = [KeptCopy(Rank(rank), holding, StepNo(1)) for rank, holding in enumerate("ab")]
+        made.tell(CopiesHeld(NodeId(node), made.machine.generation, copies))
+    made.tell(facts.WorkerReady(made.of(0), StepNo(-1), "there", "layout a", 0.0, "a", True))
+    assert made.all(EndJob) == [] and made.last(orders.FormGeneration).step == 1
 
 
 def test_ranks_that_are_halted_for_want_of_a_node_are_saved_too() -> None:
@@ -327,10 +338,16 @@ def test_ranks_that_are_halted_for_want_of_a_node_are_saved_too() -> None:
 
 
 @pytest.mark.parametrize("gone", [facts.NodeLost(NodeId("n0"), "gone"), facts.NodeStopped(NodeId("n0"))])
-def test_nothing_is_said_of_a_checkpoint_by_whose_node_the_job_has_ended(
+def test_a_job_that_ends_by_the_loss_of_the_node_that_writes_saves_what_the_others_have(
     gone: facts.NodeLost | facts.NodeStopped,
 ) -> None:
     made = later(job(nodes=2, max_faults=0))
     held(made, 0, asked=1, step=4)
     assert made.last(WriteCheckpoint).node == "n0"
-    assert isinstance(made.tell(gone)[-1], EndJob)
+    said = made.tell(gone)
+    assert not [each for each in said if isinstance(each, Noted) and "training goes on" in each.text]
+    made.halted(1, 1)
+    held(made, 1, asked=1, step=1)
+    parts(made, made.last(WriteCheckpoint))
+    whole(made, made.last(FinishCheckpoint))
+    assert [end.code for end in made.all(EndJob)] == [75]

@@ -5,8 +5,10 @@ from tests.unit.membership_job import OOM, Job, form, mend
 
 from regrow.core.ids import NodeId, Rank, StepNo
 from regrow.core.messages import facts, orders
+from regrow.core.messages.checkpoints import CheckpointWritten, PartsWritten, SnapshotHeld, WriteCheckpoint
+from regrow.core.messages.copies import TakeSnapshot
 from regrow.core.messages.sights import NodeSeen
-from regrow.core.messages.vocabulary import FaultSpec, FaultStage
+from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.core.records import FaultInjected, IncidentClosed, Noted
 from regrow.membership.machine import EndJob
@@ -191,15 +193,73 @@ def test_a_rank_that_ends_before_its_first_step_while_others_wait_for_it_is_name
     assert "rank 1 exited with code 0 before its first step" in job.end.diagnosis
 
 
-def test_a_joiner_that_fails_the_same_way_twice_ends_the_job() -> None:
+def fail(job: Job, rank: int) -> None:
+    """A newcomer's script ends with an error of its own."""
+    worker = job.of(rank)
+    job.tell(facts.WorkerFailed(worker, OOM, StepNo(-1), own=True))
+    job.exited(worker, 1)
+
+
+def test_a_newcomer_whose_script_fails_is_one_failed_attempt_and_the_next_one_waits_longer_each_time() -> None:
     job = Job(2).trained(4)
     job.exited(job.of(1))
     job.halted(0, 5)
+    pauses = []
     for _ in range(2):
-        job.tell(facts.WorkerFailed(job.of(1), OOM, StepNo(-1)))
-        job.exited(job.of(1), 1)
-    assert job.end.code == 1
-    assert OOM.traceback in job.end.diagnosis
+        tried = len(job.all(orders.SpawnWorker))
+        fail(job, 1)
+        assert not job.all(EndJob) and len(job.all(orders.SpawnWorker)) == tried
+        before = job.now
+        job.wait()
+        pauses.append(job.now - before)
+        assert len(job.all(orders.SpawnWorker)) == tried + 1
+    assert pauses == pytest.approx([1.0, 2.0], abs=0.05)
+    job.ready(job.of(1))
+    job.joined().stepped(5)
+    assert job.machine.quiet and not job.all(EndJob)
+
+
+def test_newcomers_that_fail_ever_again_end_the_job_to_be_run_again_once_the_survivors_are_saved() -> None:
+    job = Job(2, durable=True, checkpoint_every=60.0).trained(4)
+    survivor = job.of(0)
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    for _ in range(2):
+        fail(job, 1)
+        job.wait()
+    fail(job, 1)
+    assert not job.all(EndJob) and not job.all(orders.FenceWorker), "the healthy rank lives until its state is safe"
+    assert job.last(TakeSnapshot) == TakeSnapshot(survivor, StepNo(5))
+    job.tell(SnapshotHeld(survivor, StepNo(5), StepNo(5)))
+    write = job.last(WriteCheckpoint)
+    job.tell(PartsWritten(write.node, write.attempt, write.step, write.ranks, 1, 0.1))
+    job.tell(CheckpointWritten(write.node, write.attempt, write.step, "folder", 1))
+    assert job.end.code == 75
+    assert "that should replace rank 1" in job.end.diagnosis and OOM.traceback in job.end.diagnosis
+
+
+def test_an_error_of_a_member_between_two_steps_ends_the_job_after_the_others_state_is_saved() -> None:
+    job = Job(2, durable=True, checkpoint_every=60.0).trained(4)
+    job.tell(facts.WorkerFailed(job.of(1), OOM, StepNo(5), own=True))
+    job.exited(job.of(1), 1)
+    assert not job.all(EndJob)
+    job.halted(0, 5)
+    job.tell(SnapshotHeld(job.of(0), StepNo(5), StepNo(5), error="no memory"))
+    assert job.end.code == 1 and OOM.traceback in job.end.diagnosis
+
+
+@pytest.mark.parametrize("kind", ["signal", "node"])
+def test_a_job_that_was_asked_to_stop_is_never_started_again(kind: str) -> None:
+    job = Job(2, durable=True, checkpoint_every=60.0).trained(4)
+    job.tell(facts.StopRequested("SIGTERM", patience=30.0))
+    if kind == "node":
+        job.tell(facts.NodeLost(NodeId("n0"), "its agent has ended"))
+    else:
+        job.exited(job.of(0), -15)
+        job.exited(job.of(1), -15)
+        job.wait()
+    spawned = [each for each in job.all(orders.SpawnWorker) if each.role is Role.RANK]
+    assert len(spawned) == 2 and job.end.code == 75 and "SIGTERM" in job.end.diagnosis
 
 
 # --- scripts without a session --------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class Agent:
             output=self._output,
             step_took=self._watcher.step_took,
         )
-        self._notice = NoticeSignals(config, self._uplink.send, self._end)
+        self._notice = NoticeSignals(config, self._uplink.send, self._end, self._workers.hold)
         self._ending: asyncio.Future[Ending] | None = None
         self._tasks = Tasks(self._fail)
         self._warned_at: Instant = -1.0

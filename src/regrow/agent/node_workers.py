@@ -58,6 +58,7 @@ class NodeWorkers:
         self._waiting: dict[WorkerId, asyncio.TimerHandle] = {}
         """Those for which nothing was left, until that is tried again."""
         self._dead_leaders: set[int] = set()
+        self._held = False
         self._memory = MemoryKills()
         self._zygote = ZygoteClient(
             self,
@@ -88,6 +89,12 @@ class NodeWorkers:
         """Those that have a process, and are not being ended."""
         return [worker for worker in self._workers.values() if worker.pid and not worker.doomed]
 
+    def hold(self) -> None:
+        """All processes of the job may have been sent a signal to end: workers stay until they are ended from here."""
+        self._held = True
+        for worker in self._workers.values():
+            worker.board.hold()
+
     def spawn(self, order: orders.SpawnWorker) -> None:
         """Have a worker forked. Where too many files are open for one more, that is tried again some times."""
         if order.worker in self._workers or order.worker in self._waiting:
@@ -105,6 +112,8 @@ class NodeWorkers:
             self._refused(order, tries, error)
             return
         self._workers[worker.id] = worker
+        if self._held:
+            worker.board.hold()
         self._output.add(worker.id, worker.rank if worker.shown else None, ours, headed=True)
         self._zygote.spawn(request, theirs)
 
@@ -220,9 +229,11 @@ class NodeWorkers:
         for worker_id in list(self._waiting):
             self.call_off(worker_id)
         for worker in self._workers.values():
-            if grace > 0:
+            if grace > 0 and worker.board.has_own_end:
                 worker.signal(signal.SIGTERM)
                 worker.signal(signal.SIGCONT)
+            elif grace > 0:
+                worker.kill()  # as the signal would do; its process leaves that to us
         await self._wait_empty(grace)
         for worker in list(self._workers.values()):
             worker.kill()

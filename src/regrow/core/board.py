@@ -26,6 +26,8 @@ _DIGEST_DIGITS = 16
 _FLIGHT_LAYOUT = struct.Struct("<i60s")
 _FLIGHT_AT = 512
 """How many collectives are under way (-1: that is not known), and the oldest of them in words."""
+_OWN_END_AT, _STAY_AT = 1024, 1025
+"""Whether the script has a handler of its own for SIGTERM; and, written by the agent, whether the worker must stay."""
 BOARD_BYTES = mmap.PAGESIZE
 BOARD_FILE = "regrow-board"
 """Its name, for people and to be known again by."""
@@ -116,6 +118,24 @@ class Board:
         """Which collectives are under way."""
         count, oldest = _FLIGHT_LAYOUT.unpack_from(self._page, _FLIGHT_AT)
         return Flight(count, oldest.rstrip(b"\0").decode("ascii", "replace"))
+
+    def show_own_end(self, own: bool) -> None:
+        """Show whether the script itself does something when it is asked to end by SIGTERM."""
+        self._page[_OWN_END_AT] = own
+
+    @property
+    def has_own_end(self) -> bool:
+        """Whether it does."""
+        return bool(self._page[_OWN_END_AT])
+
+    def hold(self) -> None:
+        """The agent's: who has had a signal to end stays until it is ended."""
+        self._page[_STAY_AT] = 1
+
+    @property
+    def must_stay(self) -> bool:
+        """Whether it is so."""
+        return bool(self._page[_STAY_AT])
 
     def show_batch(self, generation: Generation, step: StepNo, batch: BatchRecord) -> None:
         """Show what was read for a step, before its body starts, in place of what was shown before.

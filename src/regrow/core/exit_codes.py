@@ -13,6 +13,8 @@ INTERNAL_ERROR = 70
 """A defect of regrow (`EX_SOFTWARE`)."""
 RUN_AGAIN = 75
 """The machines, not the script: the job may be started again as it is."""
+UNPROVEN = 76
+"""The job was trained to its end, but its result is not proven to be that of a run without faults: look at it first."""
 
 LOST_AGENT = 1
 """Of a worker whose agent is gone: there is nobody left to work for."""

@@ -50,6 +50,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """So many steps in a row beyond the others make a rank a straggler; 0: nobody looks."""
     replace_stragglers: bool = False
     """Whether their nodes are replaced where others have room."""
+    stop_on_divergence: bool = False
+    """Whether a job whose result is not proven any more ends at once; else it is trained to its end."""
     check_for_nan: bool = False
     """Whether a step with a loss or a gradient that is not finite is run again, and ends the job the second time."""
     log_rules: list[LogRule] = []

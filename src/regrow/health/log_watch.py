@@ -138,7 +138,9 @@ def main() -> int:
     """Apply the rules as ordered until there are no more lines."""
     step_back(_NICE)
     signal.signal(signal.SIGVTALRM, _too_long)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the launcher's
+    # The agent says when it is over.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     with os.fdopen(os.dup(1), "wb", buffering=0) as out:
         os.dup2(2, 1)
         return _run(out)

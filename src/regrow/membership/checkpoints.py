@@ -141,6 +141,17 @@ class Checkpoints:
         self._next_at = self._given_up = None
         self._at_end = False
 
+    def forsake_dead(self, now: Instant) -> None:
+        """The job ends: who was asked for a snapshot and has died is not waited for, nor is a node that was lost."""
+        self._at_end = True
+        for node in [each.node for each in self._roster.nodes.values() if each.away]:
+            self.node_lost(node, now)
+        state, workers = self._state, self._roster.workers
+        if isinstance(state, Snapshotting) and any(
+            worker not in state.held and not (worker in workers and workers[worker].living) for worker in state.asked
+        ):
+            self._state = NoCheckpoint()
+
     @property
     def patience(self) -> Seconds:
         """How long one may take at most."""

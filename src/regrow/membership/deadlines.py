@@ -12,6 +12,7 @@ from regrow.membership.states import (
     Mending,
     Releasing,
     Restarting,
+    Saving,
     State,
     Switching,
     Training,
@@ -74,6 +75,9 @@ def _waits(state: State, roster: Roster, spec: JobSpec) -> Iterator[Instant]:
             yield at
         case Closing(again_at=at) | Releasing(again_at=at):
             yield at
+        case Saving(halt_by=at):
+            if roster.count(Stage.HALTING):
+                yield at
         case Restarting(deadline=at):
             if roster.present():
                 yield at

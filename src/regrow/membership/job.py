@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from regrow.core.exit_codes import OK, UNPROVEN
 from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
@@ -13,7 +14,11 @@ from regrow.membership.job_state import JobState
 from regrow.membership.orders import AnswerScale, Orders
 from regrow.membership.roster import Roster, Seat
 from regrow.membership.scaling import Change
-from regrow.membership.states import Ended
+from regrow.membership.states import Ended, Forming, Mending, Saving, Switching, Training, Waiting
+
+_HAVE_STATE = Forming | Training | Switching | Mending | Waiting
+"""Workers may have state that is on no disk."""
+_UNPROVEN = "trained to its end, but the result is not proven to be that of a run without faults: "
 
 
 class Job(JobState):
@@ -54,6 +59,9 @@ class Job(JobState):
         """Durable checkpoints that some rank could not read, and why: nobody reads them any more."""
         self.short_since: Instant | None = None
         """Since when there has been no place for a lost rank, or none for a world to start again."""
+        self.stopping = ""
+        """Why the job is to end, once somebody has asked for that; from then on it is never started again."""
+        self.belief = Belief()
 
     @property
     def world(self) -> int:
@@ -67,8 +75,24 @@ class Job(JobState):
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
         """Nothing more is decided."""
+        if code == OK and self.belief.doubt:
+            code, diagnosis = UNPROVEN, _UNPROVEN + self.belief.doubt
         self.goto(Ended(code))
         self.orders.end(code, diagnosis, now)
+
+    def end_saved(self, code: int, diagnosis: str, now: Instant) -> None:
+        """End as soon as the state that workers have in memory is on disk, where there is a place for it."""
+        if not self.spec.checkpoint_every or not isinstance(self.state, _HAVE_STATE):
+            self.end(code, diagnosis, now)
+            return
+        self.orders.halt(self.generation, "the job ends", now)
+        self.goto(Saving(now + self.spec.halt_deadline, code, diagnosis))
+
+    def doubted(self, reason: str, now: Instant) -> None:
+        """The result is not proven any more to be that of a run without faults; who has asked for that stops here."""
+        news = self.belief.doubts(reason)
+        if news and self.spec.stop_on_divergence and not isinstance(self.state, Saving | Ended):
+            self.end_saved(UNPROVEN, f"stopped, as --on-divergence asks: {reason}", now)
 
     def fault_requested(self, fault: FaultSpec, now: Instant) -> None:
         """`regrow kill`: it strikes when its rank comes to that stage, or is refused."""
@@ -112,6 +136,35 @@ class WantedSize:
         """Why it is that number."""
         self.change: Change | None = None
         """What is to be written down with the next generation."""
+
+
+class Belief:
+    """Whether the result is that of a run without faults, as far as is known.
+
+    Attributes:
+        doubt: why that is not proven, for people; empty: nothing is known against it.
+    """
+
+    def __init__(self) -> None:
+        self.doubt = ""
+        self._latent = ""
+        self._mended = False
+
+    def doubts(self, reason: str) -> bool:
+        """Something was seen that makes the result another one. Returns whether that is news."""
+        news = not self.doubt
+        self.doubt = self.doubt or reason
+        return news
+
+    def unlike(self, reason: str) -> str:
+        """Ranks have different values by the script's own doing: harmless until one gets another's. Returns a doubt."""
+        self._latent = self._latent or reason
+        return self._latent if self._mended else ""
+
+    def mended(self) -> str:
+        """A worker has got its state from another rank. Returns a doubt."""
+        self._mended = True
+        return self._latent
 
 
 class Replacements:

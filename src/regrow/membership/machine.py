@@ -57,6 +57,7 @@ from regrow.membership.states import (
     Mending,
     Releasing,
     Restarting,
+    Saving,
     State,
     Switching,
     Training,
@@ -211,7 +212,7 @@ class Membership:
 
     def _give_up_checkpoint(self, lost: NodeId, now: Instant) -> None:
         """What a lost node was writing, unless its loss was the end of the job: nothing is said after that."""
-        if not isinstance(self.state, Ended):
+        if not isinstance(self.state, Ended | Saving):
             self._checkpoints.node_lost(lost, now)
 
     def next_deadline(self) -> Instant | None:
@@ -222,6 +223,7 @@ class Membership:
             self._checkpoints.next_deadline(),
             self._resizing.next_deadline(),
             self._stopping.deadline,
+            self._ladder.next_try,
             None if short is None else short + self.spec.node_deadline,
         ]
         return min((at for at in waits if at is not None), default=None)
@@ -315,7 +317,7 @@ class Membership:
                 self._switch.late(now, self._standstills.overdue)
             case Mending(halt_deadline=at):
                 for standby in proof_of_life.give_up(self.roster, self._orders, now):
-                    self._ladder.newcomer_failed(standby)
+                    self._ladder.newcomer_failed(standby, now)
                 self._late_in_mending(late, now, halt_over=now >= at)
             case Waiting(deadline=at) as waiting if now >= at:
                 self._mender.overdue(waiting, now)
@@ -395,5 +397,5 @@ class Membership:
         state = job.state
         if isinstance(state, Training):
             self._checkpoints.training(job.step, now)
-        elif not isinstance(state, Waiting) or not state.saving:
+        elif not isinstance(state, Saving) and not (isinstance(state, Waiting) and state.saving):
             self._checkpoints.interrupted()

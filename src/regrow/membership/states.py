@@ -65,6 +65,16 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """The job is over, and nothing is mended any more; the state that halted workers have goes to disk first."""
+
+    halt_by: Instant
+    """Until when those who have not said where they stand are waited for."""
+    code: int
+    diagnosis: str
+
+
+@dataclass(frozen=True)
 class Restarting:
     """All workers are being ended, to be started again."""
 
@@ -95,7 +105,18 @@ class Ended:
 
 
 State = (
-    Gathering | Building | Forming | Training | Switching | Mending | Waiting | Restarting | Closing | Releasing | Ended
+    Gathering
+    | Building
+    | Forming
+    | Training
+    | Switching
+    | Mending
+    | Waiting
+    | Saving
+    | Restarting
+    | Closing
+    | Releasing
+    | Ended
 )
 
 RUNNING = Forming | Training | Switching | Mending | Waiting | Closing

@@ -15,6 +15,7 @@ from regrow.membership.elastic.resize import Resizing
 from regrow.membership.elastic.resize_boundary import ResizeBoundary
 from regrow.membership.job import Job
 from regrow.membership.pace import Pace
+from regrow.membership.recovery import said_at_end as say_end
 from regrow.membership.recovery import standbys
 from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
@@ -123,9 +124,11 @@ class Workers:
                 self._worker_exited(worker, event, now)
             case facts.WorkerFailed():
                 self._errors.tell(worker.worker, event.error, event.step)
-                if event.own and isinstance(self._job.state, RUNNING) and worker.seated and not worker.leaver:
+                # Who has not been in the world yet is not the job: its error is one failed attempt to fill its rank.
+                member = worker.seated and worker.entered is not None and not worker.leaver
+                if event.own and isinstance(self._job.state, RUNNING) and member:
                     text = say.script_error(worker.rank, event.step, event.error)
-                    self._job.end(SCRIPT_ERROR, text, now)
+                    self._job.end_saved(SCRIPT_ERROR, text, now)
             case facts.WorkerReady():
                 self._worker_ready(worker, event, now)
             case facts.ModulesImported():
@@ -243,7 +246,8 @@ class Workers:
             self._corruption.suspects.not_finite(worker, error)
             if self._errors.again(event.step, event.generation, error):
                 behind = self._job.incidents.cause_elsewhere()
-                self._job.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True, behind=behind), now)
+                text = say.script_error(rank, event.step, error, again=True, behind=behind)
+                self._job.end_saved(SCRIPT_ERROR, text, now)
                 return
             if told:
                 self._job.incidents.also([rank])
@@ -252,7 +256,7 @@ class Workers:
             self._ladder.mend("exception", [worker], f"{error.type}: {error.message}", now, struck)
         elif worker.stage in IN_GENERATION:
             if event.kind is FaultKind.COLLECTIVE and self._errors.unexplained(event.step, event.generation, error):
-                self._job.end(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
+                self._job.end_saved(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
                 return
             what = "collective" if event.kind is FaultKind.COLLECTIVE else "hydration"
             self._ladder.mend(what, [], f"{what} failed on rank {rank}: {error.message}", now, now)
@@ -260,7 +264,7 @@ class Workers:
     def _worker_exited(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
         was, worker.exit_code = worker.stage, event.code
         if isinstance(self._job.state, RUNNING):
-            self._ladder.newcomer_failed(worker)
+            self._ladder.newcomer_failed(worker, now)
         self._roster.move(worker, Stage.GONE, now)
         for forgotten in self._roster.forget_dead():
             self._errors.forget(forgotten)
@@ -317,17 +321,18 @@ class Workers:
 
     def _lost(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
         rank = _rank(worker)
-        told = self._errors.of(worker.worker)
+        told, member = self._errors.of(worker.worker), worker.entered is not None
+        who = f"rank {rank}" if member else say_end.newcomer(rank)
         if told is not None:
             error, step = told
-            if not say.cut_off(error) and self._errors.ended_again(step, error):
-                self._job.end(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
+            if member and not say.cut_off(error) and self._errors.ended_again(step, error):
+                self._job.end_saved(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
                 return
             cause = say.cut_off(error) or f"{error.type}: {error.message}"
-            self._ladder.losses.told = f"rank {rank} failed by {cause}"
+            self._ladder.losses.told = f"{who} failed by {cause}"
         else:
             cause = exit_text(event.code, memory=event.memory)
-        self._ladder.mend("exit", [worker], f"rank {rank} {cause}", now, self._plan.when(worker.worker, event.at))
+        self._ladder.mend("exit", [worker], f"{who} {cause}", now, self._plan.when(worker.worker, event.at))
 
     def _served(self, worker: WorkerRecord, now: Instant) -> None:
         """A rank has gone on; the last one closes the incident."""

@@ -14,7 +14,7 @@ from typing import cast
 
 import msgspec
 
-from regrow.agent.workers.processes import call_process, die_with_parent
+from regrow.agent.workers.processes import call_process, die_with_parent, heed_nobody
 from regrow.core.errors import RegrowError
 from regrow.core.messages.checkpoints import CheckpointFailed, CheckpointPlace, WriterFact, WriterOrder
 from regrow.core.process.priority import step_back
@@ -33,8 +33,7 @@ def main() -> None:
     """Import, then write on request until the agent hangs up."""
     die_with_parent(signal.SIGKILL)
     call_process("regrow-writer")
-    for number in (signal.SIGINT, signal.SIGTERM):  # the agent says when it is over
-        signal.signal(number, signal.SIG_IGN)
+    heed_nobody()
     step_back(_NICE)
     place = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckpointPlace)
     with socket.socket(fileno=int(sys.argv[1])) as control:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from regrow.agent.checkpoints.writer import PACKET_BYTES
+from regrow.agent.workers.processes import held_back
 from regrow.core.config import AgentConfig
 from regrow.core.ids import NodeId, Rank, Seconds, StepNo
 from regrow.core.messages.checkpoints import (
@@ -124,7 +125,7 @@ class WriterClient:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs:
+        with theirs, held_back():
             self._process = subprocess.Popen(
                 # -P: a file of the user's in the working directory must not stand in for a module of ours
                 [sys.executable, "-P", "-m", "regrow.agent.checkpoints.writer", str(theirs.fileno())],

@@ -21,6 +21,7 @@ import msgspec
 from regrow.agent.workers.early_exit import hold
 from regrow.agent.workers.link import AgentGone, WorkerLink, placed
 from regrow.agent.workers.processes import call_process, die_with_parent
+from regrow.agent.workers.shield import Shield
 from regrow.agent.workers.standby import await_start
 from regrow.agent.workers.tracebacks import report
 from regrow.core.board import BoardReading
@@ -55,6 +56,10 @@ def run_worker(seed: "WorkerSeed") -> None:
         link.early.watch()
     if env.producer is None:
         atexit.register(_say_that_it_ended, link)  # the first that is entered, so the last that is run
+    if seed.request.script.binary:
+        link.board.show_own_end(True)  # it may have a handler of its own, which nobody can see
+    else:
+        Shield(link.board).raise_()
     try:
         if env.producer is not None:
             _produce(link, seed.request.script)

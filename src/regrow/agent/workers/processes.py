@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import signal
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -67,6 +68,27 @@ def die_with_parent(signal_number: int) -> bool:
     then a parent that is killed may leave it behind, and nothing else is different.
     """
     return bool(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0) == 0)
+
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask for an end. Those for the agent's children come to all processes of a job, and the agent decides."""
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """What is started within this is not ended by such a signal before it can say `heed_nobody`."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def heed_nobody() -> None:
+    """The calling process ignores signals that ask for an end, also those that came before: the agent says when."""
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
 
 
 def adopt_orphans() -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from regrow.agent.workers.fencing import end_sessions
 from regrow.agent.workers.imports import thread_names
-from regrow.agent.workers.processes import call_process, die_with_parent, threads
+from regrow.agent.workers.processes import call_process, die_with_parent, heed_nobody, threads
 from regrow.agent.workers.seed import WorkerSeed
 from regrow.agent.workers.tracebacks import report
 from regrow.agent.workers.zygote_messages import (
@@ -84,9 +84,9 @@ class _Control:
 def main() -> None:
     """Import, then fork on request. Returns in the zygote at its end; a worker leaves with its script."""
     open_standard_streams()
-    die_with_parent(signal.SIGTERM)  # while it imports; from then on the zygote outlives its agent to clean up
+    die_with_parent(signal.SIGKILL)  # while it imports; from then on the zygote outlives its agent to clean up
     call_process("regrow-zygote")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    heed_nobody()
     control = _Control(int(sys.argv[1]))
     setup, _ = control.receive()
     if not isinstance(setup, ZygoteSetup) or os.getppid() != setup.agent:

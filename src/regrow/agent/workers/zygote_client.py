@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from regrow.agent.workers.processes import held_back
 from regrow.agent.workers.zygote_messages import (
     PACKET_BYTES,
     EndZygote,
@@ -125,7 +126,7 @@ class ZygoteClient:
     def _launch(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs, contextlib.ExitStack() as unless_started:
+        with theirs, held_back(), contextlib.ExitStack() as unless_started:
             unless_started.callback(ours.close)
             process = subprocess.Popen(
                 # -P: a file of the user's in the working directory must not stand in for a module of ours

@@ -67,7 +67,7 @@ class Draining:
     def begin(self, event: facts.NodeDraining | facts.DrainRequested, now: Instant) -> None:
         """A node is given back: nothing more is started on it, and its ranks leave it at the next boundary."""
         node = self._roster.nodes.get(event.node)
-        if node is None or node.away:
+        if node is None or node.away or self._job.stopping:
             return
         if node.leave_by is None:
             self._orders.note(say.node_drains(node.node, event.grace, event.reason), now)

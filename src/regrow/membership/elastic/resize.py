@@ -17,8 +17,9 @@ from regrow.membership.elastic.draining import Draining
 from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.orders import AnswerScale
+from regrow.membership.recovery.newcomers import ATTEMPTS
 from regrow.membership.recovery.regroup import Regroup
-from regrow.membership.recovery.standbys import ATTEMPTS, Standbys
+from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
 from regrow.membership.states import Closing, Releasing
 

@@ -16,6 +16,7 @@ from regrow.membership.job import Job
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.replica_digests import Divergence, Samples, compare
 from regrow.membership.roster import Stage, WorkerRecord
+from regrow.membership.states import RUNNING
 
 
 class Auditor:
@@ -42,8 +43,11 @@ class Auditor:
             worker.parts = {}
         for told in looks.values():
             found = compare(StepNo(0), told)
-            if found is not None and self._samples.news(found):
-                self._say(found, say.replicas_start_unlike(found), now)
+            if found is not None:
+                text = say.replicas_start_unlike(found)
+                if self._samples.news(found):
+                    self._say(found, text, now)
+                self._latent(text, now)
 
     def sampled(self, worker: WorkerRecord, fact: StateSampled, now: Instant) -> None:
         """A worker has looked at its state before a step."""
@@ -59,11 +63,16 @@ class Auditor:
         if found.in_tensors and all(each.role is Role.RANK for each in self._job.roster.seated()):
             self._ranks_own = True
         again = self._newcomers(found)
+        text = say.replicas_diverge(found, [each.rank for each in again if each.rank is not None])
         if self._samples.news(found):
-            self._say(found, say.replicas_diverge(found, [each.rank for each in again if each.rank is not None]), now)
+            self._say(found, text, now)
+        if found.in_tensors:
+            self._job.doubted(text, now)
+        else:
+            self._latent(text, now)
         for each in again:
             self._job.orders.fence(each, "its state is not that of its replicas", now)
-        if again:
+        if again and isinstance(self._job.state, RUNNING):
             self._ladder.mend(CORRUPTION, again, say.replicas_diverge(found, []), now, now)
 
     def _newcomers(self, found: Divergence) -> list[WorkerRecord]:
@@ -79,6 +88,11 @@ class Auditor:
         again = [worker for group in fresh for worker in group if worker.rank not in self._hydrated_again]
         self._hydrated_again.update(worker.rank for worker in again if worker.rank is not None)
         return again
+
+    def _latent(self, text: str, now: Instant) -> None:
+        """Ranks may mean to differ in this. It is harmless as long as no rank gets what another has."""
+        if doubt := self._job.belief.unlike(text):
+            self._job.doubted(doubt, now)
 
     def _fresh(self, worker: WorkerRecord) -> bool:
         came = worker.role is not Role.RANK and worker.entered == self._job.generation

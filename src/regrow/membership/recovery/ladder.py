@@ -4,8 +4,7 @@ retry in place → a standby, or a fresh fork, in the lost rank → a free slot 
 `regroup.py`) → restart from the durable checkpoint → end, with one readable diagnosis.
 """
 
-from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR, exit_text
 from regrow.core.ids import Instant, Rank
@@ -15,11 +14,12 @@ from regrow.membership import scaling
 from regrow.membership.incident import Budget
 from regrow.membership.job import Job
 from regrow.membership.recovery import proof_of_life
+from regrow.membership.recovery import said_at_end as say_end
 from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.lost_state import Losses
-from regrow.membership.recovery.standbys import ATTEMPTS, Standbys
+from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
-from regrow.membership.states import Building, Mending, Restarting
+from regrow.membership.states import Building, Mending, Restarting, Waiting
 
 _PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 3}
 
@@ -38,13 +38,12 @@ class Ladder:
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.losses = Losses(job.roster, job.errors)
         self.budget = Budget(job.spec.max_faults, job.spec.window)
-        self._failed: Counter[Rank] = Counter()
-        """How many newcomers for a rank have died before they were built, since the last generation stood."""
+        self.newcomers = standbys.newcomers
 
     def over(self) -> None:
         """A generation stands."""
         self.losses.over()
-        self._failed.clear()
+        self.newcomers.stood()
 
     def mend(self, kind: str, workers: list[WorkerRecord], cause: str, now: Instant, fault_at: Instant) -> None:
         """A fault: open or continue the incident and give up the generation; `fill` and `form` follow.
@@ -70,6 +69,28 @@ class Ladder:
         if self._spec.keeps_copies:
             self._copies.ask(self._job.generation, self._orders.ask_copies(self._job.generation))
 
+    def lost(self, skip: Set[int] = frozenset()) -> list[Rank]:
+        """The ranks that nobody fills, but for those of the replicas `skip`."""
+        lost = [worker.rank for worker in self._roster.seated(Stage.FENCED, Stage.GONE) if worker.rank is not None]
+        return sorted(rank for rank in lost if rank // self._spec.unit not in skip)
+
+    @property
+    def next_try(self) -> Instant | None:
+        """When a lost rank is to be tried again."""
+        state = self._job.state
+        trying = isinstance(state, Mending) or (isinstance(state, Waiting) and not state.saving)
+        return self.newcomers.next_try() if trying else None
+
+    def hopeless(self, ranks: Sequence[Rank]) -> list[Rank]:
+        """Those of the lost ranks for which no other newcomer is tried."""
+        tried = [rank for rank in ranks if self.newcomers.hopeless(rank, elsewhere=True)]
+        for rank in ranks:
+            if rank not in tried and self.newcomers.hopeless(rank, elsewhere=False):
+                home = self._roster.home(rank)[0]
+                if self._free_seat(rank, [node for node in self._roster.usable_nodes() if node is not home]) is None:
+                    tried.append(rank)
+        return tried
+
     def fill(self, now: Instant, *, skip: Set[int] = frozenset(), give_up: bool = False) -> list[Rank]:
         """Give every lost rank the best worker there is: a built standby, one on the way, a fresh fork.
 
@@ -80,14 +101,17 @@ class Ladder:
         Returns:
             The ranks for which there is no place.
         """
-        lost = [worker.rank for worker in self._roster.seated(Stage.FENCED, Stage.GONE) if worker.rank is not None]
         stuck = []
-        for rank in sorted(rank for rank in lost if rank // self._spec.unit not in skip):
+        for rank in self.lost(skip):
+            if self.newcomers.pause(rank, now):
+                continue
+            self.newcomers.tried(rank)
             seat = self._seat_for(rank, give_up=give_up)
             if seat is None:
                 stuck.append(rank)
                 continue
             moves = seat.node != self._roster.home(rank)[0].node
+            holding = self._holder(rank).holding
             spares = [
                 each
                 for each in self._roster.standbys(seat.node)
@@ -100,8 +124,13 @@ class Ladder:
                 proof_of_life.ask(standby, self._roster, self._orders, now)
             else:
                 self._job.spawn(seat, Role.JOINER, now)
+            filled = self._holder(rank)
+            filled.holding = filled.holding or holding  # of the rank, until it has built it
             self._job.incidents.climb("node" if moves else "standby" if spares else "fork")
         return stuck
+
+    def _holder(self, rank: Rank) -> WorkerRecord:
+        return self._roster.workers[self._roster.places[rank]]
 
     def _seat_for(self, rank: Rank, *, give_up: bool) -> Seat | None:
         """Where a lost rank is filled: at home, or on another node where it cannot be, or newcomers die there.
@@ -109,12 +138,12 @@ class Ladder:
         On a node in quarantine only where there is room on no other.
         """
         home, local_rank = self._roster.home(rank)
-        if home.usable and not home.quarantined and self._failed[rank] < ATTEMPTS:
+        if home.usable and not home.quarantined and self.newcomers.at_home(rank):
             return Seat(home.node, rank, local_rank)
         others = [node for node in self._roster.usable_nodes() if node is not home]
         if elsewhere := self._free_seat(rank, [node for node in others if not node.quarantined]):
             return elsewhere
-        if home.usable and self._failed[rank] < ATTEMPTS:
+        if home.usable and self.newcomers.at_home(rank):
             return Seat(home.node, rank, local_rank)
         at_home = Seat(home.node, rank, local_rank) if home.usable and not give_up else None
         return self._free_seat(rank, others) or at_home
@@ -126,18 +155,20 @@ class Ladder:
         seats = scaling.new_seats([rank], self._spec.unit, free, domains=together, held=others)
         return seats[0] if seats else None
 
-    @property
-    def newcomers_fail(self) -> bool:
-        """Whether the newcomers for some rank die one after the other."""
-        return any(times >= ATTEMPTS for times in self._failed.values())
-
-    def newcomer_failed(self, worker: WorkerRecord) -> None:
-        """A worker was lost; if it was to fill a rank and was not built yet, that counts."""
-        if worker.stage in BUILDING and worker.seated and worker.rank is not None:
-            self._failed[worker.rank] += 1
+    def newcomer_failed(self, worker: WorkerRecord, now: Instant) -> None:
+        """A worker was lost; if it was to fill a rank and was not built yet, or has told an error, that counts."""
+        if not worker.seated or worker.rank is None or worker.entered is not None:
+            return
+        told = self._job.errors.of(worker.worker)
+        if worker.stage in BUILDING or told is not None:
+            self.newcomers.failed(worker.rank, told[0] if told is not None else None, now)
 
     def restart(self, cause: str, now: Instant, worker: WorkerRecord | None = None) -> None:
         """The rung for the whole job: every worker is ended and started again, from the durable checkpoint."""
+        if self._job.stopping:
+            text = say_end.not_started_again(self._job.stopping, cause, self._job.step)
+            self._job.end(RUN_AGAIN, text, now)
+            return
         allowed = self._spec.max_restarts
         if (
             allowed is not None
@@ -164,7 +195,7 @@ class Ladder:
     def fence_late(self, late: list[WorkerRecord], reason: str, now: Instant) -> None:
         """A deadline has passed: who was late acts no more, and its rank is lost."""
         for worker in late:
-            self.newcomer_failed(worker)
+            self.newcomer_failed(worker, now)
             self._orders.fence(worker, reason, now, dump=True)
         self.mend("hang", late, reason, now, now)
 
@@ -192,7 +223,7 @@ class Ladder:
     def _spend(self, cause: str, now: Instant) -> bool:
         if self.budget.spend(now):
             return True
-        self._job.end(
+        self._job.end_saved(
             RUN_AGAIN,
             self.losses.first(say.budget_spent(self._spec.max_faults, self._spec.window, cause)),
             now,

@@ -13,6 +13,7 @@ from regrow.membership import diagnosis as say
 from regrow.membership import recovery_point, scaling
 from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.job import Job, WantedSize
+from regrow.membership.recovery import said_at_end as say_end
 from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import BUILDING, Stage, WorkerRecord
@@ -50,7 +51,16 @@ class Regroup:
         if going and halting:
             return  # who goes is decided when all stand
         drop = self.choose(going) if going else frozenset()
-        stuck = self._ladder.fill(now, skip=drop, give_up=self._ladder.newcomers_fail and self.may_shrink())
+        hopeless = self._ladder.hopeless(self._ladder.lost(drop))
+        if hopeless and not self.may_shrink():
+            for rank in hopeless:
+                self._ladder.newcomers.tried(rank)
+            if not halting:
+                error = self._ladder.newcomers.errors.get(hopeless[0])
+                text = say_end.newcomers_fail(hopeless[0], self._ladder.newcomers.times(hopeless[0]), error)
+                job.end_saved(RUN_AGAIN, text, now)
+            return
+        stuck = self._ladder.fill(now, skip=drop, give_up=self._ladder.newcomers.die and self.may_shrink())
         if stuck and halting and self.may_shrink():
             return
         if stuck:

@@ -6,18 +6,18 @@ from regrow.core.ids import Instant, Rank
 from regrow.core.messages import facts
 from regrow.core.messages.data import LoaderShown
 from regrow.core.messages.orders import ImportModules
-from regrow.core.messages.vocabulary import Role
+from regrow.core.messages.vocabulary import ErrorReport, Role
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.layouts import Layouts
 from regrow.membership.orders import Orders
 from regrow.membership.recovery.loaders import Loaders
+from regrow.membership.recovery.newcomers import ATTEMPTS, Newcomers
 from regrow.membership.roster import NodeRecord, Roster, Stage, WorkerRecord
+from regrow.membership.states import Building
 
 _MOST_UNFIT = 4
 """After so many packages that should not have been imported ahead, none are."""
-ATTEMPTS = 3
-"""After so many in a row that died before they were built, no more are started in the same place."""
 
 
 class Standbys:
@@ -31,6 +31,7 @@ class Standbys:
         self._job = job
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.layouts, self.loaders = Layouts(job.spec.unit), Loaders()
+        self.newcomers = Newcomers()
 
     def top_up(self, now: Instant) -> None:
         """Every node has as many standbys as it should, unless they die before they are built."""
@@ -78,12 +79,15 @@ class Standbys:
             self._orders.note(note, now, worker)
 
     def _unfit(self, worker: WorkerRecord, text: str, why: str, now: Instant) -> None:
-        """The job cannot go on with what a worker has built, or not with this worker, where it is a standby."""
-        if worker.role is not Role.STANDBY:
+        """A worker is not what the job needs: another is tried, where this is one of the first the job ends."""
+        if worker.role is not Role.STANDBY and isinstance(self._job.state, Building):
             self._job.end(SCRIPT_ERROR, text, now)
             return
         self._orders.note(f"{text}; it is not used", now, worker)
-        self.failed(worker, now)
+        if worker.role is Role.STANDBY:
+            self.failed(worker, now)
+        elif worker.seated and worker.rank is not None:
+            self.newcomers.failed(worker.rank, ErrorReport("StateError", text, text), now)
         self._orders.fence(worker, why, now)
 
     def fits(self, worker: WorkerRecord) -> bool:

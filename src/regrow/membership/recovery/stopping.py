@@ -1,4 +1,4 @@
-"""An end that was asked for: the state goes to disk first, where checkpoints are written and there is time for one."""
+"""An end that was asked for, or that follows from a fault: the state goes to disk first, where there is a place."""
 
 from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Instant
@@ -7,11 +7,12 @@ from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.job import Job
 from regrow.membership.recovery.regroup import Regroup
-from regrow.membership.states import Forming, Mending, Switching, Training, Waiting
+from regrow.membership.roster import Stage
+from regrow.membership.states import Forming, Mending, Saving, Switching, Training, Waiting
 
 
 class Stopping:
-    """Ends a job on request, once its state is saved.
+    """Ends a job, once its state is saved.
 
     Args:
         job: what ends.
@@ -21,7 +22,6 @@ class Stopping:
 
     def __init__(self, job: Job, checkpoints: Checkpoints, mender: Regroup) -> None:
         self._job, self._checkpoints, self._mender = job, checkpoints, mender
-        self._reason = ""
         self.deadline: Instant | None = None
         """When the job ends, saved or not; None: nobody has asked for its end."""
 
@@ -29,18 +29,41 @@ class Stopping:
         """A signal or an operator asks for the end. Who asks again waits no longer than for the first one."""
         if self.deadline is not None and event.patience:
             return
-        self._reason = event.reason
+        self._job.stopping = event.reason
         self.deadline = now + event.patience
         if isinstance(self._job.state, Training | Switching | Forming | Mending | Waiting):
             self._checkpoints.save_before_end(self._job.step, event.patience, now)
-        else:
+        elif not isinstance(self._job.state, Saving):
             self.deadline = now
 
     def advance(self, now: Instant) -> None:
         """End the job, if it is time to; what halted ranks wait for is not waited for any more."""
-        if self.deadline is None:
+        if self.deadline is not None:
+            self._asked(self.deadline, now)
+        if isinstance(self._job.state, Saving):
+            self._saving(self._job.state, now)
+
+    def _asked(self, deadline: Instant, now: Instant) -> None:
+        job, text = self._job, say.stopped(self._job.stopping, self._job.step)
+        if isinstance(job.state, Saving):
+            if now >= deadline:
+                job.end(job.state.code, job.state.diagnosis, now)
+        elif now >= deadline or self._checkpoints.saved_before_end:
+            job.end(RUN_AGAIN, text, now)
+        elif isinstance(job.state, Mending) and self._halted_have_all():
+            job.end_saved(RUN_AGAIN, text, now)  # nobody is brought back only to end
+        elif isinstance(job.state, Waiting) and not job.state.saving:
+            self._mender.overdue(job.state, now)
+
+    def _halted_have_all(self) -> bool:
+        """Whether survivors have the whole state as it is; else what is mended has more of it."""
+        return not self._job.roster.count(Stage.HALTING) and self._checkpoints.savable() is not None
+
+    def _saving(self, state: Saving, now: Instant) -> None:
+        """The job is over: save what halted workers have, as far as they have all of it."""
+        if self._job.roster.count(Stage.HALTING) and now < state.halt_by:
             return
-        if now >= self.deadline or self._checkpoints.saved_before_end:
-            self._job.end(RUN_AGAIN, say.stopped(self._reason, self._job.step), now)
-        elif isinstance(self._job.state, Waiting) and not self._job.state.saving:
-            self._mender.overdue(self._job.state, now)
+        self._checkpoints.forsake_dead(now)
+        step = self._checkpoints.savable()
+        if step is None or self._checkpoints.finished(step, now, halted=True):
+            self._job.end(state.code, state.diagnosis, now)

@@ -1,0 +1,93 @@
+"""Signals that ask for an end and reach all processes of a job at once: a worker leaves them to its agent.
+
+systemd's `KillMode=control-group`, some schedulers and people send SIGTERM to every process there is. A worker that
+dies of it takes the state with it that its agent is about to save. So a worker waits a moment: if its agent has had
+such a signal too, it stays, and the agent ends it in time; if not, the signal was for it alone and does what it
+always does.
+The script sees the dispositions that a process of its own would have, and a handler that it sets itself is called at
+once. What it executes, and what it forks, has the defaults.
+"""
+
+import _thread
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from regrow.core.board import Board
+from regrow.core.ids import Seconds
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ALONE_S: Seconds = 2.0
+"""The agent has as long to have had the signal too."""
+_set, _get = signal.signal, signal.getsignal
+_libc = ctypes.CDLL(None)
+_libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+_libc.signal.restype = ctypes.c_void_p
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+class Shield:
+    """One worker's. `raise_` in its main thread, before the script.
+
+    Args:
+        board: says whether the agent wants the worker to stay, and shows whether the script has a handler of its own
+            for SIGTERM: without one the agent kills the worker when it is to end, as the signal would have done.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board, self._pid = board, os.getpid()
+        self._due = threading.Event()
+
+    def raise_(self) -> None:
+        """From now on the defaults wait for the agent."""
+        for number in _NUMBERS:
+            _set(number, self._arrived)
+        os.register_at_fork(after_in_child=self._drop)
+        # Python has no hook for either.
+        signal.signal = self._signal  # type: ignore[assignment]
+        signal.getsignal = self._getsignal  # type: ignore[assignment]
+
+    def _drop(self) -> None:
+        """A process that the script has forked is no worker."""
+        for number in _NUMBERS:
+            if _get(number) == self._arrived:
+                _set(number, _default(number))
+
+    def _signal(self, number: int, handler: _Handler) -> _Handler:
+        ours = number in _NUMBERS and os.getpid() == self._pid
+        default = ours and handler in (signal.SIG_DFL, signal.default_int_handler)
+        former = _set(number, self._arrived if default else handler)
+        if ours and number == signal.SIGTERM:
+            self._board.show_own_end(not default)
+        return _default(number) if former == self._arrived else former
+
+    def _getsignal(self, number: int) -> _Handler:
+        handler = _get(number)
+        return _default(number) if handler == self._arrived else handler
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._due.is_set():
+            self._due.clear()
+            signal.default_int_handler(number, frame)
+        later = threading.Timer(_ALONE_S, self._alone, (number,))
+        later.daemon = True
+        later.start()
+
+    def _alone(self, number: int) -> None:
+        """From a thread: nobody else had it, so far as the agent knows."""
+        if self._board.must_stay or os.getpid() != self._pid:
+            return
+        if number == signal.SIGINT:
+            self._due.set()
+            _thread.interrupt_main(signal.Signals(number))
+            return
+        _libc.signal(number, None)  # Python's own `signal` is for the main thread, which may be busy
+        os.kill(self._pid, number)
+
+
+def _default(number: int) -> _Handler:
+    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL

@@ -1,0 +1,66 @@
+"""How often those who should fill a lost rank have failed: when the next is tried, and when no more are. Pure."""
+
+from collections import Counter
+
+from regrow.core.ids import Instant, Rank, Seconds
+from regrow.core.messages.vocabulary import ErrorReport
+
+ATTEMPTS = 3
+"""After so many in a row that died before they were built, no more are started in the same place."""
+MOST_PAUSE_S: Seconds = 30.0
+"""The longest time between two attempts: what a file server cannot answer now it may answer then."""
+
+
+class Newcomers:
+    """Attempts to fill lost ranks since the last generation stood."""
+
+    def __init__(self) -> None:
+        self._failed: Counter[Rank] = Counter()
+        self._erred: Counter[Rank] = Counter()
+        self._next: dict[Rank, Instant] = {}
+        self.errors: dict[Rank, ErrorReport] = {}
+        """The last error of a newcomer for each rank."""
+
+    def failed(self, rank: Rank, error: ErrorReport | None, now: Instant) -> None:
+        """One has died before it was in the world. With an error the next one waits, longer each time."""
+        self._failed[rank] += 1
+        if error is not None:
+            self._erred[rank] += 1
+            self.errors[rank] = error
+            self._next[rank] = now + min(MOST_PAUSE_S, 2.0 ** (self._erred[rank] - 1))
+
+    def stood(self) -> None:
+        """A generation stands: all is forgotten."""
+        self._failed.clear()
+        self._erred.clear()
+        self._next.clear()
+        self.errors.clear()
+
+    def at_home(self, rank: Rank) -> bool:
+        """Whether the next one for this rank is tried where the last one was."""
+        return self._failed[rank] < ATTEMPTS
+
+    @property
+    def die(self) -> bool:
+        """Whether the newcomers for some rank die one after the other."""
+        return any(times >= ATTEMPTS for times in self._failed.values())
+
+    def hopeless(self, rank: Rank, *, elsewhere: bool) -> bool:
+        """Whether no other one is tried. `elsewhere`: another node has room for it."""
+        return self._erred[rank] >= (2 * ATTEMPTS if elsewhere else ATTEMPTS)
+
+    def times(self, rank: Rank) -> int:
+        """How many have failed."""
+        return self._failed[rank]
+
+    def pause(self, rank: Rank, now: Instant) -> bool:
+        """Whether the next one is not tried yet."""
+        return now < self._next.get(rank, now)
+
+    def next_try(self) -> Instant | None:
+        """When a rank is to be tried again."""
+        return min(self._next.values(), default=None)
+
+    def tried(self, rank: Rank) -> None:
+        """Another one was started."""
+        self._next.pop(rank, None)

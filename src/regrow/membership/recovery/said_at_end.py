@@ -1,0 +1,20 @@
+"""Sentences about workers that should replace a rank, and ends that follow from them. Others are in `diagnosis.py`."""
+
+from regrow.core.ids import Rank, StepNo
+from regrow.core.messages.vocabulary import ErrorReport
+
+
+def newcomer(rank: Rank) -> str:
+    """A worker that has not been in the world yet."""
+    return f"the worker that should replace rank {rank}"
+
+
+def newcomers_fail(rank: Rank, times: int, error: ErrorReport | None) -> str:
+    """No worker could be built for a lost rank."""
+    text = f"{times} workers in a row that should replace rank {rank} have failed before they were ready"
+    return text if error is None else f"{text}; the last:\n{error.traceback.rstrip()}"
+
+
+def not_started_again(reason: str, cause: str, step: StepNo) -> str:
+    """A job that was asked to stop has lost its state."""
+    return f"stopped at step {step}: {reason}; meanwhile {cause}, and the job is not started again"
