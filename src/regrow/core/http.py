@@ -14,6 +14,7 @@ from aiohttp import web
 
 from regrow.core import tls
 from regrow.core.ids import Seconds
+from regrow.core.process.tasks import supervised
 from regrow.core.strangers import refused
 
 MOST = 64
@@ -94,7 +95,7 @@ async def listen(
     if server is None:
         raise RuntimeError("the runner is not set up")
     sockets = await _bound(host, port, reuse)
-    await _Site(runner, Door(server, sockets, context, name=door, strict=strict), backlog).start()
+    await _Site(runner, HttpListener(server, sockets, context, name=door, strict=strict), backlog).start()
     return int(runner.addresses[0][1])
 
 
@@ -105,7 +106,7 @@ class Caller:
         door: where.
     """
 
-    def __init__(self, door: "Door") -> None:
+    def __init__(self, door: "HttpListener") -> None:
         self.door = door
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
@@ -178,7 +179,7 @@ class _Handler(web.RequestHandler):
         return response
 
 
-class Door:
+class HttpListener:
     """Lets callers in: the sockets of a site, as a server that `web.BaseSite` can close.
 
     At most `MOST` of those of whom it is not known yet who they are, each for `HEAD_S`. While others wait outside, the
@@ -264,7 +265,9 @@ class Door:
             self._loop.call_later(turn, self._loop.call_soon, self._loop.call_soon, self._had_turn, caller),
             self._loop.call_later(HEAD_S, caller.hang_up, f"somebody who said nothing whole within {HEAD_S:g} s"),
         ]
-        caller.task = self._loop.create_task(self._serve(connection, caller))
+        caller.task = supervised(
+            self._serve(connection, caller), "taking a call", lambda _, error: self._lost(caller, error)
+        )
 
     async def _serve(self, connection: socket.socket, caller: Caller) -> None:
         try:
@@ -278,6 +281,11 @@ class Door:
             if caller.transport is None:
                 self.forget(caller)
                 refused.add(self.name, f"a connection: {error}")
+
+    def _lost(self, caller: Caller, error: BaseException) -> None:
+        """A defect of the server's struck one call; the others are served."""
+        self.forget(caller)
+        refused.add(self.name, f"a call that failed by {type(error).__name__}: {error}")
 
     def _had_turn(self, caller: Caller) -> None:
         """What it had said by then was heard: two turns of the loop were between."""
@@ -309,7 +317,7 @@ class Door:
 class _Site(web.BaseSite):
     """A door that is open as long as its runner says."""
 
-    def __init__(self, runner: web.AppRunner, door: Door, backlog: int) -> None:
+    def __init__(self, runner: web.AppRunner, door: HttpListener, backlog: int) -> None:
         super().__init__(runner, backlog=backlog)
         self._door = door
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from regrow.agent.calls import check_calls
 from regrow.agent.workers.processes import adopt_orphans
 from regrow.core import http, tls
 from regrow.core.errors import DeadlineExceeded, UsageError
@@ -19,7 +20,6 @@ from regrow.core.hosts import address_of, route_to
 from regrow.core.ids import NO_STATE, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages.elections import Office
-from regrow.core.process.calls import check_calls
 from regrow.core.process.tasks import Tasks, TaskScope
 from regrow.core.wire import UNREADABLE
 from regrow.launch import folder

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from regrow.agent.calls import check_calls
 from regrow.agent.workers.fencing import end_children
 from regrow.agent.workers.processes import adopt_orphans
 from regrow.core import tls
@@ -29,7 +30,6 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import facts
 from regrow.core.messages.elections import Office, Voter
 from regrow.core.messages.lineage import Lineage
-from regrow.core.process.calls import check_calls
 from regrow.core.process.tasks import Tasks, TaskScope
 from regrow.core.records import JobStarted
 from regrow.hydration.durable import ownership

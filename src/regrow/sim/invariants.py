@@ -80,8 +80,7 @@ class Invariants:
         """Nobody has committed a step from here on."""
         self._foretold: WorldChanged | None = None
         """A change that was written down by a coordinator that failed before it could order it."""
-        self._exposed = ""
-        """Ranks that hold the same part and stand together, in the newest generation."""
+        self._exposed = ""  # ranks that hold the same part and stand together, in the newest generation
         self._fresh = True
         """No generation has been formed since all workers were started."""
         self._floor = StepNo(0)
@@ -215,8 +214,8 @@ class Invariants:
         holdings = {member.rank: self._workers[member.worker].holding for member in members}
         ranks = exposed_ranks(holdings, {member.rank: member.node for member in members}, {})
         told = f"ranks {', '.join(map(str, ranks))} hold the same part of the state" if ranks else ""
-        new = not told or told == self._exposed or any(text.startswith(told) for text in said)
-        require(new, f"ranks {ranks} stand on one node, and nobody says so")
+        known = not told or told == self._exposed or any(text.startswith(told) for text in said)
+        require(known, f"ranks {ranks} stand on one node, and nobody says so")
         self._exposed = told
 
     def _formation(self, forms: list[orders.FormGeneration]) -> None:
