@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
