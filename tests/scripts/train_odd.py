@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import zlib
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
@@ -36,6 +37,9 @@ model = DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 session.protect(model, optimizer)
 children: list[int] = []
+kept = None
+if args.habit == "shared-memory":
+    kept = SharedMemory(name=f"odd-{args.out.name}-{os.getpid()}", create=True, size=1 << 20)
 
 
 def batch(number: int) -> torch.Tensor:
@@ -102,6 +106,9 @@ for step in session.steps(batch, until=args.steps):
         while args.hold and step.number == 4 and not Path(args.hold).exists() and time.monotonic() < deadline:
             time.sleep(0.02)
 
+if kept is not None:
+    kept.close()
+    kept.unlink()
 parameters = b"".join(each.detach().numpy().tobytes() for each in net.parameters())
 Path(f"{args.out}.{session.rank}").write_text(str(zlib.crc32(parameters)))
 if args.habit == "thread-stays":

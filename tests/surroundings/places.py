@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,22 +61,21 @@ def cold(
     shell: str = "",
     script: Sequence[str] = (),
     kills: bool = True,
-    **more: str,
+    more: Mapping[str, str] | None = None,
 ) -> Outcome:
     """The job as users start it.
 
     Args:
         before: words of a command that starts it.
         shell: lines of a shell in which `"$@"` is the job.
-        more: environment variables; an empty one is taken away.
+        more: environment variables.
     """
     command = [sys.executable, "-m", "regrow", *words(here, name, *flags, script=script, kills=kills)]
     command = [*before, *command]
     if shell:
         command = ["bash", "-c", shell, "bash", *command]
     paths = os.pathsep.join([str(TESTS / "src"), str(TESTS)])
-    environment = here.environment(PYTHONPATH=paths) | more
-    environment = {key: value for key, value in environment.items() if value or key not in more}
+    environment = here.environment(PYTHONPATH=paths) | dict(more or {})
     with (here.folder / f"{name}.said").open("w+b") as said:
         done = subprocess.run(
             command,

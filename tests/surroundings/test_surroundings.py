@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,13 @@ import pytest
 from tests.process.launching import Site, site
 from tests.surroundings.places import (
     Outcome,
+    can_unshare,
     cold,
+    ended,
     needs_filters,
+    needs_root,
     warm,
+    words,
 )
 from tests.surroundings.refusing import CALLS
 
@@ -106,3 +111,114 @@ def test_a_child_of_the_scripts_own_says_nothing_in_its_parents_name(here: Site,
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&-", "0<&- 1>&- 2>&-", "1>/dev/full 2>/dev/full"])
 def test_streams_that_are_closed(here: Site, usual: list[str], closed: str) -> None:
     assert_as_usual(cold(here, "closed", shell=f'exec "$@" {closed}'), usual)
+
+
+@pytest.mark.full
+def test_a_script_may_close_what_it_has_not_opened(here: Site, usual: list[str]) -> None:
+    assert_as_usual(warm(here, "closes", script=("--habit", "closes-all")), usual)
+
+
+@pytest.mark.full
+def test_a_script_that_closes_all_there_can_be_is_told_so(here: Site) -> None:
+    done = cold(here, "closes", script=("--habit", "closes-all"), kills=False, shell='ulimit -n 1024; exec "$@"')
+    assert done.code == 1
+    assert "the script has closed descriptor" in done.said
+
+
+def test_shared_memory_of_a_killed_rank_goes_with_it(here: Site, usual: list[str]) -> None:
+    name = f"shared-{os.getpid()}"
+    assert_as_usual(warm(here, name, script=("--habit", "shared-memory")), usual)
+    assert list(Path("/dev/shm").glob(f"odd-{name}-*")) == []
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_the_user_logs_out_and_temporary_folders_are_cleaned(here: Site, usual: list[str]) -> None:
+    runtime, temporary = here.folder / "run", here.folder / "tmp"
+    for folder in (runtime, temporary):
+        folder.mkdir(mode=0o700)
+    more = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(temporary)}
+    with here.start(*words(here, "out", script=("--hold", "hold"), kills=False), **more) as job:
+        job.wait_for("step 4")
+        for folder in (runtime, temporary):
+            shutil.rmtree(folder)
+        assert here.regrow("kill", "out", "--rank", "1").returncode == 0
+        (here.folder / "hold").touch()
+        code = job.wait()
+        assert_as_usual(ended(here, "out", code, job.output), usual)
+    here.assert_no_process_left()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["long", "spaces and ünïcode", "quote'\"$(x)"])
+def test_a_temporary_folder_of_any_name(here: Site, usual: list[str], name: str) -> None:
+    place = here.folder / (name if name != "long" else "x" * 140)
+    place.mkdir()
+    more = {"TMPDIR": str(place), "XDG_RUNTIME_DIR": str(place), "REGROW_HOME": str(place / "home")}
+    assert_as_usual(cold(here, "named", more=more), usual)
+
+
+def in_namespaces(flags: str, *lines: str) -> list[str]:
+    return ["unshare", *flags.split(), "bash", "-c", "\n".join(["set -e", *lines, 'exec "$@"']), "bash"]
+
+
+PRIVATE = "mount --make-rprivate /"
+
+
+@pytest.mark.full
+@needs_root
+@pytest.mark.skipif(not can_unshare("-m"), reason="mount namespaces cannot be made here")
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(["mount -t tmpfs -o size=4k t /dev/shm"], id="no shared memory"),
+        pytest.param(["mount -t tmpfs -o size=64m t /dev/shm"], id="64 MB of shared memory"),
+        pytest.param(["mount -t tmpfs -o ro t /dev/shm"], id="shared memory read-only"),
+    ],
+)
+def test_file_systems(here: Site, usual: list[str], lines: list[str]) -> None:
+    assert_as_usual(cold(here, "mounts", before=in_namespaces("-m", PRIVATE, *lines)), usual)
+
+
+@pytest.mark.full
+@needs_root
+@pytest.mark.skipif(not can_unshare("-n"), reason="network namespaces cannot be made here")
+def test_a_loopback_that_does_not_answer_is_named(here: Site) -> None:
+    for name, lines in (("down", []), ("six", ["ip link set lo up", "ip addr del 127.0.0.1/8 dev lo"])):
+        done = cold(here, name, before=in_namespaces("-n", *lines))
+        assert done.code == 2
+        assert "does not reach itself at 127.0.0.1" in done.said and "--bind ::1" in done.said
+
+
+@pytest.mark.full
+@needs_root
+@pytest.mark.skipif(not can_unshare("-n"), reason="network namespaces cannot be made here")
+def test_ipv6_alone(here: Site, usual: list[str]) -> None:
+    before = in_namespaces("-n", "ip link set lo up", "ip addr del 127.0.0.1/8 dev lo")
+    assert_as_usual(cold(here, "six", "--bind", "::1", before=before), usual)
+
+
+@pytest.mark.full
+@needs_root
+@pytest.mark.skipif(not can_unshare("--pid --fork --mount-proc"), reason="pid namespaces cannot be made here")
+def test_the_launcher_is_process_1(here: Site, usual: list[str]) -> None:
+    assert_as_usual(cold(here, "one", before=["unshare", "--pid", "--fork", "--mount-proc"]), usual)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "ulimit -n 96",
+        "ulimit -c 0; ulimit -l 0; ulimit -s 1024",
+        "umask 0077",
+        "trap '' INT TERM HUP PIPE CHLD",
+        "export LC_ALL=POSIX PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 TERM=dumb",
+        "export TZ=Pacific/Kiritimati",
+        "unset HOME TERM LANG",
+    ],
+)
+def test_limits_signals_and_names_of_the_shell(here: Site, usual: list[str], shell: str) -> None:
+    assert_as_usual(cold(here, "shell", shell=f'{shell}; exec "$@"'), usual)

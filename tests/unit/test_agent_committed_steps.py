@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from regrow.agent import committed_steps
 from regrow.agent.committed_steps import CommittedSteps, LastSeen, StepsFile
 from regrow.core.board import BatchShown
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
@@ -294,3 +295,24 @@ def test_who_dies_with_a_new_rank_is_adopted_under_the_one_it_had_in_the_step(tm
     book.ledger.formed(Generation(4), StepNo(5))
     book.ledger.died(LastSeen(WorkerId("a"), ranks.__getitem__, 9.0, staged, None, (Generation(3), StepNo(3))))
     assert book.lines() == [(3, 4, True)]
+
+
+def test_what_cannot_be_written_is_kept_up_to_a_bound_and_said_once_and_when_it_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committed_steps, "KEPT_BYTES", 2000)
+    (tmp_path / "gone").mkdir()
+    book = Book(tmp_path / "gone")
+    (tmp_path / "gone").rename(tmp_path / "back")
+    for step in range(100):
+        book.commits("a", step, rank=0)
+        book.file.flush()
+    assert len([each for each in caplog.messages if "cannot write" in each]) == 1
+    (tmp_path / "back").rename(tmp_path / "gone")
+    steps = [step for _, step, _ in book.lines()]
+    assert steps == list(range(100 - len(steps), 100)), "the newest"
+    assert 1 < len(steps) < 20
+    assert caplog.messages[-1].endswith(f"is written again; {100 - len(steps)} lines of it are missing")
+    book.commits("a", 100, rank=0)
+    book.file.flush()
+    assert len(caplog.messages) == 2

@@ -78,12 +78,31 @@ def test_a_standby_is_heard_when_it_takes_a_rank(tmp_path: Path) -> None:
     while not log.exists() or b"warming" not in log.read_bytes():
         os.sched_yield()
     stage.pump.place(WORKER, Rank(2))
-    while b"takes rank" not in log.read_bytes():
+    ranks = tmp_path / "logs/rank2.log"
+    while not ranks.exists() or b"takes rank" not in ranks.read_bytes():
         os.sched_yield()
     stage.say(b"at work\n")
     assert stage.end() == b"[rank 2] at work\n"
-    assert b"takes rank 2" in (tmp_path / "logs/rank2.log").read_bytes()
-    assert (tmp_path / "logs/rank2.log").read_bytes().endswith(b"at work\n")
+    words = ranks.read_bytes()
+    assert 0 == words.index(b"warming up\n") < words.index(b"takes rank 2") < words.index(b"at work\n")
+    assert not log.exists(), "one file an incident, for ever, otherwise"
+
+
+def test_logs_of_standbys_that_never_had_a_rank_do_not_pile_up(tmp_path: Path) -> None:
+    read, written = os.pipe()
+    pump = OutputPump(tmp_path, forward=False, shown=(written, written))
+    pump.start()
+    for number in range(12):
+        pipes = os.pipe(), os.pipe()
+        for _, end in pipes:
+            os.write(end, b"built\n")
+            os.close(end)
+        pump.add(WorkerId(f"w{number}"), None, (pipes[0][0], pipes[1][0]))
+        pump.finish(WorkerId(f"w{number}"))
+    pump.close(within=60.0)
+    os.close(read)
+    os.close(written)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"standby-w{n}.log" for n in range(4, 12))
 
 
 def test_what_a_fenced_worker_writes_is_kept_but_not_shown(tmp_path: Path) -> None:

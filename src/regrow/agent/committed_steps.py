@@ -5,7 +5,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from regrow.core.rotation import RecordLimits, remove_part, rotate
 _FORMS_KEPT = 64
 """A worker's end is known at the latest so many generations after the one that replaced its own."""
 _BLOCK = 1 << 16
+KEPT_BYTES = 8 << 20
+"""So much waits in memory while nothing can be written; of more than that the oldest is dropped."""
 _log = logging.getLogger("regrow.agent")
 
 
@@ -36,8 +39,11 @@ class StepsFile:
         self._path = path
         self._limits = limits or record_limits()
         self._lock = threading.Lock()
-        self._lines: list[bytes] = []
-        self._mended = False
+        self._lines: deque[bytes] = deque()
+        self._kept = 0
+        """Bytes of these."""
+        self._dropped = 0
+        self._failing = self._mended = False
 
     @property
     def waiting(self) -> bool:
@@ -51,12 +57,24 @@ class StepsFile:
             # JSON has no word for NaN and infinity; the reader takes them from a text.
             body = msgspec.json.encode(_spelled_out(record))
         with self._lock:
-            self._lines.append(body[:-1] + f',"time":{time.time():.6f}}}\n'.encode())
+            self._keep([body[:-1] + f',"time":{time.time():.6f}}}\n'.encode()])
+
+    def _keep(self, lines: Iterable[bytes], *, first: bool = False) -> None:
+        """With the lock: so many as fit, the newest; those that are dropped are counted."""
+        lines = list(lines)
+        (self._lines.extendleft(reversed(lines)) if first else self._lines.extend(lines))
+        self._kept += sum(map(len, lines))
+        while self._kept > KEPT_BYTES:
+            self._kept -= len(self._lines.popleft())
+            self._dropped += 1
 
     def flush(self) -> None:
-        """Hand the lines to the operating system. What it refuses (a full disk) is kept for the next time."""
+        """Hand the lines to the operating system. What it refuses (a full disk) is kept, as far as there is room.
+
+        It is said once that nothing can be written, and once that it is over.
+        """
         with self._lock:
-            lines, self._lines = self._lines, []
+            lines, self._lines, self._kept = self._lines, deque(), 0
         if not lines:
             return
         try:
@@ -67,10 +85,18 @@ class StepsFile:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            _log.warning("cannot write %s: %s", self._path, error)
+            if not self._failing:
+                room = KEPT_BYTES >> 20
+                _log.warning("cannot write %s: %s; the newest %d MiB of it are kept", self._path, error, room)
+            self._failing = True
             with self._lock:
-                self._lines[:0] = lines
+                self._keep(lines, first=True)
             return
+        if self._failing:
+            self._failing = False
+            with self._lock:
+                dropped, self._dropped = self._dropped, 0
+            _log.warning("%s is written again; %d lines of it are missing", self._path, dropped)
         if full:
             self._rotate()
 

@@ -12,7 +12,7 @@ from regrow.agent.data_desk import DataDesk
 from regrow.agent.memory_kills import MemoryKills
 from regrow.agent.output import OutputPump
 from regrow.agent.workers.environment import SpawnRequests, one_thread_each, path_entry
-from regrow.agent.workers.fencing import kill_sessions, sweep_orphans
+from regrow.agent.workers.fencing import kill_sessions, own_trackers, sweep_orphans, trackers_of
 from regrow.agent.workers.worker import Worker
 from regrow.agent.workers.zygote_client import AGAIN_S, TRIES, ZygoteClient
 from regrow.core.config import AgentConfig, inherited_environment
@@ -22,6 +22,8 @@ from regrow.core.messages.unions import AgentFact, WorkerFact
 from regrow.core.messages.vocabulary import ErrorReport
 
 _END_S: Seconds = 5.0
+_TIDY_S: Seconds = 1.0
+"""So long the resource tracker of a dead worker gets to remove what that has left."""
 _BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
 _log = logging.getLogger("regrow.agent")
 
@@ -59,6 +61,8 @@ class NodeWorkers:
         """Those for which nothing was left, until that is tried again."""
         self._dead_leaders: set[int] = set()
         self._held = False
+        self._just_died: set[int] = set()
+        """Those of them whose resource trackers may still end by themselves."""
         self._memory = MemoryKills()
         self._zygote = ZygoteClient(
             self,
@@ -147,6 +151,7 @@ class NodeWorkers:
     def worker_spawned(self, worker: WorkerId, pid: int) -> None:
         """The zygote forked it."""
         self._dead_leaders.discard(pid)
+        self._just_died.discard(pid)
         if self.data.spawned(worker, pid):
             return
         found = self._workers[worker]
@@ -196,19 +201,30 @@ class NodeWorkers:
 
     def _bury_soon(self, pid: int) -> None:
         self._dead_leaders.add(pid)
+        self._just_died.add(pid)
         asyncio.get_running_loop().call_later(_BURY_S, self._bury, pid)
 
     def _bury(self, pid: int) -> None:
         """End what a dead worker left outside its process group."""
         if pid not in self._dead_leaders:
             return  # a new worker has the number
+        loop = asyncio.get_running_loop()
         try:
-            kill_sessions([pid])
+            trackers = trackers_of(pid) if pid in self._just_died else []
+            kill_sessions([pid], spared=trackers)
         except OSError:  # too many files are open to look for it
-            asyncio.get_running_loop().call_later(AGAIN_S, self._bury, pid)
+            loop.call_later(AGAIN_S, self._bury, pid)
             return
+        self._just_died.discard(pid)
+        if trackers:
+            self._just_died.add(pid)
+            loop.call_later(_TIDY_S, self._tidied, pid)
         self.sweep()
         self._zygote.forget(pid)
+
+    def _tidied(self, pid: int) -> None:
+        self._just_died.discard(pid)
+        self._bury(pid)
 
     def _pids(self) -> list[int]:
         """Of workers and producers."""
@@ -220,7 +236,7 @@ class NodeWorkers:
             return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
         kept = {*self._pids(), *filter(None, (self._zygote.pid, *self._others()))}
         with contextlib.suppress(OSError):  # the next SIGCHLD comes
-            sweep_orphans(kept, self._dead_leaders)
+            sweep_orphans(kept, self._dead_leaders, spared=self._just_died)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
@@ -249,6 +265,9 @@ class NodeWorkers:
         with contextlib.suppress(ProcessLookupError):
             await self._zygote.close()
         await self.data.close()
+        deadline = time.monotonic() + _TIDY_S
+        while own_trackers() and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
 
     async def _wait_empty(self, within: Seconds) -> None:
         deadline = time.monotonic() + within

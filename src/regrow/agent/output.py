@@ -23,6 +23,10 @@ from regrow.core.shown import Shown
 
 _READ_BYTES = 64 << 10
 _LINE_LIMIT = 16 << 20
+_JOINED_BYTES = 1 << 20
+"""So much of what a standby has written comes into the log of the rank that it takes: the newest."""
+_UNRANKED_KEPT = 8
+"""Logs of standbys that ended without a rank; older ones are removed."""
 _log = logging.getLogger("regrow.agent")
 
 
@@ -58,6 +62,11 @@ class _Voice:
 
     # --- from here on, in the thread that writes to the disk -----------------------------------------------------
 
+    @property
+    def unranked(self) -> Path | None:
+        """The log of a standby that never had a rank."""
+        return self._path() if self._kept_as is None and self._unranked.startswith("standby-") else None
+
     def keep(self, text: bytes, *, own_line: bool = False) -> None:
         """Append to the worker's file."""
         try:
@@ -67,16 +76,31 @@ class _Voice:
 
     def _append(self, text: bytes) -> None:
         if self._file is None:
-            name = f"{self._unranked}.log" if self._kept_as is None else f"rank{self._kept_as}.log"
-            self._file = os.open(self._folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.open(self._path(), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._in_line = not text.endswith(b"\n")
         while text:
             text = text[os.write(self._file, text) :]
 
     def move(self, rank: Rank) -> None:
-        """Append to the file of this rank from now on."""
+        """Append to the file of this rank from now on, to which is brought what it had written without one."""
+        former = None if self._file is None or self._kept_as is not None else self._path()
         self.close()
         self._kept_as = rank
+        if former is not None:
+            try:
+                self._join(former)
+            except OSError as error:
+                _log.warning("%s cannot be brought to the log of rank %d: %s", former, rank, error)
+
+    def _join(self, former: Path) -> None:
+        with former.open("rb") as file:
+            file.seek(max(0, former.stat().st_size - _JOINED_BYTES))
+            while text := file.read(_READ_BYTES):
+                self._append(text)
+        former.unlink()
+
+    def _path(self) -> Path:
+        return self._folder / (f"{self._unranked}.log" if self._kept_as is None else f"rank{self._kept_as}.log")
 
     def close(self) -> None:
         """Close the worker's file; `keep` opens it, or that of another rank, again."""
@@ -114,6 +138,7 @@ class OutputPump:
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
         self._closing = False
+        self._unranked_logs: deque[Path] = deque()
         self._thread = threading.Thread(target=self._run, name="regrow-output", daemon=True)
 
     def start(self) -> None:
@@ -231,7 +256,6 @@ class OutputPump:
         if voice is None or voice.rank == rank:
             return
         line = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} worker {worker} takes rank {rank} ===\n".encode()
-        self._write_line(voice, line)
         voice.rank = rank
         self._begin(voice)
         self._disk.do(partial(voice.move, rank))
@@ -253,6 +277,16 @@ class OutputPump:
         if self._tap is not None:
             self._tap.ended(worker)
         self._disk.do(voice.close)
+        self._disk.do(partial(self._forget_old, voice))
+
+    def _forget_old(self, voice: _Voice) -> None:
+        """In the thread that writes to the disk."""
+        if (path := voice.unranked) is None:
+            return
+        self._unranked_logs.append(path)
+        while len(self._unranked_logs) > _UNRANKED_KEPT:
+            with contextlib.suppress(OSError):
+                self._unranked_logs.popleft().unlink()
 
     def _close(self) -> None:
         for worker in list(self._voices):

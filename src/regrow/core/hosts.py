@@ -7,6 +7,7 @@ from regrow.core.errors import RegrowError, UsageError
 
 LOOPBACK = "127.0.0.1"
 ANY = ("0.0.0.0", "::")
+_LOOPBACK_S = 10.0
 
 
 def place_to_listen(flag: str, text: str) -> tuple[str, int] | None:
@@ -49,6 +50,22 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_loopback(host: str) -> None:
+    """That this machine reaches itself there, where that is a loopback address. Raises `UsageError`."""
+    if not is_loopback(host):
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, 0), family=family) as listener, socket.socket(family) as caller:
+            caller.settimeout(_LOOPBACK_S)
+            caller.connect(listener.getsockname())
+    except OSError as error:
+        raise UsageError(
+            f"this machine does not reach itself at {host}: {error.strerror or error}",
+            hint="bring its loopback up (ip link set lo up); where it has IPv6 alone, give --bind ::1",
+        ) from error
 
 
 def route_to(host: str, port: int, *, flag: str) -> str:

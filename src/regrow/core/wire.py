@@ -121,6 +121,14 @@ def read_frame(sock: socket.socket, most: int = MAX_FRAME_BYTES) -> bytearray | 
     return body
 
 
+def _identity_of(descriptor: int) -> tuple[int, int] | None:
+    try:
+        known = os.fstat(descriptor)
+    except OSError:
+        return None
+    return known.st_dev, known.st_ino
+
+
 class BlockingChannel(Generic[Incoming]):
     """Frames over a connected stream socket, for a process without an event loop.
 
@@ -131,6 +139,12 @@ class BlockingChannel(Generic[Incoming]):
         self._sock = sock
         self._codec = codec
         self._sending = threading.Lock()
+        self._number, self._identity = sock.fileno(), _identity_of(sock.fileno())
+
+    @property
+    def replaced(self) -> int | None:
+        """The number of its descriptor, if that was closed by others or is something else by now."""
+        return None if _identity_of(self._number) == self._identity else self._number
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message. Raises `OSError` when the peer has gone."""

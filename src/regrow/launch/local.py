@@ -24,7 +24,7 @@ from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import INTERNAL_ERROR, OK, RUN_AGAIN
-from regrow.core.hosts import LOOPBACK, address_of
+from regrow.core.hosts import LOOPBACK, address_of, check_loopback
 from regrow.core.ids import JobId, NodeId, Seconds, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
@@ -133,6 +133,7 @@ class _Launch:
         """How the job ended, or that another launcher hosts its coordinator."""
         for note in self._plan.notes:
             self._speaker.note(note)
+        check_loopback(_listen_host(self._plan))
         _check_port(self._plan.bind, self._plan.master_port)
         job, job_dir = folder.make_job_dir(self._plan.jobs_home, self._plan.spec.job)
         try:

@@ -339,9 +339,9 @@ def change_too_late(replicas: int, wanted: int, reason: str) -> str:
     return f"the last step is run with {replicas} replicas: {wanted} {were} wanted ({reason}), which came to nothing"
 
 
-def leaver_stays(waited: Seconds) -> str:
+def leaver_stays(worker: WorkerId, node: NodeId, waited: Seconds) -> str:
     """A worker that was released in the middle of the job does not end."""
-    return f"it was released and has not ended within {waited:g} s"
+    return f"worker {worker} on {node} left the world, has not ended within {waited:g} s and is ended; see its log"
 
 
 def coordinator_failed(error: Exception) -> str:

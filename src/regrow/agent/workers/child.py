@@ -8,6 +8,7 @@ import importlib
 import importlib.machinery
 import io
 import os
+import resource
 import runpy
 import signal
 import sys
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _ADOPTION_S: Seconds = 10.0
 _RENDEZVOUS = "regrow.comm.rendezvous"
+_FAR = 8192
 _PRODUCING = "regrow.train.producing"
 
 
@@ -102,6 +104,7 @@ def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     hold(board)
+    channel, board = _out_of_reach(channel), _out_of_reach(board)
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     env = placed(seed.request.env, channel=channel, board=board)
     os.set_inheritable(channel, True)
@@ -117,6 +120,21 @@ def _above(descriptor: int) -> int:
     if descriptor > 2:
         return descriptor
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return moved
+
+
+def _out_of_reach(descriptor: int) -> int:
+    """The same one with a number beyond those that scripts close when they close all, as daemons do, where there is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, _FAR + 2), hard))
+        try:
+            moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FAR)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    except (OSError, ValueError):  # the limit is lower: then it is closed, which is told
+        return descriptor
     os.close(descriptor)
     return moved
 

@@ -55,7 +55,7 @@ class WorkerLink:
         """As it was then."""
         self.pid = os.getpid()
         """The process that may use it; its forks may not."""
-        self._gone = False
+        self._gone = self._closed = False
         codec: FrameCodec[WorkerOrder] = FrameCodec(WorkerOrder)
         self._channel = BlockingChannel(sock, codec)
         self._orders = self._until_gone()
@@ -63,11 +63,17 @@ class WorkerLink:
 
     @classmethod
     def current(cls) -> "WorkerLink | None":
-        """The link of this process; None in one that no agent started (a plain script, a loader, a subprocess)."""
+        """The link of this process; None in one that no agent started (a plain script, a loader, a subprocess).
+
+        Raises `AgentGone` where the script has closed the channel.
+        """
         with cls._lock:
             link = cls._current
             if link is not None:
-                return link if link.pid == os.getpid() else None
+                if link.pid != os.getpid():
+                    return None
+                link.check()
+                return link
             env = WorkerEnv.read()
             if env is None or not _descriptors_are_ours(env):
                 return None
@@ -78,6 +84,14 @@ class WorkerLink:
     def gone(self) -> bool:
         """Whether the agent has closed the channel."""
         return self._gone
+
+    def check(self) -> None:
+        """Raises `AgentGone` where the script has closed the channel, whose number may be a file of its own by now."""
+        if not self._closed and (number := self._channel.replaced) is not None:
+            raise AgentGone(
+                f"the script has closed descriptor {number}, by which worker {self.env.worker} speaks with its agent",
+                hint="close what the script has opened alone: os.closerange(3, ...) closes what others need",
+            )
 
     def take_place(self, env: WorkerEnv) -> None:
         """Be a different rank, or play a different role, from now on."""
@@ -90,6 +104,7 @@ class WorkerLink:
                 f"process {os.getpid()} is a fork of worker {self.env.worker} and cannot speak for it",
                 hint="what it has to tell, it has to tell the worker",
             )
+        self.check()
         try:
             self._channel.send(fact)
         except OSError as error:
@@ -116,12 +131,13 @@ class WorkerLink:
 
     def let_go(self) -> None:
         """In a fork of the worker, which is none."""
-        self._gone = True
+        self._gone = self._closed = True
         self._channel.let_go()
         self.board.let_go()
 
     def close(self) -> None:
         """Close both ends; a blocked `orders` ends."""
+        self._closed = True
         self._channel.close()
         self.board.close()
 

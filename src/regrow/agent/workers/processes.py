@@ -129,6 +129,15 @@ def exit_code_of(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(int(fields[_STAT_EXIT_CODE]))
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal that would end it. Python takes its own away as it ends."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def is_in_signal(pid: int, number: int) -> bool:
     """Whether a process has yet to take a signal, or its main thread is in the handler of it."""
     held = 0
@@ -156,13 +165,18 @@ def processor_times() -> Iterator[tuple[int, int, str, float]]:
 
 def own_children() -> list[int]:
     """The direct children of the calling process, adopted ones and zombies too."""
+    return children_of(os.getpid())
+
+
+def children_of(parent: int) -> list[int]:
+    """The direct children of a process, zombies too; none where it has ended."""
     children: list[int] = []
     try:
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children", "rb") as file:
+        for task in os.listdir(f"/proc/{parent}/task"):
+            with open(f"/proc/{parent}/task/{task}/children", "rb") as file:
                 children.extend(int(pid) for pid in file.read().split())
-    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended
-        return [stat.pid for stat in all_processes() if stat.parent == os.getpid()]
+    except (FileNotFoundError, ProcessLookupError):  # a kernel without CONFIG_PROC_CHILDREN, or a thread has just ended
+        return [stat.pid for stat in all_processes() if stat.parent == parent]
     return children
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from regrow.agent.workers.channel import WorkerChannel
 from regrow.agent.workers.early_exit import EarlyExit
 from regrow.agent.workers.fencing import kill_worker, signal_group
-from regrow.agent.workers.processes import exit_code_of, is_in_signal, stat_of
+from regrow.agent.workers.processes import catches, exit_code_of, is_in_signal, stat_of
 from regrow.core.board import BatchShown, Board
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
@@ -181,8 +181,11 @@ class Worker:
             self._end.signal(number)
 
     async def dump_stacks(self) -> None:
-        """Have it write its threads' stacks into its output; returns when it has, or soon. A stopped one cannot."""
-        if self.pid is None or self.stopped:
+        """Have it write its threads' stacks into its output; returns when it has, or soon.
+
+        A stopped one cannot, and one that is on its way out would be ended by the signal.
+        """
+        if self.pid is None or self.stopped or not catches(self.pid, signal.SIGUSR2):
             return
         self.strike(signal.SIGUSR2)
         until = time.monotonic() + _DUMP_AT_MOST_S

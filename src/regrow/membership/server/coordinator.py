@@ -1,6 +1,7 @@
 """The coordinator's I/O: agents over WebSockets, people over HTTP, time by a timer. Decides nothing itself."""
 
 import asyncio
+import errno
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
@@ -113,7 +114,9 @@ class Coordinator:
             await self._runner.cleanup()
             raise UsageError(
                 f"cannot listen on {self._host}:{self._port}: {words_of(error)}",
-                hint="another job may hold that port; choose another in --rdzv-endpoint, or leave it out",
+                hint="another job may hold that port; choose another in --rdzv-endpoint, or leave it out"
+                if error.errno == errno.EADDRINUSE
+                else "is it an address of this machine? See --bind and --rdzv-endpoint",
             ) from error
         return self
 
