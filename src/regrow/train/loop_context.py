@@ -106,6 +106,10 @@ class LoopContext:
             raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
         return self.state
 
+    def held(self) -> list[object]:
+        """What the script protects, with what is around it and within."""
+        return [*self.objects, *self.protected().modules]
+
     def data(self) -> Batches:
         """What the steps read. Raises `UsageError` where there is no loader."""
         if self.batches is None:

@@ -1,13 +1,17 @@
 """Forms of public projects: wrappers, optimizers, environments and averages of one's own."""
 
+import copy
 import functools
+import math
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as with_gradients
-from tests.harm.frame import Trial, backward, mlp, mse
+from tests.harm.frame import Trial, backward, ddp, mlp, mse
 from tests.harm.habits.f_modules import train
 from tests.harm.table import habit
 from torch import nn
@@ -174,3 +178,149 @@ def clip_own_gradients_alone(t: Trial) -> dict[str, Any]:
         return torch.cat(every)
 
     return clip(t, gather)
+
+
+class Counting:
+    """An average of weights as detectors have it: how many updates there were decides how much counts."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.ema, self.updates = copy.deepcopy(net).requires_grad_(False), 0
+
+    @torch.no_grad()
+    def update(self, net: nn.Module) -> None:
+        self.updates += 1
+        keep = 0.99 * (1 - math.exp(-self.updates / 5))
+        for mine, other in zip(self.ema.parameters(), net.parameters(), strict=True):
+            mine.mul_(keep).add_(other, alpha=1 - keep)
+
+
+def averaged(t: Trial, average: Counting, net: nn.Module, protected: Any) -> dict[str, Any]:
+    model = ddp(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
+    t.session.protect(model, optimizer, ema=protected)
+    for step in t.steps():
+        with step as (x, y):
+            loss = mse(model(x), y)
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            backward(loss)
+            optimizer.step()
+            average.update(net)
+    return {"model": model, "optimizer": optimizer, "ema": average.ema, "updates": average.updates}
+
+
+@habit("EMA in an object that counts its updates in a plain attribute, its copy of the weights protected")
+def ema_that_counts(t: Trial) -> dict[str, Any]:
+    net = mlp()
+    average = Counting(net)
+    return averaged(t, average, net, average.ema)
+
+
+@habit("the same, the object protected, whose `state_dict` has the copy and not the count")
+def ema_that_counts_and_saves_its_copy(t: Trial) -> dict[str, Any]:
+    class Saving(Counting):
+        def state_dict(self) -> Any:
+            return self.ema.state_dict()
+
+        def load_state_dict(self, state: Any) -> None:
+            self.ema.load_state_dict(state)
+
+    net = mlp()
+    average = Saving(net)
+    return averaged(t, average, net, average)
+
+
+class Walk:
+    """An environment whose steps draw from a generator of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.place, self.steps = np.zeros(8, np.float32), 0
+
+    def reset(self) -> np.ndarray:
+        self.place = np.array([self.random.gauss(0, 1) for _ in range(8)], np.float32)
+        self.steps = 0
+        return self.place
+
+    def step(self, action: float) -> tuple[np.ndarray, float, bool]:
+        self.place = self.place + np.float32(0.1 * action + 0.1 * self.random.gauss(0, 1))
+        self.steps += 1
+        return self.place, -float(np.abs(self.place).mean()), self.steps >= 7
+
+
+class Vector:
+    """In the form of gymnasium's vectors: a library's class that holds the script's environments."""
+
+    def __init__(self, envs: list[Walk]) -> None:
+        self.envs = envs
+        self.seen = np.stack([each.reset() for each in envs])
+
+    def reset(self) -> np.ndarray:
+        self.seen = np.stack([each.reset() for each in self.envs])
+        return self.seen
+
+    def step(self, actions: list[float]) -> tuple[np.ndarray, list[float]]:
+        rewards = []
+        for at, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            self.seen[at], reward, done = env.step(action)
+            rewards.append(reward)
+            if done:
+                self.seen[at] = env.reset()
+        return self.seen, rewards
+
+
+Vector.__module__ = "vectors.of_a_library"
+
+
+def ppo(t: Trial, envs: Any, **named: Any) -> dict[str, Any]:
+    """A rollout and two updates on it in a body."""
+    net = mlp(1, 8, 1)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    t.session.protect(net, optimizer, **named)
+    for step in t.steps():
+        with step:
+            seen, rewards = [], []
+            for _ in range(5):
+                seen.append(torch.from_numpy(envs.seen.copy()))
+                with torch.no_grad():
+                    actions = net(seen[-1]).squeeze(1).tolist()
+                rewards += envs.step(actions)[1]
+            step.log(reward=sum(rewards))
+            for _ in range(2):
+                loss = mse(net(torch.cat(seen)).squeeze(1), torch.tensor(rewards))
+                optimizer.zero_grad()
+                backward(loss)
+                for each in net.parameters():
+                    dist.all_reduce(each.grad)
+                optimizer.step()
+    return {"model": net, "optimizer": optimizer}
+
+
+@habit(
+    "PPO whose environments, in a library's vector, change in the body",
+    refused="changes `envs` (Vector: its",
+    instead='`state_dict` for them, and `protect(envs=envs, part=f"rank{session.rank}")` with `--buddy-every`',
+)
+def ppo_unprotected(t: Trial) -> dict[str, Any]:
+    envs = Vector([Walk(10 * t.session.rank + at) for at in range(3)])
+    return ppo(t, envs)
+
+
+@habit(
+    "PPO whose environments have `state_dict`, places and generators in it, the same on all ranks",
+    differs="each rank adds its gradients to the others'",
+)
+def ppo_protected(t: Trial) -> dict[str, Any]:
+    class Kept(Vector):
+        def state_dict(self) -> dict[str, Any]:
+            state = [[each.random.getstate(), each.place.copy(), each.steps] for each in self.envs]
+            return {"envs": state, "seen": self.seen.copy()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"].copy()
+            for each, (drawn, place, steps) in zip(self.envs, state["envs"], strict=True):
+                each.random.setstate(drawn)
+                each.place, each.steps = place.copy(), steps
+
+    envs = Kept([Walk(at) for at in range(3)])
+    return ppo(t, envs, games=envs)

@@ -10,6 +10,7 @@ import msgspec
 from regrow.core.errors import StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.wire import MAX_FRAME_BYTES
+from regrow.train.attributes.keepers import keepers
 from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.callers import READ_AHEAD, counted_by, script_frames
 from regrow.train.rehearsal.leftover_gradients import GATHERED, INSIDE_ONE, GatheredGradients, Leftovers
@@ -72,7 +73,7 @@ class Rehearsal:
         first = StepNo(0)
         batch = self._standing.data().batch(first)
         variables = self._standing.protected().variables
-        variables.follow(script_frames)
+        variables.follow(script_frames, keepers(script_frames(), self._standing.held()))
         variables.asks()
         before = variables.take()
         self._watch(sys._getframe(1))

@@ -4,6 +4,8 @@ They are looked for where a script can have them: in the variables of its functi
 objects and containers that these hold.
 """
 
+import contextlib
+import random
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -17,6 +19,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
+from regrow.train.rehearsal import environments
+from regrow.train.rehearsal.environments import Generator
 from regrow.train.script_source import is_script
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.protected import ProtectedState
@@ -29,7 +33,11 @@ _AT_MOST = 5_000
 _OF_MODULES = frozenset(vars(nn.Module()))
 _SAMPLED = 16
 """Elements of a tensor that tell whether it was written: `.data` does not count versions."""
-Looked = nn.Module | LRScheduler | torch.amp.GradScaler | torch.Generator | np.random.Generator
+Looked = nn.Module | LRScheduler | torch.amp.GradScaler | Generator
+_OWN_GENERATORS = frozenset(
+    map(id, (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None)))
+)
+"""Of the libraries, which are seeded for each body."""
 
 
 class Unprotected:
@@ -47,13 +55,22 @@ class Unprotected:
         for each in objects:
             if isinstance(each, nn.Module):
                 self._tensors.update(map(id, chain(each.parameters(), each.buffers())))
+        self._stateful = [each for each in objects if _is_stateful(each)]
         known = {id(each) for each in _inside(objects)}
-        self._things = {name: each for name, each in _reachable(frames) if id(each) not in known}
+        mine = {id(each) for each in _below(self._stateful)}
+        self._things: dict[str, Looked] = {}
+        self._environments: dict[str, object] = {}
+        for name, each in _reachable(frames):
+            if isinstance(each, Looked) and id(each) not in known:
+                self._things[name] = each
+            elif id(each) not in known | mine and environments.is_environment(each):
+                self._environments[name] = each
         self.look()
 
     def look(self) -> None:
         """Compare with now from here on."""
         self._looks = {name: self._look(thing) for name, thing in self._things.items()}
+        self._inner = {name: environments.look(each) for name, each in self._environments.items()}
 
     def refuse_changed(self, *, drawn: bool = False) -> None:
         """Raises `UsageError` where something has changed.
@@ -62,8 +79,9 @@ class Unprotected:
             drawn: look at random generators, and else at all but these.
         """
         for name, thing in self._things.items():
-            generator = isinstance(thing, torch.Generator | np.random.Generator)
-            if generator is drawn and self._look(thing) != self._looks[name]:
+            generator = isinstance(thing, Generator)
+            changed = generator is drawn and self._look(thing) != self._looks[name]
+            if changed and not any(_tells_of(each, thing) for each in self._stateful):
                 does = "draws from" if generator else "changes"
                 raise UsageError(
                     f"the loop's body {does} `{name}` ({type(thing).__name__}), which is not protected: after a fault "
@@ -71,11 +89,27 @@ class Unprotected:
                     hint=_cure(name),
                 )
 
+        if not drawn:
+            self._refuse_environments()
+
+    def _refuse_environments(self) -> None:
+        for name, each in self._environments.items():
+            path = environments.difference(self._inner[name], environments.look(each))
+            if path:
+                raise UsageError(
+                    f"the loop's body changes `{name}` ({type(each).__name__}: its {path}), which is not protected: "
+                    "after a fault ranks would have different ones",
+                    hint="give it state_dict() and load_state_dict() for all that steps change, generators and what "
+                    f"the next body reads of this one (an observation) too, and {_cure(name)}; where each rank has its "
+                    'own, in a call of its own with part=f"rank{session.rank}", and --buddy-every',
+                )
+
     def refuse_waiting(self) -> None:
         """Raises `UsageError` for what is made to change, though it has not yet: it may at the first epoch's end."""
         for name, thing in self._things.items():
             sets_rate = isinstance(thing, LRScheduler) and any(thing.optimizer is mine for mine in self._optimizers)
-            if sets_rate or isinstance(thing, AveragedModel):
+            average = isinstance(thing, AveragedModel) and not any(_tells_of(each, thing) for each in self._stateful)
+            if sets_rate or average:
                 raise UsageError(
                     f"`{name}` ({type(thing).__name__}) follows what is protected, at some step if not at the first, "
                     "and is not protected: after a fault ranks would have different ones",
@@ -86,10 +120,8 @@ class Unprotected:
         if isinstance(thing, nn.Module):
             named = chain(thing.named_parameters(), thing.named_buffers())
             return {name: (each._version, _first(each)) for name, each in named if id(each) not in self._tensors}
-        if isinstance(thing, torch.Generator):
-            return thing.get_state().numpy().tobytes()
-        if isinstance(thing, np.random.Generator):
-            return repr(thing.bit_generator.state)
+        if isinstance(thing, Generator):
+            return environments.drawn_so_far(thing)
         return token(thing.state_dict())
 
 
@@ -119,8 +151,60 @@ def _inside(objects: Iterable[object]) -> Iterator[object]:
             )
 
 
-def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, Looked]]:
-    """What can be looked at, under the names by which the script has it; each once."""
+def _is_stateful(thing: object) -> bool:
+    """Whether this is a protected object of the script's making, which says itself what its state is."""
+    return hasattr(thing, "state_dict") and not isinstance(thing, nn.Module | torch.optim.Optimizer | LRScheduler)
+
+
+def _below(things: Iterable[object]) -> Iterator[object]:
+    """What protected objects of the script hold."""
+    near, seen = list(things), set[int]()
+    for _ in range(2 * _DEEP):
+        near = [each for each in near if id(each) not in seen]
+        seen.update(map(id, near))
+        yield from near
+        near = [each for thing in near for _, each in _held("", thing)]
+
+
+def _tells_of(protected: object, thing: Looked) -> bool:
+    """Whether the state of a protected object has that of something that it holds."""
+    with contextlib.suppress(Exception):  # the script's own code, which is not made for this moment
+        parts = list(_parts(protected.state_dict()))  # type: ignore[attr-defined]
+        if isinstance(thing, nn.Module):
+            told = {each.data_ptr() for each in parts if isinstance(each, torch.Tensor)}
+            own = [each for each in chain(thing.parameters(), thing.buffers()) if each.numel()]
+            return bool(own) and all(each.data_ptr() in told for each in own)
+        state = _state_of(thing)
+        return any(type(each) is not str and token(each) == state for each in parts)
+    return False
+
+
+def _state_of(thing: Looked) -> object:
+    if isinstance(thing, torch.Generator):
+        return token(thing.get_state())
+    if isinstance(thing, np.random.Generator):
+        return token(thing.bit_generator.state)
+    if isinstance(thing, np.random.RandomState):
+        return token(thing.get_state())
+    return token(thing.getstate() if isinstance(thing, random.Random) else thing.state_dict())
+
+
+def _parts(state: object) -> Iterator[object]:
+    """A nested state, and all that is in it."""
+    near = [state]
+    for _ in range(_AT_MOST):
+        if not near:
+            return
+        each = near.pop()
+        yield each
+        if isinstance(each, dict):
+            near += each.values()
+        elif isinstance(each, list | tuple) and len(each) <= _WIDE:
+            near += each
+
+
+def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
+    """What the script has, under the names by which it has that; each once."""
     seen: set[int] = set()
     near: list[tuple[str, object]] = []
     for frame in frames:
@@ -132,7 +216,7 @@ def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, Looked]]:
             if id(thing) in seen or len(seen) > _AT_MOST:
                 continue
             seen.add(id(thing))
-            if isinstance(thing, Looked) and thing is not torch.default_generator:
+            if id(thing) not in _OWN_GENERATORS:
                 yield name, thing
             around += _held(name, thing)
         near = around

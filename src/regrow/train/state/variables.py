@@ -1,8 +1,8 @@
 """The script's own plain variables around its steps (`seen += 1`): put back with a step, handed to newcomers.
 
-They are those of the functions under way while the script asks for a step and enters it, and of their modules. A
-variable that holds anything but plain values, at either end of what is to be done with it, is left alone, and nothing
-here fails a training.
+They are those of the functions under way while the script asks for a step and enters it, and of their modules, and the
+attributes of objects that hold what is protected (`train/attributes/keepers.py`). A variable that holds anything but
+plain values, at either end of what is to be done with it, is left alone, and nothing here fails a training.
 """
 
 import contextlib
@@ -11,12 +11,13 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Concatenate, ParamSpec
 
 from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, encode
+from regrow.train.attributes.keepers import Attributes
 from regrow.train.state.namespaces import Namespace, names_used, namespaces
 from regrow.train.state.plain import (
     ATOMS,
@@ -66,6 +67,7 @@ class Variables:
 
     def __init__(self) -> None:
         self._frames: Callable[[], list[FrameType]] | None = None
+        self._objects: list[Attributes] = []
         self._unheard: dict[str, Values] = {}
         """How the variables were before others told of theirs, while the script asks for no step."""
         self._asking: dict[str, int] = {}
@@ -89,12 +91,15 @@ class Variables:
 
     # --- one step ----------------------------------------------------------------------------------------------
 
-    def follow(self, frames: Callable[[], list[FrameType]]) -> None:
+    def follow(self, frames: Callable[[], list[FrameType]], objects: Iterable[Attributes] = ()) -> None:
         """From now on: `frames` gives the script's calls under way, innermost first.
 
         They are asked for each time: a call that is remembered keeps all that its variables hold, the steps too.
+
+        Args:
+            objects: that hold what is protected.
         """
-        self._frames = frames
+        self._frames, self._objects = frames, list(objects)
 
     @_leaves_training_alone
     def asks(self) -> None:
@@ -116,9 +121,13 @@ class Variables:
     def _namespaces(self) -> list[Namespace]:
         return namespaces(self._frames()[:_FRAMES]) if self._frames is not None else []
 
-    def _spaces(self) -> dict[str, Namespace]:
+    def _spaces(self) -> dict[str, Namespace | Attributes]:
         found = self._namespaces() if self._known else []
-        return {space.name: space for space in found if self._known.get(space.name) == id(space.owner)}
+        spaces: dict[str, Namespace | Attributes] = {
+            space.name: space for space in found if self._known.get(space.name) == id(space.owner)
+        }
+        objects = self._objects if self._frames is not None and self._known else []
+        return spaces | {each.name: each for each in objects if each.alive}
 
     def take(self) -> dict[str, Values]:
         """The variables as they are now."""
@@ -145,7 +154,7 @@ class Variables:
                 if known is not value and (name, key) not in self._living and not same(known, value):
                     self._living.add((name, key))
 
-    def _read(self, space: Namespace) -> Values:
+    def _read(self, space: Namespace | Attributes) -> Values:
         found: Values = {}
         containers = 0
         for key, value in space.read().items():
@@ -158,7 +167,7 @@ class Variables:
                 break
         return found
 
-    def _outgrown(self, space: Namespace, key: str, former: object, value: object) -> None:
+    def _outgrown(self, space: Namespace | Attributes, key: str, former: object, value: object) -> None:
         if isinstance(former, PlainCopy) and former.thing is value:
             self.notes.append(
                 f"`{key}` of {space.name} has grown beyond {LEAVES:,} values and is not followed any more: a rank that "

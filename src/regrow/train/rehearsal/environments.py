@@ -1,0 +1,125 @@
+"""Environments of reinforcement learning, whosever class they are: what their steps change, down to their generators.
+
+An environment is what has `reset` and a `step` that is given something (an action); early stopping may have that form
+too, and matters as much. What it holds is gone through, also where the objects are a library's: a vector of
+environments holds the script's own.
+"""
+
+import inspect
+import random
+import time
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+
+import numpy as np
+import torch
+import xxhash
+from torch import nn
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+"""Whoever draws from one changes it."""
+_LEFT_ALONE = frozenset({"torch", "regrow", "builtins", "logging", "threading", "multiprocessing", "concurrent"})
+_DEEP, _MOST, _WIDE, _BYTES = 8, 4_000, 2_000, 1 << 20
+_BORN = time.time(), time.monotonic()
+
+
+def is_environment(thing: object) -> bool:
+    """Whether this has the form of an environment."""
+    kind = type(thing)
+    if kind.__module__.partition(".")[0] in _LEFT_ALONE or isinstance(thing, nn.Module | torch.optim.Optimizer | type):
+        return False
+    step = getattr(kind, "step", None)
+    if not (callable(getattr(kind, "reset", None)) and isinstance(step, FunctionType)):
+        return False
+    given = list(inspect.signature(step).parameters.values())[1:]
+    return any(each.kind is not each.VAR_KEYWORD and each.default is each.empty for each in given)
+
+
+def drawn_so_far(generator: Generator) -> object:
+    """Something that is another when somebody has drawn from it."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, np.random.Generator):
+        return repr(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return tuple(map(repr, _flat(generator.get_state(legacy=False))))
+    return generator.getstate()
+
+
+def _flat(state: object) -> Iterator[object]:
+    for each in state.values() if isinstance(state, dict) else ():
+        if isinstance(each, dict):
+            yield from _flat(each)
+        else:
+            yield each.tobytes() if isinstance(each, np.ndarray) else each
+
+
+def look(environment: object) -> dict[str, object]:
+    """A token for all that an environment holds, by path."""
+    return dict(_tokens(environment))
+
+
+def difference(before: dict[str, object], after: dict[str, object]) -> str:
+    """The path of something that is not what it was; empty: nothing, but for what a clock has said."""
+    for path in [*after, *before]:
+        one, other = before.get(path, _ABSENT), after.get(path, _ABSENT)
+        if one != other and not (_tells_time(one) or _tells_time(other)):
+            return path.removeprefix(".")
+    return ""
+
+
+_ABSENT = object()
+
+
+def _tokens(start: object) -> Iterator[tuple[str, object]]:
+    seen: set[int] = set()
+    near: list[tuple[str, object]] = [("", start)]
+    for _ in range(_DEEP):
+        around: list[tuple[str, object]] = []
+        for path, thing in near:
+            if isinstance(thing, int | float | str | bytes | type(None)):
+                yield path, thing if thing == thing else repr(thing)
+                continue
+            if id(thing) in seen or len(seen) > _MOST:
+                continue
+            seen.add(id(thing))
+            if isinstance(thing, Generator):
+                yield path, drawn_so_far(thing)
+            elif isinstance(thing, np.ndarray | np.generic):
+                yield path, _of_array(np.asarray(thing))
+            elif isinstance(thing, torch.Tensor):
+                yield path, _of_tensor(thing)
+            else:
+                around += _held(path, thing)
+        near = around
+
+
+def _held(path: str, thing: object) -> Iterable[tuple[str, object]]:
+    if isinstance(thing, dict):
+        return [(f"{path}[{key!r:.40}]", each) for key, each in list(thing.items())[:_WIDE]]
+    if isinstance(thing, list | tuple) or type(thing).__name__ == "deque":
+        return [(f"{path}[{at}]", each) for at, each in enumerate(list(thing)[:_WIDE])]  # type: ignore[call-overload]
+    if isinstance(thing, set | frozenset):
+        return [(f"{path}[{each!r:.40}]", True) for each in list(thing)[:_WIDE]]
+    code = isinstance(thing, type | ModuleType | FunctionType | MethodType | BuiltinFunctionType | nn.Module)
+    if code or type(thing).__module__.partition(".")[0] in _LEFT_ALONE or not hasattr(thing, "__dict__"):
+        return ()
+    return [(f"{path}.{key}", each) for key, each in list(vars(thing).items())]
+
+
+def _of_array(array: np.ndarray) -> object:
+    if array.dtype.hasobject or array.nbytes > _BYTES:
+        return array.shape
+    return array.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).tobytes())
+
+
+def _of_tensor(tensor: torch.Tensor) -> object:
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.nbytes > _BYTES:
+        return tensor.shape, tensor._version
+    return _of_array(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy())
+
+
+def _tells_time(value: object) -> bool:
+    if type(value) is not float:
+        return False
+    return any(born - 60 <= value <= now for born, now in zip(_BORN, (time.time(), time.monotonic()), strict=True))
