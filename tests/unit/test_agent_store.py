@@ -95,7 +95,7 @@ async def test_a_frame_that_is_no_request_is_hung_up_on(tmp_path: Path) -> None:
 
 
 async def test_who_says_nothing_is_hung_up_on_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regrow.agent.store.server._HELLO_S", 0.05)
+    monkeypatch.setattr("regrow.agent.store.server.HELLO_S", 0.05)
     before = strangers.refused.counts.get("store", 0)
     async with store(tmp_path) as (server, greeted):
         reader, _ = await asyncio.open_unix_connection(server.address.removeprefix("unix:"))

@@ -26,7 +26,7 @@ from regrow.agent.state_copies.server import CopyServer
 from regrow.agent.state_copies.versions import CopyVersions
 from regrow.agent.store.server import StoreServer
 from regrow.comm.links import Links, Site
-from regrow.core import http, strangers
+from regrow.core import strangers
 from regrow.core.ids import Generation, Rank, StepNo
 from regrow.core.messages.copy_transfer import AskCopy, CopyHello
 from regrow.core.messages.store import StoreAdd, StoreDelete, StoreGet, StoreHello, StoreMultiGet, StoreSet, StoreWait
@@ -353,7 +353,7 @@ async def test_callers_of_the_coordinator_who_stay_hold_nobody_up_and_are_hung_u
                 for _ in range(5):  # as often as somebody says who he is, he is answered
                     async with aiohttp.ClientSession() as late, late.get(f"{base}/job", headers=secret) as answer:
                         assert answer.status == 200
-                assert await asyncio.to_thread(stayers.left) <= http.MOST
+                assert await asyncio.to_thread(stayers.left) <= strangers.MOST
                 await asyncio.to_thread(stayers.wait)
             async with early.get(f"{base}/job", headers=secret) as answer:
                 assert answer.status == 200, "who was admitted is not hung up on"
@@ -404,6 +404,33 @@ async def test_the_answer_to_what_is_no_request_is_short(said: bytes) -> None:
         assert len(answer) < 400
         assert not answer or answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400", b"HTTP/1.1 401"))
         writer.close()
+
+
+def crowd_goes(stayers: Stayers) -> bool:
+    """Whether no more than may be waited for are left after a moment, and they longer than that."""
+    began = time.monotonic()
+    while stayers.left() > strangers.MOST:
+        if time.monotonic() - began > PATIENCE:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+async def test_callers_of_an_agents_doors_who_stay_are_hung_up_on_too(tmp_path: Path) -> None:
+    source: StateSource = Weights()
+    vault = CopyServer(CopyVersions(), token=TOKEN, folder=None, bind="127.0.0.1", advertise="127.0.0.1")
+    halves = (b"", framed(b"half")[:6], _LENGTH.pack(1000) + b"more", b"GET / HTTP/1.1\r\n")
+    async with StoreServer(config(job={"nodes": 2}, token=TOKEN, socket_dir=str(tmp_path))) as store:
+        with HydrationServer(source, token=TOKEN, socket_dir=tmp_path, nodes=2) as hydration:
+            try:
+                doors = (store.address, hydration.endpoint, vault.open())
+                crowds = [await asyncio.to_thread(Stayers, endpoint, 200, halves) for endpoint in doors]
+                for stayers in crowds:
+                    assert await asyncio.to_thread(crowd_goes, stayers)
+                for stayers in crowds:
+                    await asyncio.to_thread(stayers.wait)
+            finally:
+                vault.close()
 
 
 def test_a_flood_of_them_is_not_one_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

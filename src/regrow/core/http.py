@@ -6,7 +6,6 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -16,12 +15,8 @@ from aiohttp import web
 from regrow.core import tls
 from regrow.core.ids import Seconds
 from regrow.core.process.tasks import supervised
-from regrow.core.strangers import refused
+from regrow.core.strangers import HELLO_S, MOST, refused
 
-MOST = 64
-"""Callers at one door of whom it is not known yet who they are."""
-HEAD_S: Seconds = 5.0
-"""Until they have said it."""
 HEAD_BYTES = 64 << 10
 _TURN_S: Seconds = 0.02
 _TURN_TLS_S: Seconds = 0.5
@@ -183,7 +178,7 @@ class _Handler(web.RequestHandler):
 class HttpListener:
     """Lets callers in: the sockets of a site, as a server that `web.BaseSite` can close.
 
-    At most `MOST` of those of whom it is not known yet who they are, each for `HEAD_S`. While others wait outside, the
+    At most `MOST` of those of whom it is not known yet who they are, each for `HELLO_S`. While others wait outside, the
     one that has been silent longest gives way as soon as it has had its turn, and so it does where descriptors run out.
 
     Args:
@@ -264,7 +259,7 @@ class HttpListener:
         turn = _TURN_S if self._context is None else _TURN_TLS_S
         caller.timers = [
             self._loop.call_later(turn, self._loop.call_soon, self._loop.call_soon, self._had_turn, caller),
-            self._loop.call_later(HEAD_S, caller.hang_up, f"somebody who said nothing whole within {HEAD_S:g} s"),
+            self._loop.call_later(HELLO_S, caller.hang_up, f"somebody who said nothing whole within {HELLO_S:g} s"),
         ]
         caller.task = supervised(
             self._serve(connection, caller), "taking a call", lambda _, error: self._lost(caller, error)
@@ -276,7 +271,7 @@ class HttpListener:
                 lambda: _Handler(self._server, caller, loop=self._loop, access_log=None, keepalive_timeout=self._idle),
                 connection,
                 ssl=self._context,
-                ssl_handshake_timeout=None if self._context is None else HEAD_S,
+                ssl_handshake_timeout=None if self._context is None else HELLO_S,
             )
         except (OSError, TimeoutError) as error:  # no handshake, or it has gone
             if caller.transport is None:

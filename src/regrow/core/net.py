@@ -14,6 +14,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,9 @@ from typing import Any, TypeVar
 
 from regrow.core import tls, tunnel
 from regrow.core.errors import ProtocolError, RegrowError, UsageError
-from regrow.core.ids import Seconds
+from regrow.core.ids import Instant, Seconds
 from regrow.core.process.forks import keep_from_forks
-from regrow.core.strangers import refused
+from regrow.core.strangers import HELLO_S, MOST, TURN_S, refused
 
 CONNECT_S: Seconds = 10.0
 WINDOW = 1 << 20
@@ -204,6 +205,9 @@ def widen(sock: socket.socket) -> None:
 class ThreadServer:
     """Serves connections between `open` and `close`: a thread accepts, one more attends to each that comes.
 
+    Those that are not `known` yet are hung up on after `strangers.HELLO_S`, and while there are more than
+    `strangers.MOST` of them the oldest makes room for who comes.
+
     Args:
         name: of its threads.
         attend: serves one connection; it is closed when this returns or raises.
@@ -216,6 +220,8 @@ class ThreadServer:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._serving: dict[socket.socket, threading.Thread] = {}
+        self._strangers: dict[socket.socket, Instant] = {}
+        """Since when they are there, the oldest first."""
 
     @property
     def closed(self) -> bool:
@@ -241,6 +247,11 @@ class ThreadServer:
         if self._acceptor is not None and self._acceptor is not threading.current_thread():
             self._acceptor.join(_END_S)
 
+    def known(self, sock: socket.socket) -> None:
+        """It has shown that it belongs here."""
+        with self._lock:
+            self._strangers.pop(sock, None)
+
     def dismiss(self, connections: Iterable[socket.socket]) -> None:
         """Hang up on these, and wait until their threads have ended."""
         with self._lock:
@@ -254,8 +265,9 @@ class ThreadServer:
     def _accept(self, listener: Listener) -> None:
         while True:
             try:
+                listener.sock.settimeout(self._send_away())
                 sock = listener.accept()
-            except ConnectionAbortedError:
+            except (TimeoutError, ConnectionAbortedError):
                 continue
             except OSError as error:
                 # Out of descriptors, most likely: others are given the time to end.
@@ -269,12 +281,33 @@ class ThreadServer:
                     sock.close()
                     return
                 self._serving[sock] = thread
+                self._strangers[sock] = time.monotonic()
                 try:
                     thread.start()  # under the lock, so that who finds it in the table can join it
                 except RuntimeError as error:
-                    del self._serving[sock]
+                    del self._serving[sock], self._strangers[sock]
                     sock.close()  # who called may try again, when there is a thread for it
                     _log.warning("%s: nobody can attend to a connection: %s", self._name, error)
+
+    def _send_away(self) -> Seconds | None:
+        """Hang up on strangers who have been here for too long, or for others; when to look again, if there are any."""
+        while True:
+            with self._lock:
+                oldest = next(iter(self._strangers.items()), None)
+                crowded = len(self._strangers) >= MOST
+                if oldest is None:
+                    return None
+                sock, since = oldest
+                left = since + (TURN_S if crowded else HELLO_S) - time.monotonic()
+                if left <= 0.0:
+                    del self._strangers[sock]
+                    hang_up(sock)  # under the lock: nobody closes it meanwhile, so that it is not another's by now
+            if left <= 0.0:
+                refused.add(self._name.removeprefix("regrow-"), "somebody who did not say who it is")
+            elif not crowded:
+                return left
+            elif self._closed.wait(left):
+                return None
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -288,6 +321,7 @@ class ThreadServer:
         finally:
             with self._lock:
                 self._serving.pop(sock, None)
+                self._strangers.pop(sock, None)
             sock.close()
 
 

@@ -4,7 +4,16 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
+from regrow.core.ids import Seconds
+
+MOST: Final = 64
+"""Callers at one door of whom it is not known yet who they are."""
+HELLO_S: Final[Seconds] = 5.0
+"""Until they have said it."""
+TURN_S: Final[Seconds] = 0.25
+"""So long each may stay, however many others wait: a newcomer on a busy node needs some of that to say who it is."""
 _log = logging.getLogger(__name__)
 
 

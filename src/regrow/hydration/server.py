@@ -9,6 +9,7 @@ from pathlib import Path
 from regrow.core.errors import HydrationError, ProtocolError, StateError, UsageError
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.core.net import ThreadServer, listen, same_secret
+from regrow.core.strangers import HELLO_S
 from regrow.core.wire import read_frame
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.memory import Outgoing
@@ -17,7 +18,7 @@ from regrow.hydration.plan import chunked
 from regrow.hydration.streams import STRANGERS_BYTES, allow, checksum, has_hung_up
 
 _log = logging.getLogger(__name__)
-_HANDSHAKE: Seconds = 10.0
+_HANDSHAKE: Seconds = HELLO_S
 _BETWEEN_REQUESTS: Seconds = 120.0
 _LONGEST_PATIENCE: Seconds = 600.0
 _GLANCE: Seconds = 0.5
@@ -147,6 +148,7 @@ class HydrationServer:
         ask = holder_side.decode(body)
         if not isinstance(ask, AskState) or not same_secret(ask.token, self._token):
             raise ProtocolError("a reader of state did not know the job's token")
+        self._server.known(sock)
         refusal = self._admit(sock, ask)
         if not refusal:
             try:

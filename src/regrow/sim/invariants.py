@@ -1,7 +1,7 @@
 """What must hold at every moment of a job, whatever goes wrong. Checked against what simulated workers really do."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import astuple
 
@@ -207,16 +207,10 @@ class Invariants:
         if self.end is None:
             self._standing(machine)
         if forms:
-            self._kept_apart(forms[0].members, {line.text for line in commands if isinstance(line, Noted)})
-
-    def _kept_apart(self, members: Sequence[Member], said: Set[str]) -> None:
-        """Who holds one part of the state does not stand on one node, or it is said."""
-        holdings = {member.rank: self._workers[member.worker].holding for member in members}
-        ranks = exposed_ranks(holdings, {member.rank: member.node for member in members}, {})
-        told = f"ranks {', '.join(map(str, ranks))} hold the same part of the state" if ranks else ""
-        known = not told or told == self._exposed or any(text.startswith(told) for text in said)
-        require(known, f"ranks {ranks} stand on one node, and nobody says so")
-        self._exposed = told
+            exposed = _standing_together(forms[0].members, self._workers)
+            told = any(isinstance(c, Noted) and exposed in c.text for c in commands)
+            require(told or exposed in (self._exposed, ""), f"{exposed} and stand on one node, and nobody says so")
+            self._exposed = exposed
 
     def _formation(self, forms: list[orders.FormGeneration]) -> None:
         first = forms[0]
@@ -385,3 +379,10 @@ class Invariants:
         require(isinstance(machine.state, Ended), "what has ended stays so")
         if self.end is not None and self.end.code == 0:
             require(len(self.opened) == len(self.closed), "a job that went well has closed its incidents")
+
+
+def _standing_together(members: Sequence[Member], workers: Mapping[WorkerId, SimWorker]) -> str:
+    """All ranks that hold some part of the state, where they stand on one node and others do not; empty: none do."""
+    holdings = {member.rank: workers[member.worker].holding for member in members}
+    ranks = exposed_ranks(holdings, {member.rank: member.node for member in members}, {})
+    return f"ranks {', '.join(map(str, ranks))} hold the same part of the state" if ranks else ""

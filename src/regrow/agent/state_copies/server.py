@@ -22,11 +22,12 @@ from regrow.core.messages.copy_transfer import (
     vault_side,
 )
 from regrow.core.net import ThreadServer, listen, same_secret
+from regrow.core.strangers import HELLO_S
 from regrow.core.wire import MAX_FRAME_BYTES, read_frame, receive_into
 from regrow.hydration.copies.segment import NoMemoryForCopy, Segment, Torn, chunk_count, chunks_of
 from regrow.hydration.streams import DIGEST_BYTES, STALL, STRANGERS_BYTES, checksum
 
-_HELLO_S: Seconds = 10.0
+_HELLO_S: Seconds = HELLO_S
 _IDLE_S: Seconds = 600.0
 _log = logging.getLogger("regrow.agent")
 
@@ -62,6 +63,10 @@ class CopyServer:
         self._partial.clear()
 
     # --- what conversations ask ---
+
+    def greeted(self, sock: socket.socket) -> None:
+        """This caller has shown that it belongs here."""
+        self._server.known(sock)
 
     def knows(self, token: str) -> bool:
         """Whether this is the job's secret."""
@@ -118,6 +123,7 @@ class _Conversation:
             return
         if not isinstance(hello, CopyHello) or not self._server.knows(hello.token):
             raise ProtocolError("it does not know the job's token")
+        self._server.greeted(self._sock)
         while (request := self._next(_IDLE_S)) is not None:
             match request:
                 case AskCopy():

@@ -6,6 +6,7 @@ speaks to the others (`keeper`).
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Self
@@ -16,14 +17,13 @@ from regrow.agent.store.peers import PeerLinks
 from regrow.agent.store.store_node import StoreNode
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
-from regrow.core.ids import Generation, Seconds
+from regrow.core.ids import Generation, Instant, Seconds
 from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest, StoreSet, StoreTable
 from regrow.core.net import is_own, same_secret, serve
 from regrow.core.process.tasks import supervised
-from regrow.core.strangers import refused
+from regrow.core.strangers import HELLO_S, MOST, TURN_S, refused
 from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 
-_HELLO_S: Seconds = 10.0
 _HELLO_BYTES = 64 << 10
 _END_S: Seconds = 5.0
 _TOGETHER_BYTES = 64 << 10
@@ -49,6 +49,7 @@ class StoreServer:
         self._tables = tables
         self._server: asyncio.Server | None = None
         self._serving: set[_Conversation] = set()
+        self._crowd = _Crowd()
         self.address = ""
         self.keeper = self._keeper()
 
@@ -78,7 +79,7 @@ class StoreServer:
         self.keeper.drop_before(Generation(generation - 1))
 
     def _conversation(self) -> "_Conversation":
-        return _Conversation(self._at_once, self._answer, self._token, self._serving)
+        return _Conversation(self._at_once, self._answer, self._token, self._serving, self._crowd)
 
     def _at_once(self, request: StoreRequest, caller: str) -> StoreReply | None:
         return self.keeper.at_once(request, caller)
@@ -89,6 +90,35 @@ class StoreServer:
         return await self.keeper.carry_out(request, caller)
 
 
+class _Crowd:
+    """Clients that have not greeted: beyond `MOST` the oldest give way, as soon as they have had their time."""
+
+    def __init__(self) -> None:
+        self._since: dict[_Conversation, Instant] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def enter(self, client: "_Conversation") -> None:
+        """It has come."""
+        self._since[client] = time.monotonic()
+        if len(self._since) > MOST and self._timer is None:
+            self._look()
+
+    def leave(self, client: "_Conversation") -> None:
+        """It has greeted, or gone."""
+        self._since.pop(client, None)
+
+    def _look(self) -> None:
+        self._timer = None
+        while len(self._since) > MOST:
+            client, since = next(iter(self._since.items()))
+            left = since + TURN_S - time.monotonic()
+            if left > 0.0:
+                self._timer = asyncio.get_running_loop().call_later(left, self._look)
+                return
+            del self._since[client]
+            client.give_way()
+
+
 class _Conversation(asyncio.Protocol):
     """One client: a worker, or another agent. Requests that wait do not hold up others.
 
@@ -97,6 +127,7 @@ class _Conversation(asyncio.Protocol):
         carry_out: answers those.
         token: what the client must know.
         serving: of all that are going on.
+        crowd: of those that have not greeted.
     """
 
     def __init__(
@@ -105,10 +136,11 @@ class _Conversation(asyncio.Protocol):
         carry_out: Callable[[StoreRequest, str], Awaitable[StoreReply]],
         token: bytes,
         serving: "set[_Conversation]",
+        crowd: "_Crowd",
     ) -> None:
         self._at_once, self._carry_out = at_once, carry_out
         self._token = token
-        self._serving = serving
+        self._serving, self._crowd = serving, crowd
         self._transport: asyncio.Transport
         self._hello_timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -127,7 +159,8 @@ class _Conversation(asyncio.Protocol):
         """It may greet now."""
         self._transport = transport  # type: ignore[assignment]  # of a stream, so it writes
         self._serving.add(self)
-        self._hello_timer = asyncio.get_running_loop().call_later(_HELLO_S, self._refuse, "no greeting came")
+        self._crowd.enter(self)
+        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_S, self._refuse, "no greeting came")
         if not is_own(transport.get_extra_info("socket")):
             self._refuse("it is of another user")
 
@@ -151,6 +184,7 @@ class _Conversation(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The client has left, or was hung up on: nobody waits for answers any more."""
         self._serving.discard(self)
+        self._crowd.leave(self)
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         for task in list(self._answering.values()):
@@ -191,6 +225,10 @@ class _Conversation(asyncio.Protocol):
         if said and not self._transport.is_closing():
             self._transport.write(said)
 
+    def give_way(self) -> None:
+        """Others wait, and it has not said who it is."""
+        self._refuse("somebody who did not greet while others waited")
+
     def _refuse(self, why: str) -> None:
         if not self._transport.is_closing():
             refused.add("store", why)
@@ -199,6 +237,7 @@ class _Conversation(asyncio.Protocol):
     def _greet(self, hello: StoreRequest) -> None:
         if not isinstance(hello, StoreHello) or not same_secret(hello.token, self._token):
             raise ProtocolError("the client does not know the job's token")
+        self._crowd.leave(self)
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         self._caller = hello.agent
