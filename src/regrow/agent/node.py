@@ -180,6 +180,7 @@ class Agent:
                 _log.warning("worker %s is not spawned: this node ends", order.worker)
                 return
             case orders.SpawnWorker():
+                self._store.answers.learn(self._store.address, order.stores, order.world)
                 self._workers.spawn(order)
                 return
             case orders.StopNode(reason=reason, grace=grace):

@@ -31,6 +31,7 @@ _OBJECTS = {
     _code(dist.recv_object_list): "object_list",
     _code(dist.scatter_object_list): "scatter_object_output_list",
 }
+_SENT_TO_ALL = _code(dist.broadcast_object_list)
 _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
 
 
@@ -41,6 +42,15 @@ def _callers() -> Iterator[FrameType]:
             return
         yield frame
         frame = frame.f_back
+
+
+def own_objects() -> list[Any] | None:
+    """The list that this process sends to all by `broadcast_object_list`, where that is what calls; else None."""
+    for frame in _callers():
+        if frame.f_code is _SENT_TO_ALL:
+            objects: list[Any] = frame.f_locals["object_list"]
+            return objects
+    return None
 
 
 def answer_special(tensor: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from regrow.comm.group_ranks import RankInWorld, fixed, moved, spans
 from regrow.comm.links import Links, Site
 from regrow.comm.process_group import BACKEND, Between, EchoScope, RegrowGroup, send_together
 from regrow.comm.refusing_store import RefusingStore
+from regrow.comm.set_up import SetUp
 from regrow.comm.socket_mesh import SocketMesh
 from regrow.comm.store import AgentStore
 from regrow.comm.torch_private import expected_names, internals
@@ -63,6 +64,8 @@ class Groups:
         """Called before the script destroys the group of all ranks."""
         self.between: Between | None = None
         """Asked first whether it takes over a call of a collective."""
+        self.set_up: SetUp | None = None
+        """Asked what becomes of the script's collectives, until its loop."""
         self.unit = 1
         """Ranks of one replica."""
         self._groups: list[RegrowGroup] = []

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from regrow.comm import checking, nccl
 from regrow.comm.echo import EchoTransport
 from regrow.comm.flight import FLIGHT
+from regrow.comm.set_up import SetUp
 from regrow.comm.torch_private import internals
 from regrow.comm.torch_private.internals import ProcessGroup, Work
 from regrow.comm.transport import Transport
@@ -88,6 +89,7 @@ class Owner(Protocol):
     after_collective: Callable[[str], None] | None
     on_asked: Callable[[PlaceInWorld, str], None] | None
     between: "Between | None"
+    set_up: SetUp | None
 
     def destroy(self, group: "RegrowGroup") -> None:
         """The script destroys a group: who waits for that is told, then it is forgotten."""
@@ -125,6 +127,11 @@ class RegrowGroup(ProcessGroup):
         """While set, it answers instead of the transport."""
         self._coalescing: list[Work] | None = None
         self._coalesced_by: Transport | None = None
+
+    @property
+    def place(self) -> int:
+        """This worker's rank in the group, for who does not ask in the script's name."""
+        return self._place
 
     def seat(self, rank: int) -> None:
         """Take another rank of the group."""
@@ -202,7 +209,8 @@ class RegrowGroup(ProcessGroup):
         work = transport.end_coalescing(device)
         if work is None:
             raise GenerationHalted(f"generation {self._groups.generation} is over")
-        return work
+        set_up = self._groups.set_up
+        return work if set_up is None or self.echo is not None else set_up.together(work)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks. Raises `DeadlineExceeded`; who is missing is the coordinator's to say."""
@@ -254,6 +262,12 @@ class RegrowGroup(ProcessGroup):
     def _answer(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if self.echo is not None:
             return self._kept(self.echo.call(name, args, options))
+        set_up = self._groups.set_up
+        if set_up is None:
+            return self._kept(self._call(name, args, options))
+        return self._kept(set_up.answer(self, name, args, options, lambda: self._call(name, args, options)))
+
+    def _call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         groups, transport = self._groups, self.transport
         if (groups.halted and not groups.draining) or transport is None:
             groups.refused, groups.refused_call = True, name
@@ -266,7 +280,7 @@ class RegrowGroup(ProcessGroup):
         result = transport.call(name, args, options)
         if groups.after_collective is not None:
             groups.after_collective(name)
-        return self._kept(result)
+        return result
 
     def _kept(self, work: Work) -> Work:
         if self._coalescing is not None:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +23,7 @@ from regrow.core.ids import Seconds
 from regrow.core.messages.store import (
     NO_COUNTER,
     TIMEOUT,
+    AnswersNoted,
     StoreAdd,
     StoreAppend,
     StoreCheck,
@@ -48,7 +49,7 @@ from regrow.core.net import connect, hang_up
 from regrow.core.wire import FrameCodec
 
 ANSWER_S: Seconds = 120.0
-"""How much longer than the wait that was asked for an answer may take, before the agent counts as hung."""
+"""How much longer than the wait that was asked for an answer may take."""
 FOREVER_S: Seconds = 24 * 3600.0
 """torch's zero, which means no deadline."""
 _IDLE = 2
@@ -69,7 +70,7 @@ class _Connection:
         self._received = bytearray()
         self._quiet = 0
 
-    def tell(self, request: StoreSet, within: Seconds) -> None:
+    def tell(self, request: StoreSet | AnswersNoted, within: Seconds) -> None:
         """Have it done; where it cannot be, the next answer on this stream says so. Raises what `ask` raises."""
         self._quiet += 1
         self._send(msgspec.structs.replace(request, ask=self._quiet, quiet=True), time.monotonic() + within)
@@ -131,6 +132,16 @@ class Connections:
             if self._idle:
                 return self._idle.pop()
         return _Connection(self._address, self._token)
+
+    @contextmanager
+    def lent(self) -> Iterator[_Connection]:
+        """One for a request. Raises `OSError` or `ProtocolError`."""
+        connection = self.take()
+        with ExitStack() as failed:
+            failed.callback(connection.close)
+            yield connection
+            failed.pop_all()
+        self.give_back(connection)
 
     def give_back(self, connection: _Connection) -> None:
         """It has answered."""

@@ -3,7 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -100,6 +101,71 @@ class PendingWork(Work):
         return self._future.wait()
 
 
+class FollowedWork(Work):
+    """A work of another kind, after whose end something is done once: when its result may be read.
+
+    Args:
+        inner: the work; None until it is known, where calls are being put together.
+        then: what is done.
+    """
+
+    def __init__(self, inner: Work | None, then: Callable[[], object]) -> None:
+        super().__init__()
+        self.inner, self._then = inner, then
+        self._followed = False
+
+    def follow(self) -> None:
+        """Wait, and do it, unless that was done."""
+        if self.inner is not None and not self._followed:
+            self._followed = True
+            self.inner.wait()
+            self._then()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """As the work's own."""
+        if self.inner is not None:
+            self.inner.wait() if timeout is None else self.inner.wait(timeout)
+        self.follow()
+        return True
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done."""
+        return self.inner is not None and bool(self.inner.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether it is done and did not fail."""
+        return self.inner is not None and bool(self.inner.is_success())
+
+    def exception(self) -> Any:
+        """What it failed with, if it did."""
+        return None if self.inner is None else self.inner.exception()
+
+    def get_future(self) -> Any:
+        """The work's own."""
+        return None if self.inner is None else self.inner.get_future()
+
+    def result(self) -> Any:
+        """The work's own."""
+        return None if self.inner is None else self.inner.result()
+
+
+_noting = threading.local()
+
+
+@contextmanager
+def noting(then: Callable[[int], None]) -> Iterator[None]:
+    """Within this, the next promise of this thread calls `then` with the rank that sent, or -1, just before its end."""
+    _noting.then = then
+    try:
+        yield
+    finally:
+        _noting.then = None
+
+
 def finished_work(result: Any, *, source: int = -1) -> Work:
     """A work handle that is done already, with `result` as its value."""
     promise = Promise()
@@ -146,6 +212,8 @@ class Promise:
         self.source: list[int] = []
         """The rank that sent, once that is known."""
         self._flight = FLIGHT.begin()
+        self._then: Callable[[int], None] | None = getattr(_noting, "then", None)
+        _noting.then = None
 
     def work(self) -> Work:
         """The handle for who waits."""
@@ -153,6 +221,8 @@ class Promise:
 
     def keep(self, result: Any) -> None:
         """The result is there."""
+        if self._then is not None:
+            self._then(self.source[0] if self.source else -1)
         FLIGHT.end(self._flight)
         self.ended.set()
         self._outcome.set_result((None, result))

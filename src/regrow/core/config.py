@@ -253,6 +253,8 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     faults: list[FaultSpec] = []
     data: CacheSeat | None = None
     """The data cache of this node; None: there is none."""
+    restarts: int = 0
+    """How often all workers of the job were started again before this one was."""
     producer: ProducerSeat | None = None
     """Set in the process that makes batches for the node, which is no worker of the training."""
 

@@ -84,6 +84,10 @@ class EarlyReads:
         """The script has taken a device into use, which it has chosen by its place on the node."""
         self.found.setdefault(PlaceInWorld.LOCAL_RANK, f"{device} is in use")
 
+    def bind_rank(self, told: str) -> None:
+        """The script was told something that was for its rank alone."""
+        self.found.setdefault(PlaceInWorld.RANK, told)
+
     def seat(self, rank: int) -> None:
         """The worker has another rank than it was built under: torch's samplers that asked for it follow."""
         for reference in self._samplers:

@@ -86,6 +86,10 @@ class StateError(RegrowError):
     """Protected state cannot be named, encoded, or does not fit between two workers."""
 
 
+class SetUpDiffers(RegrowError):
+    """A newcomer hears something else before its loop than the worker whose rank it takes: it would not be equal."""
+
+
 class HydrationError(RegrowError):
     """State could not be received from the living peers."""
 

@@ -318,6 +318,7 @@ AnyRecord = (
     | Noted
     | ReplicaCorrupted
     | ReplicasDiverged
+    | ReplacementJudged
     | NodeJudged
     | NodeQuarantined
     | CheckpointSaved

@@ -104,6 +104,7 @@ class Orders:
                 faults=self._plan.of(seat.rank) if role is Role.RANK else [],
                 warmth=Warmth.IMPORTS if self._roster.nodes[seat.node].early else None,
                 avoid=sorted(avoid) if resume else [],
+                stores=[] if role is Role.RANK else self._stores_for(seat.node),
             )
         )
         self.write(
@@ -111,6 +112,11 @@ class Orders:
                 at=now, worker=worker.worker, node=seat.node, role=role, rank=seat.rank, generation=generation
             )
         )
+
+    def _stores_for(self, node: NodeId) -> list[str]:
+        """Whom a node without ranks is to ask what the first workers have heard before their loop."""
+        table, own = self.tables.newest, self._roster.nodes[node].store
+        return [] if table is None or own in table.stores else table.stores
 
     def standby_seat(self, node: NodeRecord) -> Seat:
         """The rank that a standby builds under.

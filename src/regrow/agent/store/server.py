@@ -14,11 +14,21 @@ from typing import Self
 import msgspec
 
 from regrow.agent.store.peers import PeerLinks
+from regrow.agent.store.set_up_answers import SetUpAnswers
 from regrow.agent.store.store_node import StoreNode
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Instant, Seconds
-from regrow.core.messages.store import StoreCancel, StoreHello, StoreReply, StoreRequest, StoreSet, StoreTable
+from regrow.core.messages.store import (
+    AnswersAsked,
+    AnswersNoted,
+    StoreCancel,
+    StoreHello,
+    StoreReply,
+    StoreRequest,
+    StoreSet,
+    StoreTable,
+)
 from regrow.core.net import is_own, same_secret, serve
 from regrow.core.process.tasks import supervised
 from regrow.core.strangers import HELLO_S, MOST, TURN_S, refused
@@ -47,6 +57,8 @@ class StoreServer:
         self._token = config.token.encode()
         self.peers = PeerLinks(config.token)
         self._tables = tables
+        self.answers = SetUpAnswers(self.peers)
+        """What the first workers have heard before their loop."""
         self._server: asyncio.Server | None = None
         self._serving: set[_Conversation] = set()
         self._crowd = _Crowd()
@@ -68,6 +80,7 @@ class StoreServer:
     async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
+        await self.answers.close()
         await self.peers.close()
         left = [conversation.hang_up() for conversation in self._serving]
         if left:
@@ -76,17 +89,25 @@ class StoreServer:
     def generation_formed(self, generation: Generation, stores: Sequence[str] = (), world: int = 0) -> None:
         """Keep the keys of this generation of `world` ranks, spread over these agents, and those of the one before."""
         self.keeper.learn(generation, stores, world)
+        self.answers.learn(self.address, stores, world)
         self.keeper.drop_before(Generation(generation - 1))
 
     def _conversation(self) -> "_Conversation":
         return _Conversation(self._at_once, self._answer, self._token, self._serving, self._crowd)
 
     def _at_once(self, request: StoreRequest, caller: str) -> StoreReply | None:
+        if isinstance(request, AnswersNoted):
+            self.answers.note(request)
+            return StoreReply()
+        if isinstance(request, AnswersAsked):
+            return self.answers.at_once(request)
         return self.keeper.at_once(request, caller)
 
     async def _answer(self, request: StoreRequest, caller: str) -> StoreReply:
         if isinstance(request, StoreTable) and self._tables is not None:
             return await self._tables(request)
+        if isinstance(request, AnswersAsked):
+            return await self.answers.answer(request)
         return await self.keeper.carry_out(request, caller)
 
 
@@ -268,7 +289,7 @@ class _Conversation(asyncio.Protocol):
         self._say(await self._carry_out(request, caller), request)
 
     def _say(self, reply: StoreReply, request: StoreRequest) -> None:
-        if isinstance(request, StoreSet | StoreHello) and request.quiet and not reply.error:
+        if isinstance(request, StoreSet | StoreHello | AnswersNoted) and request.quiet and not reply.error:
             return
         number = request.ask
         try:

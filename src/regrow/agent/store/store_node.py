@@ -18,6 +18,8 @@ from regrow.agent.store.prompt import PromptAnswers, Rewrite
 from regrow.core.ids import Generation, Instant, Seconds
 from regrow.core.messages.store import (
     TIMEOUT,
+    AnswersAsked,
+    AnswersNoted,
     StoreAdd,
     StoreAppend,
     StoreCancel,
@@ -129,8 +131,8 @@ class StoreNode:
                 return StoreReply()
             case StoreHello() | StoreCancel():
                 raise StoreRefusal("hello was said already")
-            case StoreTable():
-                raise StoreRefusal("no tables are kept here")
+            case StoreTable() | AnswersNoted() | AnswersAsked():
+                raise StoreRefusal("no tables and no answers of a set-up are kept here")
             case _:
                 return await self._change(request, caller)
 

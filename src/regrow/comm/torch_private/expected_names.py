@@ -24,6 +24,7 @@ NAMES = (
     "torch._C._dynamo.eval_frame._FrameAction",
     f"{_C10D}._coalescing_manager",
     f"{_C10D}._set_pg_timeout",
+    f"{_C10D}._tensor_to_object",
     f"{_C10D}._world.pg_coalesce_state",
     f"{_C10D}._world.pg_group_ranks",
     f"{_DDP}._get_ddp_logging_data",
@@ -32,6 +33,7 @@ NAMES = (
     "torch._C._distributed_c10d.Reducer._rebuild_buckets",
     "torch._C._distributed_c10d.Reducer._reset_state",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
+    "torch.multiprocessing.reductions.StorageWeakRef",
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup",
 )
 """Dotted paths, each from a module that can be imported. What FSDP has on instances alone cannot be asked for here."""

@@ -23,6 +23,7 @@ from torch._C._dynamo import eval_frame
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import Backend, _world
 from torch.distributed.rendezvous import _rendezvous_handlers as rendezvous_handlers
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:
@@ -52,6 +53,31 @@ def coalesced(group: ProcessGroup, device: torch.device, operations: list[dist.P
             each.op(each.tensor, group=each.group, tag=each.tag, **{to: each.group_peer})
     works: list[Work] = manager.works
     return works
+
+
+def objects_of(tensor: torch.Tensor, sizes: list[int]) -> list[Any]:
+    """The objects whose pickles stand in a tensor in a row, as torch makes them where they are received."""
+    found, at = list[Any](), 0
+    for size in sizes:
+        found.append(c10d._tensor_to_object(tensor[at : at + size], size, None))  # type: ignore[no-untyped-call]
+        at += size
+    return found
+
+
+def storage_name(tensor: torch.Tensor) -> object:
+    """Equal for tensors in the same memory; that is not given to others while this is kept."""
+    return _StorageName(StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
+
+
+class _StorageName:
+    def __init__(self, reference: StorageWeakRef) -> None:
+        self._reference = reference
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _StorageName) and bool(self._reference.cdata == other._reference.cdata)
+
+    def __hash__(self) -> int:
+        return hash(self._reference.cdata)
 
 
 def serve_by(

@@ -29,6 +29,8 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     """How far a standby goes; None: as the job was started with."""
     avoid: list[StepNo] = []
     """Steps of durable checkpoints that some rank could not read."""
+    stores: list[str] = []
+    """Where the agents serve their stores, for a node that has not been told with a table."""
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True):

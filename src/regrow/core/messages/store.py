@@ -185,6 +185,34 @@ class StoreTable(StoreMessage, frozen=True, tag=True):
     timeout: Seconds
 
 
+class AnswersNoted(StoreMessage, frozen=True, tag=True):
+    """Answers of set-up's collectives, by name, for who builds later. What is there stays as it is.
+
+    `build`: which start of all workers they are of; those of an earlier one are forgotten. `rank`: whose they are.
+    `copied`: another agent keeps them too. `quiet`: it needs no reply.
+    """
+
+    build: int
+    rank: int
+    answers: dict[str, bytes]
+    copied: bool = False
+    quiet: bool = False
+
+
+class AnswersAsked(StoreMessage, frozen=True, tag=True):
+    """Those of these answers that are there, by name in `also`, as soon as one is; `TIMEOUT` where none came in time.
+
+    `names`: the first is what is wanted, unless they are pieces; others would say that it does not come.
+    `rank`: whose set-up it is. `here`: in this agent's memory alone.
+    """
+
+    build: int
+    rank: int
+    names: list[str]
+    timeout: Seconds
+    here: bool = False
+
+
 class StoreReply(StoreMessage, frozen=True, tag=True):
     """The answer to any request. `error`: empty, or one of the constants below, or a sentence.
 
@@ -227,4 +255,6 @@ StoreRequest = (
     | StoreList
     | StoreForget
     | StoreTable
+    | AnswersNoted
+    | AnswersAsked
 )

@@ -33,6 +33,7 @@ from regrow.train.worker.control import Control
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.recovery import site_of
 from regrow.train.worker.rejoin import Rejoin
+from regrow.train.worker.set_up import SetUpHearing
 from regrow.train.worker.stray_calls import StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
 
@@ -54,6 +55,7 @@ class SupervisedWorker:
         """Whether batches come from an iterator, which does not ask again for its place once it has given one."""
         self._state: ProtectedState | None = None
         self._rejoin: Rejoin | None = None
+        self._set_up: SetUpHearing | None = None
         self._born = time.monotonic()
         self.control = Control(
             link,
@@ -88,6 +90,7 @@ class SupervisedWorker:
         link.advice = lambda: member._stray.advice() if member._state is not None else ""
         member.control.start()
         groups.on_asked = link.early.note if link.early.watching else None
+        member._set_up = SetUpHearing(link, groups)
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
         groups.on_collective = member._stray.called
         if told := expected_names.shortfalls():
@@ -161,6 +164,8 @@ class SupervisedWorker:
         """The script has come to its loop."""
         self.early.stop()
         self._groups.on_asked = None
+        if self._set_up is not None:
+            self._set_up.stop()
 
     def local(self) -> AbstractContextManager[None]:
         """Within this, collectives are answered locally."""
@@ -205,6 +210,7 @@ class SupervisedWorker:
         if env.role is Role.RANK:
             reads = durable is not None and env.resume
             read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(StepNo(0), {})
+        told = "" if self._set_up is None else self._set_up.settle(state)
         holding = state.layout()
         self._link.board.enter(Phase.WAITING)
         self._link.send(
@@ -218,7 +224,7 @@ class SupervisedWorker:
                 whole_body=self.body.whole_body,
                 sharded=self._groups.count > 1 or state.parted(),
                 microbatches=microbatches,
-                fixed=fixed or self._groups.fixed(),
+                fixed=fixed or self._groups.fixed() or told,
                 between=self.control.first_inside > 0,
                 early=self.early.found,
                 parts=recovery.first_look() if env.role is Role.RANK else {},

@@ -1,0 +1,201 @@
+"""Answers that the first workers got from collectives before their loop, for those that build later: on two nodes.
+
+Each agent keeps those of its own workers, and brings them to another. Who builds on a third node has its agent ask
+these two, and then all. What was fetched stays here too.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from regrow.agent.store.cached import seen
+from regrow.agent.store.peers import StoreNodeLost, StorePeers
+from regrow.core.ids import Instant, Seconds
+from regrow.core.messages.store import TIMEOUT, AnswersAsked, AnswersNoted, StoreReply
+
+_LOOK_S: Seconds = 0.5
+"""Other agents are asked again after this."""
+_ANSWER_S: Seconds = 5.0
+_COPY_S: Seconds = 60.0
+_TOGETHER_BYTES = 8 << 20
+_PIECE = "p/"
+"""So begins the name of a piece of an answer."""
+_EVERYBODY = 4
+"""Each so many times all agents are asked, not only those that should have it."""
+
+
+def keepers(rank: int, world: int, nodes: int) -> tuple[int, int]:
+    """The places of the nodes that have what a rank has heard: its own, as far as that is known, and the copy's."""
+    own = min(rank, world - 1) * nodes // world
+    return own, copy_place(own, nodes)
+
+
+def copy_place(own: int, nodes: int) -> int:
+    """Where the copies of a node are: half of all nodes further, so rarely in one rack with it."""
+    return (own + max(1, nodes // 2)) % nodes
+
+
+class SetUpAnswers:
+    """One agent's. Called from its loop.
+
+    Args:
+        peers: reaches the other agents.
+    """
+
+    def __init__(self, peers: StorePeers) -> None:
+        self._peers = peers
+        self._build = -1
+        self._kept: dict[str, bytes] = {}
+        self._ranks: dict[str, int] = {}
+        """The answers of workers of this node, or fetched for them, and whose they are."""
+        self._stores: tuple[str, ...] = ()
+        self._world = 1
+        self._own = ""
+        self._source: dict[int, str] = {}
+        """Who has answered for a rank before."""
+        self._news: asyncio.Future[None] | None = None
+        self._uncopied: dict[str, int] = {}
+        self._copying: asyncio.Task[None] | None = None
+        self._target = ""
+
+    # --- where the agents are ------------------------------------------------------------------------------------
+
+    def learn(self, own: str, stores: Sequence[str], world: int) -> None:
+        """The agents of a generation of `world` ranks, in the order of nodes; the copies go to one of them."""
+        self._own = own
+        if not stores:
+            return
+        self._stores, self._world = tuple(stores), max(1, world)
+        target = stores[copy_place(stores.index(own), len(stores))] if own in stores else ""
+        if target == own:
+            target = ""
+        if target != self._target:
+            self._target, self._uncopied = target, dict(self._ranks)
+        self._copy()
+
+    async def close(self) -> None:
+        """Copy no more."""
+        if self._copying is not None:
+            self._copying.cancel()
+            await asyncio.wait({self._copying})
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def note(self, told: AnswersNoted) -> None:
+        """Keep them, unless they are of a start that is over."""
+        if not self._enter(told.build):
+            return
+        self._keep(told.answers, told.rank, copied=told.copied)
+
+    def _enter(self, build: int) -> bool:
+        if build > self._build:
+            self._build = build
+            self._kept, self._ranks, self._uncopied, self._source = {}, {}, {}, {}
+        return build == self._build
+
+    def _keep(self, answers: dict[str, bytes], rank: int, *, copied: bool) -> None:
+        for name, value in answers.items():
+            self._kept.setdefault(name, value)
+            if not copied and name not in self._ranks:
+                self._ranks[name] = self._uncopied[name] = rank
+        if self._news is not None:
+            self._news.set_result(None)
+            self._news = None
+        self._copy()
+
+    def _copy(self) -> None:
+        if self._uncopied and self._target and (self._copying is None or self._copying.done()):
+            self._copying = asyncio.get_running_loop().create_task(self._copy_all())
+            self._copying.add_done_callback(seen)
+
+    async def _copy_all(self) -> None:
+        while self._uncopied and self._target:
+            target, build = self._target, self._build
+            names, size = list[str](), 0
+            for name, rank in self._uncopied.items():
+                if names and (size > _TOGETHER_BYTES or rank != self._uncopied[names[0]]):
+                    break
+                names.append(name)
+                size += len(self._kept[name])
+            rank = self._uncopied[names[0]]
+            try:
+                there = await self._peers.ask(target, AnswersAsked(build, rank, names, 0.0, here=True), _ANSWER_S)
+                missing = {name: self._kept[name] for name in names if name not in there.also and name in self._kept}
+                if missing and build == self._build:
+                    await self._peers.ask(target, AnswersNoted(build, rank, missing, copied=True), _COPY_S)
+            except StoreNodeLost:
+                return  # the next generation has another
+            if target == self._target and build == self._build:
+                for name in names:
+                    self._uncopied.pop(name, None)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def at_once(self, asked: AnswersAsked) -> StoreReply | None:
+        """The answer, where no other has to be asked and nothing to be waited for."""
+        found = self._find(asked)
+        if found:
+            return StoreReply(also=found)
+        return StoreReply(error=TIMEOUT) if asked.here else None
+
+    async def answer(self, asked: AnswersAsked) -> StoreReply:
+        """The answer, when there is one."""
+        until, looks = _now() + asked.timeout, 0
+        while True:
+            found = self._find(asked) or await self._elsewhere(asked, everybody=looks % _EVERYBODY == 1)
+            if found:
+                return StoreReply(also=found)
+            if _now() >= until:
+                return StoreReply(error=TIMEOUT)
+            looks += 1
+            await self._arrival(min(until, _now() + _LOOK_S))
+
+    def _find(self, asked: AnswersAsked) -> dict[str, bytes]:
+        if asked.build != self._build:
+            return {}
+        return {name: self._kept[name] for name in asked.names if name in self._kept}
+
+    async def _arrival(self, until: Instant) -> None:
+        if self._news is None:
+            self._news = asyncio.get_running_loop().create_future()
+        await asyncio.wait({self._news}, timeout=max(0.0, until - _now()))
+
+    async def _elsewhere(self, asked: AnswersAsked, *, everybody: bool) -> dict[str, bytes]:
+        whom = [store for store in self._who(asked.rank, everybody=everybody) if store != self._own]
+        request = AnswersAsked(asked.build, asked.rank, asked.names, 0.0, here=True)
+        found = await self._first(whom, request)
+        # Not what says that no more will come: that would be believed of what has not come here yet.
+        kept = {name: value for name, value in found.items() if name == asked.names[0] or name.startswith(_PIECE)}
+        if kept and self._enter(asked.build):
+            self._keep(kept, asked.rank, copied=False)
+        return found
+
+    def _who(self, rank: int, *, everybody: bool) -> Iterable[str]:
+        source = self._source.get(rank)
+        if everybody or not self._stores:
+            return self._stores
+        places = keepers(rank, self._world, len(self._stores))
+        return dict.fromkeys([*([source] if source else []), *(self._stores[place] for place in places)])
+
+    async def _first(self, whom: Sequence[str], request: AnswersAsked) -> dict[str, bytes]:
+        """What the first has that has anything."""
+        if not whom:
+            return {}
+        loop = asyncio.get_running_loop()
+        asking = {loop.create_task(self._peers.ask(store, request, _ANSWER_S)): store for store in whom}
+        until, left = _now() + _ANSWER_S, set(asking)
+        try:
+            while left and _now() < until:
+                done, left = await asyncio.wait(left, timeout=until - _now(), return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if task.exception() is None and task.result().also:
+                        self._source[request.rank] = asking[task]
+                        return task.result().also
+            return {}
+        finally:
+            for task in asking:
+                task.add_done_callback(seen)
+                task.cancel()
+
+
+def _now() -> Instant:
+    return asyncio.get_running_loop().time()

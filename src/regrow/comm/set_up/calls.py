@@ -1,0 +1,185 @@
+"""Which tensors a collective fills, and for whom its answer is the same."""
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from regrow.comm import reductions
+from regrow.comm.set_up.log import Note, TensorShape
+
+_DEPTH = 64
+
+
+class Kind(Enum):
+    """Who gets the answer of a collective."""
+
+    ALIKE = auto()
+    """All of the group the same."""
+    OWN = auto()
+    """Each its own."""
+    AT_ROOT = auto()
+    """The root alone."""
+    RECEIVED = auto()
+    """The one that called, from another's send."""
+    BARRIER = auto()
+    """Nobody anything."""
+
+
+_KINDS = {
+    "broadcast": Kind.ALIKE,
+    "allreduce": Kind.ALIKE,
+    "allreduce_coalesced": Kind.ALIKE,
+    "allgather": Kind.ALIKE,
+    "allgather_coalesced": Kind.ALIKE,
+    "_allgather_base": Kind.ALIKE,
+    "all_gather_single": Kind.ALIKE,
+    "allgather_into_tensor_coalesced": Kind.ALIKE,
+    "all_gather_single_coalesced": Kind.ALIKE,
+    "reduce": Kind.AT_ROOT,
+    "gather": Kind.AT_ROOT,
+    "scatter": Kind.OWN,
+    "reduce_scatter": Kind.OWN,
+    "_reduce_scatter_base": Kind.OWN,
+    "reduce_scatter_single": Kind.OWN,
+    "reduce_scatter_tensor_coalesced": Kind.OWN,
+    "reduce_scatter_single_coalesced": Kind.OWN,
+    "alltoall": Kind.OWN,
+    "alltoall_base": Kind.OWN,
+    "all_to_all_single": Kind.OWN,
+    "recv": Kind.RECEIVED,
+    "recv_anysource": Kind.RECEIVED,
+    "barrier": Kind.BARRIER,
+}
+_ANY_SIZE = ("broadcast", "allreduce", "allreduce_coalesced", "reduce", "barrier")
+"""Those whose answer has the same shape and meaning in a world of another size."""
+
+
+class SetUpCall(NamedTuple):
+    """A collective that the script calls before its loop.
+
+    Attributes:
+        kind: who gets its answer.
+        note: of it, without its answer.
+        outputs: the tensors that are filled here.
+    """
+
+    kind: Kind
+    note: Note
+    outputs: list[torch.Tensor]
+
+    @property
+    def needs_size(self) -> bool:
+        """Whether the answer depends on how many ranks the group has."""
+        return self.note.name not in _ANY_SIZE
+
+
+def read(name: str, args: Sequence[Any], options: dict[str, Any], place: int) -> SetUpCall | None:
+    """What a call is; None where it has no answer, or is not the script's to have one of.
+
+    Args:
+        place: the caller's rank in the group.
+    """
+    kind = _KINDS.get(name)
+    if kind is None or _builds_protected_state():
+        return None
+    given = (*args, *options.values())
+    root = next((int(each.rootRank) for each in given if hasattr(each, "rootRank")), -1)
+    op = next((reductions.number(each.reduceOp) for each in given if hasattr(each, "reduceOp")), -1)
+    fills = bool(args) and kind is not Kind.BARRIER and (kind is not Kind.AT_ROOT or root == place)
+    outputs = list(_tensors(args[0])) if fills else []
+    shapes = [TensorShape(str(each.dtype).removeprefix("torch."), list(each.shape)) for each in outputs]
+    return SetUpCall(kind, Note(name, _where(), root, op, shapes), outputs)
+
+
+def peer(name: str, args: Sequence[Any]) -> str:
+    """From whom a receive receives, for the names of notes."""
+    return f"recv{args[1]}" if name == "recv" and len(args) > 1 else "recvany"
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for item in value:
+            yield from _tensors(item)
+
+
+def value_of(outputs: Sequence[torch.Tensor]) -> bytes:
+    """The bytes of all of them in a row. Raises what torch does where a tensor has none (sparse ones)."""
+    parts = []
+    for output in outputs:
+        flat = output.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        parts.append(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return b"".join(parts)
+
+
+def fill(outputs: Sequence[torch.Tensor], value: bytes) -> None:
+    """The reverse of `value_of`, for tensors of the same shapes."""
+    at = 0
+    for output in outputs:
+        nbytes = output.numel() * output.element_size()
+        if nbytes:
+            flat = torch.frombuffer(bytearray(value[at : at + nbytes]), dtype=torch.uint8)
+            output.detach().copy_(flat.view(output.dtype).reshape(output.shape))
+        at += nbytes
+
+
+# --- who calls ---------------------------------------------------------------------------------------------------
+
+_TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
+_OURS = os.path.join(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")), "")
+_LIBRARIES = tuple(
+    os.path.join(folder, "")
+    for folder in {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_WRAPPERS = tuple(
+    os.path.join(_TORCH, *folders, "")
+    for folders in (("nn", "parallel"), ("distributed", "fsdp"), ("distributed", "_composable"))
+)
+_DISTRIBUTING = {
+    os.path.join(_TORCH, "distributed", "tensor", "_api.py"): ("distribute_tensor", "distribute_module"),
+    os.path.join(_TORCH, "distributed", "_state_dict_utils.py"): (
+        "_broadcast_state_dict",
+        "_broadcast_tensors",
+        "_distribute_state_dict",
+        "_distribute_tensors",
+    ),
+}
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _builds_protected_state() -> bool:
+    """Whether DDP, FSDP or DTensor brings parameters to all ranks: newcomers receive protected state anyway."""
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if file.startswith(_WRAPPERS) or frame.f_code.co_name in _DISTRIBUTING.get(file, ()):
+            return True
+    return False
+
+
+def _where() -> str:
+    """The script's line; a library's that calls where there is none."""
+    nearest = ""
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if file.startswith((_OURS, _TORCH, "<frozen")):
+            continue
+        here = f"{os.path.basename(file)}:{frame.f_lineno}"
+        if not file.startswith(_LIBRARIES):
+            return here
+        nearest = nearest or here
+    return nearest or "an unknown line"

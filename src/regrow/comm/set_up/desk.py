@@ -1,0 +1,79 @@
+"""The way to the notes of set-ups, which this node's agent keeps."""
+
+import threading
+import time
+from typing import Protocol
+
+from regrow.comm.store import Connections
+from regrow.core.errors import DeadlineExceeded, ProtocolError
+from regrow.core.ids import Instant, Seconds
+from regrow.core.messages.store import TIMEOUT, AnswersAsked, AnswersNoted
+
+_TELL_S: Seconds = 60.0
+_ANSWER_S: Seconds = 120.0
+_SLICE_S: Seconds = 30.0
+
+
+class Desk(Protocol):
+    """Where notes are kept."""
+
+    def note(self, answers: dict[str, bytes]) -> None:
+        """Keep these, from any thread; what is there stays. Raises `OSError` or `ProtocolError`."""
+        ...
+
+    def have(self, names: list[str]) -> set[str]:
+        """Which of these are on this node."""
+        ...
+
+    def ask(self, names: list[str], until: Instant, rank: int) -> dict[str, bytes]:
+        """Those of these that are there, once one is. Raises `DeadlineExceeded`, `OSError` or `ProtocolError`."""
+        ...
+
+
+class AgentDesk:
+    """The agent's.
+
+    Args:
+        address: where the agent of this node serves its store.
+        token: the job's token.
+        build: which start of all workers the notes are of.
+        rank: whose they are.
+    """
+
+    def __init__(self, address: str, token: str, *, build: int, rank: int) -> None:
+        self._connections = Connections(address, token)
+        self._build, self._rank = build, rank
+        self._lock = threading.Lock()
+
+    def note(self, answers: dict[str, bytes]) -> None:
+        """As `Desk.note`."""
+        told = AnswersNoted(self._build, self._rank, answers, quiet=True) if answers else None
+        if told is None:
+            return
+        with self._lock, self._connections.lent() as connection:  # in the order of the calls
+            connection.tell(told, _TELL_S)
+
+    def have(self, names: list[str]) -> set[str]:
+        """As `Desk.have`."""
+        return set(self._ask(AnswersAsked(self._build, self._rank, names, 0.0, here=True)))
+
+    def ask(self, names: list[str], until: Instant, rank: int) -> dict[str, bytes]:
+        """As `Desk.ask`."""
+        while True:
+            left = max(0.0, until - time.monotonic())
+            found = self._ask(AnswersAsked(self._build, rank, names, min(left, _SLICE_S)))
+            if found:
+                return found
+            if time.monotonic() >= until:
+                raise DeadlineExceeded("what the first workers heard before their loop did not come in time")
+
+    def _ask(self, request: AnswersAsked) -> dict[str, bytes]:
+        with self._connections.lent() as connection:
+            reply = connection.ask(request, request.timeout + _ANSWER_S)
+        if reply.error and reply.error != TIMEOUT:
+            raise ProtocolError(reply.error)
+        return reply.also
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connections.close()

@@ -1,0 +1,254 @@
+"""A first worker's set-up: what it calls is noted, with what came of it."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+
+from regrow.comm import nccl
+from regrow.comm.group_ranks import RankInWorld
+from regrow.comm.set_up import CallingGroup, calls
+from regrow.comm.set_up.calls import Kind, SetUpCall
+from regrow.comm.set_up.desk import Desk
+from regrow.comm.set_up.log import (
+    ALIKE_BYTES,
+    AT_ONCE_BYTES,
+    OWN_BYTES,
+    PIECE_BYTES,
+    REFUSED,
+    WORLD,
+    Bounds,
+    Note,
+    SetUpEnd,
+    group_name,
+)
+from regrow.comm.torch_private.internals import Work, storage_name
+from regrow.comm.work import FollowedWork, noting
+from regrow.core.errors import ProtocolError
+from regrow.core.ids import Seconds
+
+SETTLE_S: Seconds = 60.0
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+@dataclass(eq=False)
+class _Heard:
+    """One call: its note's name, and what is filled; `value` once that is known."""
+
+    name: str
+    call: SetUpCall
+    own: bool
+    storages: list[object] = field(default_factory=list)
+    done: bool = False
+    value: bytes | None = None
+    source: int = -1
+    nbytes: int = 0
+
+
+class Recording:
+    """Notes the calls of this worker.
+
+    Args:
+        desk: keeps the notes.
+        seated: this worker's rank in the world.
+        unit: ranks of one replica.
+    """
+
+    def __init__(self, desk: Desk, seated: RankInWorld, unit: int) -> None:
+        self._desk, self._seated, self._unit = desk, seated, unit
+        self._lock = threading.Condition()
+        self._counts: Counter[str] = Counter()
+        self._bounds = Bounds()
+        self._late: list[_Heard] = []
+        """Those that are noted at the end."""
+        self._held = 0
+        """Bytes of these."""
+        self._open: list[_Heard] = []
+        self._following: list[FollowedWork] = []
+        self.refused = ""
+        """Why no newcomer can be told, for people; empty: all can."""
+        self.fixed = ""
+        """Why the answers hold in no world of another size, for people; empty: they do."""
+        self._say({WORLD: str(seated.world).encode()})
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    def answer(
+        self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any], run: Callable[[], Any]
+    ) -> Any:
+        """As `SetUp.answer`."""
+        call = None if self.refused else calls.read(name, args, options, group.place)
+        if call is None:
+            return run()
+        whole = self._is_whole(group)
+        called = group_name(group.ranks, self._seated, self._unit, whole=whole, replica=self._replica)
+        heard = self._begin(call, f"{called}.{group.key.rpartition('.')[2]}", args)
+        self._look_at_size(call, group, across=called.startswith("x"))
+        if heard is None:
+            return run()
+        if nccl.on_cuda(args):
+            return self._follow(heard, run())
+        with noting(lambda source: self._done(heard, source)):
+            return run()
+
+    @property
+    def _replica(self) -> int:
+        return self._seated.rank // self._unit
+
+    def _is_whole(self, group: CallingGroup) -> bool:
+        return group.key.endswith(".0") and group.ranks == list(range(self._seated.world))
+
+    def _begin(self, call: SetUpCall, group: str, args: tuple[Any, ...]) -> _Heard | None:
+        note, rank = call.note, self._seated.rank
+        with self._lock:
+            if why := self._bounds.call(note.name, note.where):
+                self._refuse(why)
+                return None
+            counted = f"{group}/{calls.peer(note.name, args)}" if call.kind is Kind.RECEIVED else group
+            counted = f"b/{group}" if call.kind is Kind.BARRIER else counted
+            number, self._counts[counted] = self._counts[counted], self._counts[counted] + 1
+            own = call.kind in (Kind.OWN, Kind.AT_ROOT, Kind.RECEIVED)
+            name = f"b/{group}/{number}" if call.kind is Kind.BARRIER else f"a/{counted}/{number}"
+            if call.kind in (Kind.OWN, Kind.AT_ROOT):  # that it was called, all members may know
+                self._say({name: _ENCODER.encode(msgspec.structs.replace(note, outputs=[]))})
+            if own:
+                name = f"r{rank}/{counted}/{number}"
+            nbytes = sum(each.numel() * each.element_size() for each in call.outputs)
+            heard = _Heard(name, call, own, nbytes=nbytes)
+            if nbytes > AT_ONCE_BYTES:
+                heard.storages = [storage_name(each) for each in call.outputs if each.numel()]
+                self._late.append(heard)
+            self._open.append(heard)
+            return heard
+
+    def _look_at_size(self, call: SetUpCall, group: CallingGroup, *, across: bool) -> None:
+        if self.fixed or call.kind is Kind.BARRIER or (across and not call.needs_size):
+            return
+        if len(group.ranks) == 1 and not across:
+            return
+        note = call.note
+        if across:
+            self.fixed = f"{note.name} at {note.where} was answered before the loop by as many ranks as there were then"
+        else:
+            self.fixed = (
+                f"{note.name} at {note.where} was answered before the loop inside a replica, and a new one has heard "
+                "nothing"
+            )
+
+    # --- answers -----------------------------------------------------------------------------------------------
+
+    def _follow(self, heard: _Heard, work: Any) -> Any:
+        """NCCL's works end on the device: what came is read when the script, or the end of the set-up, waits."""
+        followed = FollowedWork(work, lambda: self._done(heard, -1))
+        self._following.append(followed)
+        return followed
+
+    def together(self, work: Work) -> Work:
+        """As `SetUp.together`."""
+        waiting = [each for each in self._following if each.inner is None]
+        for each in waiting:
+            each.inner = work
+
+        def follow() -> None:
+            for each in waiting:
+                each.follow()
+
+        return FollowedWork(work, follow) if waiting else work
+
+    def _done(self, heard: _Heard, source: int) -> None:
+        """What a call fills is there; in the thread that has filled it, before anybody else may change it."""
+        keep = heard not in self._late or self._held + heard.nbytes <= ALIKE_BYTES + OWN_BYTES
+        try:
+            value = calls.value_of(heard.call.outputs) if keep else None
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            value = b""
+            self._refuse(f"the answer of {heard.call.note.name} at {heard.call.note.where} cannot be noted: {error}")
+        with self._lock:
+            heard.done, heard.value, heard.source = True, value, source
+            if heard in self._late:
+                self._held += len(value or b"")
+            elif why := self._over(heard):
+                self._refuse(why)
+            else:
+                self._say({heard.name: _ENCODER.encode(_noted(heard, value or b""))})
+            heard.call.outputs.clear()
+            self._open.remove(heard)
+            self._lock.notify_all()
+
+    def _over(self, heard: _Heard) -> str:
+        note = heard.call.note
+        return self._bounds.answer(note.name, note.where, heard.nbytes, own=heard.own)
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def settle(self, protected: Iterable[torch.Tensor]) -> None:
+        """The set-up is over: note what is late, unless it has filled protected state, and how many calls there were.
+
+        Args:
+            protected: the tensors of protected state.
+        """
+        for followed in self._following:
+            followed.follow()
+        self._await_all()
+        known = {storage_name(each) for each in protected} if self._late else set[object]()
+        for heard in self._late:
+            if self.refused:
+                break
+            if heard.storages and all(each in known for each in heard.storages):
+                self._say({heard.name: _ENCODER.encode(_noted(heard, b"", protected=True))})
+            elif why := self._over(heard):
+                self._refuse(why)
+            else:
+                self._note_pieces(heard)
+        self._late.clear()
+        counts = {name: count for name, count in self._counts.items() if not name.startswith("b/")}
+        self._say({f"r{self._seated.rank}/end": _ENCODER.encode(SetUpEnd(counts))})
+
+    def _await_all(self) -> None:
+        until = time.monotonic() + SETTLE_S
+        with self._lock:
+            while self._open and (left := until - time.monotonic()) > 0:
+                self._lock.wait(left)
+            if self._open:
+                note = self._open[0].call.note
+                self._refuse(f"{note.name} at {note.where} was not done when the loop began")
+
+    def _note_pieces(self, heard: _Heard) -> None:
+        value = heard.value or b""
+        pieces = [value[at : at + PIECE_BYTES] for at in range(0, len(value), PIECE_BYTES)]
+        names = [f"p/{xxhash.xxh3_128_hexdigest(piece)}" for piece in pieces]
+        try:
+            there = self._desk.have(names)
+        except (OSError, ValueError, ProtocolError) as error:
+            self._refuse(f"this node's agent has not answered: {error}")
+            return
+        for name, piece in zip(names, pieces, strict=True):
+            if name not in there:
+                self._say({name: piece})
+        self._say({heard.name: _ENCODER.encode(_noted(heard, b"", pieces=names))})
+        heard.value = None
+
+    # --- the desk ----------------------------------------------------------------------------------------------
+
+    def _say(self, notes: dict[str, bytes]) -> None:
+        try:
+            self._desk.note(notes)
+        except (OSError, ValueError, ProtocolError) as error:
+            self.refused = self.refused or f"this node's agent has not taken a note: {error}"
+
+    def _refuse(self, why: str) -> None:
+        if not self.refused:
+            self.refused = why
+            self._say({REFUSED: why.encode()})
+
+
+def _noted(heard: _Heard, value: bytes, *, pieces: list[str] | None = None, protected: bool = False) -> Note:
+    return msgspec.structs.replace(
+        heard.call.note, value=value, pieces=pieces or [], source=heard.source, protected=protected
+    )

@@ -1,0 +1,191 @@
+"""A newcomer's set-up: its collectives are answered with what the first workers have heard."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+
+from regrow.comm.echo_objects import own_objects
+from regrow.comm.group_ranks import RankInWorld
+from regrow.comm.set_up import CallingGroup, calls
+from regrow.comm.set_up.calls import Kind, SetUpCall
+from regrow.comm.set_up.desk import Desk
+from regrow.comm.set_up.log import REFUSED, WORLD, Note, SetUpEnd, counted_differently, differs, group_name
+from regrow.comm.torch_private.internals import Work, objects_of
+from regrow.comm.work import finished_work
+from regrow.core.errors import DeadlineExceeded, SetUpDiffers
+from regrow.core.ids import Instant, Seconds
+
+_NOTES = msgspec.msgpack.Decoder(Note)
+_ENDS = msgspec.msgpack.Decoder(SetUpEnd)
+_PIECES_TOGETHER = 8
+
+
+class Replay:
+    """Answers the calls of this worker.
+
+    Args:
+        desk: keeps the notes.
+        seated: this worker's rank in the world.
+        unit: ranks of one replica.
+        patience: how long the first workers may take to come to a call, in seconds.
+        refuted: told why this worker would not be equal, before that is raised.
+        alone: told of a call whose answer belongs to this rank alone, and where it is.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        seated: RankInWorld,
+        unit: int,
+        *,
+        patience: Seconds,
+        refuted: Callable[[str], None],
+        alone: Callable[[str], None],
+    ) -> None:
+        self._desk, self._seated, self._unit = desk, seated, unit
+        self._patience, self._refuted, self._alone = patience, refuted, alone
+        self._counts: Counter[str] = Counter()
+        self._sizes: list[int] = []
+        """Of the objects that this rank has sent to all, while their bytes are to come."""
+        self._rank: int | None = None
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    def answer(
+        self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any], run: Callable[[], Any]
+    ) -> Any:
+        """As `SetUp.answer`. Raises `SetUpDiffers` or `DeadlineExceeded`."""
+        call = calls.read(name, args, options, group.place)
+        if call is None:
+            return run()
+        called = self._named(group)
+        if call.kind is Kind.BARRIER:
+            self._wait_for_barrier(call, called)
+            return run()
+        if call.kind is not Kind.ALIKE:
+            self._alone(f"{name} at {call.note.where}")
+        counted = f"{called}/{calls.peer(name, args)}" if call.kind is Kind.RECEIVED else called
+        number, self._counts[counted] = self._counts[counted], self._counts[counted] + 1
+        common = None if call.kind is Kind.RECEIVED else self._note(call, f"a/{counted}/{number}")
+        if common is not None and call.kind is not Kind.ALIKE:
+            self._compare(common, msgspec.structs.replace(call.note, outputs=[]))
+        note = common if call.kind is Kind.ALIKE else self._note(call, f"r{self.rank}/{counted}/{number}")
+        if note is None or note.protected:
+            return run()
+        return self._told(note, call, args, group.place)
+
+    def together(self, work: Work) -> Work:
+        """As `SetUp.together`."""
+        return work
+
+    def _told(self, note: Note, call: SetUpCall, args: tuple[Any, ...], place: int) -> Work:
+        sent = own_objects() if call.kind is Kind.ALIKE and call.note.root == place else None
+        if sent is None:
+            self._compare(note, call.note)
+        else:
+            self._compare(msgspec.structs.replace(note, outputs=[]), msgspec.structs.replace(call.note, outputs=[]))
+        value = self._value(note, call)
+        if sent is not None and not (note.outputs == call.note.outputs and calls.value_of(call.outputs) == value):
+            self._send_again(sent, note, value)
+        if sent is None or note.outputs == call.note.outputs:
+            with torch.no_grad():
+                calls.fill(call.outputs, value)
+        result = args[0] if isinstance(args[0], list) else [args[0]]
+        return finished_work(result, source=note.source)
+
+    def _send_again(self, sent: list[Any], note: Note, value: bytes) -> None:
+        """Who sends objects keeps its own: they become those that the others have (a name with the time in it)."""
+        tensor = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
+        if note.outputs[0].dtype != "uint8":
+            self._sizes = tensor.view(torch.int64).tolist()
+        elif len(self._sizes) == len(sent):
+            sent[:] = objects_of(tensor, self._sizes)
+
+    @property
+    def rank(self) -> int:
+        """The first worker whose notes are this one's: that of its rank, or of its place in the first replica."""
+        if self._rank is None:
+            place = self._seated.rank % self._unit
+            found = self._ask([WORLD], place, "the first workers")
+            self._rank = self._seated.rank if self._seated.rank < int(found[WORLD]) else place
+        return self._rank
+
+    def _named(self, group: CallingGroup) -> str:
+        whole = group.key.endswith(".0") and group.ranks == list(range(self._seated.world))
+        replica = self.rank // self._unit
+        called = group_name(group.ranks, self._seated, self._unit, whole=whole, replica=replica)
+        return f"{called}.{group.key.rpartition('.')[2]}"
+
+    # --- notes -------------------------------------------------------------------------------------------------
+
+    def _wait_for_barrier(self, call: SetUpCall, group: str) -> None:
+        """A barrier tells nothing, so that one more or less makes no difference; but what it waits for has happened."""
+        number, self._counts[f"b/{group}"] = self._counts[f"b/{group}"], self._counts[f"b/{group}"] + 1
+        self._ask([f"b/{group}/{number}", self._end, REFUSED], self.rank, call.note.where)
+
+    @property
+    def _end(self) -> str:
+        return f"r{self.rank}/end"
+
+    def _note(self, call: SetUpCall, name: str) -> Note:
+        where = f"{call.note.name} at {call.note.where}"
+        found = self._ask([name, self._end, REFUSED], self.rank, where)
+        if name not in found:
+            if REFUSED in found:
+                self._refuse(found[REFUSED].decode())
+            self._refuse(f"it calls {where}, which the first workers did not call before their loop")
+        return _NOTES.decode(found[name])
+
+    def _value(self, note: Note, call: SetUpCall) -> bytes:
+        if not note.pieces:
+            return note.value
+        found = dict[str, bytes]()
+        where = f"{call.note.name} at {call.note.where}"
+        until = time.monotonic() + self._patience
+        left = list(dict.fromkeys(note.pieces))
+        while left:
+            try:
+                found |= self._desk.ask(left[:_PIECES_TOGETHER], until, self.rank)
+            except DeadlineExceeded as error:
+                raise DeadlineExceeded(f"{where}: {error.cause}") from error
+            left = [name for name in left if name not in found]
+        return b"".join(found[name] for name in note.pieces)
+
+    def _ask(self, names: list[str], rank: int, where: str) -> dict[str, bytes]:
+        until: Instant = time.monotonic() + self._patience
+        try:
+            return self._desk.ask(names, until, rank)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{where}: {error.cause} ({self._patience:.0f} s)") from error
+
+    def _compare(self, note: Note, called: Note) -> None:
+        if why := differs(note, called):
+            self._refuse(why)
+
+    def settle(self, _: Iterable[torch.Tensor]) -> None:
+        """The set-up is over: it must have had as many calls as that of the first workers.
+
+        Raises `SetUpDiffers` or `DeadlineExceeded`.
+        """
+        found = self._ask([self._end], self.rank, "the end of the set-up")
+        first = _ENDS.decode(found[self._end]).counts
+        mine = {name: count for name, count in self._counts.items() if not name.startswith("b/")}
+        different = counted_differently(first, mine)
+        if different is None:
+            return
+        counted, number = different
+        names = [f"a/{counted}/{number}", f"r{self.rank}/{counted}/{number}"]
+        notes = self._ask(names, self.rank, "the end of the set-up")
+        note = _NOTES.decode(next(iter(notes.values())))
+        self._refuse(f"it did not call {note.name}, which the first workers called at {note.where} before their loop")
+
+    def _refuse(self, why: str) -> NoReturn:
+        self._refuted(why)
+        raise SetUpDiffers(
+            f"a newcomer for rank {self._seated.rank} would not be equal: {why}",
+            hint="let every rank call the same collectives before the loop, whenever it is started",
+        )
