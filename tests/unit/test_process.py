@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from regrow.agent import calls
 from regrow.core.errors import UsageError
-from regrow.core.process import calls
 from regrow.core.process.ends import ChildEnd
 from regrow.core.process.forks import keep_from_forks
 from regrow.core.process.memory_file import is_memory_file, memory_file, reserve

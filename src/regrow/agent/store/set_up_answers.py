@@ -7,10 +7,10 @@ these two, and then all. What was fetched stays here too.
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from regrow.agent.store.cached import seen
 from regrow.agent.store.peers import StoreNodeLost, StorePeers
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.store import TIMEOUT, AnswersAsked, AnswersNoted, StoreReply
+from regrow.core.process.tasks import shared
 
 _LOOK_S: Seconds = 0.5
 """Other agents are asked again after this."""
@@ -104,8 +104,7 @@ class SetUpAnswers:
 
     def _copy(self) -> None:
         if self._uncopied and self._target and (self._copying is None or self._copying.done()):
-            self._copying = asyncio.get_running_loop().create_task(self._copy_all())
-            self._copying.add_done_callback(seen)
+            self._copying = shared(self._copy_all())
 
     async def _copy_all(self) -> None:
         while self._uncopied and self._target:
@@ -180,8 +179,7 @@ class SetUpAnswers:
         """What the first has that has anything."""
         if not whom:
             return {}
-        loop = asyncio.get_running_loop()
-        asking = {loop.create_task(self._peers.ask(store, request, _ANSWER_S)): store for store in whom}
+        asking = {shared(self._peers.ask(store, request, _ANSWER_S)): store for store in whom}
         until, left = _now() + _ANSWER_S, set(asking)
         try:
             while left and _now() < until:
@@ -193,7 +191,6 @@ class SetUpAnswers:
             return {}
         finally:
             for task in asking:
-                task.add_done_callback(seen)
                 task.cancel()
 
 
