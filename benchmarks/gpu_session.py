@@ -37,6 +37,7 @@ SKIPPED = 77
 LEAST_S = 15.0
 """A part is not begun with less than this, nor with less than half its limit."""
 END_S = 10.0
+GOODBYE_S = 3.0
 SETTLE_S = 5.0
 """How long processes that a part has started may outlive it before they count as left behind."""
 TAIL, LAST = 800, 200
@@ -180,6 +181,13 @@ def adopting() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def ask_to_end() -> None:
+    """Let all processes that came from this one take away what they have on disk and in shared memory."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.terminate()
+
+
 def end_descendants(patience: float) -> int:
     """End all processes that came from this one, once they have had so long to end by themselves; how many had not."""
     me = psutil.Process()
@@ -205,7 +213,8 @@ def carry_out(command: Sequence[str], limit: float, environment: Mapping[str, st
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=cwd)
             code = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
-            patience = 0.0
+            ask_to_end()
+            patience = GOODBYE_S
         except BaseException:
             end_descendants(0.0)
             raise
