@@ -93,6 +93,14 @@ class WorkerLink:
                 hint="close what the script has opened alone: os.closerange(3, ...) closes what others need",
             )
 
+    def complain(self) -> None:
+        """Say so in the output where it is not the agent that has gone but the script that has closed the channel."""
+        try:
+            self.check()
+        except AgentGone as closed:
+            sys.stderr.write(f"regrow: {closed}\n")
+            sys.stderr.flush()
+
     def take_place(self, env: WorkerEnv) -> None:
         """Be a different rank, or play a different role, from now on."""
         self.env = env

@@ -1,7 +1,6 @@
 """The worker's side of the membership protocol: a thread that takes orders, and the lock around the transaction."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -113,11 +112,7 @@ class Control:
                     case _:
                         pass
         except AgentGone:
-            try:
-                self.link.check()
-            except AgentGone as closed:  # not the agent's end but the script's doing: it is told
-                sys.stderr.write(f"regrow: {closed}\n")
-                sys.stderr.flush()
+            self.link.complain()
         # Nobody supervises this process any more; its peers have been told, or have lost their agent too.
         os._exit(LOST_AGENT)
 
