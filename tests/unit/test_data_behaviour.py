@@ -171,10 +171,35 @@ class OneIterator:
         return self.only
 
 
+class SetBack:
+    """torchdata's `nodes.Loader`: its one iterator, set back to the beginning for whoever iterates it."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.at = 0
+        return self
+
+    def __next__(self) -> Tensor:
+        if self.at == 4:
+            raise StopIteration
+        self.at += 1
+        return torch.tensor([self.at])
+
+
+class Hidden:
+    def __init__(self) -> None:
+        self.inner = SetBack()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.inner)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         GlobalGenerators,
+        Hidden,
         OneIterator,
         lambda: iter(OwnGenerator()),
         lambda: itertools.islice(iter(Clock()), 9),

@@ -57,3 +57,7 @@ class ReadsAgain(Protocol):
         What the loader raises passes through.
         """
         ...
+
+    def goes_on(self) -> bool:
+        """That was another batch: whether because it can be gone through once, and is as if nobody had read it."""
+        ...

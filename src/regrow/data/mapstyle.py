@@ -169,6 +169,10 @@ class MapStyleSource:
         self._ready_for = None
         return self.fetch(step, rank, world)
 
+    def goes_on(self) -> bool:
+        """It is asked by sample."""
+        return False
+
     def close(self) -> None:
         """Ends the loader workers and waits for them."""
         iterator, self._iterator, self._loader, self._ready_for = self._iterator, None, None, None

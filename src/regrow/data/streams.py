@@ -38,6 +38,10 @@ class CallableSource:
         """It is called once more."""
         return self.fetch(step, rank, world)
 
+    def goes_on(self) -> bool:
+        """It is called with the step."""
+        return False
+
     def close(self) -> None:
         """There is nothing to end."""
 
@@ -90,6 +94,10 @@ class IterableSource:
         self._next = 0
         self._place = (0, 1)
         self._failed: Exception | None = None
+        self._ahead: list[Any] = []
+        self._given_back: list[Any] = []
+        self._stood: tuple[int, int, int] | None = None
+        """Where it stood when its one iterator was asked for again."""
 
     def seek(self, step: int, rank: int, world: int) -> None:
         """Skips nothing yet; a rank or world that has changed starts an iterable over at the next `fetch`."""
@@ -116,25 +124,32 @@ class IterableSource:
         return Fetched(self._take(step))
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """The batch that was fetched last, by another iteration from the beginning.
-
-        None for an iterator. So is what gives its one iterator to whoever iterates it: that is gone on with.
-        """
+        """The batch that was fetched last, by another iteration from the beginning; None for an iterator."""
         if self._once or self._next != step + 1:
             return None
         if isinstance(self._iterable, DataLoader):
             self._rewind()
             return self.fetch(step, rank, world)
-        walked, self._iterator = self._iterator, None
-        (epoch, in_epoch), self._epoch = (self._epoch, self._in_epoch), 0
+        walked, stood = self._iterator, (self._epoch, self._in_epoch, self._next)
+        self._iterator, self._epoch = None, 0
         self._open()
-        if self._iterator is walked:
-            self._once, self.giving = True, Giving.ONCE
-            self._epoch, self._in_epoch = epoch, in_epoch
-            return None
-        _close(walked)
         self._next = 0
-        return self.fetch(step, rank, world)
+        if self._iterator is not walked:
+            _close(walked)
+            return self.fetch(step, rank, world)
+        # Whoever iterates it gets the same iterator: set back to its beginning, or gone on with.
+        self._ahead = [self._take(step) for _ in range(step + 1)]
+        self._stood = stood
+        return Fetched(self._ahead[-1])
+
+    def goes_on(self) -> bool:
+        """What was read again was another batch: whether that is what follows, which is then given next."""
+        if self._stood is None:
+            return False
+        self._epoch, self._in_epoch, self._next = self._stood
+        self._stood, self._once, self.giving = None, True, Giving.ONCE
+        self._given_back = self._ahead
+        return True
 
     def close(self) -> None:
         """Ends what the iterator holds: loader workers, or a generator's `finally`."""
@@ -157,6 +172,9 @@ class IterableSource:
         while True:
             if self._iterator is None:
                 self._open()
+            if self._given_back:
+                self._next, self._in_epoch = self._next + 1, self._in_epoch + 1
+                return self._given_back.pop(0)
             # Before each batch, so that a generator that draws gives the same to who skipped up to here.
             seed_everything(Draw.STREAM, self._seed, self._next, self._place[0])
             try:
@@ -263,6 +281,10 @@ class SharedCallable:
         """It is called once more."""
         return self.fetch(step, rank, world)
 
+    def goes_on(self) -> bool:
+        """It is called with the step."""
+        return False
+
     def close(self) -> None:
         """There is nothing to end."""
 
@@ -290,6 +312,10 @@ class Numbered:
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
         """As of what is numbered."""
         return self._source.read_again(step * world + rank, 0, 1) if isinstance(self._source, ReadsAgain) else None
+
+    def goes_on(self) -> bool:
+        """As of what is numbered."""
+        return isinstance(self._source, ReadsAgain) and self._source.goes_on()
 
     def close(self) -> None:
         """Ends what the iterator holds."""
