@@ -69,7 +69,9 @@ def keepers(frames: Iterable[FrameType], protected: Collection[object]) -> list[
 def _counts(thing: object) -> bool:
     if isinstance(thing, type | ModuleType | dict | list | tuple | set) or not hasattr(thing, "__dict__"):
         return False
-    return type(thing).__module__.partition(".")[0] not in _LEFT_ALONE
+    packages = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
+    own = type(thing).__module__.partition(".")[0] not in _LEFT_ALONE
+    return own and packages.isdisjoint(_LEFT_ALONE - {"torch", "builtins"})
 
 
 def _within(values: Iterable[object]) -> Iterator[object]:
