@@ -217,3 +217,19 @@ def test_generators_draw_the_same_in_a_step_that_is_run_again() -> None:
 
     assert drawn(1, 2, 3) == drawn(1, 2, 3)
     assert all(one != other for one, other in zip(drawn(1, 2, 3), drawn(1, 2, 4), strict=True))
+
+
+def test_private_counts_are_learnt_and_flags_of_what_is_made_once_are_not() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+            self._updates, self._rate, self._made = 0, 0.5, False
+
+    model = Lazy()
+    state = begun(model)
+    before = state.modes.attributes()
+    model._updates, model._rate, model._made = 1, 0.25, True
+    assert state.modes.learn(before) == [("model", "_updates"), ("model", "_rate")]
+    state.modes.undo(before)
+    assert (model._updates, model._rate, model._made) == (0, 0.5, True)

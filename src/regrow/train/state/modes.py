@@ -61,7 +61,7 @@ class Modes:
             for path, module in self._modules.items()
             if unwrapped(module) is module  # the attributes of wrappers are torch's own business
             for key, value in module.__dict__.items()
-            if key not in _OURS and not key.startswith("_") and _plain(value)
+            if key not in _OURS and (_counts(module, value) if key.startswith("_") else _plain(value))
         }
 
     def learn(self, before: Mapping[Place, object]) -> list[Place]:
@@ -111,6 +111,11 @@ class Remembered:
         self, training: Sequence[bool], gradients: Sequence[bool], values: Sequence[object], places: Sequence[Place]
     ) -> None:
         self.training, self.gradients, self.values, self.places = training, gradients, values, places
+
+
+def _counts(module: nn.Module, value: object) -> bool:
+    """Whether a private attribute may be a count. Flags, of things made once, stay as the rehearsal leaves them."""
+    return type(value) in (int, float) and not type(module).__module__.startswith("torch.")
 
 
 def _plain(value: object) -> bool:
