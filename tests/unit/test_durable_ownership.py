@@ -1,6 +1,7 @@
 """Whose a place of durable checkpoints is when a run starts, and what it may do there."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,41 @@ def test_a_worker_goes_back_to_what_is_its_own_and_whole_from_the_newest_downwar
     assert resumed.state.digest() == Training().trained(1).state.digest()
     assert durable_state.load(resumed.state, Rank(0), [StepNo(4), StepNo(1)]).step == NO_STATE
     assert durable_state.load(resumed.state, Rank(0), [StepNo(step) for step in (1, 3, 4)]) == (0, {})
+
+
+class Bomb:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self._path), "w")
+
+
+@pytest.mark.parametrize("where", ["format 1", "metadata", "chunk"])
+def test_nothing_that_others_can_write_is_unpickled(tmp_path: Path, where: str) -> None:
+    write(tmp_path, NEW, 1)
+    folder, made = tmp_path / "step-1", tmp_path / "made"
+    if where == "chunk":
+        data = folder / "__0_0.distcp"
+        bomb = pickle.dumps(Bomb(made), protocol=2)
+        start = data.read_bytes().index(b"ctorch._utils") - 4  # the pickle of the first tensor
+        changed = bytearray(data.read_bytes())
+        changed[start : start + len(bomb)] = bomb
+        data.write_bytes(changed)
+    else:
+        bomb = pickle.dumps(Bomb(made))
+        size = (folder / ".metadata").stat().st_size
+        (folder / ".metadata").write_bytes(bomb + bytes(size - len(bomb)))
+    if where == "format 1":
+        old = {"format": 1, "step": 1, "entries": [], "python_bytes": 0, "files": {".metadata": size}}
+        (folder / "regrow.json").write_bytes(msgspec.json.encode(old))
+        with pytest.raises(UsageError, match="it is a pickle"):
+            settle(str(tmp_path), Resume.MUST, NEW, note=lambda _: None)
+    read = DurableState(WorkerId("w"), str(tmp_path), NEW, send=unasked).load(Training(7).state, Rank(0))
+    assert read.step == (0 if where == "format 1" else 1)
+    assert not made.exists()
 
 
 def test_another_model_is_said_and_no_older_checkpoint_is_taken_for_this_one(tmp_path: Path) -> None:

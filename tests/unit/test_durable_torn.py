@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.checkpoint_cases import Pieces, Training, loaded, save, saved, source
 from tests.unit.test_durable_sharded import by_rows, tensors
 
-from regrow.core.ids import Rank, StepNo
+from regrow.core.ids import NodeId, Rank, StepNo
+from regrow.core.messages.checkpoints import CheckpointPlace, FinishCheckpoint, PartsWritten, WriteCheckpoint
+from regrow.core.messages.lineage import Lineage
 from regrow.hydration.durable.names import MANIFEST
 from regrow.hydration.durable.reader import complete, latest
 from regrow.hydration.durable.storage import FolderStorage, place
+from regrow.hydration.durable.work import work
 from regrow.hydration.durable.writer import abandon, finish, write_parts
 
 CHANGES = ("begin", "publish", "write", "delete", "remove")
@@ -126,6 +130,45 @@ def test_a_full_disk_leaves_nothing_half_written_and_keeps_the_old(small_disk: P
     assert latest(at) == (3, "step-3")
     saved(small_disk, Training().trained(4))
     assert sorted(os.listdir(small_disk)) == ["step-3", "step-4"]
+
+
+@pytest.mark.parametrize("kept", [2, 1])
+def test_older_checkpoints_make_room_for_the_last_state_and_for_no_other(small_disk: Path, kept: int) -> None:
+    """Two of them fit, and no third; or one, and no second that is larger."""
+    at = place(str(small_disk), Lineage("aaaaaaaaaaaa"))
+    if not small_disk.is_mount():
+        pytest.skip("a full disk is a small tmpfs here, which needs root")
+    training = Training(0, width=2500).trained(1)  # 0.4 MB of 1
+    for step in range(1, 1 + kept):
+        training.state.state_at = StepNo(step)
+        save(at, [training.snapshot()], step)
+    last = Training(0, width=2500 if kept == 2 else 4400).trained(1)
+    last.state.state_at = StepNo(9)
+    segment = last.snapshot()
+    place_ = CheckpointPlace(str(small_disk), at.own)
+    order = WriteCheckpoint(NodeId("n"), 7, StepNo(9), [Rank(0)])
+    with pytest.raises(OSError, match="No space left"):
+        work(place_, order, [os.dup(segment.descriptor)])
+    assert len(complete(at)) == kept, "training goes on, so nothing gives way"
+    done = work(place_, msgspec.structs.replace(order, last=True), [os.dup(segment.descriptor)])
+    assert isinstance(done, PartsWritten)
+    assert done.removed == [f"{small_disk}/step-{step}" for step in range(1, 1 + kept)][: len(done.removed)]
+    assert done.removed
+    work(place_, FinishCheckpoint(NodeId("n"), 7, StepNo(9), [Rank(0)], 2, last=True), [])
+    assert complete(at)[0] == (9, "step-9")
+
+
+def test_the_only_checkpoint_does_not_give_way_to_what_would_not_fit_either(small_disk: Path) -> None:
+    at = place(str(small_disk), Lineage("aaaaaaaaaaaa"))
+    if not small_disk.is_mount():
+        pytest.skip("a full disk is a small tmpfs here, which needs root")
+    saved_ = save(at, [Training(0, width=2500).trained(1).snapshot()], 1)
+    big = Training(0, width=40_000).trained(1)
+    big.state.state_at = StepNo(9)
+    segment, order = big.snapshot(), WriteCheckpoint(NodeId("n"), 7, StepNo(9), [Rank(0)], last=True)
+    with pytest.raises(OSError, match="No space left"):
+        work(CheckpointPlace(str(small_disk), at.own), order, [os.dup(segment.descriptor)])
+    assert complete(at) == [(1, saved_)]
 
 
 def test_an_abandoned_checkpoint_is_gone_and_a_finished_one_is_not(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.membership_job import Job, form
+from tests.unit.membership_job import Job, form, mend
 
 from regrow.core.ids import NodeId, StepNo
 from regrow.core.messages import facts, orders
@@ -262,3 +262,25 @@ def test_with_no_other_domain_the_buddy_is_another_node_and_alone_there_is_none(
     ring = buddies([NodeDomain(NodeId(f"n{at}")) for at in range(12)])
     assert ring[NodeId("n2")] == "n3"
     assert ring[NodeId("n11")] == "n0"
+
+
+def test_holders_of_one_part_that_fail_together_are_told_once() -> None:
+    job = Job(4, nodes=2, durable=True)
+    for rank in job.ranks:  # the script has dealt its parts out by nodes
+        job.ready(job.of(rank), 0, holding="ab"[rank // 2], sharded=True)
+    told = [note.text for note in job.all(Noted) if "hold the same part" in note.text]
+    assert told == [
+        "ranks 0, 1 hold the same part of the state and stand together on node n0: with that it would be lost "
+        "(--buddy-every K keeps copies elsewhere)"
+    ]
+    for rank in job.ranks:
+        job.resumed(rank)
+    mend(job, 1, 3)
+    assert [note.text for note in job.all(Noted) if "hold the same part" in note.text] == told
+
+
+def test_nothing_is_told_where_each_part_has_holders_that_do_not_fail_together() -> None:
+    job = Job(4, nodes=2, durable=True)
+    for rank in job.ranks:
+        job.ready(job.of(rank), 0, holding="ab"[rank % 2], sharded=True)
+    assert not [note for note in job.all(Noted) if "hold the same part" in note.text]
