@@ -173,6 +173,10 @@ class Job:
         return self.all(kind)[-1]
 
     @property
+    def end_codes(self) -> list[int]:
+        return [end.code for end in self.all(EndJob)]
+
+    @property
     def end(self) -> EndJob:
         ends = self.all(EndJob)
         assert len(ends) == 1, f"the job has ended {len(ends)} times"

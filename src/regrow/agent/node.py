@@ -33,7 +33,7 @@ from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
-from regrow.core.messages.copies import PlaceCopies, ReportCopies, SnapshotStored
+from regrow.core.messages.copies import ForgetCopies, PlaceCopies, ReportCopies, SnapshotStored
 from regrow.core.messages.succession import ReportNode
 from regrow.core.messages.tables import GenerationTable
 from regrow.core.messages.vocabulary import FaultHow, FaultStage
@@ -193,6 +193,9 @@ class Agent:
                 return
             case PlaceCopies():
                 self._vault.place(order)
+                return
+            case ForgetCopies():
+                self._vault.forget()
                 return
             case ReportCopies():
                 self._uplink.send(self._vault.report(order))

@@ -12,7 +12,7 @@ from regrow.agent.workers.worker import Worker
 from regrow.core.ids import NodeId, Seconds, WorkerId
 from regrow.core.messages import facts
 from regrow.core.messages.checkpoints import SnapshotForDisk
-from regrow.core.messages.copies import SnapshotTaken
+from regrow.core.messages.copies import SnapshotTaken, StateKept
 from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.sights import StacksTaken
 from regrow.core.messages.unions import AgentFact, WorkerFact
@@ -60,7 +60,9 @@ class WorkerFactRelay:
             case ProducerWanted():
                 self._data.wanted(fact, worker.generation)
             case SnapshotTaken():
-                self._vault.snapshot_taken(fact, worker.pid or 0)
+                error = self._vault.snapshot_taken(fact, worker.pid or 0)
+                if fact.asked:
+                    self._tell(StateKept(fact.worker, fact.step, error))
             case facts.WorkerCommitted():
                 self._committed(worker, fact)
             case _ if worker.told:

@@ -249,6 +249,8 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     resume: bool = False
     avoid: list[StepNo] = []
     """Steps of durable checkpoints that are not to be read."""
+    restored: bool = False
+    """What the script builds is overwritten, although this is one of the ranks that all start together."""
     checkpoint_dir: str | None = None
     faults: list[FaultSpec] = []
     data: CacheSeat | None = None
@@ -259,6 +261,11 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     """Set in the process that makes batches for the node, which is no worker of the training."""
 
     VARIABLE = "REGROW_WORKER_ENV"
+
+    @property
+    def begins(self) -> bool:
+        """Whether what the script builds here counts, and is not overwritten."""
+        return self.role is Role.RANK and not self.restored
 
     @property
     def one_machine(self) -> bool:

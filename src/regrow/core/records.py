@@ -108,8 +108,8 @@ class IncidentClosed(Record, frozen=True):
     ranks: list[Rank]
     cause: str
     rung: str
-    """`retry`, `standby`, `fork`, `node` (a lost node came back, or another took its ranks), `shrink`, `restart`; of a
-    change of the world without a fault `grow`, `shrink`, or `node` (its ranks moved)."""
+    """`retry`, `standby`, `fork`, `node` (a lost node came back, or another took its ranks), `shrink`, `all`, `restart`;
+    of a change of the world without a fault `grow`, `shrink`, or `node` (its ranks moved)."""
     faults: int
     detect: Seconds
     abort: Seconds
@@ -317,6 +317,7 @@ AnyRecord = (
     | FaultInjected
     | Noted
     | ReplicaCorrupted
+    | ReplacementJudged
     | ReplicasDiverged
     | ReplacementJudged
     | NodeJudged

@@ -17,6 +17,7 @@ from regrow.core.records import (
     NodeQuarantined,
     Noted,
     Record,
+    ReplacementJudged,
     ReplicaCorrupted,
     ReplicasDiverged,
     ScaleRefused,
@@ -98,7 +99,9 @@ class Console:
                 self.say(text)
             case NodeJudged(occasion=records.IN_TRAINING) if (text := tell(item)) is not None:
                 self.note(text)
-            case ReplicaCorrupted() | ReplicasDiverged() | NodeQuarantined() if (text := tell(item)) is not None:
+            case ReplacementJudged() | ReplicaCorrupted() | ReplicasDiverged() | NodeQuarantined() if (
+                text := tell(item)
+            ) is not None:
                 self.say(text)
             case Noted():
                 self.note(item.text)

@@ -81,6 +81,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     buddy_every: int = 0
     digest_every: int = 0
     no_audit: bool = False
+    on_divergence: str = "warn"
     no_health: bool = False
     no_elect: bool = False
     witness: str = ""
@@ -309,6 +310,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         buddy_every=buddy_every,
         digest_every=in_range("--digest-every", flags.digest_every, 0),
         audit=not flags.no_audit,
+        stop_on_divergence=flags.on_divergence == "stop",
         health=not flags.no_health,
         elects=not flags.no_elect,
         witness=bool(flags.witness),

@@ -87,6 +87,12 @@ _RUN: Final[tuple[Decorator, ...]] = (
         metavar="N",
         help="Compare replicas each N steps, 0.2 s a GB.  [0: never]",
     ),
+    click.option(
+        "--on-divergence",
+        type=click.Choice(["warn", "stop"]),
+        default="warn",
+        help="Replicas differ: train on and end with 76, or end at once.  [warn]",
+    ),
     click.option("--no-audit", is_flag=True, help="Do not look for replicas that differ."),
     click.option(
         "--no-health",

@@ -12,6 +12,7 @@ from regrow.membership.states import (
     Mending,
     Releasing,
     Restarting,
+    Retaining,
     Saving,
     State,
     Switching,
@@ -28,6 +29,8 @@ ARRIVE_S: Seconds = 10.0
 
 Who comes later is lost, and comes back.
 """
+KEEP_S: Seconds = 120.0
+"""How long survivors may take to copy their state to memory of their own machine."""
 AGAIN = 2
 """Workers that are all started again may build for so many times what one gets that joins the others."""
 
@@ -71,7 +74,7 @@ def _waits(state: State, roster: Roster, spec: JobSpec) -> Iterator[Instant]:
             if roster.count(*BUILDING):
                 yield from _built_by(roster, spec, Stage.ORDERED, Stage.READY)
                 yield from (each.since + _again_by(roster, spec) for each in _oldest(roster, _again(roster)))
-        case Forming(deadline=at) | Switching(deadline=at) | Waiting(deadline=at):
+        case Forming(deadline=at) | Switching(deadline=at) | Waiting(deadline=at) | Retaining(deadline=at):
             yield at
         case Closing(again_at=at) | Releasing(again_at=at):
             yield at

@@ -10,7 +10,7 @@ CLOCK_SLACK = 60.0
 """A fault cannot have struck earlier than this before it was known: such a time is of another machine's clock."""
 CORRUPTION = "corruption"
 """The kind of an incident that explains itself, though it may not be known whose fault it was."""
-RUNGS = ("retry", "standby", "fork", "node", "grow", "shrink", "restart")
+RUNGS = ("retry", "standby", "fork", "node", "grow", "shrink", "all", "restart")
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What all who decide about a job share: where it stands, who is in it, and what is ordered."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from regrow.core.exit_codes import OK, UNPROVEN
 from regrow.core.ids import Generation, Instant, Rank, StepNo
@@ -14,9 +15,9 @@ from regrow.membership.job_state import JobState
 from regrow.membership.orders import AnswerScale, Orders
 from regrow.membership.roster import Roster, Seat
 from regrow.membership.scaling import Change
-from regrow.membership.states import Ended, Forming, Mending, Saving, Switching, Training, Waiting
+from regrow.membership.states import Ended, Forming, Mending, Retaining, Saving, Switching, Training, Waiting
 
-_HAVE_STATE = Forming | Training | Switching | Mending | Waiting
+_HAVE_STATE = Forming | Training | Switching | Mending | Waiting | Retaining
 """Workers may have state that is on no disk."""
 _UNPROVEN = "trained to its end, but the result is not proven to be that of a run without faults: "
 
@@ -62,6 +63,8 @@ class Job(JobState):
         self.stopping = ""
         """Why the job is to end, once somebody has asked for that; from then on it is never started again."""
         self.belief = Belief()
+        self.kept: KeptState | None = None
+        """What agents have in memory for workers that are all started again; None: these build, or read the disk."""
 
     @property
     def world(self) -> int:
@@ -107,7 +110,8 @@ class Job(JobState):
 
     def spawn(self, seat: Seat, role: Role, now: Instant, *, grown: int | None = None) -> None:
         """Start a worker. `grown`: it is for a world of so many ranks that is to come."""
-        resume = self.resumes and role is Role.RANK
+        restored = self.kept is not None and role is Role.RANK
+        resume = self.resumes and role is Role.RANK and not restored
         generation, restarts = self.generation, self.restarts
         self.orders.spawn(
             seat,
@@ -116,6 +120,7 @@ class Job(JobState):
             restarts=restarts,
             resume=resume,
             now=now,
+            restored=restored,
             avoid=self.refused,
             grown=grown,
         )
@@ -138,6 +143,14 @@ class WantedSize:
         """What is to be written down with the next generation."""
 
 
+@dataclass(frozen=True)
+class KeptState:
+    """`state@step` is in the memory of agents. `inside`: as it was committed, before what follows in the script."""
+
+    step: StepNo
+    inside: bool = False
+
+
 class Belief:
     """Whether the result is that of a run without faults, as far as is known.
 
@@ -147,8 +160,10 @@ class Belief:
 
     def __init__(self) -> None:
         self.doubt = ""
+        self.newcomers = False
+        """Whether a worker that came in later has committed a step."""
         self._latent = ""
-        self._mended = False
+        self._copied = False
 
     def doubts(self, reason: str) -> bool:
         """Something was seen that makes the result another one. Returns whether that is news."""
@@ -159,11 +174,11 @@ class Belief:
     def unlike(self, reason: str) -> str:
         """Ranks have different values by the script's own doing: harmless until one gets another's. Returns a doubt."""
         self._latent = self._latent or reason
-        return self._latent if self._mended else ""
+        return self._latent if self._copied else ""
 
-    def mended(self) -> str:
-        """A worker has got its state from another rank. Returns a doubt."""
-        self._mended = True
+    def copied(self) -> str:
+        """A rank has got the state of another. Returns a doubt."""
+        self._copied = True
         return self._latent
 
 
@@ -178,6 +193,8 @@ class Replacements:
     def __init__(self) -> None:
         self.proven: dict[Rank, StepNo] = {}
         self.refuted = ""
+        self.alone = False
+        """Whether ranks have state that no other has."""
 
     @property
     def allowed(self) -> bool:
@@ -188,9 +205,10 @@ class Replacements:
         """A newcomer for `rank` computed what it computes at `step`."""
         self.proven[rank] = max(step, self.proven.get(rank, step))
 
-    def refutes(self, reason: str) -> bool:
+    def refutes(self, reason: str, *, alone: bool = False) -> bool:
         """A newcomer is not equal to the rank that it would replace. Returns whether that is news."""
         news = not self.refuted
+        self.alone = self.alone or alone
         self.refuted = self.refuted or reason
         return news
 

@@ -14,7 +14,7 @@ from regrow.core.ids import Generation, Instant, NodeId, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
 from regrow.core.messages.checkpoints import CheckpointFailed, CheckpointWritten, PartsWritten, SnapshotHeld
-from regrow.core.messages.copies import CopiesHeld, CopyStreamEnded
+from regrow.core.messages.copies import CopiesHeld, CopyStreamEnded, StateKept
 from regrow.core.messages.data import DataNoted
 from regrow.core.messages.health import NodeExamined
 from regrow.core.messages.log_rules import LogRulesNoted
@@ -56,6 +56,7 @@ from regrow.membership.states import (
     Mending,
     Releasing,
     Restarting,
+    Retaining,
     Saving,
     State,
     Switching,
@@ -157,6 +158,8 @@ class Membership:
                 self._deadlines(now)
             case CopiesHeld():
                 self._copies.tell(event)
+            case StateKept():
+                self._mender.again.told(event, now)
             case SnapshotHeld() | PartsWritten() | CheckpointWritten() | CheckpointFailed():
                 self._checkpoints.tell(event, now)
             case CopyStreamEnded():
@@ -360,7 +363,7 @@ class Membership:
                 self._job.end(OK, "", now)  # Any code but 0 has been judged by `_exited_building`.
             case Building(verdict_at=None) if roster.count(Stage.GONE) and roster.count(Stage.READY):
                 self._ladder.await_verdict(now)
-            case Mending() | Waiting(saving=False):
+            case Mending() | Retaining() | Waiting(saving=False):
                 self._mender.advance(now)
             case Waiting(saving=True):
                 self._mender.saved(now)
@@ -396,5 +399,5 @@ class Membership:
         state = job.state
         if isinstance(state, Training):
             self._checkpoints.training(job.step, now)
-        elif not isinstance(state, Saving) and not (isinstance(state, Waiting) and state.saving):
+        elif not isinstance(state, Saving | Retaining) and not (isinstance(state, Waiting) and state.saving):
             self._checkpoints.interrupted()

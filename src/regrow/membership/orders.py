@@ -80,6 +80,7 @@ class Orders:
         generation: Generation,
         restarts: int,
         resume: bool,
+        restored: bool,
         now: Instant,
         avoid: Collection[StepNo] = (),
         grown: int | None = None,
@@ -101,6 +102,7 @@ class Orders:
                 generation=generation,
                 restarts=restarts,
                 resume=resume,
+                restored=restored,
                 faults=self._plan.of(seat.rank) if role is Role.RANK else [],
                 warmth=Warmth.IMPORTS if self._roster.nodes[seat.node].early else None,
                 avoid=sorted(avoid) if resume else [],
@@ -179,24 +181,26 @@ class Orders:
         *,
         change: WorldChange | None = None,
         over: bool = False,
+        inside: bool = False,
     ) -> None:
         """Everyone who holds a rank enters a generation.
 
         Args:
             change: how its size differs from the last that stood.
             over: every rank has run the last step.
+            inside: what the script does behind the last step is to be done again, though nobody here says so.
         """
         seated = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
         members = [self._roster.member(worker, rank) for rank, worker in seated]
         # A newcomer has run none of them, so all begin with the first again; who is past them has them in mind.
         # Who is ready speaks of where it will be when it has rolled forward.
-        inside = int(not start.rewind and any(w.inside and w.state_at + w.ready == start.step for _, w in seated))
+        again = any(w.inside and w.state_at + w.ready == start.step for _, w in seated)
         head = TableHead(
             generation=generation,
             world=len(members),
             step=start.step,
             holders=runs_of(sorted(start.holders)),
-            inside=inside,
+            inside=int(inside or (again and not start.rewind)),
             rewind=start.rewind,
             change=change,
             whole_body=any(worker.whole_body for _, worker in seated),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
-from regrow.core.messages.copies import KeptCopy
+from regrow.core.messages.copies import KeptCopy as KeptCopy
 from regrow.membership.roster import WorkerRecord
 
 

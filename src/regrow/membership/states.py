@@ -65,6 +65,15 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Retaining:
+    """All workers are to be started again with the state in memory; survivors leave it with their agents first."""
+
+    deadline: Instant
+    step: StepNo
+    """The newest that survivors have all of; `NO_STATE`: they have not, and older copies count."""
+
+
+@dataclass(frozen=True)
 class Saving:
     """The job is over, and nothing is mended any more; the state that halted workers have goes to disk first."""
 
@@ -112,6 +121,7 @@ State = (
     | Switching
     | Mending
     | Waiting
+    | Retaining
     | Saving
     | Restarting
     | Closing
@@ -119,5 +129,5 @@ State = (
     | Ended
 )
 
-RUNNING = Forming | Training | Switching | Mending | Waiting | Closing
+RUNNING = Forming | Training | Switching | Mending | Waiting | Retaining | Closing
 """The job has begun its first step, and not all are through with their script: a fault is mended."""

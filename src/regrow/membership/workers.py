@@ -9,7 +9,7 @@ from regrow.core.messages.log_rules import LogRuleNews
 from regrow.core.messages.replacements import ReplacementFact, ReplacementProven, ReplacementRefuted
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
 from regrow.core.messages.sights import WorkerAlive
-from regrow.core.messages.vocabulary import FaultKind
+from regrow.core.messages.vocabulary import FaultKind, Role
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.elastic.resize_boundary import ResizeBoundary
@@ -191,8 +191,17 @@ class Workers:
         if isinstance(event, ReplacementProven):
             replacements.proves(event.rank, event.step)
             self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step))
-        elif replacements.refutes(event.reason):
+        elif replacements.refutes(event.reason, alone=event.alone):
             self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step, reason=event.reason))
+            for each in [*self._roster.standbys(), *self._roster.candidates.values()]:
+                self._orders.fence(each, "no newcomer is equal to the rank that it would replace", now)
+            if self._job.belief.newcomers:
+                self._job.doubted(event.reason, now)
+            told = self._roster.workers[event.worker]
+            fresh = told.seated and told.living and told.role is not Role.RANK and told.committed is None
+            if fresh and told.entered is not None and isinstance(self._job.state, RUNNING):
+                self._orders.fence(told, event.reason, now)
+                self._ladder.mend("replacement", [told], event.reason, now, now)
 
     def _joined(self, worker: WorkerRecord, now: Instant) -> None:
         if isinstance(self._job.state, Forming):
@@ -231,6 +240,10 @@ class Workers:
         for told in self._plan.unstruck(event.step, now):
             self._orders.note(told, now)
         worker.committed = event.step
+        if worker.role is not Role.RANK:
+            self._job.belief.newcomers = True
+            if doubt := self._job.belief.copied():
+                self._job.doubted(doubt, now)
         worker.state_at = max(worker.state_at, StepNo(event.step + 1))
         self._job.step = max(self._job.step, worker.state_at)
         self._served(worker, now)

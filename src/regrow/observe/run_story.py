@@ -15,6 +15,7 @@ from regrow.core.records import (
     NodeQuarantined,
     Noted,
     Record,
+    ReplacementJudged,
     ReplicaCorrupted,
     ReplicasDiverged,
     ScaleRefused,
@@ -62,6 +63,8 @@ def _told(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
             case IncidentOpened() if record.incident in ledger.open_incidents:
                 yield record
             case JobStarted() | JobEnded() | IncidentClosed() | FaultInjected() | WorldChanged() | ScaleRefused():
+                yield record
+            case ReplacementJudged() if record.reason:
                 yield record
             case ReplicaCorrupted() | ReplicasDiverged() | NodeJudged() | NodeQuarantined() | Noted():
                 yield record

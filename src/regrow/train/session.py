@@ -89,7 +89,7 @@ class Session:
         Known as soon as there is a session. What is built for a newcomer needs shapes and no values, so weights need
         not be read: what `protect` is given is overwritten before its first step.
         """
-        return not self._member.holds_initial_state
+        return self._member.newcomer
 
     @property
     def generation(self) -> int:

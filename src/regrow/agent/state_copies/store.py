@@ -88,8 +88,11 @@ class CopyStore:
 
     # --- from workers ------------------------------------------------------------------------------------------
 
-    def snapshot_taken(self, fact: SnapshotTaken, pid: int) -> None:
-        """A worker has copied its state into shared memory: keep hold of it, and bring it to the buddy."""
+    def snapshot_taken(self, fact: SnapshotTaken, pid: int) -> str:
+        """A worker has copied its state into shared memory: keep hold of it, and bring it to the buddy.
+
+        Returns why it cannot be kept; empty: it is.
+        """
         try:
             segment = self._segment(fact, pid)
             head = segment.head()
@@ -98,8 +101,9 @@ class CopyStore:
             stream = self._stream(fact.rank)
         except (OSError, RuntimeError, Torn) as error:  # RuntimeError: no thread can be had for the stream
             _log.warning("the copy of rank %d's state@%d is lost: %s", fact.rank, fact.step, error)
-            self._stored(SnapshotStored(fact.worker, fact.step, f"the agent could not take it: {error}"))
-            return
+            reason = f"the agent could not take it: {error}"
+            self._stored(SnapshotStored(fact.worker, fact.step, reason))
+            return reason
         version = CopyVersion(
             segment,
             rank=fact.rank,
@@ -110,6 +114,7 @@ class CopyStore:
         )
         self._shelf.put(version)
         stream.push(version)
+        return ""
 
     def _segment(self, fact: SnapshotTaken, pid: int) -> Segment:
         known = self._segments.get((fact.worker, fact.descriptor))
@@ -136,6 +141,10 @@ class CopyStore:
         """What is here, whole."""
         copies = [version.described for version in self._shelf.all()]
         return CopiesHeld(self._config.node, order.generation, copies)
+
+    def forget(self) -> None:
+        """Nobody will go back to what is here."""
+        self._shelf.clear()
 
     def formed(self, step: StepNo) -> None:
         """A generation goes on from `state@step`."""

@@ -162,6 +162,7 @@ def worker_env(order: orders.SpawnWorker, config: AgentConfig, *, store: str) ->
         patience=_PATIENCE_S + config.spec.node_deadline,
         resume=order.resume,
         avoid=order.avoid,
+        restored=order.restored,
         checkpoint_dir=config.checkpoint_dir,
         faults=order.faults,
         data=CacheSeat(config.data_dir, config.data_budget) if config.data_dir else None,

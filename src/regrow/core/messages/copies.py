@@ -34,6 +34,33 @@ class SnapshotTaken(msgspec.Struct, frozen=True, tag=True):
     step: StepNo
     descriptor: int
     nbytes: int
+    asked: bool = False
+    """It was ordered by `KeepState`, and the coordinator waits for it."""
+
+
+class KeepState(msgspec.Struct, frozen=True, tag=True):
+    """To a halted worker: leave `state@step` in your agent's memory, for you are to be ended.
+
+    `inside`: as it was when that step was committed, before what the script has done since.
+    """
+
+    worker: WorkerId
+    step: StepNo
+    inside: bool = False
+
+
+class StateKept(msgspec.Struct, frozen=True, tag=True):
+    """The answer: the worker's agent has it, whatever becomes of the worker. `error`: why it has not."""
+
+    worker: WorkerId
+    step: StepNo
+    error: str = ""
+
+
+class ForgetCopies(msgspec.Struct, frozen=True, tag=True):
+    """To an agent: nobody will go back to the copies that you have."""
+
+    node: NodeId
 
 
 class SnapshotStored(msgspec.Struct, frozen=True, tag=True):

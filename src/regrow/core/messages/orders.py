@@ -12,6 +12,7 @@ from regrow.core.messages.vocabulary import FaultSpec, Member, Role, Warmth, Wor
 class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     """Fork a worker. `rank`: its place, provisional for a standby.
 
+    `restored`: all ranks are started again, and their state comes from copies that agents have.
     A `rank` that the world does not have yet is that of a candidate: it builds for a world of `world` that is to come.
     """
 
@@ -27,6 +28,7 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     faults: list[FaultSpec] = []
     warmth: Warmth | None = None
     """How far a standby goes; None: as the job was started with."""
+    restored: bool = False
     avoid: list[StepNo] = []
     """Steps of durable checkpoints that some rank could not read."""
     stores: list[str] = []

@@ -17,7 +17,8 @@ class ReplacementProven(msgspec.Struct, frozen=True, tag=True):
 class ReplacementRefuted(msgspec.Struct, frozen=True, tag=True):
     """A newcomer for `rank` would not be equal to it: no worker is replaced in this job from now on.
 
-    `step`: at which that was seen. `reason`: place and cause, for people.
+    `step`: at which that was seen. `reason`: place and cause, for people. `alone`: ranks have state that no other
+    has, so that a replica's copy is not theirs either.
     """
 
     worker: WorkerId
@@ -25,6 +26,7 @@ class ReplacementRefuted(msgspec.Struct, frozen=True, tag=True):
     rank: Rank
     step: StepNo
     reason: str
+    alone: bool = False
 
 
 ReplacementFact = ReplacementProven | ReplacementRefuted

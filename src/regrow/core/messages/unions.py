@@ -14,10 +14,13 @@ from regrow.core.messages.checkpoints import (
 from regrow.core.messages.copies import (
     CopiesHeld,
     CopyStreamEnded,
+    ForgetCopies,
+    KeepState,
     PlaceCopies,
     ReportCopies,
     SnapshotStored,
     SnapshotTaken,
+    StateKept,
     TakeSnapshot,
 )
 from regrow.core.messages.data import DataNoted, LoaderShown, OrderDeclared, ProducerServed, ProducerWanted
@@ -44,6 +47,7 @@ WorkerFact = (
     | facts.ScriptEnded
     | facts.FaultFired
     | SnapshotTaken
+    | StateKept
     | SnapshotForDisk
     | ReplicasDiffer
     | CorruptionNamed
@@ -68,6 +72,7 @@ WorkerOrder = (
     | orders.ArmFault
     | SnapshotStored
     | TakeSnapshot
+    | KeepState
     | ProveAlive
     | TakeStacks
 )
@@ -95,6 +100,7 @@ AgentFact = (
     | facts.WorkerExited
     | facts.FaultFired
     | CopiesHeld
+    | StateKept
     | CopyStreamEnded
     | SnapshotHeld
     | PartsWritten
@@ -121,6 +127,7 @@ NodeTask = (
     | orders.StopNode
     | orders.NoteGeneration
     | ReportCopies
+    | ForgetCopies
     | ReportNode
     | PlaceCopies
     | WriteCheckpoint
@@ -141,6 +148,7 @@ AgentOrder = (
     | orders.ReleaseWorker
     | orders.ArmFault
     | TakeSnapshot
+    | KeepState
     | ProveAlive
     | TakeStacks
 )

@@ -78,7 +78,9 @@ class SnapshotKeeper:
         """Bytes of shared memory in use."""
         return sum(segment.size for segment in self._segments)
 
-    def take(self, source: StateSource, step: StepNo, rank: Rank, holding: str) -> SnapshotTaken | None:
+    def take(
+        self, source: StateSource, step: StepNo, rank: Rank, holding: str, *, asked: bool = False
+    ) -> SnapshotTaken | None:
         """Copy `state@step`, which stands still meanwhile, and tell the agent.
 
         Returns what was told; None where there is no memory for it, which is said once: training goes on without.
@@ -99,7 +101,7 @@ class SnapshotKeeper:
             self._waiting = self._newest = step
         segment.publish(step)
         self.took = time.monotonic() - began
-        fact = SnapshotTaken(self._worker, rank, holding, step, segment.descriptor, inventory.nbytes)
+        fact = SnapshotTaken(self._worker, rank, holding, step, segment.descriptor, inventory.nbytes, asked)
         self._send(fact)
         return fact
 

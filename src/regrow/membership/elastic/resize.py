@@ -17,6 +17,7 @@ from regrow.membership.elastic.draining import Draining
 from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.orders import AnswerScale
+from regrow.membership.recovery import said_at_end as say_end
 from regrow.membership.recovery.newcomers import ATTEMPTS
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.recovery.standbys import Standbys
@@ -225,6 +226,8 @@ class Resizing:
         fixed = self._mender.fixed()
         if fixed:
             return fixed
+        if size > job.replicas and not job.replacements.allowed:
+            return say_end.no_newcomers(job.replacements.refuted)
         if self._no_larger is not None and size > self._no_larger[0]:
             return self._no_larger[1]
         batches = min((w.microbatches for w in self._roster.seated() if w.microbatches), default=0)
@@ -258,10 +261,12 @@ class Resizing:
         """What the world should become now; None: what it is."""
         job = self._job
         if self._drains.leaving:
-            return self._drains.plan(now, free=self._free_seats(), most=self._most)
+            return self._drains.plan(now, free=self._free_seats() if job.replacements.allowed else 0, most=self._most)
         size = self._size.limits.fit(min(self._size.wanted, job.replicas + self._room(), self._most))
         if size is None or size == job.replicas or self._mender.fixed():
             return None
+        if size > job.replicas and not job.replacements.allowed:
+            return None  # the next start of all workers brings them
         if now < self._may_change_at:
             self._pausing = True
             return None

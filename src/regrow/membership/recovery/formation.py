@@ -4,6 +4,7 @@ import msgspec
 
 from regrow.core import records as record
 from regrow.core.ids import Generation, Instant, NodeId
+from regrow.core.messages.copies import ForgetCopies
 from regrow.core.messages.vocabulary import Role, WorldChange
 from regrow.membership import diagnosis as say
 from regrow.membership import recovery_point, scaling
@@ -29,7 +30,7 @@ class Generations:
     """
 
     def __init__(self, job: Job, size: WantedSize, ladder: Ladder, standbys: Standbys, copies: HeldCopies) -> None:
-        self._job, self._size, self._ladder, self._standbys, self._copies = job, size, ladder, standbys, copies
+        self._job, self._size, self._ladder, self._standbys, self.copies = job, size, ladder, standbys, copies
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.doubts = Doubts()
         self._told_exposed = ""
@@ -51,6 +52,9 @@ class Generations:
         self._job.goto(Building())
         self._job.generation, self.doubts.open = generation, None
         self._job.past_last_step = False
+        self._job.replacements.restarted()
+        if self._job.kept is not None:
+            self.copies.ask(generation, self._orders.ask_copies(generation))
         self._standbys.layouts.forget()
         self._standbys.loaders.forget()
         self._job.short_since = None
@@ -89,11 +93,11 @@ class Generations:
             self._ladder.restart(say.no_agreed_state(self.doubts.open.step), now)
             return
         if start is None:
-            if self._copies.missing(standings):
+            if self.copies.missing(standings):
                 return  # `form` is called again with each answer
-            start = recovery_point.decide(standings, self._copies.held)
+            start = recovery_point.decide(standings, self.copies.held)
         if isinstance(start, recovery_point.Uncovered):
-            losses = self._ladder.losses
+            losses, self._job.kept = self._ladder.losses, None
             self._ladder.restart(say.uncovered(start, self._spec.buddy_every, losses.told, losses.torn), now)
             return
         if self._job.past_last_step and start.step < self._job.step:
@@ -105,7 +109,15 @@ class Generations:
         self._job.generation, self._job.step, self._job.short_since = generation, start.step, None
         self._tell_change(now)
         self._job.goto(Forming(now + self._spec.form_deadline, start.step))
-        self._orders.form(generation, start, now, change=self.telling, over=self._job.past_last_step)
+        kept = self._job.kept
+        inside = kept is not None and kept.inside and kept.step == start.step
+        self._orders.form(generation, start, now, change=self.telling, over=self._job.past_last_step, inside=inside)
+        if any(source.rank != rank for rank, source in start.restored.items()):
+            doubt = self._job.belief.copied()
+            if self._job.replacements.alone:
+                doubt = self._job.replacements.refuted
+            if doubt:
+                self._job.doubted(doubt, now)
         self._say_exposed(now)
 
     def _say_exposed(self, now: Instant) -> None:
@@ -117,6 +129,10 @@ class Generations:
         if told and told != self._told_exposed:
             self._orders.note(told, now)
         self._told_exposed = told
+
+    def has_room(self) -> bool:
+        """Whether all workers could be started again on the nodes that there are."""
+        return self._room()[1] is not None
 
     def _tell_change(self, now: Instant) -> None:
         change, self._size.change = self._size.change, None
@@ -145,6 +161,10 @@ class Generations:
         self._ladder.over()
         self._job.goto(Closing(now + self._spec.halt_deadline) if self._job.past_last_step else Training())
         self.doubts.open, self.telling = None, None
+        if self._job.kept is not None and not self._spec.buddy_every:
+            for node in self._roster.living_nodes():
+                self._orders.add(ForgetCopies(node.node))
+        self._job.kept = None
         self._orders.tables.stands(self._roster.member_nodes())
         workers = {str(rank): worker for rank, worker in self._roster.places.items()}
         self._orders.write(

@@ -1,7 +1,8 @@
 """What is done about a fault: the rungs of recovery, each within its budget.
 
 retry in place → a standby, or a fresh fork, in the lost rank → a free slot of another node → fewer replicas (see
-`regroup.py`) → restart from the durable checkpoint → end, with one readable diagnosis.
+`regroup.py`) → all workers again, with the state in memory (`all_again.py`) → the same from the durable checkpoint →
+end, with one readable diagnosis.
 """
 
 from collections.abc import Sequence, Set
@@ -17,6 +18,7 @@ from regrow.membership.recovery import proof_of_life
 from regrow.membership.recovery import said_at_end as say_end
 from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.lost_state import Losses
+from regrow.membership.recovery.newcomers import ATTEMPTS
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
 from regrow.membership.states import Building, Mending, Restarting, Waiting
@@ -39,11 +41,14 @@ class Ladder:
         self.losses = Losses(job.roster, job.errors)
         self.budget = Budget(job.spec.max_faults, job.spec.window)
         self.newcomers = standbys.newcomers
+        self._from_memory = 0
+        """How often all workers were started again with what is in memory, since a generation stood."""
 
     def over(self) -> None:
         """A generation stands."""
         self.losses.over()
         self.newcomers.stood()
+        self._from_memory = 0
 
     def mend(self, kind: str, workers: list[WorkerRecord], cause: str, now: Instant, fault_at: Instant) -> None:
         """A fault: open or continue the incident and give up the generation; `fill` and `form` follow.
@@ -103,6 +108,9 @@ class Ladder:
         """
         stuck = []
         for rank in self.lost(skip):
+            if not self._job.replacements.allowed:
+                stuck.append(rank)
+                continue
             if self.newcomers.pause(rank, now):
                 continue
             self.newcomers.tried(rank)
@@ -178,13 +186,18 @@ class Ladder:
             own = self.own_error(worker) if worker else ""
             self._job.end(SCRIPT_ERROR, own or say.restarts_spent(allowed, cause), now)
             return
-        if self._job.step > 0 and not self._spec.durable:
+        self._from_memory += self._job.kept is not None
+        if self._from_memory > ATTEMPTS:
+            self._job.kept = None  # what is in memory does not help: maybe it is what does not fit
+        kept = self._job.kept
+        if self._job.step > 0 and not self._spec.durable and kept is None:
             self._job.end(SCRIPT_ERROR, self.losses.diagnosis(self._job.step, cause), now)
             return
         if not self._spend(cause, now):
             return
-        self._orders.note(f"all workers are started again: {cause}", now)
-        self._job.incidents.climb("restart")
+        where = f" with state@{kept.step}, which is in memory" if kept is not None else ""
+        self._orders.note(f"all workers are started again{where}: {cause}", now)
+        self._job.incidents.climb("restart" if kept is None else "all")
         self._job.resumes = self._job.resumes or self._spec.durable
         self._job.restarts += 1
         self._job.goto(Restarting(deadline=now + self._spec.halt_deadline))
@@ -210,7 +223,8 @@ class Ladder:
         failed = [worker for worker in gone if worker.exit_code] or gone
         told = next((worker for worker in failed if self._job.errors.of(worker.worker)), failed[0])
         code = told.exit_code or 0
-        if (self._spec.max_restarts or 0) > self._job.restarts:
+        memory = self._job.kept is not None and self._from_memory < ATTEMPTS
+        if memory or (self._spec.max_restarts or 0) > self._job.restarts:
             self.restart(f"rank {told.rank} {exit_text(code)}", now, told)
         else:
             self._job.end(SCRIPT_ERROR, self.own_error(told) or say.died_building(told.rank, code), now)

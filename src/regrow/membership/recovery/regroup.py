@@ -14,11 +14,12 @@ from regrow.membership import recovery_point, scaling
 from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.recovery import said_at_end as say_end
+from regrow.membership.recovery.all_again import AllAgain
 from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import BUILDING, Stage, WorkerRecord
 from regrow.membership.scaling import Change
-from regrow.membership.states import Mending, Waiting
+from regrow.membership.states import Mending, Retaining, Waiting
 
 
 class Regroup:
@@ -40,10 +41,14 @@ class Regroup:
         self._unlike = ""
         """Why the world can have no other size, as a candidate has shown."""
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
+        self.again = AllAgain(job, ladder, generations.copies, checkpoints, generations.doubts)
 
     def advance(self, now: Instant) -> None:
         """Go as far as the facts so far allow: to the next generation, or to waiting."""
         job, roster = self._job, self._roster
+        if isinstance(job.state, Retaining):
+            self.again.advance(now)
+            return
         halting = roster.count(Stage.HALTING)
         if not halting:
             job.incidents.halted(now)
@@ -51,14 +56,7 @@ class Regroup:
         if going and halting:
             return  # who goes is decided when all stand
         drop = self.choose(going) if going else frozenset()
-        hopeless = self._ladder.hopeless(self._ladder.lost(drop))
-        if hopeless and not self.may_shrink():
-            for rank in hopeless:
-                self._ladder.newcomers.tried(rank)
-            if not halting:
-                error = self._ladder.newcomers.errors.get(hopeless[0])
-                text = say_end.newcomers_fail(hopeless[0], self._ladder.newcomers.times(hopeless[0]), error)
-                job.end_saved(RUN_AGAIN, text, now)
+        if self._without_newcomers(drop, now):
             return
         stuck = self._ladder.fill(now, skip=drop, give_up=self._ladder.newcomers.die and self.may_shrink())
         if stuck and halting and self.may_shrink():
@@ -78,6 +76,37 @@ class Regroup:
             self._do_without(drop, asked=going > 0, now=now)
         if roster.all_at(Stage.HALTED, Stage.READY) and not roster.away and not roster.unproven:
             self._generations.form(Generation(job.generation + 1), now)
+
+    def _without_newcomers(self, drop: Set[int], now: Instant) -> bool:
+        """Whether no newcomer is tried for the ranks that are lost; then all start again with the state in memory.
+
+        Where these do not fit on the nodes, or newcomers only fail, the world goes on with fewer, if it may.
+        """
+        job, ladder = self._job, self._ladder
+        refuted = not job.replacements.allowed
+        if refuted:
+            for worker in list(self._roster.seated()):
+                if worker.living and worker.entered is None:
+                    self._orders.fence(worker, "no newcomer is equal to the rank that it would replace", now)
+        lost = ladder.lost(drop)
+        hopeless = ladder.hopeless(lost)
+        if not lost or not (refuted or hopeless):
+            return False
+        for rank in hopeless:
+            ladder.newcomers.tried(rank)
+        room = self._generations.has_room()
+        if self.may_shrink() and not (refuted and room):
+            return False
+        if not self._roster.count(Stage.HALTING) and not self._roster.away:
+            if not room:
+                self._stuck(lost, now)
+                return True
+            cause = job.replacements.refuted
+            if not refuted:
+                error = ladder.newcomers.errors.get(hopeless[0])
+                cause = say_end.newcomers_fail(hopeless[0], ladder.newcomers.times(hopeless[0]), error)
+            self.again.begin(cause, now, to_disk=not refuted)
+        return True
 
     def resize(
         self,

@@ -76,7 +76,7 @@ class Resuming:
     def agreed(self, now: Instant) -> bool:
         """All workers are built: whether they stand where one checkpoint has put them. Else what follows is ordered."""
         job = self._job
-        if not job.resumes:
+        if not job.resumes or job.kept is not None:
             return True
         steps = [worker.state_at for worker in job.roster.seated()]
         for step in sorted(job.refused.keys() - self._avoided, reverse=True):

@@ -15,6 +15,11 @@ def newcomers_fail(rank: Rank, times: int, error: ErrorReport | None) -> str:
     return text if error is None else f"{text}; the last:\n{error.traceback.rstrip()}"
 
 
+def no_newcomers(reason: str) -> str:
+    """Why a world does not grow while it trains."""
+    return f"no worker can come into this training, as its state would differ: {reason}"
+
+
 def not_started_again(reason: str, cause: str, step: StepNo) -> str:
     """A job that was asked to stop has lost its state."""
     return f"stopped at step {step}: {reason}; meanwhile {cause}, and the job is not started again"

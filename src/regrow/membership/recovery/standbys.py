@@ -35,6 +35,8 @@ class Standbys:
 
     def top_up(self, now: Instant) -> None:
         """Every node has as many standbys as it should, unless they die before they are built."""
+        if not self._job.replacements.allowed:
+            return
         while self._roster.short:
             name = next(iter(self._roster.short))
             del self._roster.short[name]

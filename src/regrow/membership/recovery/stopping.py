@@ -8,7 +8,7 @@ from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.job import Job
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import Stage
-from regrow.membership.states import Forming, Mending, Saving, Switching, Training, Waiting
+from regrow.membership.states import Forming, Mending, Retaining, Saving, Switching, Training, Waiting
 
 
 class Stopping:
@@ -31,7 +31,7 @@ class Stopping:
             return
         self._job.stopping = event.reason
         self.deadline = now + event.patience
-        if isinstance(self._job.state, Training | Switching | Forming | Mending | Waiting):
+        if isinstance(self._job.state, Training | Switching | Forming | Mending | Retaining | Waiting):
             self._checkpoints.save_before_end(self._job.step, event.patience, now)
         elif not isinstance(self._job.state, Saving):
             self.deadline = now
@@ -50,7 +50,7 @@ class Stopping:
                 job.end(job.state.code, job.state.diagnosis, now)
         elif now >= deadline or self._checkpoints.saved_before_end:
             job.end(RUN_AGAIN, text, now)
-        elif isinstance(job.state, Mending) and self._halted_have_all():
+        elif isinstance(job.state, Mending | Retaining) and self._halted_have_all():
             job.end_saved(RUN_AGAIN, text, now)  # nobody is brought back only to end
         elif isinstance(job.state, Waiting) and not job.state.saving:
             self._mender.overdue(job.state, now)

@@ -13,7 +13,7 @@ from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import Warmth
 from regrow.membership.checkpoints import SNAPSHOT_S, WRITE_S
-from regrow.membership.deadlines import AGAIN, ARRIVE_S, SWITCH_S
+from regrow.membership.deadlines import AGAIN, ARRIVE_S, KEEP_S, SWITCH_S
 from regrow.membership.recovery.hangs import BETWEEN, Bounds
 from regrow.membership.recovery.proof_of_life import PROOF_S
 from regrow.membership.recovery.standstill import FRESH_S
@@ -47,6 +47,8 @@ class Wait(StrEnum):
     """All workers end."""
     WRITE = "W"
     """The checkpoint that is being written is on disk, or given up."""
+    KEEP = "K"
+    """Survivors leave their state in the memory of their nodes."""
     SAVE = "D"
     """The state of halted ranks is on disk, or will not be."""
     ELECTION = "V"
@@ -100,6 +102,7 @@ def waits(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wait
         Wait.SWITCH: SWITCH_S,
         Wait.END: spec.halt_deadline,
         Wait.WRITE: 2 * WRITE_S if saves else 0.0,
+        Wait.KEEP: KEEP_S,
         Wait.SAVE: SNAPSHOT_S + 2 * WRITE_S if saves else 0.0,
         Wait.ELECTION: ELECTED_S + 3 * ARRIVE_S,
         Wait.REPORTS: spec.node_deadline + ARRIVE_S,
@@ -121,6 +124,14 @@ def formulas(warmth: Warmth) -> Mapping[str, Formula]:
         "shrink": ((halt, newcomer), *on),
         "grow": ((switch,), (halt,), *on),
         "preempt": ((switch,), (halt, node), (newcomer,), *on),
+        "all": (
+            (halt, newcomer, node),
+            ((1, Wait.KEEP), (1, Wait.SAVE)),
+            ((1, Wait.END),),
+            ((1, Wait.WRITE), node),
+            again,
+            *on,
+        ),
         "restart": ((halt, newcomer, node), ((1, Wait.END),), ((1, Wait.WRITE), node), again, *on),
         "end": ((halt, newcomer, node), ((1, Wait.SAVE),)),
         "coordinator": (((1, Wait.ELECTION),), (halt, node), (newcomer,), *on),

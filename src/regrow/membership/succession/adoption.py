@@ -90,6 +90,10 @@ class Succession:
             named=dict(self._roster.named),
             checkpoints=self._checkpoints.attempts,
             first_build=self._roster.first_build,
+            replacements=job.replacements,
+            belief=job.belief,
+            kept=job.kept,
+            stopping=job.stopping,
         )
 
     def notices(self, memory: JobMemory, now: Instant) -> list[facts.NodeDraining]:
@@ -143,6 +147,8 @@ class Succession:
 
     def _recall(self, memory: JobMemory) -> None:
         self._job.restarts, self._job.resumes = memory.restarts, memory.resumes
+        self._job.replacements, self._job.belief = memory.replacements, memory.belief
+        self._job.kept, self._job.stopping = memory.kept, memory.stopping
         self._size.wanted, self._size.wanted_by = memory.wanted, memory.wanted_by
         self._ladder.budget.times.extend(memory.spent)
         self._roster.named.update(memory.named)
@@ -297,6 +303,8 @@ class Succession:
     def _build_on(self, table: GenerationTable, now: Instant) -> None:
         """No generation was formed since all workers were started."""
         self._job.goto(Building())
+        if self._job.kept is not None:
+            self._generations.copies.ask(self._job.generation, self._orders.ask_copies(self._job.generation))
         builders = {
             past.spawn.rank: past
             for past in self._pasts.values()

@@ -7,6 +7,7 @@ from regrow.core.messages.tables import GenerationTable
 from regrow.core.messages.vocabulary import WorldChange
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
+from regrow.membership.job import Belief, KeptState, Replacements
 from regrow.membership.recovery.doubts import Doubt
 from regrow.membership.scaling import Change
 
@@ -52,6 +53,9 @@ class JobMemory:
         named: how many workers of each node have had names.
         checkpoints: how many were begun.
         first_build: how long the first workers took to their first step; None: they have not come to it.
+        replacements, belief: the evidence about newcomers, and about the result.
+        kept: what agents have in memory for workers that are all started again.
+        stopping: why the job is to end; empty: nobody has asked for that.
         loss: how it was lost; None: it has failed, and its process goes on.
     """
 
@@ -75,3 +79,7 @@ class JobMemory:
     checkpoints: int = 0
     first_build: Seconds | None = None
     loss: CoordinatorLoss | None = None
+    replacements: Replacements = field(default_factory=Replacements)
+    belief: Belief = field(default_factory=Belief)
+    kept: KeptState | None = None
+    stopping: str = ""

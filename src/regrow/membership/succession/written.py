@@ -9,6 +9,7 @@ from regrow.core.messages.tables import GenerationTable
 from regrow.core.messages.vocabulary import FaultSpec, WorldChange
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incident, Incidents
+from regrow.membership.job import KeptState
 from regrow.membership.recovery.doubts import Doubt
 from regrow.membership.scaling import Change
 from regrow.membership.succession.memory import GivenBack, JobMemory
@@ -42,6 +43,12 @@ class WrittenMemory(msgspec.Struct, frozen=True):
     checkpoints: int
     first_build: Seconds | None
     nodes: list[NodeId]
+    refuted: str = ""
+    alone: bool = False
+    unproven: str = ""
+    newcomers: bool = False
+    kept: tuple[StepNo, bool] | None = None
+    stopping: str = ""
 
 
 class MemoryWriter:
@@ -90,6 +97,12 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         checkpoints=memory.checkpoints,
         first_build=memory.first_build,
         nodes=sorted(nodes),
+        refuted=memory.replacements.refuted,
+        alone=memory.replacements.alone,
+        unproven=memory.belief.doubt,
+        newcomers=memory.belief.newcomers,
+        kept=None if memory.kept is None else (memory.kept.step, memory.kept.inside),
+        stopping=memory.stopping,
     )
 
 
@@ -126,7 +139,14 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
         named=written.named,
         checkpoints=written.checkpoints,
         first_build=written.first_build,
+        kept=None if written.kept is None else KeptState(*written.kept),
+        stopping=written.stopping,
     )
+    if written.refuted:
+        memory.replacements.refutes(written.refuted, alone=written.alone)
+    if written.unproven:
+        memory.belief.doubts(written.unproven)
+    memory.belief.newcomers = written.newcomers
     return memory, written.nodes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from regrow.agent.workers.link import WorkerLink
 from regrow.core.errors import DeadlineExceeded
 from regrow.core.ids import Seconds, StepNo
-from regrow.core.messages.copies import SnapshotStored
+from regrow.core.messages.copies import SnapshotStored, StateKept
 from regrow.hydration.copies.snapshot import SnapshotKeeper
 from regrow.train.state.protected import ProtectedState
 
@@ -41,6 +41,13 @@ class BuddyCopies:
         if self._every > 0 and step % self._every == 0 and self._keeper.newest != step:
             state.state_at = step
             self._keeper.take(state, step, self._link.env.rank, state.layout())
+
+    def keep(self, state: ProtectedState, step: StepNo) -> None:
+        """This worker is to be ended, and its state is to stay: leave it in the agent's memory."""
+        state.state_at = step
+        worker, rank = self._link.env.worker, self._link.env.rank
+        if self._keeper.take(state, step, rank, state.layout(), asked=True) is None:
+            self._link.send(StateKept(worker, step, f"rank {rank} has no memory for a copy of its state"))
 
     def settle(self) -> None:
         """Before the state goes on: wait until the newest copy is where it belongs.

@@ -8,7 +8,6 @@ import torch
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.groups import Groups
 from regrow.core.ids import Seconds
-from regrow.core.messages.vocabulary import Role
 from regrow.core.process.forks import at_exit
 from regrow.hydration.server import HydrationServer
 from regrow.train.state.buddy_copies import BuddyCopies
@@ -67,7 +66,7 @@ class Assembly:
                 state,
                 every=env.spec.digest_every,
                 own=lambda: state.buffers_of_no(buffered),
-                builder=env.role is Role.RANK,
+                builder=env.begins,
             )
         recovery = Recovery(
             self.link,

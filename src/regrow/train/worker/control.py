@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +12,7 @@ from regrow.core.errors import DeadlineExceeded, GenerationHalted
 from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Generation, StepNo
 from regrow.core.messages import facts, orders
-from regrow.core.messages.copies import SnapshotStored, TakeSnapshot
+from regrow.core.messages.copies import KeepState, SnapshotStored, TakeSnapshot
 from regrow.core.messages.sights import ProveAlive, StacksTaken, TakeStacks, WorkerAlive
 from regrow.core.messages.vocabulary import FaultSpec
 from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Stopped, Transaction, Updating
@@ -58,6 +57,7 @@ class Control:
         self.reformed = False
         """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
         self._snapshot_at: StepNo | None = None
+        self._keep: KeepState | None = None
         self.whole_body = False
         """Whether bodies are given up with their updates, on all ranks: some rank has seen that they must be."""
         self.all_whole = False
@@ -100,6 +100,10 @@ class Control:
                     case TakeSnapshot():
                         with self._changed:
                             self._snapshot_at = order.step
+                            self._changed.notify_all()
+                    case KeepState():
+                        with self._changed:
+                            self._keep = order
                             self._changed.notify_all()
                     case orders.ArmFault():
                         self._arm(order.fault)
@@ -220,17 +224,14 @@ class Control:
 
         True: the update has begun. The membership stays to be taken by `await_form`. Raises `DeadlineExceeded`.
         """
-        until = time.monotonic() + self._patience
         with self._at_rest():
-            while True:
-                if not self._changed.wait_for(lambda: self._form is not None, max(0.0, until - time.monotonic())):
-                    raise DeadlineExceeded(
-                        f"no verdict on generation {self.generation} within {self._patience:.0f} s",
-                        hint="see the coordinator's log",
-                    )
-                form = self._form
-                if form is not None:
-                    return form.restore is None and self._transaction.roll_forward(form.step)
+            if not self._changed.wait_for(lambda: self._form is not None or self._keep is not None, self._patience):
+                raise DeadlineExceeded(
+                    f"no verdict on generation {self.generation} within {self._patience:.0f} s",
+                    hint="see the coordinator's log",
+                )
+            form = self._form  # None: the state is kept as it is before the update
+            return form is not None and form.restore is None and self._transaction.roll_forward(form.step)
 
     def commit(self) -> Committed | Aborted:
         """The body has ended without an error."""
@@ -322,6 +323,16 @@ class Control:
             asked, self._snapshot_at = self._snapshot_at, None
             return asked
 
+    @property
+    def _asked(self) -> bool:
+        return self.released is not None or self._keep is not None or self._snapshot_wanted
+
+    def keep_due(self) -> KeepState | None:
+        """The order to leave the state in the agent's memory, once."""
+        with self._changed:
+            order, self._keep = self._keep, None
+            return order
+
     def peek_form(self) -> orders.FormGeneration:
         """The next membership, which stays to be taken by `await_form`. Raises `DeadlineExceeded`."""
         with self._at_rest():
@@ -336,14 +347,12 @@ class Control:
         Raises `DeadlineExceeded`.
         """
         with self._at_rest():
-            self._changed.wait_for(
-                lambda: self._form is not None or self.released is not None or self._snapshot_wanted, self._patience
-            )
+            self._changed.wait_for(lambda: self._form is not None or self._asked, self._patience)
             form, self._form = self._form, None
             if form is not None:
                 self.generation = form.generation
                 self.whole_body, self.all_whole = self.whole_body or form.whole_body, form.whole_body
-            elif self.released is None and not self._snapshot_wanted:
+            elif not self._asked:
                 raise DeadlineExceeded(
                     f"no verdict on generation {self.generation} within {self._patience:.0f} s",
                     hint="see the coordinator's log",

@@ -150,6 +150,10 @@ class Participation(Protocol):
         """Whether what the script built here counts, and is not overwritten by peers or a checkpoint."""
 
     @property
+    def newcomer(self) -> bool:
+        """Whether this worker has come into a training that runs."""
+
+    @property
     def body(self) -> AttemptBody:
         """The body of the present step."""
 

@@ -13,7 +13,7 @@ from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.messages.copies import CopySource
-from regrow.core.messages.vocabulary import FaultStage, Role
+from regrow.core.messages.vocabulary import FaultStage
 from regrow.core.phase import Phase
 from regrow.hydration.client import Hydration, HydrationReport
 from regrow.hydration.copies.restore import Restoration
@@ -66,7 +66,7 @@ class Recovery:
         """The restartable function that all run again before they go on; 0: none."""
         self.sharded = False
         """Whether ranks of this generation hold different parts of the state."""
-        self._stood = self.link.env.role is not Role.RANK
+        self._stood = not self.link.env.begins
 
     def first_look(self) -> dict[str, int]:
         """Digests of what this worker has built, for the coordinator to compare; empty where it has no replica."""

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.agent.workers.tracebacks import report
-from regrow.core.errors import GenerationHalted
+from regrow.core.errors import GenerationHalted, RegrowError
 from regrow.core.ids import Generation, Rank, StepNo
 from regrow.core.messages import facts
+from regrow.core.messages.copies import StateKept
 from regrow.core.messages.vocabulary import FaultKind, WorldChange
 from regrow.core.phase import Phase
 from regrow.step.machine import Adopted
@@ -73,6 +74,7 @@ class Rejoin:
                     _give_way()
                     raise WorkerReleased(self._control.released.change)
                 self.snapshot()
+                self._keep()
                 continue
             try:
                 outcome = self._recovery.join(form)
@@ -104,6 +106,26 @@ class Rejoin:
         asked = self._control.snapshot_due()
         if asked is not None and self._durable is not None:
             self._durable.snapshot(self._state, asked, self._control.step, Rank(self._link.env.rank))
+
+    def _keep(self) -> None:
+        """Where the state stands: leave it in the agent's memory, if that was ordered."""
+        order, control = self._control.keep_due(), self._control
+        if order is None:
+            return
+        error = ""
+        if control.step != order.step or not control.holds_state:
+            error = f"rank {self._link.env.rank} stands before step {control.step}"
+        else:
+            between = self._state.between
+            then = between.as_committed(order.step, over=control.over) if order.inside else contextlib.nullcontext()
+            try:
+                self._recovery.accelerator.wait()
+                with then:
+                    self._copies.keep(self._state, order.step)
+            except (RegrowError, RuntimeError, OSError) as failure:
+                error = f"{type(failure).__name__}: {failure}"
+        if error:
+            self._link.send(StateKept(self._link.env.worker, order.step, error))
 
     def finish(self, *, goes_on: bool = False) -> bool:
         """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed.

@@ -68,6 +68,7 @@ class StandaloneWorker:
     rehearses = False
     reads_once = False
     holds_initial_state = True
+    newcomer = False
     records = False
     halted = over = leaves_others = False
     generation = 0

@@ -150,7 +150,12 @@ class SupervisedWorker:
     @property
     def holds_initial_state(self) -> bool:
         """Whether what the script built here counts, and is not overwritten by peers or a checkpoint."""
-        return self._link.env.role is Role.RANK
+        return self._link.env.begins
+
+    @property
+    def newcomer(self) -> bool:
+        """Whether this worker has come into a training that runs."""
+        return self._link.env.role is not Role.RANK
 
     @contextmanager
     def echo(self) -> Iterator[None]:
@@ -207,7 +212,7 @@ class SupervisedWorker:
         self.body.recovery = recovery
         self._rejoin = Rejoin(self._link, self.control, recovery, state, self._copies, durable)
         env, read = self._link.env, Read(NO_STATE, {})
-        if env.role is Role.RANK:
+        if env.begins:
             reads = durable is not None and env.resume
             read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(StepNo(0), {})
         told = "" if self._set_up is None else self._set_up.settle(state)
@@ -227,7 +232,7 @@ class SupervisedWorker:
                 fixed=fixed or self._groups.fixed() or told,
                 between=self.control.first_inside > 0,
                 early=self.early.found,
-                parts=recovery.first_look() if env.role is Role.RANK else {},
+                parts=recovery.first_look() if env.begins else {},
                 imported=installed(self._link.modules) if self.rank == 0 else [],
                 environment=changed(self._link.environment) if self.rank == 0 else [],
                 refused=read.refused,

@@ -1,0 +1,144 @@
+"""The rung `all`: survivors leave their state in their agents' memory, and all workers are started again with it.
+
+It is for jobs in which no newcomer is equal to the rank that it would replace, or none can be built. All workers start
+as the first ones did, with real collectives in their set-up, so the world is as under any other launcher.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, StepNo, WorkerId
+from regrow.core.messages.copies import KeepState, StateKept
+from regrow.membership import diagnosis as say
+from regrow.membership import recovery_point
+from regrow.membership.checkpoints import Checkpoints
+from regrow.membership.deadlines import KEEP_S
+from regrow.membership.job import Job, KeptState
+from regrow.membership.recovery.doubts import Doubts
+from regrow.membership.recovery.held_copies import HeldCopies
+from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.roster import Stage, WorkerRecord
+from regrow.membership.states import Retaining
+
+
+class AllAgain:
+    """Decides who leaves its state where, and when that is enough.
+
+    Args:
+        job: whose workers are started again.
+        ladder: starts them; and what follows where the state is not to be had.
+        copies: what nodes have of the state already.
+        checkpoints: where the state goes first, if starting again may fail too.
+        doubts: about the newest state.
+    """
+
+    def __init__(self, job: Job, ladder: Ladder, copies: HeldCopies, checkpoints: Checkpoints, doubts: Doubts) -> None:
+        self._job, self._ladder, self._copies, self._checkpoints = job, ladder, copies, checkpoints
+        self._doubts = doubts
+        self._roster, self._orders = job.roster, job.orders
+        self._asked: set[WorkerId] = set()
+        self._kept: dict[WorkerId, NodeId] = {}
+        self._of: tuple[Generation, StepNo] = Generation(0), NO_STATE
+        self._cause = ""
+        self._to_disk = False
+
+    def begin(self, cause: str, now: Instant, *, to_disk: bool) -> None:
+        """Every survivor stands halted, and there is room for all. `to_disk`: the state goes there too."""
+        self._cause, self._to_disk = cause, to_disk
+        if self._doubts.open is not None:
+            self._ladder.restart(say.no_agreed_state(self._doubts.open.step), now)
+            return
+        if self._copies.missing([_living(worker) for worker in self._roster.seated()]):
+            return  # this is called again with each answer
+        step = self._newest()
+        if self._of != (self._job.generation, step):
+            self._of = self._job.generation, step
+            self._asked, self._kept = set(), {}
+        self._job.goto(Retaining(now + KEEP_S, step))
+        self.advance(now)
+
+    def told(self, fact: StateKept, now: Instant) -> None:
+        """An agent has a worker's state, or has not."""
+        worker = self._roster.workers.get(fact.worker)
+        if worker is not None and fact.step == self._of[1] and fact.worker in self._asked:
+            if fact.error:
+                self._orders.note(f"the state of rank {worker.rank} cannot be kept in memory: {fact.error}", now)
+                self._asked.discard(fact.worker)
+                self._kept[fact.worker] = NodeId("")
+            else:
+                self._kept[fact.worker] = worker.node
+
+    def advance(self, now: Instant) -> None:
+        """Ask those who have the state; go on when it is kept, or when there is nobody left to ask."""
+        state = self._job.state
+        if not isinstance(state, Retaining):
+            return
+        if state.step != NO_STATE and now < state.deadline:
+            for worker in self._to_ask(state.step):
+                self._asked.add(worker.worker)
+                self._orders.add(KeepState(worker.worker, state.step, self._inside(state.step)))
+            if any(self._awaited(name) for name in self._asked):
+                return
+        if self._to_disk and now < state.deadline + self._checkpoints.patience:
+            step = self._checkpoints.savable()
+            if step is not None and not self._checkpoints.finished(step, now, halted=True):
+                self._checkpoints.forsake_dead(now)
+                return
+        self._go(state.step, now)
+
+    def _go(self, step: StepNo, now: Instant) -> None:
+        standings = [replace(recovery_point.standing(worker), state_at=NO_STATE) for worker in self._roster.seated()]
+        start = recovery_point.decide(standings, self._everywhere(step))
+        if isinstance(start, recovery_point.Uncovered):
+            self._job.kept = None
+            self._ladder.restart(f"{self._cause}; the state is not in the memory of the nodes", now)
+            return
+        self._job.kept = KeptState(start.step, start.step == step and self._inside(step))
+        self._ladder.restart(self._cause, now)
+
+    def _everywhere(self, step: StepNo) -> recovery_point.Copies:
+        """What the nodes have, with what survivors have left there."""
+        from_workers: dict[NodeId, list[recovery_point.KeptCopy]] = {
+            node: list(copies) for node, copies in self._copies.held.items()
+        }
+        for name, node in self._kept.items():
+            worker = self._roster.workers.get(name)
+            if node and worker is not None and worker.rank is not None and not self._roster.nodes[node].away:
+                copy = recovery_point.KeptCopy(worker.rank, worker.holding, step)
+                from_workers.setdefault(node, []).append(copy)
+        return from_workers
+
+    def _survivors(self, step: StepNo) -> list[WorkerRecord]:
+        return [worker for worker in self._roster.seated(Stage.HALTED) if worker.state_at == step]
+
+    def _newest(self) -> StepNo:
+        """The newest step at which survivors have all of the state, with the copies of that step that nodes have."""
+        everything = {worker.holding for worker in self._roster.seated()}
+        for step in sorted({worker.state_at for worker in self._roster.seated(Stage.HALTED)}, reverse=True):
+            held = {copy.holding for copies in self._copies.held.values() for copy in copies if copy.step == step}
+            if step >= 0 and held | {worker.holding for worker in self._survivors(step)} >= everything:
+                return step
+        return NO_STATE
+
+    def _to_ask(self, step: StepNo) -> Iterator[WorkerRecord]:
+        """One of those with the same part on each node; all, where that does not say that they have the same."""
+        each = self._job.replacements.alone or bool(self._job.belief.doubt)
+        seen: set[tuple[NodeId, str]] = set()
+        for worker in sorted(self._survivors(step), key=lambda one: one.rank or 0):
+            place = worker.node, worker.holding
+            if worker.worker in self._asked:
+                seen.add(place)
+            elif worker.worker not in self._kept and (each or place not in seen):
+                seen.add(place)
+                yield worker
+
+    def _awaited(self, name: WorkerId) -> bool:
+        return name not in self._kept and name in self._roster.workers and self._roster.workers[name].living
+
+    def _inside(self, step: StepNo) -> bool:
+        return any(worker.inside and worker.state_at == step for worker in self._roster.seated())
+
+
+def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:
+    stands = recovery_point.standing(worker)
+    return stands if worker.stage is Stage.HALTED else replace(stands, state_at=NO_STATE, ready=False)
