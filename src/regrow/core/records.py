@@ -108,8 +108,8 @@ class IncidentClosed(Record, frozen=True):
     ranks: list[Rank]
     cause: str
     rung: str
-    """`retry`, `standby`, `fork`, `node` (a lost node came back, or another took its ranks), `shrink`, `all`, `restart`;
-    of a change of the world without a fault `grow`, `shrink`, or `node` (its ranks moved)."""
+    """`retry`, `standby`, `fork`, `node` (a lost node came back, or another took its ranks), `shrink`, `all` or
+    `restart`; of a change of the world without a fault `grow`, `shrink`, or `node` (its ranks moved)."""
     faults: int
     detect: Seconds
     abort: Seconds
