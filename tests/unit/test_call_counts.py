@@ -3,7 +3,7 @@
 import pytest
 
 from regrow.core.ids import Generation
-from regrow.train.worker.call_counts import CallCounts
+from regrow.step.call_counts import CallCounts
 
 
 def body(counts: CallCounts, calls: int, *, generation: int = 1, size: int = 2) -> bool:

@@ -12,9 +12,9 @@ from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.vocabulary import FaultKind, FaultStage, Role
 from regrow.core.phase import Phase
+from regrow.step.call_counts import CallCounts
 from regrow.step.machine import Committed
 from regrow.train.state.protected import ProtectedState
-from regrow.train.worker.call_counts import CallCounts
 from regrow.train.worker.control import Control
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.fetching import Fetching
