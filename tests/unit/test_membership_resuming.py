@@ -11,7 +11,7 @@ from regrow.core.ids import NO_STATE, StepNo
 from regrow.core.messages import orders
 from regrow.core.messages.checkpoints import FinishCheckpoint, PartsWritten, SnapshotHeld, WriteCheckpoint
 from regrow.core.records import Noted
-from regrow.membership.recovery.resuming import AllAgain, AllAgree, NothingToRead, agree
+from regrow.membership.recovery.resuming import AllReadAgain, AllAgree, NothingToRead, agree
 
 STEPS = 6
 
@@ -34,7 +34,7 @@ def test_they_come_down_to_the_newest_that_all_can_read(damaged: list[set[int]],
             refused.update(dict.fromkeys(tried, "damaged"))
             stands.append(read if read is not None else NO_STATE if tried else StepNo(0))
         match agree(stands, refused, avoided, needed=needed):
-            case AllAgain(avoid):
+            case AllReadAgain(avoid):
                 assert avoid.keys() > avoided.keys()
                 avoided = {**avoided, **avoid}
             case AllAgree(step):

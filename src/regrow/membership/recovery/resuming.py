@@ -21,7 +21,7 @@ class AllAgree:
 
 
 @dataclass(frozen=True)
-class AllAgain:
+class AllReadAgain:
     """All start again, without these checkpoints."""
 
     avoid: Mapping[StepNo, str]
@@ -37,7 +37,7 @@ class NothingToRead:
 
 def agree(
     steps: Sequence[StepNo], refused: Mapping[StepNo, str], avoided: Collection[StepNo], *, needed: bool
-) -> AllAgree | AllAgain | NothingToRead:
+) -> AllAgree | AllReadAgain | NothingToRead:
     """What follows from what each rank has read.
 
     Args:
@@ -53,11 +53,11 @@ def agree(
     if low == NO_STATE:
         if needed:
             return NothingToRead(_nothing(refused))
-        return AllAgain(refused, "no checkpoint that is there can be read by all ranks")
+        return AllReadAgain(refused, "no checkpoint that is there can be read by all ranks")
     if low == 0:
         return NothingToRead(_not_shared(steps.index(low), steps.index(high), high))
     passed = {step: "not all ranks have found it" for step in steps if step > low and step not in new}
-    return AllAgain({**refused, **passed}, f"not all ranks could read the checkpoint of step {high}")
+    return AllReadAgain({**refused, **passed}, f"not all ranks could read the checkpoint of step {high}")
 
 
 class Resuming:
@@ -86,7 +86,7 @@ class Resuming:
             case AllAgree(step):
                 job.orders.note(_resumed(step, asked=self._asked and job.step == 0), now)
                 return True
-            case AllAgain(avoid, cause):
+            case AllReadAgain(avoid, cause):
                 job.refused.update(avoid)
                 self._avoided = frozenset(job.refused)
                 self._ladder.restart(cause, now)
