@@ -45,7 +45,7 @@ def test_ranks_that_start_with_other_values_are_named_before_the_first_step(here
 
 def test_replicas_that_drift_apart_are_told_while_they_train(here: Site) -> None:
     drifting = train(here, "drift", world=2, steps=40, extra=("--drift",))
-    assert drifting.code == 0, drifting.output
+    assert drifting.code == 76 and "the result is not proven" in drifting.output, drifting.output
     first = drifting.ledger.divergences[0]
     assert 0 < first.step <= 16 and first.alike == [[0], [1]]
     assert any("0.weight" in part for part in first.parts)

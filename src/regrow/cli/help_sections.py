@@ -41,7 +41,15 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         *("--shutdown-timeout",),
     ),
     "Check the result": (
-        *("--digest-every", "--no-audit", "--check-for-nan", "--no-health", "--health-check", "--straggler-steps"),
+        *(
+            "--digest-every",
+            "--on-divergence",
+            "--no-audit",
+            "--check-for-nan",
+            "--no-health",
+            "--health-check",
+            "--straggler-steps",
+        ),
         *("--replace-stragglers", "--log-rules"),
     ),
     "Data": ("--data-cache", "--data-cache-bytes"),

@@ -31,6 +31,8 @@ class Auditor:
         self._job, self._ladder = job, ladder
         self._samples = Samples()
         self._hydrated_again: set[Rank] = set()
+        self._unlike_from_start = False
+        """Ranks have built different values: that they differ later is the script's own doing."""
         self._ranks_own = False
         """Whether ranks were seen to differ before any worker was replaced."""
 
@@ -47,6 +49,7 @@ class Auditor:
                 text = say.replicas_start_unlike(found)
                 if self._samples.news(found):
                     self._say(found, text, now)
+                self._unlike_from_start = True
                 self._latent(text, now)
 
     def sampled(self, worker: WorkerRecord, fact: StateSampled, now: Instant) -> None:
@@ -66,7 +69,7 @@ class Auditor:
         text = say.replicas_diverge(found, [each.rank for each in again if each.rank is not None])
         if self._samples.news(found):
             self._say(found, text, now)
-        if found.in_tensors:
+        if found.in_tensors and not self._unlike_from_start:
             self._job.doubted(text, now)
         else:
             self._latent(text, now)

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from regrow.cluster.observed import BadNode, JobSeen, JobStage, ReplicaStage
-from regrow.core.exit_codes import OK, RUN_AGAIN
+from regrow.core.exit_codes import OK, RUN_AGAIN, UNPROVEN
 from regrow.core.ids import Instant
 from regrow.core.verdicts import HealthVerdict
 from regrow.observe.watch.present import JobFigures
@@ -133,6 +133,8 @@ def _outcome(job: TrainingJob, leader: PodSeen | None) -> tuple[str, str]:
     code = leader.exit_code
     if code is not None and 0 < code < 128 and code != RUN_AGAIN:
         hint = "regrow is not in the image" if code in (126, 127) else f"see kubectl logs {leader.name}"
+        if code == UNPROVEN:
+            hint = f"it was trained to its end, but its result is not proven; {hint}"
         return "Failed", f"pod 0 ({leader.name}) exited with code {code}: {hint}"
     if leader.reason in ("StartError", "ContainerCannotRun"):
         return "Failed", f"pod 0 ({leader.name}) could not start its command: is regrow in the image?"
