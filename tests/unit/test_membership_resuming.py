@@ -11,7 +11,7 @@ from regrow.core.ids import NO_STATE, StepNo
 from regrow.core.messages import orders
 from regrow.core.messages.checkpoints import FinishCheckpoint, PartsWritten, SnapshotHeld, WriteCheckpoint
 from regrow.core.records import Noted
-from regrow.membership.recovery.resuming import AllReadAgain, AllAgree, NothingToRead, agree
+from regrow.membership.recovery.resuming import AllAgree, AllReadAgain, NothingToRead, agree
 
 STEPS = 6
 

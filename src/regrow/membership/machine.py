@@ -105,8 +105,7 @@ class Membership:
         self._switch = ResizeBoundary(job, ladder, self._mender, pace)
         self._resizing = Resizing(job, self._size, self._standbys, self._mender, self._switch)
         self._nodes = Nodes(job, ladder, self._generations, self._copies, self._resizing)
-        self._auditor = Auditor(job, ladder)
-        self._quarantine = Quarantine(job)
+        self._auditor, self._quarantine = Auditor(job, ladder), Quarantine(job)
         corruption = Corruption(job, ladder, self._generations.doubts, self._quarantine)
         self._workers = Workers(
             job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._switch, pace
@@ -156,10 +155,8 @@ class Membership:
                 self._checkpoints.time_passed(now)
                 self._resizing.late(now)
                 self._deadlines(now)
-            case CopiesHeld():
-                self._copies.tell(event)
-            case StateKept():
-                self._mender.again.told(event, now)
+            case CopiesHeld() | StateKept():
+                self._mender.copied(event, now)
             case SnapshotHeld() | PartsWritten() | CheckpointWritten() | CheckpointFailed():
                 self._checkpoints.tell(event, now)
             case CopyStreamEnded():

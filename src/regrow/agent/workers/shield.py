@@ -1,18 +1,17 @@
 """Signals that ask for an end and reach all processes of a job at once: a worker leaves them to its agent.
 
 systemd's `KillMode=control-group`, some schedulers and people send SIGTERM to every process there is. A worker that
-dies of it takes the state with it that its agent is about to save. So a worker waits a moment: if its agent has had
-such a signal too, it stays, and the agent ends it in time; if not, the signal was for it alone and does what it
-always does.
+dies of it takes the state with it that its agent is about to save. So a worker stands still for a moment: if its agent
+has had such a signal too, it goes on, and the agent ends it in time; if not, the signal was for it alone and does what
+it always does, before the script runs another line.
 The script sees the dispositions that a process of its own would have, and a handler that it sets itself is called at
 once. What it executes, and what it forks, has the defaults.
 """
 
-import _thread
 import ctypes
 import os
 import signal
-import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -23,6 +22,7 @@ from regrow.core.ids import Seconds
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ALONE_S: Seconds = 2.0
 """The agent has as long to have had the signal too."""
+_LOOK_S: Seconds = 0.005
 _set, _get = signal.signal, signal.getsignal
 _libc = ctypes.CDLL(None)
 _libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
@@ -40,7 +40,7 @@ class Shield:
 
     def __init__(self, board: Board) -> None:
         self._board, self._pid = board, os.getpid()
-        self._due = threading.Event()
+        self._deciding = False
 
     def raise_(self) -> None:
         """From now on the defaults wait for the agent."""
@@ -70,22 +70,20 @@ class Shield:
         return _default(number) if handler == self._arrived else handler
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if self._due.is_set():
-            self._due.clear()
-            signal.default_int_handler(number, frame)
-        later = threading.Timer(_ALONE_S, self._alone, (number,))
-        later.daemon = True
-        later.start()
-
-    def _alone(self, number: int) -> None:
-        """From a thread: nobody else had it, so far as the agent knows."""
-        if self._board.must_stay or os.getpid() != self._pid:
+        """Stand still until the agent is known to have had it too, or not: the script goes on only if it is to stay."""
+        if self._deciding:
             return
+        self._deciding, until = True, time.monotonic() + _ALONE_S
+        try:
+            while time.monotonic() < until:
+                if self._board.must_stay:
+                    return
+                time.sleep(_LOOK_S)
+        finally:
+            self._deciding = False
         if number == signal.SIGINT:
-            self._due.set()
-            _thread.interrupt_main(signal.Signals(number))
-            return
-        _libc.signal(number, None)  # Python's own `signal` is for the main thread, which may be busy
+            signal.default_int_handler(number, frame)
+        _libc.signal(number, None)
         os.kill(self._pid, number)
 
 

@@ -21,7 +21,7 @@ from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import Retaining
 
 
-class AllAgain:
+class StartFromMemory:
     """Decides who leaves its state where, and when that is enough.
 
     Args:

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank
+from regrow.core.messages.copies import CopiesHeld, StateKept
 from regrow.membership import diagnosis as say
 from regrow.membership import recovery_point, scaling
 from regrow.membership.checkpoints import Checkpoints
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.recovery import said_at_end as say_end
-from regrow.membership.recovery.all_again import AllAgain
+from regrow.membership.recovery.all_again import StartFromMemory
 from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.roster import BUILDING, Stage, WorkerRecord
@@ -41,7 +42,7 @@ class Regroup:
         self._unlike = ""
         """Why the world can have no other size, as a candidate has shown."""
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
-        self.again = AllAgain(job, ladder, generations.copies, checkpoints, generations.doubts)
+        self.again = StartFromMemory(job, ladder, generations.copies, checkpoints, generations.doubts)
 
     def advance(self, now: Instant) -> None:
         """Go as far as the facts so far allow: to the next generation, or to waiting."""
@@ -76,6 +77,13 @@ class Regroup:
             self._do_without(drop, asked=going > 0, now=now)
         if roster.all_at(Stage.HALTED, Stage.READY) and not roster.away and not roster.unproven:
             self._generations.form(Generation(job.generation + 1), now)
+
+    def copied(self, fact: CopiesHeld | StateKept, now: Instant) -> None:
+        """A node has state in its memory, or has not."""
+        if isinstance(fact, StateKept):
+            self.again.told(fact, now)
+        else:
+            self._generations.copies.tell(fact)
 
     def _without_newcomers(self, drop: Set[int], now: Instant) -> bool:
         """Whether no newcomer is tried for the ranks that are lost; then all start again with the state in memory.

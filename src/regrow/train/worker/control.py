@@ -57,7 +57,8 @@ class Control:
         self.reformed = False
         """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
         self._snapshot_at: StepNo | None = None
-        self._keep: KeepState | None = None
+        self.keep: KeepState | None = None
+        """The order to leave the state in the agent's memory; whoever does it takes it away."""
         self.whole_body = False
         """Whether bodies are given up with their updates, on all ranks: some rank has seen that they must be."""
         self.all_whole = False
@@ -103,7 +104,7 @@ class Control:
                             self._changed.notify_all()
                     case KeepState():
                         with self._changed:
-                            self._keep = order
+                            self.keep = order
                             self._changed.notify_all()
                     case orders.ArmFault():
                         self._arm(order.fault)
@@ -225,7 +226,7 @@ class Control:
         True: the update has begun. The membership stays to be taken by `await_form`. Raises `DeadlineExceeded`.
         """
         with self._at_rest():
-            if not self._changed.wait_for(lambda: self._form is not None or self._keep is not None, self._patience):
+            if not self._changed.wait_for(lambda: self._form is not None or self.keep is not None, self._patience):
                 raise DeadlineExceeded(
                     f"no verdict on generation {self.generation} within {self._patience:.0f} s",
                     hint="see the coordinator's log",
@@ -325,13 +326,7 @@ class Control:
 
     @property
     def _asked(self) -> bool:
-        return self.released is not None or self._keep is not None or self._snapshot_wanted
-
-    def keep_due(self) -> KeepState | None:
-        """The order to leave the state in the agent's memory, once."""
-        with self._changed:
-            order, self._keep = self._keep, None
-            return order
+        return self.released is not None or self.keep is not None or self._snapshot_wanted
 
     def peek_form(self) -> orders.FormGeneration:
         """The next membership, which stays to be taken by `await_form`. Raises `DeadlineExceeded`."""

@@ -109,7 +109,8 @@ class Rejoin:
 
     def _keep(self) -> None:
         """Where the state stands: leave it in the agent's memory, if that was ordered."""
-        order, control = self._control.keep_due(), self._control
+        control = self._control
+        order, control.keep = control.keep, None
         if order is None:
             return
         error = ""
