@@ -33,6 +33,16 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_killed_node_is_replaced_at_once_elsewhere_and_drained_where_the_job_asks_for_it",
         "test_the_loss_of_the_batch_host_leaves_nothing_and_the_gang_starts_anew",
     ),
+    "tests/process/test_set_up.py": (
+        "test_who_takes_a_rank_hears_what_that_rank_has_heard[every kind, standbys]",
+        "test_who_takes_a_rank_hears_what_that_rank_has_heard[every kind, standbys before the script]",
+        "test_who_takes_a_rank_hears_what_that_rank_has_heard[alike, standbys]",
+        "test_what_a_lost_node_has_heard_is_known_elsewhere",
+        "test_a_grown_world",
+        "test_a_newcomer_that_calls_something_else_is_refused_by_line",
+        "test_large_answers_come_in_pieces_and_parameters_need_none",
+        "test_when_all_start_again_they_speak_again",
+    ),
     "tests/process/test_batch.py": (
         "test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer",
         "test_workers_come_and_go_by_the_file_and_by_commands",

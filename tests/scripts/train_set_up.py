@@ -24,6 +24,7 @@ parser.add_argument("--calls", default="broadcast")
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--out", type=Path)
 parser.add_argument("--pace", type=float, default=0.0)
+parser.add_argument("--any-world", action="store_true")
 parser.add_argument("--newcomers-skip", action="store_true")
 parser.add_argument("--mebibytes", type=int, default=0)
 parser.add_argument("--size", type=int, default=0)
@@ -155,6 +156,7 @@ def receive_from_any() -> torch.Tensor:
         dist.send(said(), LAST)
     elif RANK == LAST:
         heard += dist.recv(heard)
+    dist.barrier()  # else it may be what another sends next
     return heard
 
 
@@ -282,7 +284,9 @@ def batch(step: int) -> torch.Tensor:
     return torch.randn(6, 4, generator=torch.Generator().manual_seed(1000 * step + session.rank))
 
 
-for step in session.steps(batch, until=args.steps):
+rows: Any = [torch.randn(4, generator=torch.Generator().manual_seed(row)) for row in range(120)]
+loader: Any = regrow.DataLoader(rows, global_batch_size=12) if args.any_world else batch
+for step in session.steps(loader, until=args.steps):
     with step as x:
         loss = model(x + shift / 1000).square().mean()
         step.log(loss=loss)
@@ -294,5 +298,10 @@ for step in session.steps(batch, until=args.steps):
     if args.pace and session.is_main and step.committed:
         print(f"step {step.number}", flush=True)
 if args.out is not None:
-    report = {"digest": session.digest(), "rank": session.rank, "shift": shift}
+    report = {
+        "digest": session.digest(),
+        "rank": session.rank,
+        "shift": shift,
+        "heard": {name: str(answer) for name, answer in heard.items()},
+    }
     args.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(report))

@@ -277,6 +277,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
         after_collective=None,
         on_given=None,
         between=None,
+        set_up=None,
     )
     made = RegrowGroup(cast(Owner, owner), "pair", [0, 1], 0, run_s=60.0)
     made.transport, _ = formed(Nccl(), Mesh())

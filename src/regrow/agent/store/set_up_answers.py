@@ -5,13 +5,15 @@ these two, and then all. What was fetched stays here too.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 
 from regrow.agent.store.peers import StoreNodeLost, StorePeers
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.store import TIMEOUT, AnswersAsked, AnswersNoted, StoreReply
-from regrow.core.process.tasks import shared
+from regrow.core.process.tasks import shared, supervised
 
+_log = logging.getLogger("regrow.agent")
 _LOOK_S: Seconds = 0.5
 """Other agents are asked again after this."""
 _ANSWER_S: Seconds = 5.0
@@ -104,7 +106,7 @@ class SetUpAnswers:
 
     def _copy(self) -> None:
         if self._uncopied and self._target and (self._copying is None or self._copying.done()):
-            self._copying = shared(self._copy_all())
+            self._copying = supervised(self._copy_all(), "copying what the first workers have heard", _failed)
 
     async def _copy_all(self) -> None:
         while self._uncopied and self._target:
@@ -192,6 +194,10 @@ class SetUpAnswers:
         finally:
             for task in asking:
                 task.cancel()
+
+
+def _failed(what: str, error: BaseException) -> None:
+    _log.error("%s has failed", what, exc_info=error)
 
 
 def _now() -> Instant:

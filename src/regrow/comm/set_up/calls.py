@@ -16,7 +16,7 @@ from regrow.comm.set_up.log import Note, TensorShape
 _DEPTH = 64
 
 
-class Kind(Enum):
+class AnswerKind(Enum):
     """Who gets the answer of a collective."""
 
     ALIKE = auto()
@@ -32,29 +32,29 @@ class Kind(Enum):
 
 
 _KINDS = {
-    "broadcast": Kind.ALIKE,
-    "allreduce": Kind.ALIKE,
-    "allreduce_coalesced": Kind.ALIKE,
-    "allgather": Kind.ALIKE,
-    "allgather_coalesced": Kind.ALIKE,
-    "_allgather_base": Kind.ALIKE,
-    "all_gather_single": Kind.ALIKE,
-    "allgather_into_tensor_coalesced": Kind.ALIKE,
-    "all_gather_single_coalesced": Kind.ALIKE,
-    "reduce": Kind.AT_ROOT,
-    "gather": Kind.AT_ROOT,
-    "scatter": Kind.OWN,
-    "reduce_scatter": Kind.OWN,
-    "_reduce_scatter_base": Kind.OWN,
-    "reduce_scatter_single": Kind.OWN,
-    "reduce_scatter_tensor_coalesced": Kind.OWN,
-    "reduce_scatter_single_coalesced": Kind.OWN,
-    "alltoall": Kind.OWN,
-    "alltoall_base": Kind.OWN,
-    "all_to_all_single": Kind.OWN,
-    "recv": Kind.RECEIVED,
-    "recv_anysource": Kind.RECEIVED,
-    "barrier": Kind.BARRIER,
+    "broadcast": AnswerKind.ALIKE,
+    "allreduce": AnswerKind.ALIKE,
+    "allreduce_coalesced": AnswerKind.ALIKE,
+    "allgather": AnswerKind.ALIKE,
+    "allgather_coalesced": AnswerKind.ALIKE,
+    "_allgather_base": AnswerKind.ALIKE,
+    "all_gather_single": AnswerKind.ALIKE,
+    "allgather_into_tensor_coalesced": AnswerKind.ALIKE,
+    "all_gather_single_coalesced": AnswerKind.ALIKE,
+    "reduce": AnswerKind.AT_ROOT,
+    "gather": AnswerKind.AT_ROOT,
+    "scatter": AnswerKind.OWN,
+    "reduce_scatter": AnswerKind.OWN,
+    "_reduce_scatter_base": AnswerKind.OWN,
+    "reduce_scatter_single": AnswerKind.OWN,
+    "reduce_scatter_tensor_coalesced": AnswerKind.OWN,
+    "reduce_scatter_single_coalesced": AnswerKind.OWN,
+    "alltoall": AnswerKind.OWN,
+    "alltoall_base": AnswerKind.OWN,
+    "all_to_all_single": AnswerKind.OWN,
+    "recv": AnswerKind.RECEIVED,
+    "recv_anysource": AnswerKind.RECEIVED,
+    "barrier": AnswerKind.BARRIER,
 }
 _ANY_SIZE = ("broadcast", "allreduce", "allreduce_coalesced", "reduce", "barrier")
 """Those whose answer has the same shape and meaning in a world of another size."""
@@ -69,7 +69,7 @@ class SetUpCall(NamedTuple):
         outputs: the tensors that are filled here.
     """
 
-    kind: Kind
+    kind: AnswerKind
     note: Note
     outputs: list[torch.Tensor]
 
@@ -91,7 +91,7 @@ def read(name: str, args: Sequence[Any], options: dict[str, Any], place: int) ->
     given = (*args, *options.values())
     root = next((int(each.rootRank) for each in given if hasattr(each, "rootRank")), -1)
     op = next((reductions.number(each.reduceOp) for each in given if hasattr(each, "reduceOp")), -1)
-    fills = bool(args) and kind is not Kind.BARRIER and (kind is not Kind.AT_ROOT or root == place)
+    fills = bool(args) and kind is not AnswerKind.BARRIER and (kind is not AnswerKind.AT_ROOT or root == place)
     outputs = list(_tensors(args[0])) if fills else []
     shapes = [TensorShape(str(each.dtype).removeprefix("torch."), list(each.shape)) for each in outputs]
     return SetUpCall(kind, Note(name, _where(), root, op, shapes), outputs)

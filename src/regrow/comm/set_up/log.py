@@ -69,19 +69,36 @@ def group_name(ranks: Sequence[int], seated: RankInWorld, unit: int, *, whole: b
     return ",".join(str(rank + by) for rank in ranks)
 
 
+_SPOKEN = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "recv_anysource": "recv",
+}
+
+
+def spoken(note: Note) -> str:
+    """What a call is called in scripts, and the line."""
+    return f"{_SPOKEN.get(note.name, note.name)} at {note.where}"
+
+
 def differs(note: Note, called: Note) -> str:
     """Why a newcomer's call is another one than the first workers', for people; empty: it is the same."""
     if note.name != called.name:
-        return f"it calls {called.name} at {called.where}, where {note.name} was called at {note.where}"
+        return f"it calls {spoken(called)}, where the first workers called {spoken(note)}"
     if note.root != called.root:
-        return f"{called.name} at {called.where} is of root {called.root}, and was of root {note.root}"
+        return f"{spoken(called)} is of root {called.root}, and was of root {note.root}"
     if note.op != called.op:
-        return f"{called.name} at {called.where} reduces otherwise than it did"
+        return f"{spoken(called)} reduces otherwise than it did"
     if note.outputs != called.outputs:
-        return (
-            f"{called.name} at {called.where} asks for {_shapes(called.outputs)}, and was answered with "
-            f"{_shapes(note.outputs)}"
-        )
+        return f"{spoken(called)} asks for {_shapes(called.outputs)}, and was answered with {_shapes(note.outputs)}"
     return ""
 
 
@@ -99,20 +116,20 @@ def counted_differently(first: dict[str, int], mine: dict[str, int]) -> tuple[st
     return None
 
 
-class Bounds:
+class NoteBounds:
     """How much may be noted of one rank's set-up."""
 
     def __init__(self) -> None:
         self._alike = self._own = self._calls = 0
 
-    def call(self, name: str, where: str) -> str:
+    def call(self, note: Note) -> str:
         """One more call: why that is too many, for people; empty: it is not."""
         self._calls += 1
         if self._calls <= CALLS:
             return ""
-        return f"{name} at {where} is call {self._calls} of a collective before the loop; {CALLS} are noted"
+        return f"{spoken(note)} is call {self._calls} of a collective before the loop; {CALLS} are noted"
 
-    def answer(self, name: str, where: str, nbytes: int, *, own: bool) -> str:
+    def answer(self, note: Note, nbytes: int, *, own: bool) -> str:
         """One more answer: why that is too much, for people; empty: it is not."""
         if own:
             self._own += nbytes
@@ -122,4 +139,4 @@ class Bounds:
         if total <= most:
             return ""
         whose = "what this rank alone has heard" if own else "what ranks have told each other"
-        return f"{name} at {where} makes {total >> 20} MiB of {whose} before the loop; {most >> 20} MiB are noted"
+        return f"{spoken(note)} makes {total >> 20} MiB of {whose} before the loop; {most >> 20} MiB are noted"

@@ -14,7 +14,7 @@ import xxhash
 from regrow.comm import nccl
 from regrow.comm.group_ranks import RankInWorld
 from regrow.comm.set_up import CallingGroup, calls
-from regrow.comm.set_up.calls import Kind, SetUpCall
+from regrow.comm.set_up.calls import AnswerKind, SetUpCall
 from regrow.comm.set_up.desk import Desk
 from regrow.comm.set_up.log import (
     ALIKE_BYTES,
@@ -23,10 +23,11 @@ from regrow.comm.set_up.log import (
     PIECE_BYTES,
     REFUSED,
     WORLD,
-    Bounds,
     Note,
+    NoteBounds,
     SetUpEnd,
     group_name,
+    spoken,
 )
 from regrow.comm.torch_private.internals import Work, storage_name
 from regrow.comm.work import FollowedWork, noting
@@ -64,7 +65,7 @@ class Recording:
         self._desk, self._seated, self._unit = desk, seated, unit
         self._lock = threading.Condition()
         self._counts: Counter[str] = Counter()
-        self._bounds = Bounds()
+        self._bounds = NoteBounds()
         self._late: list[_Heard] = []
         """Those that are noted at the end."""
         self._held = 0
@@ -107,15 +108,15 @@ class Recording:
     def _begin(self, call: SetUpCall, group: str, args: tuple[Any, ...]) -> _Heard | None:
         note, rank = call.note, self._seated.rank
         with self._lock:
-            if why := self._bounds.call(note.name, note.where):
+            if why := self._bounds.call(note):
                 self._refuse(why)
                 return None
-            counted = f"{group}/{calls.peer(note.name, args)}" if call.kind is Kind.RECEIVED else group
-            counted = f"b/{group}" if call.kind is Kind.BARRIER else counted
+            counted = f"{group}/{calls.peer(note.name, args)}" if call.kind is AnswerKind.RECEIVED else group
+            counted = f"b/{group}" if call.kind is AnswerKind.BARRIER else counted
             number, self._counts[counted] = self._counts[counted], self._counts[counted] + 1
-            own = call.kind in (Kind.OWN, Kind.AT_ROOT, Kind.RECEIVED)
-            name = f"b/{group}/{number}" if call.kind is Kind.BARRIER else f"a/{counted}/{number}"
-            if call.kind in (Kind.OWN, Kind.AT_ROOT):  # that it was called, all members may know
+            own = call.kind in (AnswerKind.OWN, AnswerKind.AT_ROOT, AnswerKind.RECEIVED)
+            name = f"b/{group}/{number}" if call.kind is AnswerKind.BARRIER else f"a/{counted}/{number}"
+            if call.kind in (AnswerKind.OWN, AnswerKind.AT_ROOT):  # that it was called, all members may know
                 self._say({name: _ENCODER.encode(msgspec.structs.replace(note, outputs=[]))})
             if own:
                 name = f"r{rank}/{counted}/{number}"
@@ -128,17 +129,16 @@ class Recording:
             return heard
 
     def _look_at_size(self, call: SetUpCall, group: CallingGroup, *, across: bool) -> None:
-        if self.fixed or call.kind is Kind.BARRIER or (across and not call.needs_size):
+        if self.fixed or call.kind is AnswerKind.BARRIER or (across and not call.needs_size):
             return
         if len(group.ranks) == 1 and not across:
             return
         note = call.note
         if across:
-            self.fixed = f"{note.name} at {note.where} was answered before the loop by as many ranks as there were then"
+            self.fixed = f"{spoken(note)} was answered before the loop by as many ranks as there were then"
         else:
             self.fixed = (
-                f"{note.name} at {note.where} was answered before the loop inside a replica, and a new one has heard "
-                "nothing"
+                f"{spoken(note)} was answered before the loop inside a replica, and a new one has heard nothing"
             )
 
     # --- answers -----------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Recording:
             value = calls.value_of(heard.call.outputs) if keep else None
         except (RuntimeError, TypeError, NotImplementedError) as error:
             value = b""
-            self._refuse(f"the answer of {heard.call.note.name} at {heard.call.note.where} cannot be noted: {error}")
+            self._refuse(f"the answer of {spoken(heard.call.note)} cannot be noted: {error}")
         with self._lock:
             heard.done, heard.value, heard.source = True, value, source
             if heard in self._late:
@@ -182,8 +182,7 @@ class Recording:
             self._lock.notify_all()
 
     def _over(self, heard: _Heard) -> str:
-        note = heard.call.note
-        return self._bounds.answer(note.name, note.where, heard.nbytes, own=heard.own)
+        return self._bounds.answer(heard.call.note, heard.nbytes, own=heard.own)
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -217,7 +216,7 @@ class Recording:
                 self._lock.wait(left)
             if self._open:
                 note = self._open[0].call.note
-                self._refuse(f"{note.name} at {note.where} was not done when the loop began")
+                self._refuse(f"{spoken(note)} was not done when the loop began")
 
     def _note_pieces(self, heard: _Heard) -> None:
         value = heard.value or b""

@@ -11,9 +11,9 @@ import torch
 from regrow.comm.echo_objects import own_objects
 from regrow.comm.group_ranks import RankInWorld
 from regrow.comm.set_up import CallingGroup, calls
-from regrow.comm.set_up.calls import Kind, SetUpCall
+from regrow.comm.set_up.calls import AnswerKind, SetUpCall
 from regrow.comm.set_up.desk import Desk
-from regrow.comm.set_up.log import REFUSED, WORLD, Note, SetUpEnd, counted_differently, differs, group_name
+from regrow.comm.set_up.log import REFUSED, WORLD, Note, SetUpEnd, counted_differently, differs, group_name, spoken
 from regrow.comm.torch_private.internals import Work, objects_of
 from regrow.comm.work import finished_work
 from regrow.core.errors import DeadlineExceeded, SetUpDiffers
@@ -63,17 +63,17 @@ class Replay:
         if call is None:
             return run()
         called = self._named(group)
-        if call.kind is Kind.BARRIER:
+        if call.kind is AnswerKind.BARRIER:
             self._wait_for_barrier(call, called)
             return run()
-        if call.kind is not Kind.ALIKE:
-            self._alone(f"{name} at {call.note.where}")
-        counted = f"{called}/{calls.peer(name, args)}" if call.kind is Kind.RECEIVED else called
+        if call.kind is not AnswerKind.ALIKE:
+            self._alone(spoken(call.note))
+        counted = f"{called}/{calls.peer(name, args)}" if call.kind is AnswerKind.RECEIVED else called
         number, self._counts[counted] = self._counts[counted], self._counts[counted] + 1
-        common = None if call.kind is Kind.RECEIVED else self._note(call, f"a/{counted}/{number}")
-        if common is not None and call.kind is not Kind.ALIKE:
+        common = None if call.kind is AnswerKind.RECEIVED else self._note(call, f"a/{counted}/{number}")
+        if common is not None and call.kind is not AnswerKind.ALIKE:
             self._compare(common, msgspec.structs.replace(call.note, outputs=[]))
-        note = common if call.kind is Kind.ALIKE else self._note(call, f"r{self.rank}/{counted}/{number}")
+        note = common if call.kind is AnswerKind.ALIKE else self._note(call, f"r{self.rank}/{counted}/{number}")
         if note is None or note.protected:
             return run()
         return self._told(note, call, args, group.place)
@@ -83,7 +83,7 @@ class Replay:
         return work
 
     def _told(self, note: Note, call: SetUpCall, args: tuple[Any, ...], place: int) -> Work:
-        sent = own_objects() if call.kind is Kind.ALIKE and call.note.root == place else None
+        sent = own_objects() if call.kind is AnswerKind.ALIKE and call.note.root == place else None
         if sent is None:
             self._compare(note, call.note)
         else:
@@ -132,7 +132,7 @@ class Replay:
         return f"r{self.rank}/end"
 
     def _note(self, call: SetUpCall, name: str) -> Note:
-        where = f"{call.note.name} at {call.note.where}"
+        where = spoken(call.note)
         found = self._ask([name, self._end, REFUSED], self.rank, where)
         if name not in found:
             if REFUSED in found:
@@ -144,7 +144,7 @@ class Replay:
         if not note.pieces:
             return note.value
         found = dict[str, bytes]()
-        where = f"{call.note.name} at {call.note.where}"
+        where = spoken(call.note)
         until = time.monotonic() + self._patience
         left = list(dict.fromkeys(note.pieces))
         while left:
@@ -181,7 +181,7 @@ class Replay:
         names = [f"a/{counted}/{number}", f"r{self.rank}/{counted}/{number}"]
         notes = self._ask(names, self.rank, "the end of the set-up")
         note = _NOTES.decode(next(iter(notes.values())))
-        self._refuse(f"it did not call {note.name}, which the first workers called at {note.where} before their loop")
+        self._refuse(f"it did not call {spoken(note)}, as the first workers did before their loop")
 
     def _refuse(self, why: str) -> NoReturn:
         self._refuted(why)

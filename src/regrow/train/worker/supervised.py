@@ -26,14 +26,13 @@ from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import Read
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.accelerator import accelerator_of
-from regrow.train.worker.assembly import Assembly
+from regrow.train.worker.assembly import Assembly, SetUpHearing
 from regrow.train.worker.body import Body
 from regrow.train.worker.cache_reader import Reading
 from regrow.train.worker.control import Control
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.recovery import site_of
 from regrow.train.worker.rejoin import Rejoin
-from regrow.train.worker.set_up import SetUpHearing
 from regrow.train.worker.stray_calls import StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
 
