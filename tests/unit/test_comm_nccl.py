@@ -40,7 +40,7 @@ class Mesh:
     def halt(self) -> None:
         self.said.append("halted")
 
-    def call(self, name: str, args: Any, options: Any) -> Any:
+    def call(self, name: str, args: Any, options: Any, done: Any = None) -> Any:
         peer = f" {args[1]}" if args else ""
         return SimpleNamespace(wait=lambda: self.said.append(f"{name}{peer}"))
 
@@ -276,6 +276,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
         on_collective=None,
         after_collective=None,
         on_given=None,
+        tape=None,
         between=None,
         set_up=None,
     )

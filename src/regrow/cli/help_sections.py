@@ -41,16 +41,8 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         *("--shutdown-timeout",),
     ),
     "Check the result": (
-        *(
-            "--digest-every",
-            "--on-divergence",
-            "--no-audit",
-            "--check-for-nan",
-            "--no-health",
-            "--health-check",
-            "--straggler-steps",
-        ),
-        *("--replace-stragglers", "--log-rules"),
+        *("--digest-every", "--on-divergence", "--no-audit", "--proof", "--check-for-nan", "--no-health"),
+        *("--health-check", "--straggler-steps", "--replace-stragglers", "--log-rules"),
     ),
     "Data": ("--data-cache", "--data-cache-bytes"),
     "Network and security": ("--bind", "--token-file", "--tls-cert", "--tls-key", "--tls-ca"),

@@ -51,12 +51,16 @@ class EchoTransport:
     def form(self, deadline: Seconds) -> None:
         """Nothing to connect."""
 
-    def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def call(
+        self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
+    ) -> Any:
         """Answer one method; the work it returns is done. Raises `UsageError` where no answer can be right."""
         answer = self._answers.get(name)
         if answer is not None:
             with torch.no_grad():
                 answer(*args, **options)
+        if done is not None:
+            done()
         result = args[0] if args else []
         if isinstance(result, torch.Tensor):
             result = [result]

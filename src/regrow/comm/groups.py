@@ -16,7 +16,7 @@ from regrow.comm import nccl
 from regrow.comm.echo import EchoTransport
 from regrow.comm.group_ranks import RankInWorld, fixed, moved, spans
 from regrow.comm.links import Links, Site
-from regrow.comm.process_group import BACKEND, Between, EchoScope, RegrowGroup, send_together
+from regrow.comm.process_group import BACKEND, Between, EchoScope, RegrowGroup, Tape, send_together
 from regrow.comm.refusing_store import RefusingStore
 from regrow.comm.set_up import SetUp
 from regrow.comm.socket_mesh import SocketMesh
@@ -57,6 +57,8 @@ class Groups:
         self.on_collective: Callable[[str], None] | None = None
         self.on_given: Callable[[str, tuple[Any, ...], dict[str, Any]], None] | None = None
         """Told what this rank gives to each collective, before it is called."""
+        self.tape: Tape | None = None
+        """Hears of each collective, however it is answered."""
         self.after_collective: Callable[[str], None] | None = None
         self.on_asked: Callable[[PlaceInWorld, str], None] | None = None
         """Told when a group is asked for its rank or size, and by what, while that may not be the last."""
@@ -73,6 +75,7 @@ class Groups:
         self._inside: list[object] = []
         self._seated = RankInWorld(0, 1)
         self._made: Counter[tuple[int, ...]] = Counter()
+        self._count = 0
         self._formation: Formation | None = None
         self._store: AgentStore | None = None
         self._lone = RefusingStore()  # torch does not keep what it is of Python
@@ -114,6 +117,7 @@ class Groups:
             run_s: how long one of its collectives may take, in seconds.
         """
         group = RegrowGroup(self, name, ranks, rank, run_s=run_s)
+        group.number, self._count = self._count, self._count + 1
         self._name_in_store(group)
         self._groups.append(group)
         self._give_transport(group)
@@ -191,6 +195,12 @@ class Groups:
             self._name_in_store(group)
             self._give_transport(group)
         return time.monotonic() - started
+
+    def seat(self, rank: int) -> None:
+        """Be another rank of this world, in all groups that have it; while they answer locally."""
+        for group in self._groups:
+            if rank in group.ranks:
+                group.seat(group.ranks.index(rank))
 
     def _follow(self, seated: RankInWorld) -> None:
         """Give all groups the ranks that they have in a world of another size, or around another rank."""

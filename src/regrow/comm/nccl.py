@@ -129,16 +129,25 @@ class NcclTransport:
         _stays(self._inner)
         _living.append(self._inner)
 
-    def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Run one method, by NCCL where its first tensor is on a GPU."""
+    def call(
+        self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
+    ) -> Any:
+        """Run one method, by NCCL where its first tensor is on a GPU; of a call put together with others none is done.
+
+        `done` is called when the answer is there for what is enqueued next.
+        """
         if self._inner is not None and on_cuda(args):
             if self._coalescing is not None:
                 return getattr(self._inner.group, name)(*args, **options)
             self._meet(int(args[1]) if name in ("send", "recv") else _ALL)
             FLIGHT.lose_sight()
             with self._inner.calling():
-                return getattr(self._inner.group, name)(*args, **options)
-        return self._mesh.call(name, args, options)
+                work = getattr(self._inner.group, name)(*args, **options)
+            if done is not None:
+                work.wait()
+                done()
+            return work
+        return self._mesh.call(name, args, options, done)
 
     def _meet(self, peer: int) -> None:
         """Return when that rank, or all of the group, come to their first call too. Raises what collectives do."""

@@ -71,8 +71,27 @@ class AskedCollective(NamedTuple):
     options: dict[str, Any]
 
 
+Done = Callable[[], None]
+"""Called where an answer has come, from any thread; raises nothing."""
+
 Between = Callable[[AskedCollective], Any]
 """Takes over a call of a collective, and returns its work; None: it does not."""
+
+
+class Tape(Protocol):
+    """Hears of the collectives of a body."""
+
+    def given(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
+        """A collective is called. What is returned is to be called when its answer is in the tensors of `args`.
+
+        Args:
+            group: which of this worker's groups, in the order in which the script made them.
+            rank: this worker's in that group.
+            name: of the collective.
+            args: of the call.
+            options: the same by name.
+        """
+        ...
 
 
 class Owner(Protocol):
@@ -86,6 +105,7 @@ class Owner(Protocol):
     on_call: Callable[[str, int], None] | None
     on_collective: Callable[[str], None] | None
     on_given: Callable[[str, tuple[Any, ...], dict[str, Any]], None] | None
+    tape: "Tape | None"
     after_collective: Callable[[str], None] | None
     on_asked: Callable[[PlaceInWorld, str], None] | None
     between: "Between | None"
@@ -121,6 +141,8 @@ class RegrowGroup(ProcessGroup):
         """How long one collective may take."""
         self.key = name
         """What it is called in the store: the same on all of its ranks, and never used twice in a generation."""
+        self.number = 0
+        """Which of this worker's groups it is, in the order in which the script made them."""
         self._place, self._count = rank, size
         self.transport: Transport | None = None
         self.echo: EchoTransport | None = None
@@ -261,11 +283,15 @@ class RegrowGroup(ProcessGroup):
 
     def _answer(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if self.echo is not None:
-            return self._kept(self.echo.call(name, args, options))
+            return self._kept(self.echo.call(name, args, options, self._heard(name, args, options)))
         set_up = self._groups.set_up
         if set_up is None:
             return self._kept(self._call(name, args, options))
         return self._kept(set_up.answer(self, name, args, options, lambda: self._call(name, args, options)))
+
+    def _heard(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
+        tape = self._groups.tape
+        return tape.given(self.number, self._place, name, args, options) if tape is not None else None
 
     def _call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         groups, transport = self._groups, self.transport
@@ -277,7 +303,7 @@ class RegrowGroup(ProcessGroup):
         if groups.on_given is not None:
             groups.on_given(name, args, options)
         FLIGHT.name(f"{name} on {self.key}")
-        result = transport.call(name, args, options)
+        result = transport.call(name, args, options, self._heard(name, args, options))
         if groups.after_collective is not None:
             groups.after_collective(name)
         return result

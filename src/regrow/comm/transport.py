@@ -29,8 +29,10 @@ class Transport(Protocol):
         """Connect to all peers. Raises `GenerationHalted` when halted meanwhile, `DeadlineExceeded` when too slow."""
         ...
 
-    def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Run one method of a process group by name."""
+    def call(
+        self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
+    ) -> Any:
+        """Run one method of a process group by name. `done` is called with its answer there, before anybody has it."""
         ...
 
     def halt(self) -> None:
@@ -79,6 +81,7 @@ class MeshTransport:
         self._collectives = Collectives(mesh, run_s, most_direct)
         self._lanes: dict[tuple[str, int], CollectiveThread] = {}
         self._lock = threading.Lock()
+        self._calling = threading.local()
         self._failed = False
         self._misuse: CollectiveMisuse | None = None
 
@@ -126,8 +129,10 @@ class MeshTransport:
             lane.end()
         self._mesh.close()
 
-    def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Run one method of `ProcessGroup`."""
+    def call(
+        self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
+    ) -> Any:
+        """Run one method of `ProcessGroup`; `done` is called in the thread that runs it."""
         method = _METHODS.get(name)
         if method is None:
             raise CollectiveMisuse(
@@ -136,6 +141,7 @@ class MeshTransport:
         device = _device_of(args)
         if device is not None and is_accelerator(device):
             await_stream(device)  # another thread reads the tensors, which knows no stream of this one's
+        self._calling.done = done
         return method(self, *args, **options)
 
     # --- the methods of ProcessGroup ---------------------------------------------------------------------------
@@ -153,7 +159,18 @@ class MeshTransport:
         self._failed = True
 
     def _run(self, call: Callable[[Collectives], Any], result: Any) -> Work:
-        return self._lane("collectives").submit(lambda: call(self._collectives), result)
+        return self._submit(self._lane("collectives"), lambda: call(self._collectives), result)
+
+    def _submit(self, lane: CollectiveThread, call: Callable[[], Any], result: Any) -> Work:
+        done: Callable[[], None] | None = self._calling.done
+
+        def run() -> Any:
+            source = call()
+            if done is not None:
+                done()
+            return source
+
+        return lane.submit(run, result)
 
     def _all_reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
@@ -220,13 +237,14 @@ class MeshTransport:
         return self._run(lambda run: run.barrier(), [])
 
     def _send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
-        return self._lane("send", peer).submit(lambda: self._collectives.send(tensors, peer, tag), tensors)
+        return self._submit(self._lane("send", peer), lambda: self._collectives.send(tensors, peer, tag), tensors)
 
     def _recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
-        return self._lane("receive", peer).submit(lambda: self._collectives.receive(tensors, peer, tag), tensors)
+        lane = self._lane("receive", peer)
+        return self._submit(lane, lambda: self._collectives.receive(tensors, peer, tag), tensors)
 
     def _recv_any(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
-        return self._lane("receive").submit(lambda: self._collectives.receive_any(tensors, tag), tensors)
+        return self._submit(self._lane("receive"), lambda: self._collectives.receive_any(tensors, tag), tensors)
 
     def _rows(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         size = self._mesh.size

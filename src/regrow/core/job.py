@@ -38,6 +38,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Steps between two comparisons of the replicas' state; 0: never."""
     audit: bool = True
     """Whether workers look now and then whether replicas differ; `digest_every` does that whole, and undoes it."""
+    proof: bool = False
+    """Whether standbys show, in the shadow of ranks, that they compute the same."""
     health: bool = False
     """Whether agents examine their nodes when they join and after each incident."""
     elects: bool = True

@@ -21,7 +21,7 @@ from regrow.core.net import connect, hang_up
 from regrow.core.wire import read_frame, receive_into
 from regrow.hydration.inventory import Inventory, StateSink
 from regrow.hydration.memory import Incoming, Landing
-from regrow.hydration.messages import AskState, SendSpans, StateRefused, receiver_side
+from regrow.hydration.messages import AskState, SendSpans, StateOffered, StateRefused, receiver_side
 from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, chunked, deal, whole
 from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum
 
@@ -77,6 +77,7 @@ class Hydration:
         endpoints: where the holders listen; the first that answers also gives the Python state, and all of them the
             script's variables that they have alike.
         deadline: on the monotonic clock; a holder that moves nothing for 5 s is given up before.
+        proof: the state before the holder's next step is wanted, whatever `step` says: `plain` or `closely`.
     """
 
     def __init__(
@@ -88,9 +89,11 @@ class Hydration:
         token: str,
         endpoints: Sequence[str],
         deadline: Instant,
+        proof: str = "",
     ) -> None:
         self._sink = sink
         self._step = step
+        self._proof = proof
         self._generation = generation
         self._token = token
         self._endpoints = list(dict.fromkeys(endpoints))
@@ -101,6 +104,11 @@ class Hydration:
         self._open: set[socket.socket] = set()
         self._finished: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lost: list[str] = []
+
+    @property
+    def step(self) -> StepNo:
+        """The step that the state stands at, once it is there."""
+        return self._step
 
     def cancel(self) -> None:
         """End `run` within milliseconds; it raises `GenerationHalted`."""
@@ -124,6 +132,7 @@ class Hydration:
             inventory = peers[0].inventory
             if inventory is None:
                 raise HydrationError(f"{peers[0].endpoint} offered no inventory")
+            self._step = inventory.step
             others = [peer.inventory for peer in peers if peer.inventory is not None]
             incoming = Incoming(self._sink.prepare(inventory.agreed(others)))
             self._fill(incoming, peers, whole(inventory.entries))
@@ -186,14 +195,14 @@ class Hydration:
         sock = connect(endpoint, max(0.001, min(self._deadline - time.monotonic(), STALL)), opened=self._register)
         self._check()
         patience = self._deadline - time.monotonic()
-        sock.sendall(receiver_side.frame(AskState(self._token, self._generation, self._step, patience)))
+        sock.sendall(receiver_side.frame(AskState(self._token, self._generation, self._step, patience, self._proof)))
         allow(sock, self._deadline, stall=patience)
         body = read_frame(sock)
         if body is None:
             raise EOFError("it hung up at once: another job's token, or it is closing")
         answer = receiver_side.decode(body)
-        if isinstance(answer, StateRefused):
-            raise HydrationError(answer.reason)
+        if not isinstance(answer, StateOffered):
+            raise HydrationError(answer.reason if isinstance(answer, StateRefused) else "it offered no state")
         return _Peer(endpoint, sock, answer.inventory)
 
     # --- moving the bytes ---

@@ -5,6 +5,12 @@
     receiver: SendSpans                    give me these bytes            (any number of times)
     holder:   for each chunk of `plan.chunked`: its bytes, then their xxh3_64 (8 bytes, big-endian)
 
+A newcomer that shows that it computes what the holder does asks so for the state before the holder's next step, and
+then, by another connection, what it has computed in that step:
+
+    receiver: AskTrace                     what you have computed in this step
+    holder:   TraceGiven | StateRefused
+
 Either side ends it by closing. Nothing here is ever unpickled.
 """
 
@@ -17,7 +23,20 @@ from regrow.hydration.plan import ByteSpan
 
 
 class AskState(msgspec.Struct, frozen=True, tag=True):
-    """First frame of a receiver. `patience`: how long the holder may take to come to this generation and step."""
+    """First frame of a receiver. `patience`: how long the holder may take to come to this generation and step.
+
+    `proof`: the state before whatever step is the holder's next is wanted, and a trace of that; `plain`, or `closely`.
+    """
+
+    token: str
+    generation: Generation
+    step: StepNo
+    patience: Seconds
+    proof: str = ""
+
+
+class AskTrace(msgspec.Struct, frozen=True, tag=True):
+    """First frame of who has received the state before a step for a proof, and wants to know what came of it."""
 
     token: str
     generation: Generation
@@ -38,13 +57,19 @@ class StateOffered(msgspec.Struct, frozen=True, tag=True):
     inventory: Inventory
 
 
+class TraceGiven(msgspec.Struct, frozen=True, tag=True):
+    """What the holder has computed in the step, as those who compare it write it down."""
+
+    trace: bytes
+
+
 class StateRefused(msgspec.Struct, frozen=True, tag=True):
     """The holder does not give its state; the reason is for people."""
 
     reason: str
 
 
-Request = AskState | SendSpans
-Reply = StateOffered | StateRefused
+Request = AskState | AskTrace | SendSpans
+Reply = StateOffered | TraceGiven | StateRefused
 holder_side: FrameCodec[Request] = FrameCodec(Request)
 receiver_side: FrameCodec[Reply] = FrameCodec(Reply)

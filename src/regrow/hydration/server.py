@@ -4,17 +4,19 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from regrow.core.errors import HydrationError, ProtocolError, StateError, UsageError
-from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo
 from regrow.core.net import ThreadServer, listen, same_secret
 from regrow.core.strangers import HELLO_S
 from regrow.core.wire import read_frame
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.memory import Outgoing
-from regrow.hydration.messages import AskState, SendSpans, StateOffered, StateRefused, holder_side
+from regrow.hydration.messages import AskState, AskTrace, SendSpans, StateOffered, StateRefused, TraceGiven, holder_side
 from regrow.hydration.plan import chunked
+from regrow.hydration.proofs import ProofDesk
 from regrow.hydration.streams import STRANGERS_BYTES, allow, checksum, has_hung_up
 
 _log = logging.getLogger(__name__)
@@ -24,6 +26,7 @@ _LONGEST_PATIENCE: Seconds = 600.0
 _GLANCE: Seconds = 0.5
 """So often a reader that has to wait is looked at: one that has hung up is waited for no more."""
 _LARGEST_CHUNK = 64 << 20
+_GONE = "this reader is gone"
 
 
 class HydrationServer:
@@ -62,6 +65,7 @@ class HydrationServer:
         self._closed = False
         self._offered: tuple[Generation, StepNo] | None = None
         self._reading: set[socket.socket] = set()
+        self._proofs = ProofDesk()
         self.endpoint = ""
 
     def __enter__(self) -> "HydrationServer":
@@ -89,7 +93,27 @@ class HydrationServer:
     def offer(self, generation: Generation, step: StepNo) -> None:
         """The state stands at `step` and stays there: members of `generation` may read it."""
         with self._changed:
+            self._proofs.publish(None)
+            self._offered, stale = (generation, step), self._proofs.readers()
+            self._changed.notify_all()
+        self._server.dismiss(stale)  # they would read what is offered now
+
+    @property
+    def proof_wanted(self) -> str:
+        """How closely a newcomer wants to see the next step; empty: none does."""
+        return self._proofs.wanted  # read without the lock at each step: who is missed is seen at the next
+
+    def offer_proof(self, generation: Generation, step: StepNo) -> None:
+        """The same for those who wait for a proof, whatever the step; `publish` follows."""
+        with self._changed:
             self._offered = (generation, step)
+            self._reading.update(self._proofs.offer(generation, step))
+            self._changed.notify_all()
+
+    def publish(self, trace: bytes | None) -> None:
+        """What was computed in the step of a proof; None: it was given up."""
+        with self._changed:
+            self._proofs.publish(trace)
             self._changed.notify_all()
 
     def withdraw(self, deadline: Instant) -> int:
@@ -112,6 +136,12 @@ class HydrationServer:
         return self._offered is not None
 
     @property
+    def for_proofs(self) -> bool:
+        """Whether all who read do so for a proof."""
+        with self._changed:
+            return self._reading <= set(self._proofs.readers())
+
+    @property
     def readers(self) -> int:
         """How many newcomers are reading now."""
         with self._changed:
@@ -126,6 +156,7 @@ class HydrationServer:
         """Hang up on everybody, end all threads, remove the socket. May be called twice."""
         with self._changed:
             self._closed = True
+            self._proofs.publish(None)
             self._changed.notify_all()
         self._server.close()
 
@@ -138,6 +169,7 @@ class HydrationServer:
         finally:
             with self._changed:
                 self._reading.discard(sock)
+                self._proofs.leave(sock)
                 self._changed.notify_all()
 
     def _greet(self, sock: socket.socket) -> Inventory | None:
@@ -146,13 +178,16 @@ class HydrationServer:
         if body is None:
             return None
         ask = holder_side.decode(body)
-        if not isinstance(ask, AskState) or not same_secret(ask.token, self._token):
+        if isinstance(ask, SendSpans) or not same_secret(ask.token, self._token):
             raise ProtocolError("a reader of state did not know the job's token")
         self._server.known(sock)
-        refusal = self._admit(sock, ask)
+        if isinstance(ask, AskTrace):
+            self._give_trace(sock, ask)
+            return None
+        refusal = self._admit_prover(sock, ask) if ask.proof else self._admit(sock, ask)
         if not refusal:
             try:
-                inventory = self._source.inventory(ask.step)
+                inventory = self._source.inventory(self._proofs.step_for(sock) if ask.proof else ask.step)
             except StateError as error:
                 refusal = str(error)
             else:
@@ -167,11 +202,9 @@ class HydrationServer:
         def decided() -> bool:
             return self._closed or (self._offered is not None and self._offered[0] >= ask.generation)
 
-        until = time.monotonic() + min(max(ask.patience, 0.0), _LONGEST_PATIENCE)
         with self._changed:
-            while (left := until - time.monotonic()) > 0 and not self._changed.wait_for(decided, min(left, _GLANCE)):
-                if has_hung_up(sock):
-                    return "this reader is gone"
+            if self._wait_for(sock, decided, ask.patience) == _GONE:
+                return _GONE
             if not decided() or self._closed:
                 return f"generation {ask.generation} is not known here"
             generation, step = self._offered or (ask.generation, ask.step)
@@ -181,6 +214,38 @@ class HydrationServer:
                 return f"the state here stands at step {step}, not at {ask.step}"
             self._reading.add(sock)
             return ""
+
+    def _admit_prover(self, sock: socket.socket, ask: AskState) -> str:
+        """Wait for the next step; else why not."""
+        with self._changed:
+            self._proofs.wait(sock, ask)
+
+            def decided() -> bool:
+                return self._closed or self._proofs.step_for(sock) != NO_STATE
+
+            why = self._wait_for(sock, decided, ask.patience)
+            if why or self._closed:
+                self._proofs.leave(sock)
+                return why or "this worker ends"
+        return ""
+
+    def _give_trace(self, sock: socket.socket, ask: AskTrace) -> None:
+        with self._changed:
+            self._wait_for(
+                sock, lambda: self._closed or not self._proofs.expects(ask.generation, ask.step), ask.patience
+            )
+            trace = self._proofs.answer(ask.generation, ask.step)
+        sock.settimeout(_BETWEEN_REQUESTS)
+        gone = StateRefused(f"step {ask.step} was given up, or what it computed is not known any more")
+        sock.sendall(holder_side.frame(gone if trace is None else TraceGiven(trace)))
+
+    def _wait_for(self, sock: socket.socket, decided: Callable[[], bool], patience: Seconds) -> str:
+        """Wait, with the lock; returns why it was given up."""
+        until = time.monotonic() + min(max(patience, 0.0), _LONGEST_PATIENCE)
+        while (left := until - time.monotonic()) > 0 and not self._changed.wait_for(decided, min(left, _GLANCE)):
+            if has_hung_up(sock):
+                return _GONE
+        return "" if decided() else "it did not come in time"
 
     def _send_all(self, sock: socket.socket, inventory: Inventory) -> None:
         sizes = {entry.name: entry.nbytes for entry in inventory.entries}

@@ -1,6 +1,7 @@
 """Checks of flags that several commands have."""
 
 import re
+from collections.abc import Sequence
 
 from regrow.core.config import duration
 from regrow.core.errors import UsageError
@@ -16,6 +17,13 @@ def in_range(flag: str, value: int, least: int, most: int | None = None) -> int:
         span = f"{least} or more" if most is None else f"from {least} to {most}"
         raise UsageError(f"{flag} {value} is out of range", hint=f"give {span}")
     return value
+
+
+def one_of(flag: str, word: str, known: Sequence[str]) -> str:
+    """The word. Raises `UsageError` where it is none of those that are known."""
+    if word not in known:
+        raise UsageError(f"{flag} {word!r} is not known", hint=f"it is one of {', '.join(known)}")
+    return word
 
 
 def some_time(flag: str, text: str, *, zero: bool = False, least: Seconds = 0.0) -> Seconds:

@@ -16,7 +16,7 @@ from regrow.core.messages.vocabulary import FaultSpec, Warmth
 from regrow.hydration.durable.ownership import Resume
 from regrow.launch.addresses import AddressFlags, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
-from regrow.launch.checks import NAME, domains_of, in_range, nproc_of, some_time
+from regrow.launch.checks import NAME, domains_of, in_range, nproc_of, one_of, some_time
 from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
 from regrow.membership.admission import JoinOffer
 
@@ -82,6 +82,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     digest_every: int = 0
     no_audit: bool = False
     on_divergence: str = "warn"
+    proof: str = "auto"
     no_health: bool = False
     no_elect: bool = False
     witness: str = ""
@@ -311,6 +312,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         digest_every=in_range("--digest-every", flags.digest_every, 0),
         audit=not flags.no_audit,
         stop_on_divergence=flags.on_divergence == "stop",
+        proof=one_of("--proof", flags.proof, ("auto", "off")) == "auto",
         health=not flags.no_health,
         elects=not flags.no_elect,
         witness=bool(flags.witness),
@@ -377,9 +379,7 @@ def _node_rank(flags: RunFlags, nodes: int) -> int:
 
 
 def _warmth(text: str) -> Warmth:
-    if text not in list(Warmth):
-        raise UsageError(f"--warmth {text!r} is not known", hint=f"it is one of {', '.join(Warmth)}")
-    return Warmth(text)
+    return Warmth(one_of("--warmth", text, list(Warmth)))
 
 
 def _resume(word: str) -> Resume:

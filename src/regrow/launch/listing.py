@@ -36,7 +36,8 @@ def status_lines(view: JobView) -> list[str]:
     rows: list[tuple[str, ...]] = [("RANK", "WORKER", "NODE", "PID", "STAGE")]
     rows.extend(_worker_row(worker) for worker in [*view.ranks, *view.standbys])
     rows.extend(_worker_row(worker, candidate=True) for worker in view.candidates)
-    return [head, *_size_lines(view), *(_table(rows) if len(rows) > 1 else []), *_node_lines(view)]
+    known = [view.replaceable] if view.replaceable else []
+    return [head, *known, *_size_lines(view), *(_table(rows) if len(rows) > 1 else []), *_node_lines(view)]
 
 
 def _size_lines(view: JobView) -> list[str]:

@@ -95,6 +95,13 @@ _RUN: Final[tuple[Decorator, ...]] = (
     ),
     click.option("--no-audit", is_flag=True, help="Do not look for replicas that differ."),
     click.option(
+        "--proof",
+        default="auto",
+        envvar="REGROW_PROOF",
+        metavar="auto|off",
+        help="Whether standbys prove that they compute what ranks do.  [auto, $REGROW_PROOF]",
+    ),
+    click.option(
         "--no-health",
         is_flag=True,
         envvar="REGROW_NO_HEALTH",

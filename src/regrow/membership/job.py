@@ -188,6 +188,7 @@ class Replacements:
     Attributes:
         proven: the newest step at which a newcomer computed what the rank computes.
         refuted: why no newcomer of this job is equal to the rank that it replaces, for people; empty: nothing is known.
+        unproven: why the last one could not be compared; empty: it could, or nobody has tried.
     """
 
     def __init__(self) -> None:
@@ -195,6 +196,8 @@ class Replacements:
         self.refuted = ""
         self.alone = False
         """Whether ranks have state that no other has."""
+        self.unproven = ""
+        self._doubts: set[str] = set()
 
     @property
     def allowed(self) -> bool:
@@ -211,6 +214,21 @@ class Replacements:
         self.alone = self.alone or alone
         self.refuted = self.refuted or reason
         return news
+
+    def doubts(self, reason: str) -> bool:
+        """A newcomer could not be compared. Returns whether that is news."""
+        news = reason not in self._doubts
+        self._doubts.add(reason)
+        return news
+
+    @property
+    def told(self) -> str:
+        """What is known of newcomers, for people."""
+        if self.refuted:
+            return f"not replaceable by newcomers: {self.refuted}"
+        if self.proven:
+            return f"replaceable: proven at step {max(self.proven.values()):,}"
+        return "replaceable: not proven" + (f", because {self.unproven}" if self.unproven else " yet")
 
     def restarted(self) -> None:
         """All workers are new: what was proven of those before says nothing of them."""

@@ -245,6 +245,7 @@ class Membership:
             min_replicas=self._size.limits.least,
             max_replicas=self._size.limits.most,
             unit=self.spec.unit,
+            replaceable=self._job.replacements.told,
         )
 
     @property
@@ -291,8 +292,6 @@ class Membership:
     def incident(self) -> Incident | None:
         """The open incident."""
         return self._job.incidents.open
-
-    # --- people, time ------------------------------------------------------------------------------------------
 
     def _deadlines(self, now: Instant) -> None:
         short = self._job.short_since

@@ -84,3 +84,5 @@ class JobView(msgspec.Struct, frozen=True):
     """Ranks of a replica."""
     candidates: list[WorkerView] = []
     """Those that build for a larger world while the others train."""
+    replaceable: str = ""
+    """Whether newcomers compute what the ranks do that they replace, as far as that was proven."""

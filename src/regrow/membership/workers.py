@@ -6,7 +6,12 @@ from regrow.core.ids import NO_STATE, Instant, Rank, StepNo, WorkerId
 from regrow.core.messages import facts
 from regrow.core.messages.data import LoaderShown
 from regrow.core.messages.log_rules import LogRuleNews
-from regrow.core.messages.replacements import ReplacementFact, ReplacementProven, ReplacementRefuted
+from regrow.core.messages.replacements import (
+    ReplacementFact,
+    ReplacementProven,
+    ReplacementRefuted,
+    ReplacementUnproven,
+)
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
 from regrow.core.messages.sights import WorkerAlive
 from regrow.core.messages.vocabulary import FaultKind, Role
@@ -20,6 +25,7 @@ from regrow.membership.recovery import standbys
 from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
 from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.recovery.proving import unproven
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Closing, Forming, Releasing
@@ -139,7 +145,7 @@ class Workers:
                 pass  # it is of no use any more
             case facts.WorkerNoted():
                 self._worker_noted(worker, event, now)
-            case ReplacementProven() | ReplacementRefuted():
+            case ReplacementProven() | ReplacementRefuted() | ReplacementUnproven():
                 self._replacement_judged(event, now)
             case WorkerAlive():
                 pass
@@ -188,9 +194,13 @@ class Workers:
     def _replacement_judged(self, event: ReplacementFact, now: Instant) -> None:
         """Evidence about newcomers, from whichever worker has it."""
         replacements = self._job.replacements
+        self._standbys.proofs.told(event, now)
         if isinstance(event, ReplacementProven):
             replacements.proves(event.rank, event.step)
             self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step))
+        elif isinstance(event, ReplacementUnproven):
+            if replacements.doubts(event.reason):
+                self._orders.note(unproven(event), now)
         elif replacements.refutes(event.reason, alone=event.alone):
             self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step, reason=event.reason))
             for each in [*self._roster.standbys(), *self._roster.candidates.values()]:

@@ -16,6 +16,7 @@ from regrow.core.records import (
     JobEnded,
     JobStarted,
     Record,
+    ReplacementJudged,
     ReplicaCorrupted,
     ReplicasDiverged,
     StepCommitted,
@@ -43,6 +44,9 @@ class Ledger:
         self.injected: list[FaultInjected] = []
         self.corruptions: list[ReplicaCorrupted] = []
         self.divergences: list[ReplicasDiverged] = []
+        self.proven: dict[Rank, ReplacementJudged] = {}
+        """The newest proof for each rank that a newcomer computes what it does."""
+        self.refuted: list[ReplacementJudged] = []
         self.commits: dict[StepNo, dict[Rank, StepCommitted]] = {}
         """Step to rank to the commit that counts: the last one that the rank computed itself."""
         self.history: dict[tuple[StepNo, Rank], list[StepCommitted]] = {}
@@ -73,6 +77,10 @@ class Ledger:
                 self.corruptions.append(record)
             case ReplicasDiverged():
                 self.divergences.append(record)
+            case ReplacementJudged() if record.reason:
+                self.refuted.append(record)
+            case ReplacementJudged():
+                self.proven[record.rank] = record
             case _:
                 pass
 

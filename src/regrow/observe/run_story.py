@@ -68,6 +68,8 @@ def _told(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
                 yield record
             case ReplicaCorrupted() | ReplicasDiverged() | NodeJudged() | NodeQuarantined() | Noted():
                 yield record
+            case ReplacementJudged() if record.reason or ledger.proven[record.rank] is record:
+                yield record
             case _:
                 pass
 

@@ -46,6 +46,10 @@ def tell(record: Record) -> str | None:
             return f"from now on no rank is replaced, all start again instead: {record.reason}"
         case ReplicasDiverged() | NodeQuarantined():
             return record.text
+        case ReplacementJudged() if record.reason:
+            return f"rank {record.rank} is not replaceable by a newcomer: {record.reason}"
+        case ReplacementJudged():
+            return f"rank {record.rank} is replaceable: proven at step {record.step:,}"
         case NodeJudged():
             device = f" {record.device}" if record.device else ""
             return f"{record.node} is {record.severity}: {record.source}{device}: {record.evidence}"

@@ -17,9 +17,11 @@ from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop_context import LoopContext
 from regrow.train.next_turn import Turns
+from regrow.train.proving.shadow import Shadow
 from regrow.train.rehearsal.echoed import echoed
 from regrow.train.rehearsal.rehearsal import Rehearsal
 from regrow.train.restartable import RestartableCalls
+from regrow.train.script_place import ScriptPlace
 from regrow.train.state.body_bindings import BodyBindings
 from regrow.train.step import Step
 from regrow.train.worker.participation import Participation
@@ -30,7 +32,7 @@ _EXACT = 13
 """So many hexadecimal digits a float holds exactly."""
 
 
-class StepLoop:
+class StepLoop(ScriptPlace):
     """The one loop of a worker.
 
     Args:
@@ -56,6 +58,7 @@ class StepLoop:
         """Whether the script has done all that it does between two steps."""
         self.settling = Settling(member.local)
         self._rehearsal = Rehearsal(self, self.standing)
+        self.shadow = Shadow(self, self.standing)
         self.bindings, self.hear = BodyBindings(), member.body.logged
         self.has_epochs = False
         """Whether something may follow the steps of an epoch, which the text of the loop of steps does not show."""
@@ -104,6 +107,8 @@ class StepLoop:
         self.arrive()
         try:
             self._looping = True
+            self.shadow.can_skip = self.turns.known(sys._getframe(1))
+            yield from self.shadow.prove()
             if not (yield from self.replay()):
                 self.recover()
             while (more := member.step < until and not self.standing.others_left) or not self.ends():
@@ -173,6 +178,7 @@ class StepLoop:
         state.begin()
         if not member.body.begin_step(number, state):
             return None
+        self.shadow.begins(number, batch)
         attempt = self._attempts.get(number, 0)
         self._attempts = {number: attempt + 1}
         self._begun_at = time.monotonic()
@@ -202,7 +208,8 @@ class StepLoop:
         if self.standing.dealer is not None:
             self.standing.dealer.check_complete()
         self.standing.protected().updates()
-        self.member.body.before_update(self.modules.share_buffers, closure=closure)
+        with self.shadow.aside():
+            self.member.body.before_update(self.modules.share_buffers, closure=closure)
         self.regions.before_update(closure=closure)
 
     def after_update(self, optimizer: object) -> None:
@@ -215,10 +222,14 @@ class StepLoop:
         self.standing.protected().variables.enters()
         self.standing.data().seed_body(step.number)
         self.member.body.enter()
+        self.shadow.enters()
 
     def leave(self, step: Step, error: BaseException | None) -> bool:
         """The body has ended; whether its exception is absorbed."""
         self.member.body.left()
+        if step.proof:
+            return self.shadow.shadowed(step, error, sys._getframe(1))
+        self.shadow.left(error)
         if step.replay:
             self._echoing.close()
             if error is None:
@@ -262,6 +273,7 @@ class StepLoop:
     def committed(self, step: Step, *, adopted: bool = False) -> None:
         """The step has happened; `adopted`: on other ranks, with what this one had computed."""
         step.committed = True
+        self.shadow.ends(well=not adopted)
         self.regions.committed()
         self._announcing.committed(step, self._begun_at, self.standing.batches, adopted=adopted)
 
@@ -270,15 +282,13 @@ class StepLoop:
 
         False: outside a job, where there is nobody to tell; the error is the script's.
         """
+        self.shadow.ends(well=False)
         if not self.member.body.abort(error, self.standing.protected()):
             return False
         self.settling.cut_off(self.modules, error)
         self.recover(step)
         self.turns.not_left(step, sys._getframe(1))
         return True
-
-    def _stands_for_latest(self, step: Step) -> None:
-        self._latest = step
 
     def recover_if_halted(self) -> bool:
         """Whether the generation was over; then this worker stands in the next one."""
@@ -326,22 +336,6 @@ class StepLoop:
     def log(self, step: Step) -> None:
         """Numbers were added to those of the step."""
         self._announcing.logged(step, self.standing.batches)
-
-    @property
-    def runs_again(self) -> bool:
-        """Whether the step whose body has just ended did not happen."""
-        return not self.after.open and self._latest is not None and not self._latest.committed
-
-    @property
-    def behind_a_body(self) -> bool:
-        """Whether the script is at what it does after a step's body, rehearsed or real."""
-        step = self._rehearsal.step or (None if self._at_boundary else self._latest)
-        return self.after.open or (step is not None and step.left)
-
-    @property
-    def between_steps(self) -> bool:
-        """Whether steps are being run and none of them now, or have been."""
-        return self.after.open or (self._looping and not (self._latest is not None and self._latest.inside))
 
     def agrees(self, *, last: bool = False) -> bool:
         """Whether this rank's replicas have the same state, or were not asked; False: a new membership stands."""

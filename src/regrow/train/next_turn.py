@@ -13,7 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
-from regrow.train.asked_loop import Asking, asking, loop_at
+from regrow.train.asked_loop import Asking, asking, asking_frame, loop_at
 from regrow.train.script_source import last_line
 from regrow.train.step import Step
 
@@ -66,11 +66,21 @@ class Turns:
         """What has asked last is no loop of steps: it has no next turn to be sent to."""
         self._asked = None
 
-    def not_left(self, step: Step | None, innermost: FrameType) -> None:
-        """Where the loop may be left behind the body of a step that has not happened, take the next turn instead."""
+    def known(self, frame: FrameType) -> bool:
+        """Whether what asks for the next step, there or beyond, can be sent to its next turn."""
+        self.asks(frame)
+        asker = asking_frame(frame)
+        return self._asked is not None and asker is not None and loop_at(asker, self._asked.instruction) is not None
+
+    def not_left(self, step: Step | None, innermost: FrameType, *, always: bool = False) -> None:
+        """Where the loop may be left behind the body of a step that has not happened, take the next turn instead.
+
+        Args:
+            always: also where it cannot be left there.
+        """
         if self._asked is None or step is None or step.committed:
             return
-        turn = turn_of(self._asked, innermost)
+        turn = turn_of(self._asked, innermost, always=always)
         if turn is not None:
             skip_to_next(turn, partial(self._take, step))
 
@@ -86,7 +96,7 @@ class Turns:
         return True
 
 
-def turn_of(asked: Asking, innermost: FrameType | None) -> Turn | None:
+def turn_of(asked: Asking, innermost: FrameType | None, *, always: bool = False) -> Turn | None:
     """The present turn of the `for` loop that has asked, if it may be left behind the statement that is under way.
 
     None: it cannot, as far as its text says, or that cannot be read.
@@ -94,6 +104,7 @@ def turn_of(asked: Asking, innermost: FrameType | None) -> Turn | None:
     Args:
         asked: where.
         innermost: a call within that statement.
+        always: also where it cannot be left there.
     """
     frame = innermost
     while frame is not None and frame.f_code is not asked.code:
@@ -105,7 +116,7 @@ def turn_of(asked: Asking, innermost: FrameType | None) -> Turn | None:
     if len(under_way) != 1:
         return None
     behind = loop.body[loop.body.index(under_way[0]) + 1 :]
-    if not any(map(_leaves, behind)):
+    if not (behind and always) and not any(map(_leaves, behind)):
         return None
     return Turn(frame, loop.body[0].lineno, last_line(under_way[0]), last_line(loop.body[-1]))
 

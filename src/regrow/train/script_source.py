@@ -12,11 +12,14 @@ _LIBRARIES = tuple(
     for folder in {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
 _texts: dict[str, str] = {}
 
 
 def is_script(file: str) -> bool:
     """Whether code in this file is the script's own: not ours, no installed package's, no standard library's."""
+    if any(folder in file for folder in _INSTALLED):
+        return False  # also a user's own, and another environment's that is on the path
     return not file.startswith((*_LIBRARIES, _OURS, "<frozen"))
 
 

@@ -13,10 +13,21 @@ from regrow.train.microbatches import MicroBatches
 from regrow.train.state.body_bindings import BodyBindings
 
 
+class LogsHeard(Protocol):
+    """Who is told of numbers that a body logs."""
+
+    def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+        """The body has logged these."""
+
+
 class StepOwner(Protocol):
     """What runs a step, as far as the step knows it."""
 
     bindings: BodyBindings
+
+    @property
+    def shadow(self) -> LogsHeard:
+        """Hears of the numbers of bodies, those of rehearsals too."""
 
     @property
     def rank(self) -> int:
@@ -59,8 +70,11 @@ class Step:
         attempt: int = 0,
         rehearsal: bool = False,
         replay: bool = False,
+        proof: bool = False,
     ) -> None:
         self.number = number
+        self.proof = proof
+        """A step in the shadow of another rank, whose numbers it must have."""
         self.replay = replay
         """A step that the others have committed, run for what stands after its body: they are in it."""
         self.attempt = attempt
@@ -138,6 +152,8 @@ class Step:
         Args:
             metrics: floats, or tensors with one element.
         """
+        if self.inside:
+            self._owner.shadow.logged(metrics)
         if self.rehearsal or not (self.inside or self.committed):
             return
         self.staged.update({name: _detached(name, value) for name, value in metrics.items()})

@@ -1,17 +1,38 @@
-"""Evidence about newcomers: whether a worker that takes a lost rank computes what that rank computed."""
+"""Evidence about newcomers: whether a worker that takes a lost rank computes what that rank computed.
+
+ProveReplacement → ReplacementProven | ReplacementRefuted | ReplacementUnproven
+"""
 
 import msgspec
 
-from regrow.core.ids import Generation, Rank, StepNo, WorkerId
+from regrow.core.ids import Generation, Rank, Seconds, StepNo, WorkerId
+
+
+class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
+    """Run a step of `rank` in its shadow, and say whether all that is computed is the same.
+
+    `endpoint`: where the worker that holds the rank gives its state, and what it has computed.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    rank: Rank
+    local_rank: int
+    endpoint: str
 
 
 class ReplacementProven(msgspec.Struct, frozen=True, tag=True):
-    """A newcomer has computed, bit for bit, what `rank` computes at `step`."""
+    """A newcomer has computed, bit for bit, what `rank` computes at `step`.
+
+    `held`: how long the rank was held up by it. `seconds`: how long the newcomer computed, on a processor of its node.
+    """
 
     worker: WorkerId
     generation: Generation
     rank: Rank
     step: StepNo
+    held: Seconds = 0.0
+    seconds: Seconds = 0.0
 
 
 class ReplacementRefuted(msgspec.Struct, frozen=True, tag=True):
@@ -29,4 +50,17 @@ class ReplacementRefuted(msgspec.Struct, frozen=True, tag=True):
     alone: bool = False
 
 
-ReplacementFact = ReplacementProven | ReplacementRefuted
+class ReplacementUnproven(msgspec.Struct, frozen=True, tag=True):
+    """A newcomer for `rank` could not be compared with it. Nothing speaks against it either.
+
+    `reason`: for people. `lasting`: it cannot be in this job; else it may be, at another moment.
+    """
+
+    worker: WorkerId
+    generation: Generation
+    rank: Rank
+    reason: str
+    lasting: bool = False
+
+
+ReplacementFact = ReplacementProven | ReplacementRefuted | ReplacementUnproven

@@ -26,7 +26,12 @@ from regrow.core.messages.copies import (
 from regrow.core.messages.data import DataNoted, LoaderShown, OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.health import NodeExamined
 from regrow.core.messages.log_rules import LogRuleNews, LogRulesNoted
-from regrow.core.messages.replacements import ReplacementProven, ReplacementRefuted
+from regrow.core.messages.replacements import (
+    ProveReplacement,
+    ReplacementProven,
+    ReplacementRefuted,
+    ReplacementUnproven,
+)
 from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer, StateSampled
 from regrow.core.messages.sights import NodeSeen, ProveAlive, StacksTaken, TakeStacks, WorkerAlive
 from regrow.core.messages.succession import NodeReport, ReportNode
@@ -55,6 +60,7 @@ WorkerFact = (
     | ReplacementProven
     | ReplacementRefuted
     | LoaderShown
+    | ReplacementUnproven
     | OrderDeclared
     | ProducerWanted
     | ProducerServed
@@ -73,6 +79,7 @@ WorkerOrder = (
     | SnapshotStored
     | TakeSnapshot
     | KeepState
+    | ProveReplacement
     | ProveAlive
     | TakeStacks
 )
@@ -112,6 +119,7 @@ AgentFact = (
     | ReplacementProven
     | ReplacementRefuted
     | LoaderShown
+    | ReplacementUnproven
     | DataNoted
     | TableMissed
     | NodeExamined
@@ -149,6 +157,7 @@ AgentOrder = (
     | orders.ArmFault
     | TakeSnapshot
     | KeepState
+    | ProveReplacement
     | ProveAlive
     | TakeStacks
 )

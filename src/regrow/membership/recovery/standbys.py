@@ -13,6 +13,7 @@ from regrow.membership.layouts import Layouts
 from regrow.membership.orders import Orders
 from regrow.membership.recovery.loaders import Loaders
 from regrow.membership.recovery.newcomers import ATTEMPTS, Newcomers
+from regrow.membership.recovery.proving import Proofs
 from regrow.membership.roster import NodeRecord, Roster, Stage, WorkerRecord
 from regrow.membership.states import Building
 
@@ -32,9 +33,10 @@ class Standbys:
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.layouts, self.loaders = Layouts(job.spec.unit), Loaders()
         self.newcomers = Newcomers()
+        self.proofs = Proofs(job, self.can_take)
 
     def top_up(self, now: Instant) -> None:
-        """Every node has as many standbys as it should, unless they die before they are built."""
+        """Every node has as many standbys as it should, unless they die unbuilt; these prove what is due."""
         if not self._job.replacements.allowed:
             return
         while self._roster.short:
@@ -46,6 +48,7 @@ class Standbys:
             for _ in range(self._wanted(node) - len(node.standbys)):
                 self._job.spawn(self._orders.standby_seat(node), Role.STANDBY, now)
             self._roster.short.pop(node.node, None)
+        self.proofs.advance(now)
 
     def _wanted(self, node: NodeRecord) -> int:
         """How many standbys a node should have: a spare one as many as the ranks that it may have to take."""

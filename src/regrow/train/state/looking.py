@@ -33,6 +33,11 @@ class Looker:
         self._roster = protected
         self._keepers: list[str] | None = None
 
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Every protected parameter, by its full name."""
+        return self._roster.parameters
+
     def look(self, *, closely: bool = False) -> Look:
         """A token for each parameter, and each object that has large tensors or arrays in its state.
 

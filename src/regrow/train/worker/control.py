@@ -13,13 +13,53 @@ from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Generation, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.messages.copies import KeepState, SnapshotStored, TakeSnapshot
+from regrow.core.messages.replacements import ProveReplacement
 from regrow.core.messages.sights import ProveAlive, StacksTaken, TakeStacks, WorkerAlive
 from regrow.core.messages.vocabulary import FaultSpec
 from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Stopped, Transaction, Updating
 from regrow.train.worker.stacks import stacks
 
 
-class Control:
+class WorkerPlace:
+    """Where a worker stands in its transaction, and whether it is needed."""
+
+    _transaction: Transaction
+    _form: orders.FormGeneration | None
+    released: orders.ReleaseWorker | None
+    proving = False  # whether the script runs a step in the shadow of a rank, which ends where this worker is needed
+
+    @property
+    def step(self) -> StepNo:
+        """The step this worker is in or stands before."""
+        return self._transaction.step
+
+    @property
+    def halted(self) -> bool:
+        """Whether the generation is over."""
+        return self._transaction.halted is not None
+
+    def is_over(self, generation: Generation) -> bool:
+        """Whether this generation was given up."""
+        halted = self._transaction.halted
+        return halted is not None and halted >= generation
+
+    @property
+    def updating(self) -> bool:
+        """Whether protected state is being changed."""
+        return isinstance(self._transaction.state, Updating)
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether the training thread is in a body whose result nobody needs."""
+        return (self.halted and isinstance(self._transaction.state, Computing)) or (self.proving and self.waited_for)
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether there is a membership for this worker to stand in, or its release."""
+        return self._form is not None or self.released is not None
+
+
+class Control(WorkerPlace):
     """Orders in, facts out.
 
     Args:
@@ -57,8 +97,9 @@ class Control:
         self.reformed = False
         """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
         self._snapshot_at: StepNo | None = None
-        self.keep: KeepState | None = None
-        """The order to leave the state in the agent's memory; whoever does it takes it away."""
+        self.keep: KeepState | None = None  # to leave the state in the agent's memory; whoever does it takes it away
+        self._proof: ProveReplacement | None = None
+        self.on_wanted: Callable[[], None] = lambda: None  # from the control thread
         self.whole_body = False
         """Whether bodies are given up with their updates, on all ranks: some rank has seen that they must be."""
         self.all_whole = False
@@ -68,8 +109,7 @@ class Control:
         self.first_inside = 0
         """What `inside` is when a step has been committed."""
         self._untold: Generation | None = None
-        self._standing = False
-        """Whether the script waits for the coordinator's word."""
+        self._standing = False  # whether the script waits for the coordinator's word
         self._stood: Generation | None = None
         """The newest generation of which was said that the script waits for the one after it."""
 
@@ -91,6 +131,7 @@ class Control:
                         with self._changed:
                             self._form = order
                             self._changed.notify_all()
+                        self.on_wanted()
                     case orders.ReleaseWorker():
                         with self._changed:
                             if order.goes_on:
@@ -98,6 +139,7 @@ class Control:
                             else:
                                 self.released = order
                             self._changed.notify_all()
+                        self.on_wanted()
                     case TakeSnapshot():
                         with self._changed:
                             self._snapshot_at = order.step
@@ -105,6 +147,10 @@ class Control:
                     case KeepState():
                         with self._changed:
                             self.keep = order
+                            self._changed.notify_all()
+                    case ProveReplacement():
+                        with self._changed:
+                            self._proof = order
                             self._changed.notify_all()
                     case orders.ArmFault():
                         self._arm(order.fault)
@@ -114,8 +160,6 @@ class Control:
                         self.link.send(WorkerAlive(order.worker))
                     case TakeStacks():
                         self.link.send(StacksTaken(order.worker, stacks(order.reason)))
-                    case _:
-                        pass
         except AgentGone:
             self.link.complain()
         # Nobody supervises this process any more; its peers have been told, or have lost their agent too.
@@ -166,33 +210,6 @@ class Control:
                 yield
             finally:
                 self._standing = False
-
-    # --- the training thread -----------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> StepNo:
-        """The step this worker is in or stands before."""
-        return self._transaction.step
-
-    @property
-    def halted(self) -> bool:
-        """Whether the generation is over."""
-        return self._transaction.halted is not None
-
-    def is_over(self, generation: Generation) -> bool:
-        """Whether this generation was given up."""
-        halted = self._transaction.halted
-        return halted is not None and halted >= generation
-
-    @property
-    def updating(self) -> bool:
-        """Whether protected state is being changed."""
-        return isinstance(self._transaction.state, Updating)
-
-    @property
-    def interruptible(self) -> bool:
-        """Whether the training thread is in a body whose result nobody needs."""
-        return self.halted and isinstance(self._transaction.state, Computing)
 
     def pass_boundary(self) -> bool:
         """All between two steps is done, the next one begins; False when this worker stops here, as planned."""
@@ -335,6 +352,13 @@ class Control:
             if self._form is None:
                 raise DeadlineExceeded(f"no membership within {self._patience:.0f} s", hint="see the coordinator's log")
             return self._form
+
+    def await_proof(self) -> ProveReplacement | None:
+        """What a newcomer is to prove; None: it is needed, or nobody has spoken to it for long."""
+        with self._at_rest():
+            self._changed.wait_for(lambda: self.waited_for or self._proof is not None, self._patience)
+            proof, self._proof = self._proof, None
+            return None if self.waited_for else proof
 
     def await_form(self) -> orders.FormGeneration | None:
         """The next membership; None: this worker is released instead, or a snapshot of its state is wanted.

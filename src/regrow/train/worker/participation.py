@@ -6,10 +6,11 @@ from typing import Protocol
 
 import torch
 
-from regrow.comm.process_group import Between
+from regrow.comm.process_group import Between, Tape
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord
+from regrow.core.messages.replacements import ProveReplacement, ReplacementFact
 from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import WorldChange
 from regrow.data.loader import Caching
@@ -72,6 +73,46 @@ class AttemptBody(Protocol):
         """A restartable function has ended well; `following` may be run next."""
 
 
+class ProofParty(Protocol):
+    """What shadow proofs need of a worker: `shadow_proofs.py` has it."""
+
+    @property
+    def wanted(self) -> str:
+        """How closely a newcomer wants to see this worker's next step; empty: none does."""
+
+    @property
+    def held_up(self) -> Seconds:
+        """How long the update of the step that was offered has waited for readers."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the proof under way is to be given up: this worker is needed."""
+
+    def offer(self, step: StepNo) -> None:
+        """The state stands before `step`, and is read until its update."""
+
+    def publish(self, trace: bytes | None) -> None:
+        """What was computed in it; None: it was given up."""
+
+    def listen(self, tape: Tape | None) -> None:
+        """Let this hear of all collectives from now on."""
+
+    def await_order(self) -> ProveReplacement | None:
+        """Wait for something to prove; None: this worker has a place, or is released."""
+
+    def in_place(self, order: ProveReplacement) -> AbstractContextManager[None]:
+        """Within this, this worker is that rank, as far as its script can see."""
+
+    def receive(self, state: ProtectedState, order: ProveReplacement, *, how: str) -> StepNo:
+        """Get the rank's state before its next step, whose number is returned."""
+
+    def trace_of(self, order: ProveReplacement, step: StepNo) -> bytes:
+        """What the rank has computed in the step."""
+
+    def tell(self, fact: ReplacementFact) -> None:
+        """Say what came of it."""
+
+
 class WaitingRoom(Protocol):
     """Where a worker waits for the others."""
 
@@ -101,6 +142,8 @@ class Participation(Protocol):
     rehearses: bool
     records: bool
     """Whether somebody writes down what steps have read."""
+    proofs: "ProofParty | None"
+    """What shadow proofs need of this worker; None: nobody asks for any."""
     reads_once: bool
     """Whether batches come from an iterator, which does not ask again for its place once it has given one."""
     trial_steps: int

@@ -31,6 +31,8 @@ from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.replica_digests import Sampler
 
 HYDRATE_S: Seconds = 600.0
+PROOF_S: Seconds = 10.0
+"""So long an update waits at most for a newcomer that only proves something."""
 
 
 def site_of(env: WorkerEnv) -> Site:
@@ -64,6 +66,8 @@ class Recovery:
         self._receiving: Hydration | Restoration | None = None
         self.inside = 0
         """The restartable function that all run again before they go on; 0: none."""
+        self.held_up: Seconds = 0.0
+        """How long the newest update has waited for who read this worker's state."""
         self.sharded = False
         """Whether ranks of this generation hold different parts of the state."""
         self._stood = not self.link.env.begins
@@ -139,8 +143,10 @@ class Recovery:
     def withdraw(self, deadline: Instant) -> None:
         """The update is about to begin: nobody may read this worker's state any more."""
         if self.server.offering:
-            self.server.withdraw(deadline)
+            since = time.monotonic()
+            self.server.withdraw(min(deadline, since + PROOF_S) if self.server.for_proofs else deadline)
             self.frozen.thaw()
+            self.held_up = time.monotonic() - since
 
     def _take_place(self, form: orders.FormGeneration) -> None:
         env, world = self.link.env, len(form.members)

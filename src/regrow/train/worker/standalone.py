@@ -14,6 +14,7 @@ from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
 from regrow.core.process.forks import at_exit
 from regrow.devices import accelerators
+from regrow.train.worker.participation import ProofParty
 
 FORM_S: Seconds = 60.0
 LEAVE_S: Seconds = 2.0
@@ -70,6 +71,7 @@ class StandaloneWorker:
     holds_initial_state = True
     newcomer = False
     records = False
+    proofs: ProofParty | None = None
     halted = over = leaves_others = False
     generation = 0
     inside = 0

@@ -31,8 +31,10 @@ from regrow.train.worker.body import Body
 from regrow.train.worker.cache_reader import Reading
 from regrow.train.worker.control import Control
 from regrow.train.worker.fault_injection import FaultInjector
+from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.recovery import site_of
 from regrow.train.worker.rejoin import Rejoin
+from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
 from regrow.train.worker.stray_calls import StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
 
@@ -73,6 +75,7 @@ class SupervisedWorker:
         self.body = Body(link, self.control, groups, self._faults, self._gate)
         self._stray = StrayCalls(link.board, groups, self.control, self.body)
         self.reading = Reading(link, self.control, self.body)
+        self.proofs: ProofParty | None = ShadowProofs(link, self.control, groups, self.body)
 
     @classmethod
     def open(cls, link: WorkerLink) -> "SupervisedWorker":

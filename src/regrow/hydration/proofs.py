@@ -1,0 +1,68 @@
+"""The holder's side of proofs: who waits for the state before the next step, and what was computed in the last one."""
+
+import socket
+
+from regrow.core.ids import NO_STATE, Generation, StepNo
+from regrow.hydration.messages import AskState
+
+PLAIN, CLOSELY = "plain", "closely"
+
+
+class ProofDesk:
+    """Who proves something here. Holds no lock of its own: the server's is held at each call."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[socket.socket, AskState] = {}
+        self._served: dict[socket.socket, StepNo] = {}
+        self._trace: tuple[Generation, StepNo, bytes] | None = None
+        self._recording: tuple[Generation, StepNo] | None = None
+
+    @property
+    def wanted(self) -> str:
+        """How closely the next step is to be looked at, by those who wait for it; empty: nobody does."""
+        if not self._waiting:
+            return ""
+        return CLOSELY if any(ask.proof == CLOSELY for ask in self._waiting.values()) else PLAIN
+
+    def wait(self, sock: socket.socket, ask: AskState) -> None:
+        """A newcomer waits for the next step."""
+        self._waiting[sock] = ask
+
+    def leave(self, sock: socket.socket) -> None:
+        """It waits no more, or has read all that it wanted."""
+        self._waiting.pop(sock, None)
+        self._served.pop(sock, None)
+
+    def step_for(self, sock: socket.socket) -> StepNo:
+        """The step before which the state is given to it; `NO_STATE`: it still waits."""
+        return self._served.get(sock, NO_STATE)
+
+    def offer(self, generation: Generation, step: StepNo) -> list[socket.socket]:
+        """The state stands before `step`, of which all that is computed will be known; returns who reads it."""
+        readers = [sock for sock, ask in self._waiting.items() if ask.generation == generation]
+        for sock in readers:
+            self._served[sock] = step
+            del self._waiting[sock]
+        self._recording, self._trace = (generation, step), None
+        return readers
+
+    def readers(self) -> list[socket.socket]:
+        """Who reads state for a proof."""
+        return list(self._served)
+
+    def publish(self, trace: bytes | None) -> None:
+        """What was computed in the step that was offered; None: it was given up."""
+        if self._recording is not None and trace is not None:
+            self._trace = (*self._recording, trace)
+        self._recording = None
+
+    def answer(self, generation: Generation, step: StepNo) -> bytes | None:
+        """The trace of that step, which is given once; None: it is not there."""
+        if self._trace is None or self._trace[:2] != (generation, step):
+            return None
+        (_, _, trace), self._trace = self._trace, None
+        return trace
+
+    def expects(self, generation: Generation, step: StepNo) -> bool:
+        """Whether the trace of that step is still to come."""
+        return self._recording == (generation, step)

@@ -1,0 +1,74 @@
+"""Asks the holder of a state what it has computed in the step that followed."""
+
+import socket
+import threading
+import time
+
+from regrow.core.errors import DeadlineExceeded, GenerationHalted, HydrationError
+from regrow.core.ids import Generation, Instant, StepNo
+from regrow.core.net import connect, hang_up
+from regrow.core.wire import read_frame
+from regrow.hydration.messages import AskTrace, StateRefused, TraceGiven, receiver_side
+from regrow.hydration.streams import STALL
+
+
+class TraceRequest:
+    """One question. `run` in one thread, once; `cancel` from any other.
+
+    Args:
+        endpoint: where the holder gives its state.
+        token: the job's secret.
+        generation: of the state.
+        step: before which it stood.
+    """
+
+    def __init__(self, endpoint: str, token: str, generation: Generation, step: StepNo) -> None:
+        self._endpoint, self._ask = endpoint, (token, generation, step)
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._sock: socket.socket | None = None
+
+    def cancel(self) -> None:
+        """End `run` at once; it raises `GenerationHalted`."""
+        with self._lock:
+            self._cancelled = True
+            if self._sock is not None:
+                hang_up(self._sock)
+
+    def run(self, deadline: Instant) -> bytes:
+        """The trace, as the holder has written it. `deadline`: on the monotonic clock.
+
+        Raises `HydrationError` where it is not to be had, `GenerationHalted` where `cancel` was called.
+        """
+        try:
+            sock = connect(self._endpoint, STALL, opened=self._register)
+            try:
+                return self._asked(sock, deadline)
+            finally:
+                with self._lock:
+                    self._sock = None
+                sock.close()
+        except (OSError, EOFError, DeadlineExceeded) as error:
+            if self._cancelled:
+                raise GenerationHalted("the question was taken back") from error
+            raise HydrationError(f"{self._endpoint} does not say what it has computed: {error}") from error
+
+    def _asked(self, sock: socket.socket, deadline: Instant) -> bytes:
+        patience = max(0.1, deadline - time.monotonic())
+        sock.settimeout(patience + STALL)
+        sock.sendall(receiver_side.frame(AskTrace(*self._ask, patience)))
+        body = read_frame(sock)
+        if body is None:
+            raise EOFError("it hung up")
+        answer = receiver_side.decode(body)
+        if not isinstance(answer, TraceGiven):
+            raise HydrationError(answer.reason if isinstance(answer, StateRefused) else "it gave no trace")
+        return answer.trace
+
+    def _register(self, sock: socket.socket) -> socket.socket:
+        with self._lock:
+            if self._cancelled:
+                sock.close()
+                raise GenerationHalted("the question was taken back")
+            self._sock = sock
+        return sock

@@ -1,0 +1,55 @@
+"""Answers of collectives by value: kept by the rank that got them, up to a bound, and given to its shadow."""
+
+import torch
+
+from regrow.train.proving.trace import Trace
+from regrow.train.state.fingerprints import flat_bytes
+
+MOST_BYTES = 40 << 20
+"""KeptAnswers of one step; with what else there is of it in one message."""
+_MOST_OF_REDUCTIONS = MOST_BYTES // 2
+"""Nothing before the update reads what comes of the reduction of gradients, unless it clips them: that need not be
+kept where it is large."""
+
+
+class KeptAnswers:
+    """Keeps them in a trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._answers = trace.answers
+        self._bytes = self._reduced = 0
+
+    def take(self, key: str, outputs: list[torch.Tensor], *, backward: bool) -> bool:
+        """Keep an answer if there is room. From the thread that has it."""
+        size = sum(each.nbytes for each in outputs if not each.is_sparse)
+        if self._bytes + size > MOST_BYTES or (backward and self._reduced + size > _MOST_OF_REDUCTIONS):
+            return True
+        if any(each.is_sparse or each.layout is not torch.strided for each in outputs):
+            return True
+        self._bytes += size
+        self._reduced += size if backward else 0
+        self._answers[key] = [flat_bytes(each).numpy().tobytes() for each in outputs]
+        return True
+
+
+class GivenAnswers:
+    """Gives those of another rank's trace.
+
+    Args:
+        trace: of the rank.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._answers = trace.answers
+
+    def take(self, key: str, outputs: list[torch.Tensor], *, backward: bool) -> bool:
+        """Put the rank's answer into the tensors; False: it is not known, or is of another shape."""
+        found = self._answers.get(key)
+        if found is None or [len(data) for data in found] != [each.nbytes for each in outputs]:
+            return False
+        with torch.no_grad():
+            for data, output in zip(found, outputs, strict=True):
+                if data:
+                    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(output.dtype)
+                    output.detach().copy_(flat.reshape(output.shape))
+        return True

@@ -1,0 +1,114 @@
+"""Why a newcomer is not equal to the rank, in words: the first thing that differs, and what in the script may cause it.
+
+Pure.
+"""
+
+import re
+
+from regrow.core.ids import Rank
+from regrow.train.proving.trace import Computation, Difference, SeenAround, Trace
+
+_MOST = 3
+_MOST_CALLS = 2
+_RANKS = re.compile(r"rank|is_main|is_master|is_chief", re.IGNORECASE)
+_LAST = re.compile(r"((?:\(\))?\.)?([A-Za-z_][A-Za-z_0-9]*)$")
+"""The last name of a path: an attribute behind a dot, but behind a call's a variable of the function."""
+_ORDER = ("generator", "clock", "environment", "count", "number", "setting", "text", "tensor", "cache", "memo", "list")
+"""What of several things that differ is named first: what a body reads, before what it only gathers."""
+_LIKELY = {
+    "generator": "a generator of random numbers that is not protected",
+    "clock": "a clock",
+    "environment": "the environment",
+    "count": "a counter",
+    "number": "a statistic, or a number that was worked out once",
+    "setting": "what was found out once, when the script was set up",
+    "text": "what was read once, when the script was set up (a file, the environment, a set-up collective)",
+    "tensor": "a statistic, or what was read or made once (a file, a set-up collective)",
+    "cache": "a cache",
+    "memo": "a cache of a function",
+    "list": "what was gathered since, or read once",
+}
+
+
+def refutation(rank: Trace, newcomer: Trace, found: list[Difference], *, rank_number: Rank) -> str:
+    """Place and cause, for people.
+
+    Args:
+        rank: what it computed, looked at closely.
+        newcomer: what its shadow did.
+        found: what differs, in order.
+        rank_number: whose shadow it was.
+    """
+    first = next((each for each in found if each.kind is not Computation.LOGGED), found[0])
+    where = f"at step {rank.step} a newcomer in the place of rank {rank_number}"
+    told = f"{where} would not compute the same: {_what(first, rank_number)}"
+    causes = likely(rank, newcomer, rank_number)
+    if causes:
+        return f"{told}. Likely behind it: {'; '.join(causes)}"
+    return (
+        f"{told}. Nothing that the script keeps differs: likely behind it are a file or a service that it reads in its "
+        "body, or kernels that do not repeat themselves"
+    )
+
+
+def _what(first: Difference, rank: Rank) -> str:
+    if first.kind is Computation.RAISED:
+        return first.label
+    if first.rank or first.newcomer:
+        return f"{first.label} is {first.rank or 'another'} on rank {rank}, {first.newcomer or 'another'} there"
+    return f"{first.label} differs"
+
+
+def likely(rank: Trace, newcomer: Trace, rank_number: Rank) -> list[str]:
+    """What differs of what the script keeps, and is used by its body; the likeliest first."""
+    used = set(newcomer.used)
+    differing: list[tuple[str, SeenAround | None, SeenAround | None]] = [
+        (path, theirs, newcomer.around.get(path))
+        for path, theirs in rank.around.items()
+        if (mine := newcomer.around.get(path)) is None or mine.digest != theirs.digest
+    ]
+    differing += [(path, None, mine) for path, mine in newcomer.around.items() if path not in rank.around]
+    mentioned = [each for each in differing if _mentions(each[0], used)]
+    mentioned.sort(key=lambda each: (_place(each), len(each[0])))
+    told: list[str] = []
+    seen: set[str] = set()
+    for path, theirs, mine in mentioned:
+        if any(path.startswith((f"{known}[", f"{known}.")) for known in seen):
+            continue
+        seen.add(path)
+        told.append(_cause(path, theirs, mine, rank_number))
+    if not told:
+        memos = [path for path, seen in newcomer.around.items() if seen.what == "memo" and _mentions(path, used)]
+        told = [f"`{path}`, which remembers what it has returned, in each process for itself" for path in memos]
+    return told[:_MOST] + [f"the body calls {call}" for call in newcomer.called][:_MOST_CALLS]
+
+
+def _place(differing: tuple[str, SeenAround | None, SeenAround | None]) -> int:
+    path, theirs, mine = differing
+    if theirs is None or mine is None:
+        return len(_ORDER)
+    return -1 if _RANKS.search(path) else _ORDER.index(theirs.what) if theirs.what in _ORDER else len(_ORDER)
+
+
+def _mentions(path: str, used: set[str]) -> bool:
+    """Whether the body has used the last name of this path; of the environment whatever differs may have been read."""
+    if path.startswith("os.environ["):
+        return True
+    last = _LAST.search(re.sub(r"\[.*?\]", "", path))
+    if last is None:
+        return False
+    dotted, name = last.group(1) == ".", last.group(2)
+    return f".{name}" in used if dotted else name in used
+
+
+def _cause(path: str, theirs: SeenAround | None, mine: SeenAround | None, rank: Rank) -> str:
+    seen = theirs or mine
+    what = _LIKELY.get(seen.what, "") if seen is not None else ""
+    if _RANKS.search(path):
+        what = "a place in the world that was asked for before it was known"
+    values = ""
+    if theirs is None or mine is None:
+        values = f" (only {'in the newcomer' if theirs is None else f'on rank {rank}'})"
+    elif theirs.text or mine.text:
+        values = f" ({theirs.text} on rank {rank}, {mine.text} there)"
+    return f"`{path}`{values}, {what}".removesuffix(", ")

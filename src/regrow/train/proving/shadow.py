@@ -1,0 +1,331 @@
+"""A loop's part in shadow proofs: as the rank that is looked at, and as the newcomer that runs a step in its shadow."""
+
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import NamedTuple, Protocol
+
+import msgspec
+import torch
+from torch import nn
+
+from regrow.core.errors import GenerationHalted, RegrowError
+from regrow.core.ids import Seconds, StepNo
+from regrow.core.messages.replacements import (
+    ProveReplacement,
+    ReplacementProven,
+    ReplacementRefuted,
+    ReplacementUnproven,
+)
+from regrow.hydration.proofs import CLOSELY, PLAIN
+from regrow.train.loop_context import LoopContext
+from regrow.train.proving.answers import GivenAnswers, KeptAnswers
+from regrow.train.proving.naming import refutation
+from regrow.train.proving.recorder import Recorder
+from regrow.train.proving.surroundings import BodyListener, surroundings
+from regrow.train.proving.trace import Computation, Difference, Trace, counts, differences
+from regrow.train.rehearsal.callers import script_frames
+from regrow.train.state.naming import unwrapped
+from regrow.train.state.protected import ProtectedState
+from regrow.train.step import Step, StepOwner
+from regrow.train.worker.replica_digests import digests
+
+_WHOLE_BYTES = 1 << 30
+"""Of a larger state some blocks are compared after the update."""
+_SHORT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+
+
+class ShadowedLoop(StepOwner, Protocol):
+    """The loop whose steps are looked at, or stand in for another rank's."""
+
+    def stands_for(self, step: Step | None) -> None:
+        """The script is in this step, which is none of this worker's own; None: no more."""
+
+    def skips_the_rest(self, step: Step, innermost: FrameType) -> None:
+        """Take the next turn of the loop without what stands behind the step's body."""
+
+    def cut_off(self, error: BaseException) -> None:
+        """The body was ended by an error: make ready for the next."""
+
+
+class _Ran(NamedTuple):
+    """One step in a rank's shadow."""
+
+    step: StepNo
+    rank: Trace
+    newcomer: Trace
+    found: list[Difference]
+    seconds: Seconds
+
+
+class Shadow:
+    """Proofs in one loop.
+
+    Args:
+        loop: whose steps.
+        standing: what the loop rests on.
+    """
+
+    def __init__(self, loop: ShadowedLoop, standing: LoopContext) -> None:
+        self._loop, self._standing = loop, standing
+        self._recorder: Recorder | None = None
+        self._how = PLAIN
+        self._spent: Seconds = 0.0
+        self._error: BaseException | None = None
+        self._listener: BodyListener | None = None
+        self._proving = False
+        self.can_skip = False
+        """Whether what stands behind a body can be left out, by the text of the script's loop."""
+
+    # --- both ----------------------------------------------------------------------------------------------------
+
+    def enters(self) -> None:
+        """The script comes into a body."""
+        recorder, proofs = self._recorder, self._standing.member.proofs
+        if recorder is None or proofs is None:
+            return
+        since = time.monotonic()
+        state = self._standing.protected()
+        recorder.watch(state.looker.parameters, self._modules() if self._how == CLOSELY else ())
+        if self._how == CLOSELY:
+            left_out = [*self._standing.objects, *state.parameters(), state]
+            recorder.trace.around = surroundings(script_frames(sys._getframe(1)), left_out)
+        proofs.listen(recorder)
+        self._spent += time.monotonic() - since
+        if self._proving and self._how == CLOSELY:
+            self._listener = BodyListener()
+            self._listener.start(script_frames(sys._getframe(1)))
+
+    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for thing in self._standing.objects:
+            if isinstance(thing, nn.Module) and not hasattr(thing, "_orig_mod"):
+                yield from ((name or "the model", each) for name, each in unwrapped(thing).named_modules())
+
+    def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+        """The body has logged these numbers."""
+        if self._recorder is not None:
+            self._recorder.logged(numbers)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within this, what is done is none of the body's: it is not written down."""
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.paused = True
+        try:
+            yield
+        finally:
+            if recorder is not None and recorder is self._recorder:
+                recorder.paused = False
+
+    def left(self, error: BaseException | None) -> None:
+        """The script is out of the body."""
+        recorder, proofs = self._recorder, self._standing.member.proofs
+        if recorder is None or proofs is None:
+            return
+        if self._listener is not None:
+            self._listener.stop()
+            recorder.trace.used, recorder.trace.called = self._listener.heard()
+            self._listener = None
+        proofs.listen(None)
+        since = time.monotonic()
+        if error is None:
+            recorder.ended(self._changed)
+        else:
+            recorder.stop()
+        self._spent += time.monotonic() - since
+
+    def _changed(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Digests of what updates have made, without what each rank or the end of the step changes too."""
+        state = self._standing.protected()
+        buffers = frozenset(state.buffers_of_no(()))
+        sample = self._recorder.trace.step if self._recorder and state.nbytes() > _WHOLE_BYTES else None
+        return digests(state, buffers, sample=sample)
+
+    # --- the rank -------------------------------------------------------------------------------------------------
+
+    def begins(self, number: StepNo, batch: object) -> None:
+        """A step of this worker's own begins: let a newcomer see it, if one wants to."""
+        proofs = self._standing.member.proofs
+        if proofs is None or not (how := proofs.wanted):
+            return
+        since = time.monotonic()
+        proofs.offer(number)
+        trace = Trace(number)
+        self._recorder, self._how = Recorder(trace, KeptAnswers(trace)), how
+        self._recorder.batch(batch)
+        self._spent = time.monotonic() - since
+
+    def ends(self, *, well: bool) -> None:
+        """A step of this worker's own is over; `well`: it has happened here."""
+        recorder, proofs = self._recorder, self._standing.member.proofs
+        if recorder is None or proofs is None or self._proving:
+            return
+        self._recorder = None
+        recorder.stop()
+        proofs.listen(None)
+        since = time.monotonic()
+        trace = recorder.trace
+        trace.failed = recorder.failed
+        trace.held = self._spent + proofs.held_up
+        proofs.publish(msgspec.msgpack.encode(trace) if well else None)
+        self._spent = 0.0
+        trace.held += time.monotonic() - since
+
+    # --- the newcomer ---------------------------------------------------------------------------------------------
+
+    def prove(self) -> Iterator[Step]:
+        """A newcomer waits: do what it is asked to prove, until it has a place."""
+        proofs = self._standing.member.proofs
+        while proofs is not None and (order := proofs.await_order()) is not None:
+            why = self._cannot()
+            if why:
+                self._unproven(order, why, lasting=True)
+                continue
+            yield from self._proof(order)
+
+    def _cannot(self) -> str:
+        if self._standing.member.reads_once:
+            return "its batches come from an iterator, which cannot be asked for one again"
+        if self._standing.dealer is not None:
+            return "its steps are made of micro-batches, which are dealt anew in each world"
+        if not self.can_skip:
+            return (
+                "what stands behind the body of its loop cannot be left out in a shadow, as it is no plain `for` loop"
+            )
+        return ""
+
+    def _proof(self, order: ProveReplacement) -> Iterator[Step]:
+        """Twice where something differs: what differs once only is no reason to do without newcomers."""
+        first = yield from self._attempt(order, PLAIN)
+        if first is None:
+            return
+        if not counts(first.found):
+            self._proven(order, first)
+            return
+        second = yield from self._attempt(order, CLOSELY)
+        if second is None:
+            return
+        if not counts(second.found):
+            self._unproven(order, f"{first.found[0].label} differed at step {first.step}, and nothing did once more")
+            return
+        if (why := _not_comparable(second)) or (why := _not_comparable(first)):
+            self._unproven(order, why, lasting=True)
+            return
+        reason = refutation(second.rank, second.newcomer, second.found, rank_number=order.rank)
+        self._tell(ReplacementRefuted, order, second.step, reason)
+
+    def _attempt(self, order: ProveReplacement, how: str) -> Generator[Step, None, _Ran | None]:
+        state, since = self._standing.protected(), time.monotonic()
+        variables = state.variables
+        variables.asks()
+        before = variables.take()
+        try:
+            ran = yield from self._run(order, how, state, since)
+        except GenerationHalted:
+            return None  # this worker is needed
+        except RegrowError as error:
+            self._unproven(order, str(error))
+            return None
+        except _SHORT_OF_MEMORY as error:
+            self._unproven(order, f"there is no memory for it ({error})"[:200])
+            return None
+        finally:
+            self._recorder, self._proving, self._error = None, False, None
+            self._loop.stands_for(None)
+            variables.put_back(before)
+        return ran
+
+    def _run(
+        self, order: ProveReplacement, how: str, state: ProtectedState, since: float
+    ) -> Generator[Step, None, _Ran | None]:
+        proofs, batches = self._standing.member.proofs, self._standing.data()
+        if proofs is None:
+            return None
+        step: Step | None = None
+        with proofs.in_place(order), self._standing.member.echo():
+            number = proofs.receive(state, order, how=how)
+            theirs = msgspec.msgpack.decode(proofs.trace_of(order, number), type=Trace)
+            begun = time.monotonic()
+            trace = Trace(number)
+            self._recorder = recorder = Recorder(trace, GivenAnswers(theirs), over=lambda: proofs.over)
+            self._how, self._proving, self._error = how, True, None
+            raised = ""
+            try:
+                batches.seek(number)
+                batch = batches.batch(number)
+                recorder.batch(batch)
+                step = Step(self._loop, number, batch, rehearsal=True, proof=True)
+            except _SHORT_OF_MEMORY:
+                raise
+            except Exception as error:  # noqa: BLE001  whatever a script's loader raises
+                raised = f"its loader raises {type(error).__name__}: {error}"
+            if step is not None:
+                self._loop.stands_for(step)
+                yield step
+                raised = self._raised()
+        trace.failed = recorder.failed
+        found = differences(theirs, trace)
+        if raised:
+            # What comes before the error, or the error itself.
+            found = [each for each in found if each.newcomer != "not there"][:1]
+            found.append(Difference(Computation.RAISED, raised[:400], "", ""))
+        return _Ran(number, theirs, trace, found, time.monotonic() - begun)
+
+    def _raised(self) -> str:
+        """What the body was ended by, for people. Raises `GenerationHalted` where this worker is needed."""
+        error, proofs = self._error, self._standing.member.proofs
+        if isinstance(error, GenerationHalted) or (proofs is not None and proofs.over):
+            raise GenerationHalted("this worker is needed")
+        if isinstance(error, _SHORT_OF_MEMORY):
+            raise error
+        return "" if error is None else f"its body raises {type(error).__name__}: {error}"
+
+    def shadowed(self, step: Step, error: BaseException | None, innermost: FrameType) -> bool:
+        """The body of a step in another rank's shadow is over; whether its exception is absorbed."""
+        self.left(error)
+        self._error = error
+        if error is not None and not isinstance(error, Exception):
+            return False
+        if error is not None:
+            self._loop.cut_off(error)
+        self._loop.skips_the_rest(step, innermost)
+        return error is not None
+
+    # --- what is told ---------------------------------------------------------------------------------------------
+
+    def _proven(self, order: ProveReplacement, ran: _Ran) -> None:
+        member, proofs = self._standing.member, self._standing.member.proofs
+        if ran.rank.failed or ran.newcomer.failed:
+            self._unproven(order, f"what it computes cannot be looked at: {ran.rank.failed or ran.newcomer.failed}")
+            return
+        for each in ran.found[:1]:
+            member.note_of_script(
+                f"{each.label} is {each.rank} on rank {order.rank} and {each.newcomer} in a newcomer at the same step: "
+                "a clock, or what each process has for itself; all that it computes is the same"
+            )
+        if proofs is not None:
+            fact = ReplacementProven(member.worker, order.generation, order.rank, ran.step, ran.rank.held, ran.seconds)
+            proofs.tell(fact)
+
+    def _unproven(self, order: ProveReplacement, reason: str, *, lasting: bool = False) -> None:
+        member = self._standing.member
+        if member.proofs is not None:
+            member.proofs.tell(ReplacementUnproven(member.worker, order.generation, order.rank, reason, lasting))
+
+    def _tell(self, kind: Callable[..., ReplacementRefuted], order: ProveReplacement, step: StepNo, why: str) -> None:
+        member = self._standing.member
+        if member.proofs is not None:
+            member.proofs.tell(kind(member.worker, order.generation, order.rank, step, why))
+
+
+def _not_comparable(ran: _Ran) -> str:
+    """Why what differs says nothing about newcomers; empty: it does."""
+    if ran.rank.threads != ran.newcomer.threads:
+        return (
+            f"the rank computes with {ran.rank.threads} threads and a newcomer with {ran.newcomer.threads}: "
+            "sums have another order"
+        )
+    return ""

@@ -1,0 +1,281 @@
+"""What a script keeps that nobody protects, by where it keeps it: counters, caches, clocks, generators, settings.
+
+Where a newcomer computes something else, what of this differs is likely the cause. It is looked for where a script can
+have it: in the variables of its functions under way and of its modules, in what these hold, and in the environment.
+"""
+
+import dis
+import functools
+import io
+import itertools
+import os
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import regrow
+from regrow.train.proving.digesting import digest_array, digest_tensor, digest_text
+from regrow.train.proving.recorder import digest_generator
+from regrow.train.proving.trace import SeenAround
+from regrow.train.script_source import is_script
+
+_DEEP = 6
+_MOST = 20_000
+_WIDE = 256
+_SHORT = 60
+_SECONDS = 0.5
+"""So long is looked at most."""
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+_OF_OURS = frozenset({"REGROW_WORKER_ENV", "RANK", "LOCAL_RANK", "_"})
+"""Of the environment: what is another for each worker, or set by us when it takes a place."""
+_STARTED = time.time(), time.monotonic()
+Visit = tuple[str, object, int]
+
+
+def surroundings(frames: Iterable[FrameType], left_out: Iterable[object]) -> dict[str, SeenAround]:
+    """All that there is of it now.
+
+    Args:
+        frames: of the script, innermost first.
+        left_out: what is protected, and so is the same on all who have the same state.
+    """
+    found: dict[str, SeenAround] = {
+        f"os.environ[{key!r}]": SeenAround(digest_text(value), "environment", repr(value)[:_SHORT])
+        for key, value in os.environ.items()
+        if key not in _OF_OURS
+    }
+    seen = {id(each) for each in left_out}
+    until = time.monotonic() + _SECONDS
+    ahead: deque[Visit] = deque()
+    for frame in frames:
+        ahead.extend((name, value, 0) for name, value in list(frame.f_locals.items()))
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and is_script(file):
+            prefix = "" if name == "__main__" else f"{name}."
+            ahead.extend((f"{prefix}{key}", value, 0) for key, value in list(vars(module).items()))
+    while ahead and len(found) < _MOST and time.monotonic() < until:
+        path, value, deep = ahead.popleft()
+        if path.startswith("__") or path in found:
+            continue
+        entry = _entry(value)
+        if entry is not None:
+            found[path] = entry
+        if deep < _DEEP and not isinstance(value, _ATOMS) and id(value) not in seen:
+            seen.add(id(value))
+            ahead.extend((name, each, deep + 1) for name, each in _held(path, value))
+    return found
+
+
+_CACHED = type(functools.lru_cache(lambda: None))
+_ATOMS = (int, float, complex, str, bytes, bool, type(None))
+
+
+def _entry(value: object) -> SeenAround | None:
+    """What is seen of a value itself; None: it is only what it holds."""
+    try:
+        return _look(value)
+    except Exception:  # noqa: BLE001  a script's objects may raise anything when they are looked at
+        return None
+
+
+def _look(value: object) -> SeenAround | None:
+    if isinstance(value, _CACHED):
+        entries = value.cache_info().currsize
+        return SeenAround(digest_text(str(entries)), "memo", f"{entries} entries")
+    match value:
+        case bool() | None:
+            return SeenAround(digest_text(repr(value)), "setting", repr(value))
+        case float() | int() if _tells_time(value):
+            return SeenAround(digest_text(repr(value)), "clock", repr(value))
+        case int():
+            return SeenAround(digest_text(repr(value)[:1000]), "count", repr(value)[:_SHORT])
+        case float() | complex() | np.number():
+            return SeenAround(digest_text(repr(value)), "number", repr(value)[:_SHORT])
+        case str() | bytes():
+            return SeenAround(digest_text(repr(value)), "text", repr(value)[:_SHORT])
+        case torch.Tensor():
+            return SeenAround(digest_tensor(value), "tensor", str(value.item())[:_SHORT] if value.numel() == 1 else "")
+        case np.ndarray():
+            return SeenAround(digest_array(value), "tensor", "")
+        case torch.Generator() | np.random.Generator() | np.random.RandomState() | random.Random():
+            return SeenAround(digest_generator(value), "generator")
+        case itertools.count():
+            return SeenAround(digest_text(repr(value)), "count", repr(value)[:_SHORT])
+        case dict() | list() | set() | deque() | tuple():
+            kind = "cache" if isinstance(value, dict) else "list"
+            tail = [repr(each) for each in itertools.islice(reversed(list(value)), 8) if isinstance(each, _ATOMS)]
+            return SeenAround(digest_text(f"{len(value)}|{tail}"), kind, f"{len(value)} entries")
+    return None
+
+
+def _tells_time(value: float) -> bool:
+    """Whether this may be what a clock has said since this process began, in seconds or nanoseconds."""
+    now = time.time(), time.monotonic()
+    number = float(value) if abs(value) < 1e300 else 0.0
+    within = [(since - 3600, until) for since, until in zip(_STARTED, now, strict=True)]
+    return number > 1000 and any(
+        since <= each <= until for since, until in within for each in (number, number / 1e3, number / 1e9)
+    )
+
+
+def _held(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, each in itertools.islice(list(value.items()), _WIDE):
+            if isinstance(key, str | int | float | tuple):
+                yield f"{path}[{key!r:.40}]", each
+        return
+    if isinstance(value, list | tuple | deque):
+        for at, each in enumerate(itertools.islice(list(value), _WIDE)):
+            yield f"{path}[{at}]", each
+        return
+    if isinstance(value, MethodType):
+        yield f"{path}.__self__", value.__self__
+        return
+    if isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            try:
+                yield f"{path}().{name}", cell.cell_contents
+            except ValueError:
+                continue
+        for at, each in enumerate(value.__defaults__ or ()):
+            yield f"{path}().default{at}", each
+        yield from ((f"{path}.{name}", each) for name, each in vars(value).items())
+        return
+    if isinstance(value, functools.partial):
+        yield from [(f"{path}.func", value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
+        return
+    if isinstance(value, GeneratorType):
+        if value.gi_frame is not None:
+            yield from ((f"{path}.{name}", each) for name, each in list(value.gi_frame.f_locals.items()))
+        return
+    if isinstance(value, ModuleType | BuiltinFunctionType | CodeType | FrameType | io.IOBase):
+        return
+    if isinstance(value, type):
+        if _is_scripts(value):
+            yield from ((f"{path}.{name}", each) for name, each in list(vars(value).items()) if name[:2] != "__")
+        return
+    if type(value).__module__.partition(".")[0] == "regrow":
+        return
+    wrapped = getattr(value, "__wrapped__", None)
+    if isinstance(wrapped, FunctionType):
+        yield f"{path}.__wrapped__", wrapped
+    yield from _attributes(path, value)
+
+
+def _attributes(path: str, value: object) -> Iterator[tuple[str, object]]:
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict):
+        return
+    for name, each in list(attributes.items()):
+        if not isinstance(value, nn.Module) or name not in _OF_MODULES:
+            yield f"{path}.{name}", each
+    if isinstance(value, nn.Module):
+        for kind in ("_modules", "_buffers", "_parameters"):
+            yield from ((f"{path}.{name}", each) for name, each in list(attributes.get(kind, {}).items()))
+    if _is_scripts(type(value)):
+        yield from (
+            (f"{path}.{name}", each)
+            for name, each in list(vars(type(value)).items())
+            if name[:2] != "__" and name not in attributes
+        )
+
+
+def _is_scripts(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or (isinstance(file, str) and is_script(file))
+
+
+def names_read(code: CodeType, *, after: int = -1) -> set[str]:
+    """The variables that this code reads before it binds them, and, with a dot in front, attributes.
+
+    Args:
+        code: of a function or a module.
+        after: from this instruction on.
+    """
+    read: set[str] = set()
+    bound = set() if after >= 0 else set(code.co_varnames)  # a call's own variables come and go with it
+    for each in dis.get_instructions(code):
+        name = each.argval
+        if each.offset <= after or not isinstance(name, str):
+            continue
+        if each.opname in _OF_ATTRIBUTES:
+            read.add(f".{name}")
+        elif each.opname.startswith("STORE_"):
+            bound.add(name)
+        elif each.opname.startswith("LOAD_") and name not in bound:
+            read.add(name)
+    return read
+
+
+_OF_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"})
+
+
+class BodyListener:
+    """Sees which code a body runs, and what it calls that is another at each call or in each process.
+
+    Meanwhile Python's profile function of this thread is its own.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.called: dict[str, str] = {}
+        self._codes: set[CodeType] = set()
+        self._before: Any = None
+
+    def start(self, frames: Iterable[FrameType]) -> None:
+        """Listen from now on. `frames`: those of the script that are under way."""
+        for frame in frames:
+            self._takes(frame.f_code, after=frame.f_lasti)
+        self._before = sys.getprofile()
+        sys.setprofile(self._hear)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        sys.setprofile(self._before)
+
+    def heard(self) -> tuple[list[str], list[str]]:
+        """The names that the body has used, and what it has called."""
+        return sorted(self.names), list(self.called.values())
+
+    def _takes(self, code: CodeType, *, after: int = -1) -> None:
+        self._codes.add(code)
+        if not code.co_filename.startswith(_NOT_LOOKED_AT):
+            self.names |= names_read(code, after=after)
+
+    def _hear(self, frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        if event == "call" and code not in self._codes:
+            self._takes(code)
+        elif event == "c_call" and arg in _FICKLE and not code.co_filename.startswith(_NOT_LOOKED_AT):
+            name = _FICKLE[arg]
+            self.called.setdefault(name, f"{name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})")
+
+
+_NOT_LOOKED_AT = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(each)), "") for each in (torch.__file__, regrow.__file__)
+)
+_FICKLE: dict[object, str] = {
+    time.time: "time.time()",
+    time.time_ns: "time.time_ns()",
+    time.monotonic: "time.monotonic()",
+    time.monotonic_ns: "time.monotonic_ns()",
+    time.perf_counter: "time.perf_counter()",
+    time.perf_counter_ns: "time.perf_counter_ns()",
+    time.process_time: "time.process_time()",
+    os.getpid: "os.getpid()",
+    os.getppid: "os.getppid()",
+    os.urandom: "os.urandom()",
+    open: "open()",
+    io.open_code: "open()",
+    id: "id()",
+    hash: "hash()",
+}

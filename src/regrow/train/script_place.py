@@ -1,0 +1,55 @@
+"""Where a script is in its loop: in a step, behind one, or between two."""
+
+from types import FrameType
+
+from regrow.train.after_loop import AfterLoop
+from regrow.train.gradients.ddp_buckets import Settling
+from regrow.train.gradients.wrappers import Modules
+from regrow.train.next_turn import Turns
+from regrow.train.rehearsal.rehearsal import Rehearsal
+from regrow.train.step import Step
+
+
+class ScriptPlace:
+    """The part of a loop that knows where the script is."""
+
+    turns: Turns
+    settling: Settling
+    modules: Modules
+    after: AfterLoop
+    _rehearsal: Rehearsal
+    _latest: Step | None
+    _looping: bool
+    _at_boundary: bool
+    """Whether the script has done all that it does between two steps."""
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the step whose body has just ended did not happen."""
+        return not self.after.open and self._latest is not None and not self._latest.committed
+
+    @property
+    def behind_a_body(self) -> bool:
+        """Whether the script is at what it does after a step's body, rehearsed or real."""
+        step = self._rehearsal.step or (None if self._at_boundary else self._latest)
+        return self.after.open or (step is not None and step.left)
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether steps are being run and none of them now, or have been."""
+        return self.after.open or (self._looping and not (self._latest is not None and self._latest.inside))
+
+    def _stands_for_latest(self, step: Step) -> None:
+        self._latest = step
+
+    def stands_for(self, step: Step | None) -> None:
+        """As `ShadowedLoop.stands_for`."""
+        self._latest, self._at_boundary = step, step is None
+
+    def skips_the_rest(self, step: Step, innermost: FrameType) -> None:
+        """As `ShadowedLoop.skips_the_rest`."""
+        self.turns.not_left(step, innermost, always=True)
+
+    def cut_off(self, error: BaseException) -> None:
+        """As `ShadowedLoop.cut_off`."""
+        self.settling.cut_off(self.modules, error)

@@ -1,0 +1,1 @@
+"""A worker in the shadow of another: what a proof needs of it."""

@@ -1,0 +1,149 @@
+"""A worker's part in shadow proofs: a rank gives its state and its trace, a newcomer takes its place for a step."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from regrow.agent.workers.link import WorkerLink, placed
+from regrow.comm.groups import Groups
+from regrow.comm.process_group import Tape
+from regrow.core.config import publish_rank
+from regrow.core.errors import GenerationHalted
+from regrow.core.ids import NO_STATE, Rank, Seconds, StepNo
+from regrow.core.messages.replacements import ProveReplacement, ReplacementFact
+from regrow.core.messages.vocabulary import Role
+from regrow.hydration.client import Hydration
+from regrow.hydration.trace_client import TraceRequest
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.body import Body
+from regrow.train.worker.control import Control
+
+COME_S: Seconds = 120.0
+"""How long a rank may take to come to its next step, and how long to run it."""
+
+
+class ShadowProofs:
+    """What a proof needs of the worker that it runs in.
+
+    Args:
+        link: to the agent.
+        control: knows the orders.
+        groups: of this worker.
+        body: of the present step.
+    """
+
+    def __init__(self, link: WorkerLink, control: Control, groups: Groups, body: Body) -> None:
+        self._link, self._control, self._groups, self._body = link, control, groups, body
+        self._asking: Hydration | TraceRequest | None = None
+        control.on_wanted = self._stop
+
+    # --- the rank -----------------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> str:
+        """How closely a newcomer wants to see this worker's next step; empty: none does."""
+        recovery = self._body.recovery
+        if recovery is None or recovery.server.offering or self._control.halted:
+            return ""
+        return recovery.server.proof_wanted
+
+    def offer(self, step: StepNo) -> None:
+        """The state stands before `step`, and is read until its update."""
+        recovery = self._body.recovery
+        if recovery is not None:
+            recovery.held_up = 0.0
+            recovery.frozen.freeze(step, whole_body=self._body.whole_body)
+            recovery.server.offer_proof(self._control.generation, step)
+
+    @property
+    def held_up(self) -> Seconds:
+        """How long the update has waited for readers since then."""
+        return self._body.recovery.held_up if self._body.recovery is not None else 0.0
+
+    def publish(self, trace: bytes | None) -> None:
+        """What was computed in it; None: it was given up."""
+        if self._body.recovery is not None:
+            self._body.recovery.server.publish(trace)
+
+    def listen(self, tape: Tape | None) -> None:
+        """Let this hear of all collectives from now on."""
+        self._groups.tape = tape
+
+    # --- the newcomer -------------------------------------------------------------------------------------------
+
+    def await_order(self) -> ProveReplacement | None:
+        """Wait for something to prove; None: this worker has a place, or is released."""
+        if self._link.env.role is Role.RANK or self._body.recovery is None:
+            return None
+        return self._control.await_proof()
+
+    @property
+    def over(self) -> bool:
+        """Whether the proof under way is to be given up: this worker is needed."""
+        return self._control.waited_for
+
+    @contextmanager
+    def in_place(self, order: ProveReplacement) -> Iterator[None]:
+        """Within this, this worker is that rank, as far as its script can see."""
+        env = self._link.env
+        self._control.proving = True
+        self._seat(order.rank, order.local_rank)
+        try:
+            yield
+        finally:
+            self.listen(None)
+            self._seat(Rank(env.rank), env.local_rank)
+            self._control.proving = False
+            self._body.interrupt.clear()
+
+    def _seat(self, rank: Rank, local_rank: int) -> None:
+        env = self._link.env
+        if (env.rank, env.local_rank) != (rank, local_rank):
+            self._link.take_place(placed(env, rank=rank, local_rank=local_rank))
+            publish_rank(rank, local_rank, env.world)
+            self._groups.seat(rank)
+
+    def receive(self, state: ProtectedState, order: ProveReplacement, *, how: str) -> StepNo:
+        """Get the rank's state before its next step, whose number is returned. Raises what `Hydration.run` does."""
+        asking = Hydration(
+            state,
+            step=NO_STATE,
+            generation=order.generation,
+            token=self._link.env.token,
+            endpoints=[order.endpoint],
+            deadline=time.monotonic() + COME_S,
+            proof=how,
+        )
+        self._ask(asking)
+        try:
+            asking.run()
+        finally:
+            self._asking = None
+        return asking.step
+
+    def trace_of(self, order: ProveReplacement, step: StepNo) -> bytes:
+        """What the rank has computed in the step. Raises `HydrationError`, `GenerationHalted`."""
+        asking = TraceRequest(order.endpoint, self._link.env.token, order.generation, step)
+        self._ask(asking)
+        try:
+            return asking.run(time.monotonic() + COME_S)
+        finally:
+            self._asking = None
+
+    def _ask(self, asking: Hydration | TraceRequest) -> None:
+        self._asking = asking
+        if self.over:
+            raise GenerationHalted("this worker is needed")
+
+    def tell(self, fact: ReplacementFact) -> None:
+        """Say what came of it."""
+        self._link.send(fact)
+
+    def _stop(self) -> None:
+        """This worker is needed. From the control thread."""
+        if not self._control.proving:
+            return
+        self._body.interrupt.set()
+        asking = self._asking
+        if asking is not None:
+            asking.cancel()
