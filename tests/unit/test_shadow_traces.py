@@ -1,0 +1,110 @@
+"""Where two traces of a step begin to differ, what counts of that, and what is named as the cause."""
+
+from typing import Any
+
+import pytest
+from tests.unit.membership_job import Job
+
+from regrow.core.ids import Generation, Rank, StepNo
+from regrow.core.messages.replacements import (
+    ProveReplacement,
+    ReplacementProven,
+    ReplacementRefuted,
+    ReplacementUnproven,
+)
+from regrow.train.proving.naming import likely, refutation
+from regrow.train.proving.surroundings import names_read
+from regrow.train.proving.trace import Computation, Computed, SeenAround, Trace, counts, differences
+
+
+def trace(*entries: tuple[Computation, str, int], lost: bool = False, **more: Any) -> Trace:
+    computed = [Computed(kind, key, digest, f"label {key}", free=not lost) for kind, key, digest in entries]
+    return Trace(StepNo(7), computed, **more)
+
+
+def test_equal_steps_differ_in_nothing() -> None:
+    one = trace((Computation.GRADIENT, "w", 1), (Computation.LOGGED, "loss", 2))
+    assert differences(one, one) == []
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "labels", "counted"),
+    [
+        (trace((Computation.GRADIENT, "w", 5), (Computation.LOGGED, "loss", 2)), ["label w"], True),
+        (trace((Computation.GRADIENT, "w", 1), (Computation.LOGGED, "loss", 9)), ["label loss"], False),
+        (trace((Computation.LOGGED, "loss", 2)), ["label w"], True),
+        (
+            trace((Computation.GRADIENT, "w", 1), (Computation.LOGGED, "loss", 2), (Computation.GIVEN, "x", 3)),
+            ["label x"],
+            True,
+        ),
+        (trace((Computation.GRADIENT, "w", 5), lost=True), [], False),
+    ],
+    ids=["another gradient", "a clock in the log", "none", "one call more", "it rests on an answer that was not kept"],
+)
+def test_what_differs_is_found_in_order(newcomer: Trace, labels: list[str], counted: bool) -> None:
+    found = differences(trace((Computation.GRADIENT, "w", 1), (Computation.LOGGED, "loss", 2)), newcomer)
+    assert ([each.label for each in found], counts(found)) == (labels, counted)
+
+
+def test_a_cause_is_what_differs_and_is_used_by_the_body() -> None:
+    rank = trace(
+        (Computation.GRADIENT, "w", 1),
+        around={"a.calls": SeenAround(1, "count", "8"), "history": SeenAround(1, "list")},
+    )
+    newcomer = trace(
+        (Computation.GRADIENT, "w", 2),
+        around={"a.calls": SeenAround(2, "count", "1"), "history": SeenAround(2, "list")},
+        used=[".calls"],
+    )
+    assert likely(rank, newcomer, Rank(1)) == ["`a.calls` (8 on rank 1, 1 there), a counter"]
+    told = refutation(rank, newcomer, differences(rank, newcomer), rank_number=Rank(1))
+    assert "step 7" in told and "label w differs" in told and "a counter" in told
+
+
+def test_a_variable_that_is_bound_before_it_is_read_is_no_cause() -> None:
+    code = compile("x = f(); y = x + seen.calls; total += 1", "script.py", "exec")
+    assert names_read(code) == {"f", "seen", ".calls", "total"}
+
+
+def proving() -> tuple[Job, ProveReplacement]:
+    job = Job(world=2, standbys=1, proof=True).trained()
+    job.ready(job.standby())
+    for step in range(4):
+        job.committed(0, step)
+        job.committed(1, step)
+    asked = [each for each in job.said if isinstance(each, ProveReplacement)]
+    assert len(asked) == 1, job.said
+    return job, asked[0]
+
+
+def test_the_first_steps_have_a_proof_of_another_rank_than_0() -> None:
+    job, asked = proving()
+    assert asked.rank == 1 and asked.worker == job.standby() and asked.endpoint == f"at {job.of(1)}"
+    job.tell(ReplacementProven(asked.worker, asked.generation, Rank(1), StepNo(5), held=0.5, seconds=0.5))
+    assert job.machine.snapshot().replaceable == "replaceable: proven at step 5"
+    for after, more in ((150.0, 0), (60.0, 1)):  # a second is paid for by 200
+        job.now += after
+        job.committed(0, 5)
+        job.committed(0, 6)
+        assert len([each for each in job.said if isinstance(each, ProveReplacement)]) == 1 + more
+
+
+def test_a_refutation_is_the_last_word_and_what_was_not_compared_is_said() -> None:
+    job, asked = proving()
+    job.tell(ReplacementUnproven(asked.worker, asked.generation, Rank(1), "it was busy"))
+    assert job.machine.snapshot().replaceable == "replaceable: not proven, because it was busy"
+    job.tell(ReplacementRefuted(asked.worker, asked.generation, Rank(1), StepNo(6), "a counter"))
+    assert job.machine.snapshot().replaceable == "not replaceable by newcomers: a counter"
+    job.now += 1e6
+    job.committed(0, 5)
+    assert len([each for each in job.said if isinstance(each, ProveReplacement)]) == 1
+
+
+def test_nothing_is_asked_where_that_is_not_wanted() -> None:
+    job = Job(world=2, standbys=1).trained()
+    job.ready(job.standby())
+    for step in range(9):
+        job.committed(0, step)
+    assert not [each for each in job.said if isinstance(each, ProveReplacement)]
+    assert Generation(0) == job.machine.generation
