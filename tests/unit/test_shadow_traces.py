@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.unit.membership_job import Job
 
-from regrow.core.ids import Generation, Rank, StepNo
+from regrow.core.ids import Rank, StepNo
 from regrow.core.messages.replacements import (
     ProveReplacement,
     ReplacementProven,
@@ -107,4 +107,3 @@ def test_nothing_is_asked_where_that_is_not_wanted() -> None:
     for step in range(9):
         job.committed(0, step)
     assert not [each for each in job.said if isinstance(each, ProveReplacement)]
-    assert Generation(0) == job.machine.generation
