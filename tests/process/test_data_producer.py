@@ -41,6 +41,16 @@ def test_every_sample_is_read_once_and_training_is_the_same_as_without_a_cache(
     assert reading.by_producer.total() >= ALL // 2, "the producer came too late to be of use"
 
 
+def test_what_ranks_tell_each_other_before_their_loader_is_never_taken_from_a_producer_that_missed_it(
+    here: Site,
+) -> None:
+    own = train_cached(here, "told-own", "--loader", "torch", "--sample-s", "0", "--told")
+    reading = train_cached(here, "told", "--loader", "regrow", "--told")
+    assert_equal(reading.outcome, own.outcome, faults=0)
+    assert "workers make the batches of loader 0 themselves: what the script has made" in reading.outcome.output
+    assert not reading.by_producer
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_so_it_is_with_micro_batches(here: Site, workers: str) -> None:
     each_its_own = train_cached(here, f"own-{workers}", *MICRO, "--loader", "torch", "--sample-s", "0")

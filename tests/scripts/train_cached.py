@@ -35,6 +35,7 @@ parser.add_argument("--pace", type=float, default=0.0, help="see pacing.py")
 parser.add_argument("--bad", type=int, default=-1, metavar="INDEX", help="this sample cannot be read")
 parser.add_argument("--producer-dies-at", type=int, nargs="*", default=[], metavar="INDEX")
 parser.add_argument("--at", nargs="*", default=[], metavar="STEP:WHAT", help="what rank 0 does before that step, once")
+parser.add_argument("--told", action="store_true", help="rank 0 tells the others how large inputs are")
 parser.add_argument("--cache", type=Path, help="below which the data cache is")
 args = parser.parse_args()
 
@@ -60,8 +61,8 @@ def wrote(index: int) -> None:
 class Slow(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Samples that take their time, with random augmentations."""
 
-    def __init__(self, size: int) -> None:
-        self.inputs = torch.randn(size, 16, generator=torch.Generator().manual_seed(5))
+    def __init__(self, count: int, size: float) -> None:
+        self.inputs = size * torch.randn(count, 16, generator=torch.Generator().manual_seed(5))
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -147,8 +148,11 @@ torch.set_num_threads(1)
 session = regrow.init(seed=3)
 shares = args.microbatches or session.world_size
 per_step = args.batch * shares
+size = torch.tensor([3.0 if session.rank == 0 and not in_producer() else 1.0])
+if args.told:
+    torch.distributed.broadcast(size, 0)
 data: Dataset[tuple[torch.Tensor, torch.Tensor]] = (
-    Stream() if args.loader == "iterable" else Slow(args.steps * per_step)
+    Stream() if args.loader == "iterable" else Slow(args.steps * per_step, float(size))
 )
 loader: object
 if args.loader == "regrow":
