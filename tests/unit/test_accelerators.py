@@ -1,6 +1,7 @@
 """Accelerators of every kind, by what their modules of torch have; the modules here are made for the purpose."""
 
 import random
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,6 +111,7 @@ def test_a_collective_over_our_own_connections_comes_after_what_its_caller_has_e
         "regrow.comm.transport._METHODS", {"allgather": lambda transport, *args: order.append("runs"), "barrier": print}
     )
     mesh = MeshTransport.__new__(MeshTransport)
+    mesh._calling = threading.local()
     mesh.call("allgather", ([[], [torch.empty(1, device="meta")]], [torch.empty(1)]), {})
     mesh.call("allgather", ([[torch.empty(1)]], []), {})
     assert order == ["awaits meta", "runs", "runs"]

@@ -52,6 +52,8 @@ class Worker:
         self.pid: int | None = None
         self.doomed = False
         """It has been fenced: whatever its process does from now on is nobody's business."""
+        self._struck = 0
+        """A signal that has come before there was a process; 0: none has."""
         self.told = False
         """The coordinator knows that it has ended; the kernel may still be taking it apart."""
         self.staged: facts.WorkerStaged | None = None
@@ -104,6 +106,8 @@ class Worker:
         self._await_adoption(on_exit)
         if self.doomed:
             self.kill()
+        elif self._struck:
+            self.strike(self._struck)
 
     def _await_adoption(self, on_exit: Callable[["Worker"], None]) -> None:
         # Until the process that forked it has ended too, which it does at once, this one could not reap it.
@@ -176,9 +180,11 @@ class Worker:
             kill_worker(self._end)
 
     def strike(self, number: int) -> None:
-        """Signal its process alone: a fault on demand."""
+        """Signal its process alone, as soon as there is one: a fault on demand."""
         if self._end is not None:
             self._end.signal(number)
+        else:
+            self._struck = number
 
     async def dump_stacks(self) -> None:
         """Have it write its threads' stacks into its output; returns when it has, or soon.
