@@ -148,7 +148,7 @@ torch.set_num_threads(1)
 session = regrow.init(seed=3)
 shares = args.microbatches or session.world_size
 per_step = args.batch * shares
-size = torch.tensor([3.0 if session.rank == 0 and not in_producer() else 1.0])
+size = torch.tensor([3.0 if args.told and session.rank == 0 and not in_producer() else 1.0])
 if args.told:
     torch.distributed.broadcast(size, 0)
 data: Dataset[tuple[torch.Tensor, torch.Tensor]] = (

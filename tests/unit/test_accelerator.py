@@ -54,7 +54,7 @@ def test_what_a_newcomer_has_enqueued_is_done_before_the_state_arrives() -> None
     weight, stream = torch.zeros(2), Stream()
     stream.pending = [filled(weight, 7.0)]  # the end of its rehearsal
     control = SimpleNamespace(is_over=lambda generation: False)
-    unused: Any = SimpleNamespace(env=SimpleNamespace(role=None))
+    unused: Any = SimpleNamespace(env=SimpleNamespace(begins=False))
     recovery = Recovery(unused, control, unused, unused, unused, unused, unused, unused, stream, form_s=1.0)  # type: ignore[arg-type]
     reception: Any = SimpleNamespace(run=filled(weight, 1.0), cancel=lambda: None)
     recovery._run(SimpleNamespace(generation=1), reception)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """What the adapter of Lightning decides by itself: what it refuses, who hears, what its book tells."""
 
 import importlib.util
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from regrow.adapters.fitting.hearing import Hearing
 from regrow.adapters.lightning import _ClosureFirst as ClosureFirst
 from regrow.adapters.lightning import _refuse as refuse
 from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
 
 
 class Callback:
@@ -137,5 +139,5 @@ def test_without_lightning_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     for name in ("lightning", "pytorch_lightning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"pip install 'regrow\[lightning\]'"):
+    with pytest.raises(UsageError, match=re.escape(install_line("lightning"))):
         private_names.lightning()

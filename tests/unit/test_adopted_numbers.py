@@ -19,7 +19,9 @@ class Said:
         body = SimpleNamespace(own_time=0.0)
         member: Any = SimpleNamespace(worker="w", generation=1, send=self.sent.append, body=body)
         self.announcing = Announcing(member)
-        self._owner: Any = SimpleNamespace(rank=0, log=lambda step: None)
+        self._owner: Any = SimpleNamespace(
+            rank=0, log=lambda step: None, shadow=SimpleNamespace(logged=lambda numbers: None)
+        )
 
     def step(self, number: int, *, inside: Any = None, behind: Any = None, adopted: bool = False) -> dict[str, float]:
         step = Step(self._owner, StepNo(number), None)

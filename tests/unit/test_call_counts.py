@@ -6,12 +6,12 @@ from regrow.core.ids import Generation
 from regrow.step.call_counts import CallCounts
 
 
-def body(counts: CallCounts, calls: int, *, generation: int = 1, size: int = 2) -> bool:
-    counts.begin(Generation(generation))
+def body(counts: CallCounts, calls: int, *, generation: int = 1, size: int = 2, world: int = 2) -> bool:
+    counts.begin(Generation(generation), world)
     for _ in range(calls):
-        counts.called(size, 2)
+        counts.called(size, world)
     asked = counts.asks()
-    counts.called(2, 2)  # after the update
+    counts.called(2, world)  # after the update
     counts.whole()
     return asked
 
@@ -58,8 +58,18 @@ def test_none_at_all_behind_a_fault_is_wrong_even_where_all_agree_in_it_but_for_
         body(survivor, calls)
         body(sparing, 0 if calls == 4 else calls)
     for each, skipped in ((survivor, True), (sparing, False), (newcomer, False)):
-        each.begin(Generation(2))
+        each.begin(Generation(2), 2)
         assert each.asks() and each.skipped is skipped
-        each.begin(Generation(2))
+        each.begin(Generation(2), 2)
         each.called(2, 2)
         assert each.asks() and not each.skipped
+
+
+def test_a_rank_that_is_left_alone_has_nobody_to_ask_and_need_not_reduce() -> None:
+    counts = rehearsed(6)
+    for _ in range(4):
+        body(counts, 6)
+    counts.begin(Generation(2), 1)
+    assert not counts.asks() and not counts.skipped
+    counts.whole()
+    assert body(counts, 6, generation=3) and not body(counts, 6, generation=3)

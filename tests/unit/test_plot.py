@@ -14,6 +14,7 @@ from tests.unit.observe_records import FakeJob, commit
 from regrow.cli import main
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
+from regrow.core.process.extras import install_line
 from regrow.core.records import (
     GenerationFormed,
     IncidentClosed,
@@ -409,5 +410,5 @@ def test_where_matplotlib_is_missing_the_extra_is_named(tmp_path: Path, monkeypa
         return usual(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match=r"pip install 'regrow\[plot\]'"):
+    with pytest.raises(UsageError, match=re.escape(install_line("plot"))):
         plot(tmp_path, str(folder), out=None, axis=Axis.TIME, metric="loss")

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import re
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ import fsspec
 import pytest
 
 from regrow.core.errors import DataError, RegrowError, UsageError
+from regrow.core.process.extras import install_line
 from regrow.data.sources import rows
 from regrow.data.sources.files import SourceFile
 from regrow.data.sources.sets import JsonLines
@@ -275,5 +277,5 @@ def test_without_datasets_it_says_what_to_install(tmp_path: Path, monkeypatch: p
     path = _write(tmp_path / "a.jsonl", range(9))
     monkeypatch.delitem(sys.modules, "regrow.data.sources.rows")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"need Hugging Face datasets, .* \(pip install 'regrow\[data\]'\)"):
+    with pytest.raises(UsageError, match=rf"need Hugging Face datasets, .* \({re.escape(install_line('data'))}\)"):
         JsonLines(path)

@@ -115,10 +115,10 @@ class StepLoader:
     def __init__(
         self, loader: object, *, seed: int, cache: Caching | None = None, recorded: bool = True, micro: bool = False
     ) -> None:
-        described = cached_loader(loader, seed=seed) if cache is not None else None
+        described, self._cached = cached_loader(loader, seed=seed) if cache is not None else None, False
         # What is iterated is kept by step, and has no shares.
         if cache is not None and described is not None and (described.map_style or not micro):
-            self._source = cache(described)
+            self._source, self._cached = cache(described), True
         else:
             self._source = source_of(loader, seed=seed)
         if micro:
@@ -179,11 +179,13 @@ class StepLoader:
         """Reads what was read last once more, from the beginning; it must be the same. Empty, or a note for people.
 
         A rank that is replaced reads the samples of the one before it only where that is so. Does nothing where the
-        batch cannot be read twice or has no canonical bytes.
+        batch cannot be read twice or has no canonical bytes, nor where a cache gives all workers the same one.
 
         Raises:
             UsageError: another batch came.
         """
+        if self._cached:
+            return ""
         _, first = self._kept.get((share, shares), (None, None))
         if first is None or not first.digest or step != self._step or not isinstance(self._source, ReadsAgain):
             return ""

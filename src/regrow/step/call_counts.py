@@ -25,11 +25,11 @@ class CallCounts:
         self._ever, self._bodies = 0, 0
         """The least of all bodies of this worker, in all generations, and how many there were."""
         self._calls = 0
-        self._counting = False
+        self._counting = self._alone = False
 
-    def begin(self, generation: Generation) -> None:
-        """A body starts."""
-        self._calls, self._counting = 0, True
+    def begin(self, generation: Generation, world: int) -> None:
+        """A body starts, in a world of so many ranks. One rank alone has nobody to ask, and need not reduce."""
+        self._calls, self._counting, self._alone = 0, True, world == 1
         if generation != self._generation:
             self._generation, self._least = generation, None
 
@@ -45,6 +45,8 @@ class CallCounts:
     def asks(self) -> bool:
         """At the update: whether to ask the others."""
         self._counting = False
+        if self._alone:
+            return False
         if self._least is None:
             return self._generation != self._first
         return self._calls < self._least
@@ -56,10 +58,12 @@ class CallCounts:
         All ranks may agree in that, where the fault has left the same in all of them.
         """
         behind = self._least is None and self._generation != self._first
-        return behind and self._calls == 0 and self._ever > 0 and self._bodies >= _SURE
+        return not self._alone and behind and self._calls == 0 and self._ever > 0 and self._bodies >= _SURE
 
     def whole(self) -> None:
         """The body has ended well."""
         self._counting = False
+        if self._alone:
+            return
         self._ever, self._bodies = min(self._ever, self._calls) if self._bodies else self._calls, self._bodies + 1
         self._least = self._calls if self._least is None else min(self._least, self._calls)

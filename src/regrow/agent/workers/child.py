@@ -126,15 +126,17 @@ def _above(descriptor: int) -> int:
 
 def _out_of_reach(descriptor: int) -> int:
     """The same one with a number beyond those that scripts close when they close all, as daemons do, where there is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, _FAR + 2), hard))
-        try:
-            moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FAR)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    except (OSError, ValueError):  # the limit is lower: then it is closed, which is told
+    except (OSError, ValueError):  # the limit is lower, or may not be asked for: then it is closed, which is told
         return descriptor
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FAR)
+    except OSError:
+        return descriptor
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     os.close(descriptor)
     return moved
 

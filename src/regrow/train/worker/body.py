@@ -267,7 +267,7 @@ class Body:
         if not self.begin(state):
             return False
         self._counted = True
-        self._counts.begin(self._control.generation)
+        self._counts.begin(self._control.generation, self._link.env.world)
         self._faults.strike(FaultStage.BEGIN, number)
         self._faults.enter(number)
         self._link.board.enter(Phase.COMPUTING)
