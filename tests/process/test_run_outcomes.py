@@ -92,7 +92,8 @@ def test_an_operator_sees_kills_and_stops_a_job(here: Site) -> None:
         assert stat.S_IMODE((here.home / "jobs" / "mine" / "job.json").stat().st_mode) == 0o600
         status = here.regrow("status")
         assert "job mine: building" in status.stdout, status.stderr
-        assert [line.split()[0] for line in status.stdout.splitlines()[2:]] == ["0", "1"]
+        table = status.stdout.partition("RANK")[2]
+        assert [line.split()[0] for line in table.splitlines()[1:]] == ["0", "1"]
         assert "running" in here.regrow("jobs").stdout
         assert here.regrow("kill", "--rank", "2").returncode == 2
         killed = here.regrow("kill", "mine", "--rank", "1")

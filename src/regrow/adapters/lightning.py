@@ -65,6 +65,7 @@ class _Recoverable(_Behind):
         super().__init__(**kwargs)
         private_names.fit_loop(self, EpochsOfSteps)
         private_names.synchronized(self)
+        private_names.unnoted_sanity_check(self)
 
     def fit(self, model: Any, *args: Any, **kwargs: Any) -> None:
         """As Lightning's, through faults."""

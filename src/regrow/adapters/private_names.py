@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from regrow.comm.groups import unnoted
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
 
@@ -258,6 +259,24 @@ def tell_step_metrics(trainer: Any) -> None:
     trainer._logger_connector.on_batch_end()
     trainer.fit_loop.epoch_loop.batch_progress.increment_completed()
     trainer._logger_connector.update_train_step_metrics()
+
+
+def unnoted_sanity_check(trainer: Any) -> None:
+    """The validation before the training, which newcomers skip, is no part of what they hear again.
+
+    Nor is what prepares validations: it runs in that one, and where there is none, as the training begins.
+    """
+    check, prepare = trainer._run_sanity_check, trainer.fit_loop.epoch_loop.val_loop.setup_data
+
+    def checked() -> None:
+        with unnoted():
+            check()
+
+    def prepared() -> None:
+        with unnoted():
+            prepare()
+
+    trainer._run_sanity_check, trainer.fit_loop.epoch_loop.val_loop.setup_data = checked, prepared
 
 
 def synchronized(trainer: Any) -> None:

@@ -1,10 +1,11 @@
 """The `regrow` backend of `torch.distributed`: groups that stay while what is under them is re-formed."""
 
+import contextlib
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -313,6 +314,20 @@ class Groups:
 
 
 _current: Groups | None = None
+
+
+@contextlib.contextmanager
+def unnoted() -> Iterator[None]:
+    """Within this, collectives are no part of the set-up that newcomers hear again: newcomers skip what calls them."""
+    groups = _current
+    if groups is None:
+        yield
+        return
+    noting, groups.set_up = groups.set_up, None
+    try:
+        yield
+    finally:
+        groups.set_up = noting
 
 
 def _create(options: Any, _: object) -> RegrowGroup:
