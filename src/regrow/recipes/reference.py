@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from regrow.comm.groups import unnoted
 from regrow.recipes.losses import BatchLosses
 from regrow.recipes.rows import Rows, batch_of
 
@@ -34,14 +35,15 @@ class Reference(nn.Module):
 @torch.no_grad()
 def fill(found: torch.Tensor, losses: BatchLosses, model: nn.Module, rows: Rows) -> None:
     """Write what the model says of these rows now. A collective: every rank goes through its part, as many as each."""
-    world, place = dist.get_world_size(), dist.get_rank()
-    model.eval()
-    for turn in range(math.ceil(len(rows) / world)):
-        # A row by itself, so that its numbers are the same bits in any world.
-        at = turn * world + place
-        pair = losses.likelihoods(model, batch_of([rows[at % len(rows)]]))
-        if at < len(rows):
-            found[at] = pair[0]
-    model.train()
-    if world > 1:
-        dist.all_reduce(found)
+    with unnoted():  # newcomers skip it: they get what it fills from their peers
+        world, place = dist.get_world_size(), dist.get_rank()
+        model.eval()
+        for turn in range(math.ceil(len(rows) / world)):
+            # A row by itself, so that its numbers are the same bits in any world.
+            at = turn * world + place
+            pair = losses.likelihoods(model, batch_of([rows[at % len(rows)]]))
+            if at < len(rows):
+                found[at] = pair[0]
+        model.train()
+        if world > 1:
+            dist.all_reduce(found)
