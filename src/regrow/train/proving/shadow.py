@@ -19,6 +19,7 @@ from regrow.core.messages.replacements import (
     ReplacementRefuted,
     ReplacementUnproven,
 )
+from regrow.devices.accelerators import is_accelerator
 from regrow.hydration.proofs import CLOSELY, PLAIN
 from regrow.train.loop_context import LoopContext
 from regrow.train.proving.answers import GivenAnswers, KeptAnswers
@@ -191,6 +192,8 @@ class Shadow:
             return "its batches come from an iterator, which cannot be asked for one again"
         if self._standing.dealer is not None:
             return "its steps are made of micro-batches, which are dealt anew in each world"
+        if any(is_accelerator(each.device) for each in self._standing.protected().parameters()):
+            return "its kernels on an accelerator need not repeat themselves bit for bit"
         if not self.can_skip:
             return (
                 "what stands behind the body of its loop cannot be left out in a shadow, as it is no plain `for` loop"
