@@ -114,6 +114,10 @@ class Checkpoints:
             return self._state.deadline
         return self._next_at
 
+    def not_due(self) -> None:
+        """The job trains no more: none is begun for its time has come."""
+        self._next_at = None
+
     @property
     def idle(self) -> bool:
         """Whether nothing is being written: only then do all workers find the same newest checkpoint."""

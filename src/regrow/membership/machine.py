@@ -384,10 +384,9 @@ class Membership:
                 self._generations.build(Generation(self.generation + 1), now)
             case _:
                 pass
-        state = job.state
-        if isinstance(state, Ended):
+        if isinstance(job.state, Ended):
             return
-        if isinstance(state, Training) and job.incidents.open is None:
+        if isinstance(job.state, Training) and job.incidents.open is None:
             self._resizing.advance(now)
             self._standbys.top_up(now)
         self._resizing.let_go(now)
@@ -395,5 +394,7 @@ class Membership:
         state = job.state
         if isinstance(state, Training):
             self._checkpoints.training(job.step, now)
-        elif not isinstance(state, Saving | Retaining) and not (isinstance(state, Waiting) and state.saving):
+        elif isinstance(state, Saving | Retaining) or (isinstance(state, Waiting) and state.saving):
+            self._checkpoints.not_due()
+        else:
             self._checkpoints.interrupted()

@@ -61,8 +61,11 @@ class Stopping:
 
     def _saving(self, state: Saving, now: Instant) -> None:
         """The job is over: save what halted workers have, as far as they have all of it."""
-        if self._job.roster.count(Stage.HALTING) and now < state.halt_by:
+        late = list(self._job.roster.seated(Stage.HALTING))
+        if late and now < state.halt_by:
             return
+        for worker in late:
+            self._job.orders.fence(worker, "it has not stopped in time for the job's end", now, dump=True)
         self._checkpoints.forsake_dead(now)
         step = self._checkpoints.savable()
         if step is None or self._checkpoints.finished(step, now, halted=True):
