@@ -48,7 +48,6 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[number-total`]",
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[clock-time.monotonic()]",
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[cache-`augment.seen`]",
-        "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[python_generator-`augment.python`]",
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[environment-os.environ['GAIN']]",
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[file-`augment.text`]",
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[rank-`early_rank`]",
@@ -58,6 +57,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[closure-scaled().count`]",
         "test_a_standby_of_a_script_that_keeps_nothing_is_proven_and_training_is_not_disturbed[clip]",
         "test_a_generator_that_nobody_protects_is_refused_before_the_first_step[torch_generator-augment.torch]",
+        "test_a_generator_that_nobody_protects_is_refused_before_the_first_step[python_generator-augment.python]",
     ),
     "tests/process/test_batch.py": (
         "test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer",

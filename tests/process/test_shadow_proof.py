@@ -58,7 +58,6 @@ def test_a_standby_of_a_script_that_keeps_nothing_is_proven_and_training_is_not_
         ("number", "total`"),
         ("clock", "time.monotonic()"),
         ("cache", "`augment.seen`"),
-        ("python_generator", "`augment.python`"),
         ("environment", "os.environ['GAIN']"),
         ("file", "`augment.text`"),
         ("rank", "`early_rank`"),
@@ -78,7 +77,10 @@ def test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_nam
     assert ledger.incidents == []
 
 
-@pytest.mark.parametrize(("fault", "named"), [("generator", "augment.numbers"), ("torch_generator", "augment.torch")])
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [("generator", "augment.numbers"), ("torch_generator", "augment.torch"), ("python_generator", "augment.python")],
+)
 def test_a_generator_that_nobody_protects_is_refused_before_the_first_step(here: Site, fault: str, named: str) -> None:
     words = ["run", "--job", fault, "--nproc-per-node", "2", str(SCRIPTS / "train_shadowed.py"), "--fault", fault]
     done = here.regrow(*words)
