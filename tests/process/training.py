@@ -81,10 +81,6 @@ def outcome_of(site: Site, name: str, world: int, code: int, output: str) -> Out
     return Outcome(code, output, Ledger(read_records(site.home / "jobs" / name)), finals)
 
 
-BEFORE_COLLECTIVES = ("data", "begin", "forward", "backward")
-"""Stages of a step in which a rank may be the only one that has committed the step before."""
-
-
 def assert_equal(
     disturbed: Outcome, undisturbed: Outcome, *, faults: int, missed: int = 0, lost: int | None = None
 ) -> None:
@@ -103,11 +99,22 @@ def assert_equal(
     if lost is not None:
         assert all(incident.steps_lost <= lost for incident in disturbed.ledger.incidents)
         return
-    # Where the one rank that had committed a step dies before it has given its state, that step runs again: so it may
-    # be where it dies with another, or before the first collective of its next step.
-    early = {fault.rank for fault in disturbed.ledger.injected if fault.stage in BEFORE_COLLECTIVES}
+    # Where the one rank that had committed a step dies before others have, that step runs again. No survivor's does.
+    assert given_up(disturbed.ledger) == []
     for incident in disturbed.ledger.incidents:
-        assert incident.steps_lost <= (incident.faults > 1 or not early.isdisjoint(incident.ranks)), incident
+        assert incident.steps_lost <= 1, incident
+
+
+def given_up(ledger: Ledger) -> list[tuple[int, int, int]]:
+    """(step, rank, generation) of every commit of a survivor that a later generation ran again."""
+    struck = {rank for incident in ledger.incidents if incident.steps_lost for rank in incident.ranks}
+    return [
+        (step, rank, commit.generation)
+        for (step, rank), commits in ledger.history.items()
+        for commit in commits
+        if not commit.adopted and rank not in struck
+        if any(formed.generation > commit.generation and formed.step <= step for formed in ledger.generations)
+    ]
 
 
 def redone(ledger: Ledger) -> list[tuple[int, int, int]]:

@@ -7,14 +7,13 @@ in separate calls and are read at once; and the vote of a pipeline's stages on w
 import inspect
 import io
 import pickle
-import sys
-from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from regrow.comm.callers import callers
 from regrow.comm.torch_private.pipeline import refuse_to_ask, vote_on_shapes
 
 _DEPTH = 24
@@ -35,18 +34,9 @@ _SENT_TO_ALL = _code(dist.broadcast_object_list)
 _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
 
 
-def _callers() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_DEPTH):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
-
-
 def own_objects() -> list[Any] | None:
     """The list that this process sends to all by `broadcast_object_list`, where that is what calls; else None."""
-    for frame in _callers():
+    for frame in callers(_DEPTH):
         if frame.f_code is _SENT_TO_ALL:
             objects: list[Any] = frame.f_locals["object_list"]
             return objects
@@ -64,7 +54,7 @@ def answer_special(tensor: torch.Tensor) -> bool:
     """
     if tensor.dtype not in (torch.int32, torch.int64, torch.uint8):
         return False
-    for frame in _callers():
+    for frame in callers(_DEPTH):
         name = _OBJECTS.get(frame.f_code)
         if name is not None:
             _refuse_asked_shapes(frame)

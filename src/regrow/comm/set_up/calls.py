@@ -1,16 +1,15 @@
 """Which tensors a collective fills, and for whom its answer is the same."""
 
 import os
-import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from regrow.comm import reductions
+from regrow.comm.callers import callers
 from regrow.comm.set_up.log import Note, TensorShape
 
 _DEPTH = 64
@@ -153,18 +152,9 @@ _DISTRIBUTING = {
 }
 
 
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_DEPTH):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
-
-
 def _builds_protected_state() -> bool:
     """Whether DDP, FSDP or DTensor brings parameters to all ranks: newcomers receive protected state anyway."""
-    for frame in _frames():
+    for frame in callers(_DEPTH):
         file = frame.f_code.co_filename
         if file.startswith(_WRAPPERS) or frame.f_code.co_name in _DISTRIBUTING.get(file, ()):
             return True
@@ -174,7 +164,7 @@ def _builds_protected_state() -> bool:
 def _where() -> str:
     """The script's line; a library's that calls where there is none."""
     nearest = ""
-    for frame in _frames():
+    for frame in callers(_DEPTH):
         file = frame.f_code.co_filename
         if file.startswith((_OURS, _TORCH, "<frozen")):
             continue
