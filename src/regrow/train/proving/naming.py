@@ -13,7 +13,11 @@ _MOST_CALLS = 2
 _RANKS = re.compile(r"rank|is_main|is_master|is_chief", re.IGNORECASE)
 _LAST = re.compile(r"((?:\(\))?\.)?([A-Za-z_][A-Za-z_0-9]*)$")
 """The last name of a path: an attribute behind a dot, but behind a call's a variable of the function."""
-_ORDER = ("generator", "clock", "environment", "count", "number", "setting", "text", "tensor", "cache", "memo", "list")
+_HIDDEN = ("switch", "hooks", "patched", "context", "digest", "file", "database")
+_ORDER = (
+    *("generator", "clock", *_HIDDEN, "environment", "count", "number", "setting", "text"),
+    *("tensor", "cache", "memo", "list"),
+)
 """What of several things that differ is named first: what a body reads, before what it only gathers."""
 _LIKELY = {
     "generator": "a generator of random numbers that is not protected",
@@ -27,6 +31,13 @@ _LIKELY = {
     "cache": "a cache",
     "memo": "a cache of a function",
     "list": "what was gathered since, or read once",
+    "switch": "a setting that the script has switched since",
+    "hooks": "registered since",
+    "patched": "a function that was put in the place of another since",
+    "context": "a context variable",
+    "digest": "a running hash",
+    "file": "an open file, which is read on from where it stands",
+    "database": "a database of this process alone",
 }
 
 
@@ -69,6 +80,9 @@ def likely(rank: Trace, newcomer: Trace, rank_number: Rank) -> list[str]:
     ]
     differing += [(path, None, mine) for path, mine in newcomer.around.items() if path not in rank.around]
     mentioned = [each for each in differing if _mentions(each[0], used)]
+    if not mentioned:
+        # What a library's code has read, or what has no name of its own: it is known by what holds it.
+        mentioned = [each for each in differing if _mentions_some(each[0], used)]
     mentioned.sort(key=lambda each: (_place(each), len(each[0])))
     told: list[str] = []
     seen: set[str] = set()
@@ -92,13 +106,19 @@ def _place(differing: tuple[str, SeenAround | None, SeenAround | None]) -> int:
 
 def _mentions(path: str, used: set[str]) -> bool:
     """Whether the body has used the last name of this path; of the environment whatever differs may have been read."""
-    if path.startswith("os.environ["):
+    if path.startswith(("os.environ[", "torch.", "the ")):
         return True
     last = _LAST.search(re.sub(r"\[.*?\]", "", path))
     if last is None:
         return False
     dotted, name = last.group(1) == ".", last.group(2)
     return f".{name}" in used if dotted else name in used
+
+
+def _mentions_some(path: str, used: set[str]) -> bool:
+    """Whether the body has used any name of this path."""
+    names = re.findall(r"[A-Za-z_][A-Za-z_0-9]*", re.sub(r"\[.*?\]", "", path))
+    return any(name in used or f".{name}" in used for name in names)
 
 
 def _cause(path: str, theirs: SeenAround | None, mine: SeenAround | None, rank: Rank) -> str:
