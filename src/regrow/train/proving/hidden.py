@@ -39,7 +39,7 @@ def hooks(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, SeenA
     for name, module in modules:
         for kind in _HOOKS:
             registered = getattr(module, kind, None) or {}
-            named = ", ".join(getattr(each, "__qualname__", type(each).__name__) for each in registered.values())
+            named = ", ".join(getattr(each, "__name__", type(each).__name__) for each in registered.values())
             what = kind.strip("_").replace("_", " ")
             yield f"the {what} of {name}", SeenAround(digest_text(named), "hooks", named[:_SHORT] or "none")
 
