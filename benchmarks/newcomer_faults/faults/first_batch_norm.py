@@ -10,6 +10,7 @@ import regrow
 
 FAULT = "scaler.mean"
 NAMED = ("scaler", "LazyScaler")
+KILL = 0
 
 
 class LazyScaler:

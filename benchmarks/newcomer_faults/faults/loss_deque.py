@@ -32,7 +32,7 @@ clipper = SpikeClipper()
 for step in session.steps(range(120), until=120):
     with step:
         x = torch.randn(8, 6)
-        loss = clipper.scale((net(x)[:, 0] - x.sum(1)).pow(2).mean())
+        loss = clipper.scale((net(x)[:, 0] - x.sum(1) - torch.randn(8)).pow(2).mean())
         step.log(loss=loss)
         loss.backward()
         time.sleep(0.02)

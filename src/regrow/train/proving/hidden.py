@@ -70,12 +70,3 @@ def put_in_place(path: str, module: ModuleType) -> Iterator[tuple[str, SeenAroun
         if isinstance(value, FunctionType) and key[:1] != "_" and value.__name__ != key:
             whole = f"{value.__module__}.{value.__qualname__}"
             yield f"{path}.{key}", SeenAround(digest_text(whole), "patched", whole[-_SHORT:])
-
-
-def slots(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """What an object keeps in slots."""
-    for kind in type(value).__mro__:
-        names = vars(kind).get("__slots__", ())
-        for name in [names] if isinstance(names, str) else list(names):
-            if name[:2] != "__" and hasattr(value, name):
-                yield f"{path}.{name}", getattr(value, name)

@@ -26,6 +26,7 @@ from regrow.train.proving import hidden
 from regrow.train.proving.digesting import digest_array, digest_tensor, digest_text
 from regrow.train.proving.recorder import digest_generator
 from regrow.train.proving.trace import SeenAround
+from regrow.train.rehearsal.slots import slots
 from regrow.train.script_source import is_script
 
 _DEEP = 6
@@ -180,7 +181,7 @@ def _held(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(path: str, value: object) -> Iterator[tuple[str, object]]:
-    yield from hidden.slots(path, value)
+    yield from slots(path, value)
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict):
         return
