@@ -16,7 +16,7 @@ usual = MeanMetric(sync_on_compute=False)
 net = DDP(torch.nn.Linear(6, 6))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
 session.protect(net, optimizer)
-for step in session.steps(range(120), until=120):
+for step in session.steps(range(300), until=300):
     with step:
         x = torch.randn(8, 6)
         raw = (net(x) - x).pow(2).mean()
@@ -24,6 +24,6 @@ for step in session.steps(range(120), until=120):
         loss = raw / (usual.compute() + 0.1)
         step.log(loss=loss)
         loss.backward()
-        time.sleep(0.02)
+        time.sleep(0.05)
         optimizer.step()
         optimizer.zero_grad()
