@@ -32,6 +32,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "refused": sum(each.found == "refused" for each in faults),
         "refuted": sum(each.found == "refuted" for each in faults),
         "not_found": sum(not each.found for each in faults),
+        "not_proven": sum(not each.found and bool(each.message) for each in faults),
         "named": sum(each.named for each in faults),
         "honest": len(honest),
         "false_alarms": sum(bool(each.found) for each in honest),

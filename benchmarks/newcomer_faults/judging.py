@@ -50,7 +50,7 @@ class Outcome:
         ran: the job came to an end that says something.
         found: `refused`, `refuted`, or empty.
         step: at which it was refuted.
-        message: the job's.
+        message: the job's; why nothing was proven, where it was not found for that.
         named: the message names the object.
         differs: committed losses that differ after a kill, where nothing is proven; None: not asked.
     """
@@ -69,7 +69,7 @@ class Outcome:
             return f"DID NOT RUN: {self.message}"
         sane = "" if self.differs is None else f" [{self.differs} losses differ after a kill]"
         if not self.found:
-            return ("not found" if self.case.kind == "fault" else "no alarm") + sane
+            return f"{'not found' if self.case.kind == 'fault' else 'no alarm'}{sane} {self.message}".rstrip()
         at = "" if self.step is None else f" at step {self.step}"
         named = "" if self.case.kind == "honest" else ", named" if self.named else ", NOT NAMED"
         return f"{self.found}{at}{named}{sane}: {self.message}"
@@ -99,10 +99,13 @@ def judge(case: Case, folder: Path, *, sanity: bool) -> Outcome:
         message, found = run.said(), "refused"
     elif judged is not None and judged.reason:
         message, found, step = judged.reason, "refuted", int(judged.step)
-    if not found and (run.code != 0 or judged is None):
+    if not found and run.code != 0:
         return Outcome(case, False, message=run.why())
+    if judged is None and not found:
+        message = f"nothing was proven: {run.said()}"
     differs = _differing(case, folder, run) if sanity and found != "refused" else None
-    return Outcome(case, True, found, step, message, any(word in message for word in case.named), differs)
+    named = bool(found) and any(word in message for word in case.named)
+    return Outcome(case, True, found, step, message, named, differs)
 
 
 def _differing(case: Case, folder: Path, calm: "_Run") -> int:
