@@ -1,4 +1,4 @@
-"""The rank is read out of the environment above the loop, and chooses the rows in it."""
+"""The rank is read out of the environment above the loop, and chooses the rows in it: a standby waits above."""
 
 import os
 import time
@@ -7,10 +7,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import regrow
-
-FAULT = "RANK (read before a standby has its rank)"
-NAMED = ("RANK", "rank")
-KILL = 0
 
 session = regrow.init(seed=8)
 RANK = int(os.environ["RANK"])
