@@ -1,6 +1,7 @@
 """What a rehearsal sees of a body: gradients that it leaves, and what it changes though nobody protects it."""
 
 import copy
+import random
 import sys
 import weakref
 from collections.abc import Callable
@@ -202,6 +203,21 @@ def test_a_generator_is_looked_at_by_itself(kind: Callable[[], Any]) -> None:
         noise.random()
     looking.refuse_changed()
     with pytest.raises(UsageError, match=r"draws from `noise` \(Generator\)"):
+        looking.refuse_changed(drawn=True)
+
+
+def test_a_generator_in_a_slot_of_the_scripts_own_is_looked_at() -> None:
+    class Erase:
+        __slots__ = ("random",)
+
+        def __init__(self) -> None:
+            self.random = random.Random(0)
+
+    net, optimizer = net_and_optimizer()
+    transforms = (Erase(),)
+    looking = watched([net, optimizer], transforms=transforms)
+    transforms[0].random.random()
+    with pytest.raises(UsageError, match=r"draws from `transforms\[0\].random` \(Random\)"):
         looking.refuse_changed(drawn=True)
 
 

@@ -8,12 +8,17 @@ import re
 from regrow.core.ids import Rank
 from regrow.train.proving.trace import Computation, Difference, SeenAround, Trace
 
+_Differing = tuple[str, SeenAround | None, SeenAround | None]
 _MOST = 3
 _MOST_CALLS = 2
 _RANKS = re.compile(r"rank|is_main|is_master|is_chief", re.IGNORECASE)
 _LAST = re.compile(r"((?:\(\))?\.)?([A-Za-z_][A-Za-z_0-9]*)$")
 """The last name of a path: an attribute behind a dot, but behind a call's a variable of the function."""
-_ORDER = ("generator", "clock", "environment", "count", "number", "setting", "text", "tensor", "cache", "memo", "list")
+_HIDDEN = ("switch", "hooks", "patched", "context", "digest", "file", "database")
+_ORDER = (
+    *("generator", "clock", *_HIDDEN, "environment", "count", "number", "setting", "text"),
+    *("tensor", "cache", "memo", "list"),
+)
 """What of several things that differ is named first: what a body reads, before what it only gathers."""
 _LIKELY = {
     "generator": "a generator of random numbers that is not protected",
@@ -27,6 +32,13 @@ _LIKELY = {
     "cache": "a cache",
     "memo": "a cache of a function",
     "list": "what was gathered since, or read once",
+    "switch": "a setting that the script has switched since",
+    "hooks": "registered since",
+    "patched": "a function that was put in the place of another since",
+    "context": "a context variable",
+    "digest": "a running hash",
+    "file": "an open file, which is read on from where it stands",
+    "database": "a database of this process alone",
 }
 
 
@@ -62,28 +74,34 @@ def _what(first: Difference, rank: Rank) -> str:
 def likely(rank: Trace, newcomer: Trace, rank_number: Rank) -> list[str]:
     """What differs of what the script keeps, and is used by its body; the likeliest first."""
     used = set(newcomer.used)
-    differing: list[tuple[str, SeenAround | None, SeenAround | None]] = [
+    differing: list[_Differing] = [
         (path, theirs, newcomer.around.get(path))
         for path, theirs in rank.around.items()
         if (mine := newcomer.around.get(path)) is None or mine.digest != theirs.digest
     ]
     differing += [(path, None, mine) for path, mine in newcomer.around.items() if path not in rank.around]
-    mentioned = [each for each in differing if _mentions(each[0], used)]
-    mentioned.sort(key=lambda each: (_place(each), len(each[0])))
+    told = _told([each for each in differing if _mentions(each[0], used)], rank_number)
+    if not told:
+        memos = [path for path, seen in newcomer.around.items() if seen.what == "memo" and _mentions(path, used)]
+        told = [f"`{path}`, which remembers what it has returned, in each process for itself" for path in memos]
+        # What a library's code has read, or what has no name of its own: it is known by what holds it.
+        told += _told([each for each in differing if _mentions_some(each[0], used)], rank_number)
+    return told[:_MOST] + [f"the body calls {call}" for call in newcomer.called][:_MOST_CALLS]
+
+
+def _told(differing: list[_Differing], rank_number: Rank) -> list[str]:
+    """In words, the likeliest first; what something else holds that was told is left out."""
     told: list[str] = []
     seen: set[str] = set()
-    for path, theirs, mine in mentioned:
+    for path, theirs, mine in sorted(differing, key=lambda each: (_place(each), len(each[0]))):
         if any(path.startswith((f"{known}[", f"{known}.")) for known in seen):
             continue
         seen.add(path)
         told.append(_cause(path, theirs, mine, rank_number))
-    if not told:
-        memos = [path for path, seen in newcomer.around.items() if seen.what == "memo" and _mentions(path, used)]
-        told = [f"`{path}`, which remembers what it has returned, in each process for itself" for path in memos]
-    return told[:_MOST] + [f"the body calls {call}" for call in newcomer.called][:_MOST_CALLS]
+    return told
 
 
-def _place(differing: tuple[str, SeenAround | None, SeenAround | None]) -> int:
+def _place(differing: _Differing) -> int:
     path, theirs, mine = differing
     if theirs is None or mine is None:
         return len(_ORDER)
@@ -92,13 +110,19 @@ def _place(differing: tuple[str, SeenAround | None, SeenAround | None]) -> int:
 
 def _mentions(path: str, used: set[str]) -> bool:
     """Whether the body has used the last name of this path; of the environment whatever differs may have been read."""
-    if path.startswith("os.environ["):
+    if path.startswith(("os.environ[", "torch.", "the ")):
         return True
     last = _LAST.search(re.sub(r"\[.*?\]", "", path))
     if last is None:
         return False
     dotted, name = last.group(1) == ".", last.group(2)
     return f".{name}" in used if dotted else name in used
+
+
+def _mentions_some(path: str, used: set[str]) -> bool:
+    """Whether the body has used any name of this path."""
+    names = re.findall(r"[A-Za-z_][A-Za-z_0-9]*", re.sub(r"\[.*?\]", "", path))
+    return any(name in used or f".{name}" in used for name in names)
 
 
 def _cause(path: str, theirs: SeenAround | None, mine: SeenAround | None, rank: Rank) -> str:

@@ -23,6 +23,7 @@ from regrow.devices.accelerators import is_accelerator
 from regrow.hydration.proofs import CLOSELY, PLAIN
 from regrow.train.loop_context import LoopContext
 from regrow.train.proving.answers import GivenAnswers, KeptAnswers
+from regrow.train.proving.hidden import hooks
 from regrow.train.proving.naming import refutation
 from regrow.train.proving.recorder import Recorder
 from regrow.train.proving.surroundings import BodyListener, surroundings
@@ -89,10 +90,11 @@ class Shadow:
             return
         since = time.monotonic()
         state = self._standing.protected()
-        recorder.watch(state.looker.parameters, self._modules() if self._how == CLOSELY else ())
         if self._how == CLOSELY:
             left_out = [*self._standing.objects, *state.parameters(), state]
-            recorder.trace.around = surroundings(script_frames(sys._getframe(1)), left_out)
+            hooked = dict(hooks(self._modules()))
+            recorder.trace.around = hooked | surroundings(script_frames(sys._getframe(1)), left_out)
+        recorder.watch(state.looker.parameters, self._modules() if self._how == CLOSELY else ())
         proofs.listen(recorder)
         self._spent += time.monotonic() - since
         if self._proving and self._how == CLOSELY:

@@ -22,9 +22,11 @@ import torch
 from torch import nn
 
 import regrow
+from regrow.train.proving import hidden
 from regrow.train.proving.digesting import digest_array, digest_tensor, digest_text
 from regrow.train.proving.recorder import digest_generator
 from regrow.train.proving.trace import SeenAround
+from regrow.train.rehearsal.slots import slots
 from regrow.train.script_source import is_script
 
 _DEEP = 6
@@ -52,6 +54,7 @@ def surroundings(frames: Iterable[FrameType], left_out: Iterable[object]) -> dic
         for key, value in os.environ.items()
         if key not in _OF_OURS
     }
+    found |= dict(hidden.settings())
     seen = {id(each) for each in left_out}
     until = time.monotonic() + _SECONDS
     ahead: deque[Visit] = deque()
@@ -69,6 +72,11 @@ def surroundings(frames: Iterable[FrameType], left_out: Iterable[object]) -> dic
         entry = _entry(value)
         if entry is not None:
             found[path] = entry
+        if isinstance(value, ModuleType):
+            if id(value) not in seen and not _is_module_of_script(value):
+                seen.add(id(value))
+                found |= dict(hidden.put_in_place(path, value))
+            continue
         if deep < _DEEP and not isinstance(value, _ATOMS) and id(value) not in seen:
             seen.add(id(value))
             ahead.extend((name, each, deep + 1) for name, each in _held(path, value))
@@ -114,7 +122,7 @@ def _look(value: object) -> SeenAround | None:
             kind = "cache" if isinstance(value, dict) else "list"
             tail = [repr(each) for each in itertools.islice(reversed(list(value)), 8) if isinstance(each, _ATOMS)]
             return SeenAround(digest_text(f"{len(value)}|{tail}"), kind, f"{len(value)} entries")
-    return None
+    return hidden.look(value)
 
 
 def _tells_time(value: float) -> bool:
@@ -129,9 +137,10 @@ def _tells_time(value: float) -> bool:
 
 def _held(path: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
-        for key, each in itertools.islice(list(value.items()), _WIDE):
-            if isinstance(key, str | int | float | tuple):
-                yield f"{path}[{key!r:.40}]", each
+        for at, (key, each) in enumerate(itertools.islice(list(value.items()), _WIDE)):
+            # Addresses are in the words of most other keys, such as weak references.
+            plain = isinstance(key, str | int | float | tuple)
+            yield f"{path}[{key!r:.40}]" if plain else f"{path}[{type(key).__name__} {at}]", each
         return
     if isinstance(value, list | tuple | deque):
         for at, each in enumerate(itertools.islice(list(value), _WIDE)):
@@ -172,6 +181,7 @@ def _held(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(path: str, value: object) -> Iterator[tuple[str, object]]:
+    yield from slots(path, value)
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict):
         return
@@ -190,8 +200,12 @@ def _attributes(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _is_scripts(kind: type) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or (isinstance(file, str) and is_script(file))
+    return kind.__module__ == "__main__" or _is_module_of_script(sys.modules.get(kind.__module__))
+
+
+def _is_module_of_script(module: ModuleType | None) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and is_script(file)
 
 
 def names_read(code: CodeType, *, after: int = -1) -> set[str]:

@@ -21,6 +21,7 @@ from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
 from regrow.train.rehearsal import environments
 from regrow.train.rehearsal.environments import Generator
+from regrow.train.rehearsal.slots import slots
 from regrow.train.script_source import is_script
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.protected import ProtectedState
@@ -229,10 +230,11 @@ def _held(name: str, thing: object) -> Iterable[tuple[str, object]]:
         return [(f"{name}[{key!r}]", each) for key, each in list(thing.items()) if isinstance(key, str | int)]
     if isinstance(thing, list | tuple):
         return [(f"{name}[{at}]", each) for at, each in enumerate(thing)]
-    if _is_scripts(type(thing)) and hasattr(thing, "__dict__"):
-        # The parts of a module are looked at with it.
-        return [(f"{name}.{key}", each) for key, each in list(vars(thing).items()) if key not in _OF_MODULES]
-    return ()
+    if not _is_scripts(type(thing)):
+        return ()
+    # The parts of a module are looked at with it.
+    plain = list(vars(thing).items()) if hasattr(thing, "__dict__") else []
+    return [(f"{name}.{key}", each) for key, each in plain if key not in _OF_MODULES] + list(slots(name, thing))
 
 
 def _is_scripts(kind: type) -> bool:
