@@ -1,4 +1,4 @@
-"""What a loop's body changes though nobody protects it: averages, scalers, schedulers, random generators.
+"""What a loop's body changes though nobody protects it: averages, scalers, schedulers, random generators, iterators.
 
 They are looked for where a script can have them: in the variables of its functions that are under way, and in the
 objects and containers that these hold.
@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
-from regrow.train.rehearsal import environments
+from regrow.train.rehearsal import environments, iterators
 from regrow.train.rehearsal.environments import Generator
 from regrow.train.script_source import is_script
 from regrow.train.state.fingerprints import flat_bytes
@@ -60,17 +60,21 @@ class Unprotected:
         mine = {id(each) for each in _below(self._stateful)}
         self._things: dict[str, Looked] = {}
         self._environments: dict[str, object] = {}
+        self._iterators: dict[str, object] = {}
         for name, each in _reachable(frames):
             if isinstance(each, Looked) and id(each) not in known:
                 self._things[name] = each
             elif id(each) not in known | mine and environments.is_environment(each):
                 self._environments[name] = each
+            elif id(each) not in known | mine and iterators.is_iterator(each):
+                self._iterators[name] = each
         self.look()
 
     def look(self) -> None:
         """Compare with now from here on."""
         self._looks = {name: self._look(thing) for name, thing in self._things.items()}
         self._inner = {name: environments.look(each) for name, each in self._environments.items()}
+        self._places = {name: iterators.position(each) for name, each in self._iterators.items()}
 
     def refuse_changed(self, *, drawn: bool = False) -> None:
         """Raises `UsageError` where something has changed.
@@ -102,6 +106,19 @@ class Unprotected:
                     hint="give it state_dict() and load_state_dict() for all that steps change, generators and what "
                     f"the next body reads of this one (an observation) too, and {_cure(name)}; where each rank has its "
                     'own, in a call of its own with part=f"rank{session.rank}", and --buddy-every',
+                )
+
+    def refuse_taken(self) -> None:
+        """Raises `UsageError` where something was taken from an iterator that the script keeps for itself."""
+        for name, each in self._iterators.items():
+            if iterators.advanced(self._places[name], iterators.position(each)):
+                raise UsageError(
+                    f"the loop's body takes from `{name}` ({type(each).__name__}), an iterator of the script's own: "
+                    "the rehearsal has taken from it too, a step that runs again takes the next, and a rank that is "
+                    "replaced begins with the first",
+                    hint="let the step bring it: `for step in session.steps(loader, ...)`, `with step as batch`. Where "
+                    "a step needs several, give a function of the step's number that returns them all, or a "
+                    "loader of larger batches. Else protect an object that tells its place by state_dict",
                 )
 
     def refuse_waiting(self) -> None:
