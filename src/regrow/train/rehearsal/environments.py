@@ -19,7 +19,7 @@ from torch import nn
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 """Whoever draws from one changes it."""
 _LEFT_ALONE = frozenset({"torch", "regrow", "builtins", "logging", "threading", "multiprocessing", "concurrent"})
-_DEEP, _MOST, _WIDE, _BYTES = 8, 4_000, 2_000, 1 << 20
+_DEEP, _MOST, _WIDE, _BYTES = 40, 4_000, 2_000, 1 << 20
 _BORN = time.time(), time.monotonic()
 
 
