@@ -6,6 +6,7 @@ objects and containers that these hold.
 
 import contextlib
 import random
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -61,6 +62,8 @@ class Unprotected:
         self._things: dict[str, Looked] = {}
         self._environments: dict[str, object] = {}
         self._iterators: dict[str, object] = {}
+        self._frames = list(frames)
+        frames = self._frames
         for name, each in _reachable(frames):
             if isinstance(each, Looked) and id(each) not in known:
                 self._things[name] = each
@@ -74,6 +77,7 @@ class Unprotected:
         """Compare with now from here on."""
         self._looks = {name: self._look(thing) for name, thing in self._things.items()}
         self._inner = {name: environments.look(each) for name, each in self._environments.items()}
+        self._roots, self._put_away = self._variables(), self._generator_states()
         self._places = {name: iterators.position(each) for name, each in self._iterators.items()}
 
     def refuse_changed(self, *, drawn: bool = False) -> None:
@@ -93,8 +97,38 @@ class Unprotected:
                     hint=_cure(name),
                 )
 
-        if not drawn:
+        if drawn:
+            self._refuse_swapped()
+        else:
             self._refuse_environments()
+
+    def _refuse_swapped(self) -> None:
+        known, roots = set(self._put_away.values()), self._variables()
+        for name, state in self._generator_states().items():
+            holder = re.split(r"[.\[]", name, maxsplit=1)[0]
+            kept = holder in self._roots and self._roots[holder] is roots.get(holder)
+            if kept and state not in known:  # one thing has several names, and the next look may come by another
+                raise UsageError(
+                    f"the loop's body puts another state of a generator into `{name}`, which is not protected: after a "
+                    "fault ranks would draw others",
+                    hint="give what holds it state_dict() and load_state_dict(), and "
+                    f"give that to protect(..., {holder}={holder})",
+                )
+
+    def _variables(self) -> dict[str, object]:
+        variables: dict[str, object] = {}
+        for frame in reversed(self._frames):
+            variables |= frame.f_globals | frame.f_locals
+        return variables
+
+    def _generator_states(self) -> dict[str, object]:
+        """States of generators that the script has put away in containers and objects; plain variables are followed."""
+        mine = {id(each) for each in _below(self._stateful)}
+        return {
+            name: flat_bytes(each).numpy().tobytes() if isinstance(each, torch.Tensor) else token(each)
+            for name, each in _reachable(self._frames)
+            if not name.isidentifier() and id(each) not in mine and environments.is_generator_state(each)
+        }
 
     def _refuse_environments(self) -> None:
         for name, each in self._environments.items():
