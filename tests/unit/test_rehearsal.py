@@ -289,8 +289,10 @@ def test_states_of_generators_in_a_protected_object_may_be_swapped() -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.update(state)
 
-    net, states = nn.Linear(2, 1), States(dropout=torch.get_rng_state())
+    net, box = nn.Linear(2, 1), [torch.get_rng_state()]  # what it was made of, by another name
+    states = States(dropout=box[0])
     unprotected = Unprotected(ProtectedState([net]), [net, states], [sys._getframe()])
     torch.rand(1)
     states["dropout"] = torch.get_rng_state()
     unprotected.refuse_changed(drawn=True)
+    assert not torch.equal(box[0], states["dropout"])

@@ -77,7 +77,7 @@ class Unprotected:
         """Compare with now from here on."""
         self._looks = {name: self._look(thing) for name, thing in self._things.items()}
         self._inner = {name: environments.look(each) for name, each in self._environments.items()}
-        self._roots, self._put_away = self._variables(), self._generator_states()
+        self._roots, self._put_away = self._variables(), self._generator_states(set())
         self._places = {name: iterators.position(each) for name, each in self._iterators.items()}
 
     def refuse_changed(self, *, drawn: bool = False) -> None:
@@ -104,7 +104,7 @@ class Unprotected:
 
     def _refuse_swapped(self) -> None:
         known, roots = set(self._put_away.values()), self._variables()
-        for name, state in self._generator_states().items():
+        for name, state in self._generator_states({id(each) for each in _below(self._stateful)}).items():
             holder = re.split(r"[.\[]", name, maxsplit=1)[0]
             kept = holder in self._roots and self._roots[holder] is roots.get(holder)
             if kept and state not in known:  # one thing has several names, and the next look may come by another
@@ -121,9 +121,8 @@ class Unprotected:
             variables |= frame.f_globals | frame.f_locals
         return variables
 
-    def _generator_states(self) -> dict[str, object]:
+    def _generator_states(self, mine: set[int]) -> dict[str, object]:
         """States of generators that the script has put away in containers and objects; plain variables are followed."""
-        mine = {id(each) for each in _below(self._stateful)}
         return {
             name: flat_bytes(each).numpy().tobytes() if isinstance(each, torch.Tensor) else token(each)
             for name, each in _reachable(self._frames)
