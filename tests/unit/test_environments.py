@@ -77,6 +77,16 @@ def test_a_change_anywhere_in_a_vector_of_environments_is_named(generator: Any, 
     assert difference(before, look(envs)) == path
 
 
+def test_a_change_below_as_many_wrappers_as_a_game_of_atari_has_is_named() -> None:
+    game = wrapped = Game(random.Random(3))
+    for _ in range(16):
+        wrapped = SimpleNamespace(env=wrapped)  # type: ignore[assignment]
+    envs = Vector([wrapped])
+    before = look(envs)
+    game.place += 1
+    assert difference(before, look(envs)) == "envs[0]" + ".env" * 16 + ".place"
+
+
 def test_what_a_clock_says_is_no_change() -> None:
     envs = vector()
     before = look(envs)

@@ -77,3 +77,9 @@ def test_a_wrong_plan_is_refused_with_file_entry_and_cure(text: str, said: str, 
 def test_a_plan_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.toml cannot be read: No such file"):
         load_faults(tmp_path / "none.toml", world=1)
+
+
+def test_the_plan_that_the_page_shows_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "detection.md").read_text(encoding="utf-8")
+    shown = page.split("## Faults on demand", 1)[1].split("```toml\n", 1)[1].split("```", 1)[0]
+    assert len(parse_faults(shown, world=2)) == 101

@@ -270,3 +270,45 @@ def test_python_state_that_fits_in_no_message_is_told_with_the_object_that_has_i
     assert beyond_a_message(ProtectedState([net, optimizer], {"few": small}), most=10_000) == "", (
         "tensors are beside it"
     )
+
+
+def test_states_of_generators_that_a_body_swaps_are_found_where_nobody_protects_what_holds_them() -> None:
+    net = nn.Linear(2, 1)
+    box = [{"torch": torch.get_rng_state(), "numpy": np.random.get_state()}]  # the same by another name
+    states = {"dropout": box[0]}
+
+    def swap() -> None:
+        torch.rand(1)
+        states["dropout"] = {"torch": torch.get_rng_state(), "numpy": np.random.get_state()}
+
+    unprotected = Unprotected(ProtectedState([net]), [net], [sys._getframe()])
+    unprotected.refuse_changed(drawn=True)
+    swap()
+    with pytest.raises(UsageError, match=r"into `states\['dropout'\]\['torch'\]`.*protect\(\.\.\., states=states\)"):
+        unprotected.refuse_changed(drawn=True)
+
+
+def test_a_state_of_a_generator_in_what_a_body_makes_anew_is_its_own() -> None:
+    net, kept = nn.Linear(2, 1), {"torch": torch.get_rng_state()}
+    unprotected = Unprotected(ProtectedState([net]), [net], [sys._getframe()])
+    torch.rand(1)
+    kept, other = {"torch": torch.get_rng_state()}, {"torch": torch.get_rng_state()}
+    unprotected.refuse_changed(drawn=True)
+    assert kept.keys() == other.keys()
+
+
+def test_states_of_generators_in_a_protected_object_may_be_swapped() -> None:
+    class States(dict[str, Any]):
+        def state_dict(self) -> dict[str, Any]:
+            return dict(self)
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.update(state)
+
+    net, box = nn.Linear(2, 1), [torch.get_rng_state()]  # what it was made of, by another name
+    states = States(dropout=box[0])
+    unprotected = Unprotected(ProtectedState([net]), [net, states], [sys._getframe()])
+    torch.rand(1)
+    states["dropout"] = torch.get_rng_state()
+    unprotected.refuse_changed(drawn=True)
+    assert not torch.equal(box[0], states["dropout"])

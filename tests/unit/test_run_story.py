@@ -14,6 +14,7 @@ from regrow.core.records import (
     JobEnded,
     JobStarted,
     Record,
+    ReplacementJudged,
     ScaleRefused,
     StepCommitted,
     WorkerGone,
@@ -78,6 +79,23 @@ def test_incidents_are_told_once_with_cause_rung_stages_and_cost() -> None:
     assert "+0:01:10  job ended with code 0" in told
     assert "1 incident cost 0.50 s: 1 by standby; no committed step lost, 0 computed again" in told
     assert "4 steps committed in 4.00 s" in told
+
+
+def test_a_replacement_that_nobody_had_compared_is_called_believed() -> None:
+    believed = "who took a lost place was believed"
+    proven = ReplacementJudged(12.0, Rank(1), StepNo(2))
+    refuted = ReplacementJudged(12.0, Rank(1), StepNo(2), "the output of 0 (Linear) differs")
+    assert believed in text(START, *commits(4), closed(1, 14.0))
+    assert believed in text(START, *commits(4), closed(1, 14.0, rung="fork"))
+    assert believed not in text(START, *commits(4), closed(1, 14.0, rung="retry"))
+    assert believed not in text(START, *commits(4), proven, closed(1, 14.0))
+    assert believed not in text(START, *commits(4), refuted, closed(1, 14.0))
+
+
+def test_what_a_newcomer_would_compute_otherwise_is_told_once_with_what_follows() -> None:
+    refuted = ReplacementJudged(12.0, Rank(1), StepNo(2), "the output of 0 (Linear) differs")
+    told = text(START, *commits(4), refuted)
+    assert told.count("no rank is replaced, all start again instead: the output of 0 (Linear) differs") == 1
 
 
 def test_what_was_not_mended_is_said_and_who_it_struck() -> None:

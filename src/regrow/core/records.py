@@ -319,7 +319,6 @@ AnyRecord = (
     | ReplicaCorrupted
     | ReplacementJudged
     | ReplicasDiverged
-    | ReplacementJudged
     | NodeJudged
     | NodeQuarantined
     | CheckpointSaved

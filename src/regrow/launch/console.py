@@ -103,8 +103,6 @@ class Console:
                 text := tell(item)
             ) is not None:
                 self.say(text)
-            case ReplacementJudged(reason=str() as why) if why and (text := tell(item)) is not None:
-                self.say(text)
             case Noted():
                 self.note(item.text)
             case _:

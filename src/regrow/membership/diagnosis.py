@@ -157,6 +157,10 @@ def replicas_differ(
     return "; ".join(parts)
 
 
+GOES_ON = ". Training goes on with that, as without regrow"
+"""Behind that stands what to do about it."""
+
+
 def replicas_start_unlike(found: Divergence) -> str:
     """Ranks that should hold the same have built something else."""
     first, *others = found.alike
@@ -178,8 +182,9 @@ def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
     if again:
         return f"{text}. {_ranks(again)} came in by a recovery, and is replaced: please report this"
     return (
-        f"{text}. Training goes on with that, as without regrow; who replaces a rank gets what another has. Protect "
-        "whatever the body changes and nothing that belongs to one rank; --digest-every tells bad memory from this"
+        f"{text}{GOES_ON}; who replaces a rank gets what another has. Are gradients reduced (DDP)? Protect whatever "
+        'the body changes, and what belongs to one rank in a call of its own with part=f"rank{session.rank}"; '
+        "--digest-every tells bad memory from this"
     )
 
 

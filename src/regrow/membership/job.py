@@ -79,7 +79,7 @@ class Job(JobState):
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
         """Nothing more is decided."""
         if code == OK and self.belief.doubt:
-            code, diagnosis = UNPROVEN, _UNPROVEN + self.belief.doubt
+            code, diagnosis = UNPROVEN, _UNPROVEN + self.belief.doubt.partition(say.GOES_ON)[0]
         self.goto(Ended(code))
         self.orders.end(code, diagnosis, now)
 

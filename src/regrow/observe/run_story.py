@@ -28,6 +28,8 @@ from regrow.observe.story import first_line, ranks, seconds, tell
 
 _INDENT = " " * 10
 _STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
+_BELIEVED = ("standby", "fork")
+"""Rungs on which a newcomer takes a place."""
 _CHANGES = {
     "grow": "the world grows",
     "shrink": "the world shrinks",
@@ -63,8 +65,6 @@ def _told(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
             case IncidentOpened() if record.incident in ledger.open_incidents:
                 yield record
             case JobStarted() | JobEnded() | IncidentClosed() | FaultInjected() | WorldChanged() | ScaleRefused():
-                yield record
-            case ReplacementJudged() if record.reason:
                 yield record
             case ReplicaCorrupted() | ReplicasDiverged() | NodeJudged() | NodeQuarantined() | Noted():
                 yield record
@@ -133,6 +133,8 @@ def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:
             f"{', '.join(f'{number} by {rung}' for rung, number in rungs.most_common())}; "
             f"{_steps(ledger.steps_lost)} lost, {ledger.steps_redone} computed again"
         )
+        if not (ledger.proven or ledger.refuted) and any(incident.rung in _BELIEVED for incident in faults):
+            lines.append("who took a lost place was believed: none was compared with its rank beforehand")
     elif not ledger.open_incidents:
         lines.append("no incident")
     if changes:

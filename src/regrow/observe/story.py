@@ -46,8 +46,6 @@ def tell(record: Record) -> str | None:
             return f"from now on no rank is replaced, all start again instead: {record.reason}"
         case ReplicasDiverged() | NodeQuarantined():
             return record.text
-        case ReplacementJudged() if record.reason:
-            return f"rank {record.rank} is not replaceable by a newcomer: {record.reason}"
         case ReplacementJudged():
             return f"rank {record.rank} is replaceable: proven at step {record.step:,}"
         case NodeJudged():

@@ -123,3 +123,24 @@ def sliced_generator(t: Trial) -> dict[str, Any]:
         yield from map(batch, itertools.count(t.session.rank * 1000))
 
     return train(t, itertools.islice(endless(), 100))
+
+
+@habit(
+    "the body takes its batches from an iterator of its own, `next(batches)`",
+    refused="takes from `batches` (_SingleProcessDataLoaderIter), an iterator of the script's own",
+    instead="`session.steps(loader)`: the step brings its batch; several of them by a function of the step's number",
+)
+def iterator_of_ones_own(t: Trial) -> dict[str, Any]:
+    batches = iter(DataLoader(ROWS, batch_size=1))
+    model = ddp(mlp())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    t.session.protect(model, optimizer)
+    for step in t.steps(lambda number: number):
+        with step:
+            x, y = next(batches)
+            loss = mse(model(x), y)
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            backward(loss)
+            optimizer.step()
+    return {"model": model, "optimizer": optimizer}

@@ -19,7 +19,8 @@ from torch import nn
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 """Whoever draws from one changes it."""
 _LEFT_ALONE = frozenset({"torch", "regrow", "builtins", "logging", "threading", "multiprocessing", "concurrent"})
-_DEEP, _MOST, _WIDE, _BYTES = 8, 4_000, 2_000, 1 << 20
+_DEEP, _MOST, _WIDE, _BYTES = 40, 4_000, 2_000, 1 << 20
+_OF_TORCH = torch.default_generator.get_state().numel()
 _BORN = time.time(), time.monotonic()
 
 
@@ -44,6 +45,13 @@ def drawn_so_far(generator: Generator) -> object:
     if isinstance(generator, np.random.RandomState):
         return tuple(map(repr, _flat(generator.get_state(legacy=False))))
     return generator.getstate()
+
+
+def is_generator_state(thing: object) -> bool:
+    """Whether this is what `torch.get_rng_state()` or `numpy.random.get_state()` gives, which is no plain value."""
+    if isinstance(thing, torch.Tensor):
+        return thing.dtype is torch.uint8 and thing.shape == (_OF_TORCH,) and thing.device.type == "cpu"
+    return isinstance(thing, tuple) and len(thing) == 5 and isinstance(thing[0], str) and thing[0] == "MT19937"
 
 
 def _flat(state: object) -> Iterator[object]:

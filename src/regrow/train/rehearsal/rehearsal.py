@@ -121,9 +121,11 @@ class Rehearsal:
             self._unprotected = Unprotected(self._standing.protected(), self._standing.objects, frames)
 
     def left(self) -> None:
-        """The body of a step has ended. Raises `UsageError` where it has drawn from what nobody protects."""
+        """The body of a step has ended. Raises `UsageError` where it has drawn or taken from what nobody protects."""
         if self._unprotected is not None:
             self._unprotected.refuse_changed(drawn=True)
+            if self.step is not None and self._standing.data().dealer is None:  # which fetches in the body
+                self._unprotected.refuse_taken()
 
     def iterated(self, step: Step) -> None:
         """The script asks for what follows `step`.

@@ -1,4 +1,4 @@
-"""What a loop's body changes though nobody protects it: averages, scalers, schedulers, random generators.
+"""What a loop's body changes though nobody protects it: averages, scalers, schedulers, random generators, iterators.
 
 They are looked for where a script can have them: in the variables of its functions that are under way, and in the
 objects and containers that these hold.
@@ -6,6 +6,7 @@ objects and containers that these hold.
 
 import contextlib
 import random
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -19,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
-from regrow.train.rehearsal import environments
+from regrow.train.rehearsal import environments, iterators
 from regrow.train.rehearsal.environments import Generator
 from regrow.train.rehearsal.slots import slots
 from regrow.train.script_source import is_script
@@ -61,17 +62,24 @@ class Unprotected:
         mine = {id(each) for each in _below(self._stateful)}
         self._things: dict[str, Looked] = {}
         self._environments: dict[str, object] = {}
+        self._iterators: dict[str, object] = {}
+        self._frames = list(frames)
+        frames = self._frames
         for name, each in _reachable(frames):
             if isinstance(each, Looked) and id(each) not in known:
                 self._things[name] = each
             elif id(each) not in known | mine and environments.is_environment(each):
                 self._environments[name] = each
+            elif id(each) not in known | mine and iterators.is_iterator(each):
+                self._iterators[name] = each
         self.look()
 
     def look(self) -> None:
         """Compare with now from here on."""
         self._looks = {name: self._look(thing) for name, thing in self._things.items()}
         self._inner = {name: environments.look(each) for name, each in self._environments.items()}
+        self._roots, self._put_away = self._variables(), self._generator_states(set())
+        self._places = {name: iterators.position(each) for name, each in self._iterators.items()}
 
     def refuse_changed(self, *, drawn: bool = False) -> None:
         """Raises `UsageError` where something has changed.
@@ -90,8 +98,37 @@ class Unprotected:
                     hint=_cure(name),
                 )
 
-        if not drawn:
+        if drawn:
+            self._refuse_swapped()
+        else:
             self._refuse_environments()
+
+    def _refuse_swapped(self) -> None:
+        known, roots = set(self._put_away.values()), self._variables()
+        for name, state in self._generator_states({id(each) for each in _below(self._stateful)}).items():
+            holder = re.split(r"[.\[]", name, maxsplit=1)[0]
+            kept = holder in self._roots and self._roots[holder] is roots.get(holder)
+            if kept and state not in known:  # one thing has several names, and the next look may come by another
+                raise UsageError(
+                    f"the loop's body puts another state of a generator into `{name}`, which is not protected: after a "
+                    "fault ranks would draw others",
+                    hint="give what holds it state_dict() and load_state_dict(), and "
+                    f"give that to protect(..., {holder}={holder})",
+                )
+
+    def _variables(self) -> dict[str, object]:
+        variables: dict[str, object] = {}
+        for frame in reversed(self._frames):
+            variables |= frame.f_globals | frame.f_locals
+        return variables
+
+    def _generator_states(self, mine: set[int]) -> dict[str, object]:
+        """States of generators that the script has put away in containers and objects; plain variables are followed."""
+        return {
+            name: flat_bytes(each).numpy().tobytes() if isinstance(each, torch.Tensor) else token(each)
+            for name, each in _reachable(self._frames)
+            if not name.isidentifier() and id(each) not in mine and environments.is_generator_state(each)
+        }
 
     def _refuse_environments(self) -> None:
         for name, each in self._environments.items():
@@ -103,6 +140,19 @@ class Unprotected:
                     hint="give it state_dict() and load_state_dict() for all that steps change, generators and what "
                     f"the next body reads of this one (an observation) too, and {_cure(name)}; where each rank has its "
                     'own, in a call of its own with part=f"rank{session.rank}", and --buddy-every',
+                )
+
+    def refuse_taken(self) -> None:
+        """Raises `UsageError` where something was taken from an iterator that the script keeps for itself."""
+        for name, each in self._iterators.items():
+            if iterators.advanced(self._places[name], iterators.position(each)):
+                raise UsageError(
+                    f"the loop's body takes from `{name}` ({type(each).__name__}), an iterator of the script's own: "
+                    "the rehearsal has taken from it too, a step that runs again takes the next, and a rank that is "
+                    "replaced begins with the first",
+                    hint="let the step bring it: `for step in session.steps(loader, ...)`, `with step as batch`. Where "
+                    "a step needs several, give a function of the step's number that returns them all, or a "
+                    "loader of larger batches. Else protect an object that tells its place by state_dict",
                 )
 
     def refuse_waiting(self) -> None:

@@ -1,12 +1,18 @@
 """Optimizers that step in a body, or in a training of its own, though the script did not protect them: refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from regrow.core.errors import UsageError
+from regrow.hydration.shards import local
 from regrow.train.state.protected import ProtectedState
+
+_OF_SLICES = (
+    "its parameters are slices of protected ones, as where each rank updates a part: give both in a call of their own, "
+    'protect(torch.nn.ParameterList(slices), optimizer, part=f"rank{session.rank}"), and run with --buddy-every'
+)
 
 
 class UnprotectedOptimizers:
@@ -38,11 +44,16 @@ class UnprotectedOptimizers:
             mine = {id(parameter) for parameter in state.parameters()}
             given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             foreign = [parameter for parameter in given if id(parameter) not in mine]
+            slices = foreign and not _storages(foreign) - _storages(state.parameters())
             what = f", and neither is its parameter of shape {list(foreign[0].shape)}" if foreign else ""
             where = "step's body" if self._body() else "training"
             raise UsageError(
                 f"an optimizer ({type(optimizer).__name__}) steps in the {where}, but is not protected{what}: "
                 "after a fault the ranks would differ",
-                hint=f"give it {'and its module ' if foreign else ''}to protect() too",
+                hint=_OF_SLICES if slices else f"give it {'and its module ' if foreign else ''}to protect() too",
             )
         self._known.add(id(optimizer))
+
+
+def _storages(parameters: Iterable[torch.Tensor]) -> set[int]:
+    return {each.untyped_storage().data_ptr() for each in map(local, parameters)}

@@ -1,0 +1,63 @@
+"""Iterators that a script keeps for itself: how far each is, and whether somebody has taken something from it.
+
+Python tells of no iterator how far it is. So what one holds is compared, by identity: the variables of a generator, the
+attributes of an object, the iterators within it. Whoever takes something binds one of them anew.
+"""
+
+import gc
+import io
+import itertools
+import operator
+from collections.abc import Iterator
+from types import GeneratorType
+
+_PLAIN = (int, float, str, bytes, type(None))
+_MOST = 500
+
+
+def is_iterator(thing: object) -> bool:
+    """Whether something can be taken from this that is not there any more then; files are none."""
+    if isinstance(thing, GeneratorType):
+        return ".regrow." not in f".{thing.gi_frame.f_globals.get('__name__')}" if thing.gi_frame else False
+    kind = type(thing)
+    ours = kind.__module__.partition(".")[0] == "regrow"
+    return hasattr(kind, "__next__") and not ours and not isinstance(thing, io.IOBase)
+
+
+def position(iterator: object) -> list[object]:
+    """What is another where something was taken in between; holds on to what the iterator has now."""
+    told: list[object] = []
+    near, seen = [iterator], set[int]()
+    while near and len(told) < _MOST:
+        each = near.pop(0)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        held = list(_held(each))
+        told += held
+        near += [inner for inner in held if isinstance(inner, tuple) or is_iterator(inner)]
+    return told
+
+
+def advanced(before: list[object], after: list[object]) -> bool:
+    """Whether something was taken between two positions of one iterator."""
+    return len(before) != len(after) or not all(map(_same, before, after))
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other or (isinstance(one, _PLAIN) and type(one) is type(other) and one == other)
+
+
+def _held(thing: object) -> Iterator[object]:
+    if isinstance(thing, GeneratorType):
+        yield thing.gi_frame.f_lasti if thing.gi_frame is not None else None
+    if isinstance(thing, itertools.count):
+        yield repr(thing)
+    elif type(thing).__module__ in ("builtins", "itertools"):
+        yield operator.length_hint(thing, -1) if not isinstance(thing, tuple) else None
+        for each in gc.get_referents(thing):
+            yield each
+            if isinstance(each, list):
+                yield len(each)
+    elif hasattr(thing, "__dict__"):
+        yield from list(vars(thing).values())
