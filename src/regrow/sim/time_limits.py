@@ -90,7 +90,8 @@ class TimeLimits:
         """A worker goes on no more, and does not end."""
         self.disturbed(now)
         if worker.seated and worker.doing in _PARALYSED:
-            self._stuck[worker.worker] = now
+            # Who stood still before is waited for anew: whom the others wait for has changed, or they wait no more.
+            self._stuck = dict.fromkeys([*self._stuck, worker.worker], now)
 
     def decided(self, fact: Fact, commands: Iterable[object], entered: Entered, now: Instant) -> None:
         """The machine has answered a fact. Complains where that came too late."""
