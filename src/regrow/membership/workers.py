@@ -252,7 +252,7 @@ class Workers:
         worker.committed = event.step
         if worker.role is not Role.RANK:
             self._job.belief.newcomers = True
-            if doubt := self._job.belief.copied():
+            if doubt := self._job.belief.copied() or self._job.replacements.refuted:
                 self._job.doubted(doubt, now)
         worker.state_at = max(worker.state_at, StepNo(event.step + 1))
         self._job.step = max(self._job.step, worker.state_at)

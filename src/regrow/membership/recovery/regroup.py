@@ -342,7 +342,9 @@ class Regroup:
         text = say.nodes_given_back(given_back, self._size.limits.least)
         since = [node.away_since for node in self._roster.nodes.values() if node.node in lost and node.away_since]
         waited_out = bool(since) and now >= min(since) + self._spec.node_deadline
-        if waited_out or not given_back:
+        if self._job.stopping and not waited_out:
+            text = say.stopped(self._job.stopping, self._job.step)
+        elif waited_out or not given_back:
             text = say.nodes_stay_away(lost, self._spec.node_deadline)
         self._job.end(RUN_AGAIN, text, now)
 
