@@ -21,6 +21,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[13]",
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[8]",
     ),
+    "tests/process/test_judging.py": ("test_a_job_that_is_wrong_after_a_kill_and_ends_with_0_is_found[the harness]",),
     "tests/schedules/test_membership_schedules.py": ("test_more_schedules",),
     "tests/schedules/test_election_schedules.py": tuple(
         f"test_a_hundred_elections_by_number[{hundred}]" for hundred in range(5, 10)

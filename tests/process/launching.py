@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import IO, Self
 
 import psutil
+from tests.process.judging import Judge
 from tests.process.warm_client import WarmProcess, WarmServer
 
 PATIENCE = 240.0
@@ -49,6 +50,7 @@ class Site:
         """How long a command may take, in seconds."""
         self.home = folder / "home"
         self.runtime = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
+        self.judge = Judge(folder, self.home / "jobs", self.regrow)
 
     def importing(self, imports: tuple[str, ...]) -> "Site":
         """The same place, for jobs of which the process they are forked from has imported other modules."""
@@ -72,6 +74,7 @@ class Site:
     def popen(self, words: Sequence[str], *, output: int, errors: int, **more: str) -> WarmProcess:
         """`regrow words…`, forked from the warm process."""
         streams = (_nothing(), output, errors)
+        self.judge.starts(words, more)
         return warm(self._imports).start(
             self.module, words, cwd=str(self.folder), env=self.environment(**more), streams=streams
         )
@@ -224,10 +227,14 @@ def _text(file: IO[bytes]) -> str:
 
 @contextmanager
 def site(folder: Path, *imports: str) -> Iterator[Site]:
-    """A site that is closed at the end; its jobs are forked from a process that has these modules imported."""
+    """A site that is closed at the end; its jobs are forked from a process that has these modules imported.
+
+    Raises `AssertionError` where a job that had faults has ended with 0 and other numbers than without.
+    """
     made = Site(folder, imports)
     try:
         yield made
+        made.judge.judge()
     finally:
         made.close()
 

@@ -45,6 +45,19 @@ def test_a_rank_that_hangs_there_is_waited_for_for_a_day_which_takes_few_events(
     assert end.code == RUN_AGAIN and "86400 s" in end.diagnosis
 
 
+FOUND = {
+    2498: "one rank stalls, and the other first computes for long and then stalls too",
+    12384: "the only node left is given back before the lost one could be waited for",
+    13252: "a newcomer fails while a survivor hangs that was told to halt",
+}
+"""Each broke a law once."""
+
+
+@pytest.mark.parametrize("number", FOUND, ids=FOUND.get)
+def test_what_long_runs_have_found_is_mended(number: int) -> None:
+    drawn(number).run()
+
+
 @pytest.mark.soak
 def test_many_more_of_them() -> None:
     for number in range(200, 200 + 10 * soak()):

@@ -23,6 +23,7 @@ from regrow.sim.world import World
 ONE, OTHER = Rank(1), Rank(0)
 BODY = SimFault("body", ONE, Doing.COMPUTING, nth=2, after=0.2)
 KILL = SimFault("kill", ONE, Doing.COMPUTING, nth=2)
+REFUTED = SimFault("refuted", OTHER, Doing.COMPUTING)
 NEVER_FORMED = SimFault("hang", OTHER, Doing.FORMING, nth=2)
 NEVER_BUILT = SimFault("hang", ONE, Doing.BUILDING, nth=4)
 GONE = SimFault("node", ONE, Doing.COMPUTING, nth=2, back=None)
@@ -114,6 +115,15 @@ LATE = {
         FORMS_LATE,
         wishes=[Wish("drain", 5.0, node=2, back=None)],
     ),
+    "all: the survivor that is to leave its state": Late(
+        "all",
+        job(2),
+        [REFUTED, KILL, SimFault("hang", OTHER, Doing.HALTED)],
+        patched={"membership.recovery.all_again.KEEP_S": 50_000.0},
+    ),
+    "all: the workers that start with it": Late(
+        "all", job(2), [REFUTED, KILL, SimFault("hang", ONE, Doing.BUILDING, nth=4)], {"build_deadline": 50_000.0}
+    ),
     "restart: all workers": Late(
         "restart",
         job(2, durable=True),
@@ -175,5 +185,4 @@ def test_the_same_happens_within_the_law_where_the_machine_keeps_them(what: str)
 
 def test_every_rung_of_the_ladder_has_a_worst_case_and_is_shown_to_be_able_to_break_it() -> None:
     assert set(RUNGS) <= worst_cases(job(1), standing=1.0).keys()
-    # The simulator's agents keep no copies yet: tests/unit/test_membership_all_again.py holds `all` to its order.
-    assert set(RUNGS) - {"all"} <= {what.partition(":")[0] for what in LATE}
+    assert set(RUNGS) <= {what.partition(":")[0] for what in LATE}

@@ -62,6 +62,8 @@ class Job(JobState):
         """Since when there has been no place for a lost rank, or none for a world to start again."""
         self.stopping = ""
         """Why the job is to end, once somebody has asked for that; from then on it is never started again."""
+        self.stop_by: Instant | None = None
+        """When it ends then, saved or not."""
         self.belief = Belief()
         self.kept: KeptState | None = None
         """What agents have in memory for workers that are all started again; None: these build, or read the disk."""

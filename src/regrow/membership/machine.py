@@ -190,6 +190,7 @@ class Membership:
             self._succession.adopt(joined, reports, failures, self._memory, now)
             for notice in self._succession.notices(self._memory, now):
                 self._resizing.draining(notice, now)
+            self._stopping.recalled(now)
         self._settle(now)
         return self._orders.take()
 
@@ -217,6 +218,7 @@ class Membership:
     def next_deadline(self) -> Instant | None:
         """When `TimeAdvanced` must be sent at the latest; None: nothing is being waited for."""
         short = self._job.short_since if isinstance(self.state, Restarting) else None
+        ended = isinstance(self.state, Ended)
         waits = [
             deadlines.earliest(self.state, self.roster, self.spec),
             self._checkpoints.next_deadline(),
@@ -225,7 +227,7 @@ class Membership:
             self._ladder.next_try,
             None if short is None else short + self.spec.node_deadline,
         ]
-        return min((at for at in waits if at is not None), default=None)
+        return min((at for at in waits if at is not None), default=None) if not ended else None
 
     def snapshot(self) -> JobView:
         """What the job looks like now."""
@@ -331,8 +333,6 @@ class Membership:
             case Releasing(again_at=at) if now >= at:
                 self._job.goto(Releasing(now + self.spec.halt_deadline))
                 self._orders.release(Stage.RELEASED, now)
-            case _:
-                pass
 
     def _late_in_mending(self, late: list[WorkerRecord], now: Instant, *, halt_over: bool) -> None:
         """Who was never ready acts no more, and who hangs instead of halting; who is only slow is waited for."""

@@ -116,6 +116,8 @@ class Workers:
                 # Even of a worker that is gone: its end may be known before what it said last.
                 injected = self._plan.fired(event, worker.rank)
                 self._orders.write(*([injected] if injected is not None else []))
+            case ReplacementRefuted():
+                self._replacement_judged(event, now)  # evidence outlives who has found it
             case _ if worker.stage is Stage.GONE:
                 pass
             case facts.WorkerStarted():
@@ -145,7 +147,7 @@ class Workers:
                 pass  # it is of no use any more
             case facts.WorkerNoted():
                 self._worker_noted(worker, event, now)
-            case ReplacementProven() | ReplacementRefuted() | ReplacementUnproven():
+            case ReplacementProven() | ReplacementUnproven():
                 self._replacement_judged(event, now)
             case WorkerAlive():
                 pass
@@ -252,7 +254,7 @@ class Workers:
         worker.committed = event.step
         if worker.role is not Role.RANK:
             self._job.belief.newcomers = True
-            if doubt := self._job.belief.copied():
+            if doubt := self._job.belief.copied() or self._job.replacements.refuted:
                 self._job.doubted(doubt, now)
         worker.state_at = max(worker.state_at, StepNo(event.step + 1))
         self._job.step = max(self._job.step, worker.state_at)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from regrow.core.ids import Instant, NodeId
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts, orders
+from regrow.core.messages.copies import StateKept
+from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.core.messages.succession import NodeReport, ReportNode
 from regrow.core.messages.tables import JoinGeneration, TableOrder
 from regrow.core.messages.unions import AgentOrder, Fact, WorkerOrder
@@ -12,11 +14,13 @@ from regrow.core.messages.vocabulary import FaultSpec
 from regrow.membership.deadlines import ARRIVE_S
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
+from regrow.membership.states import Ended
 from regrow.membership.succession.memory import CoordinatorLoss, JobMemory
 from regrow.membership.succession.written import MemoryWriter, read
 from regrow.sim.disk import DiskOrder
 from regrow.sim.invariants import Invariants
 from regrow.sim.network import Alarm, Timeline
+from regrow.sim.vaults import MemoryOrder
 
 
 class DefectiveMembership(Membership):
@@ -106,6 +110,10 @@ class SimCoordinator:
         self.log.append((now, fact))
         if isinstance(fact, facts.WorkerExited):
             self.laws.learned(fact)
+        elif isinstance(fact, StateKept | ReplacementRefuted | facts.StopRequested):
+            self.laws.memory.told(fact, self.machine.step, now)
+        elif isinstance(fact, facts.WorkerCommitted) and fact.generation == self.machine.generation:
+            self.laws.memory.committed(fact)
         elif isinstance(fact, NodeReport) and self._machine.awaits(fact):
             self.laws.reported(fact)
         commands = self._machine.handle(fact, now)
@@ -115,6 +123,8 @@ class SimCoordinator:
         self.laws.limits.decided(fact, told, self._machine, now)
         for command in commands:
             self._carry_out(command)
+        if not isinstance(self.machine.state, Ended) and not self._machine.entering:
+            self.laws.memory.ended_in_time(now)
         if isinstance(fact, facts.TimeAdvanced):
             self.laws.waited(self._machine, now)
         self._set_alarm()
@@ -137,7 +147,14 @@ class SimCoordinator:
         if isinstance(command, EndJob):
             self.end = command
         elif isinstance(
-            command, orders.SpawnWorker | orders.FenceWorker | orders.StopNode | TableOrder | ReportNode | DiskOrder
+            command,
+            orders.SpawnWorker
+            | orders.FenceWorker
+            | orders.StopNode
+            | TableOrder
+            | ReportNode
+            | DiskOrder
+            | MemoryOrder,
         ):
             self._send(command.node, command)
         elif isinstance(command, WorkerOrder | JoinGeneration):

@@ -22,6 +22,12 @@ _MOMENTS: list[Doing | None] = [
 ]
 _MENDABLE = ("kill", "kill", "body", "hang", "stall", "slow", "node", "freeze", "disk")
 _ALL = ("kill", "hang", "stall", "slow", "raise", "body", "exit", "node", "freeze", "disk")
+_REPLACING = (
+    *("kill", "kill", "kill", "refuted", "refuted", "alone", "memory"),
+    *("hang", "body", "node", "freeze", "disk", "defect", "late defect"),
+)
+_MOST_DEFECTS = 2
+"""With more in a minute the coordinator gives up."""
 _MOST_STRIKES, _MOST_WISHES = 8, 6
 _Of = TypeVar("_Of")
 
@@ -43,6 +49,42 @@ def draw(seed: int) -> SimSchedule:
         strikes=strikes,
         wishes=wishes,
         slots=rng.randint(2, 5) if elastic else None,
+        seed=seed,
+        promise=Promised.THE_LAST_STEP if mendable else Promised.AN_END,
+    )
+
+
+def draw_replacing(seed: int) -> SimSchedule:
+    """A schedule in which newcomers are refuted or fail, state is left in agents' memory, and jobs are to stop."""
+    rng = random.Random(f"replacing {seed}")
+    mendable = rng.random() < 0.6
+    spec = _job(rng, mendable)
+    every = _one(rng, (0.0, 0.5, 2.0)) if spec.durable else 0.0
+    spec = msgspec.structs.replace(spec, checkpoint_every=every, max_restarts=None)
+    backs: tuple[float | None, ...] = (0.0, 1.0, 20.0) if mendable else (None, 1.0, 20.0, 700.0)
+    hows = _REPLACING if mendable else (*_REPLACING, "raise", "exit")
+    strikes = [_strike(rng, hows, backs) for _ in range(rng.randint(0, _MOST_STRIKES))]
+    if rng.random() < 0.5:
+        shown = SimFault(_one(rng, ("refuted", "alone")), Rank(0), Doing.COMPUTING, nth=rng.randint(1, 3))
+        lost = Rank(rng.randrange(spec.world))
+        killed = SimFault("kill", lost, _one(rng, sorted(IN_STEP)), nth=rng.randint(1, 5), after=0.01)
+        strikes = [shown, killed, *strikes[:4]]
+    defects = [strike for strike in strikes if "defect" in strike.how]
+    strikes = [strike for strike in strikes if strike not in defects[_MOST_DEFECTS:]]
+    stop = Wish(_one(rng, ("stop", "signals")), rng.uniform(0.0, 20.0), grace=_one(rng, (0.0, 0.5, 5.0, 60.0)))
+    script = SimScript(
+        until=StepNo(_one(rng, (6, 20))),
+        build=1.0,
+        after=0.3,
+        parts=_one(rng, (0, 0, 2, spec.world)),
+        fails=_one(rng, (0, 0, 1, 2, -1)),
+    )
+    return SimSchedule(
+        spec,
+        script=script,
+        weather=_weather(rng, fair=mendable),
+        strikes=strikes,
+        wishes=[stop] if rng.random() < 0.4 else [],
         seed=seed,
         promise=Promised.THE_LAST_STEP if mendable else Promised.AN_END,
     )

@@ -9,6 +9,7 @@ from regrow.core.ids import NodeId, Rank, Seconds, WorkerId
 from regrow.core.messages.vocabulary import ErrorReport
 from regrow.sim.disk import SimDisk
 from regrow.sim.script import IN_STEP, Doing
+from regrow.sim.vaults import SimVaults
 from regrow.sim.workers import SimWorker
 
 
@@ -24,6 +25,9 @@ class SimFault(msgspec.Struct, frozen=True):
     To the coordinator: `coordinator`, it is lost with the target's node, and another is elected; `defect`, it raises at
     the next fact before it has done anything about it, and `late defect`, when it has, so that what it has decided is
     not carried out. To the disk that all nodes see: `disk`, nothing that is written there comes to its end for long.
+
+    To what is known of newcomers: `refuted`, none is equal to the rank that it would replace, `alone`, and ranks have
+    state that no other has. To the memory of the target's node: `memory`, it has no room for copies.
     """
     rank: Rank | None = None
     """None: a standby."""
@@ -41,14 +45,17 @@ class Wish(msgspec.Struct, frozen=True):
     """Somebody asks for something, or gives it, at an instant after the start."""
 
     what: str
-    """`scale`; `drain`, of a node; `node`: one more comes."""
+    """`scale`; `drain`, of a node; `node`: one more comes; `stop`: the job is to end, within `grace`.
+
+    `signals`: so too, and every process of it gets the signal: who is not in its loop yet ends by it.
+    """
     after: Seconds
     replicas: int = 1
     """What `scale` asks for."""
     node: int = 0
     """Which node drains."""
     grace: Seconds = 60.0
-    """After which a draining node is gone, whoever is on it."""
+    """After which a draining node is gone, whoever is on it, or a job that is to stop has ended."""
     slots: int = 1
     """Of a node that comes."""
     back: Seconds | None = 20.0
@@ -63,6 +70,7 @@ class FaultedWorld(Protocol):
     workers: dict[WorkerId, SimWorker]
     bad_moments: set[str]
     disk: SimDisk
+    vaults: SimVaults
 
     defects: list[str]
     """Those that the coordinator will come to."""
@@ -106,6 +114,11 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
             case "disk":
                 world.bad_moments.add("disk")
                 world.disk.sticks(strike.lasts)
+            case "memory":
+                world.vaults.fill_up(target.spawn.node)
+            case "refuted" | "alone":
+                world.bad_moments.add("refuted")
+                target.refute(alone=strike.how == "alone")
             case "defect" | "late defect":
                 world.defects.append(strike.how)
             case "coordinator":

@@ -9,15 +9,26 @@ from regrow.core.errors import RegrowError
 from regrow.core.ids import Generation, Instant, NodeId, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts, orders
+from regrow.core.messages.copies import ForgetCopies
 from regrow.core.messages.succession import NodeReport
 from regrow.core.messages.tables import JoinGeneration, completed, ranks_of
 from regrow.core.messages.unions import WorkerOrder
 from regrow.core.messages.vocabulary import Member, Role
-from regrow.core.records import IncidentClosed, IncidentOpened, JobEnded, Noted, Record, WorkerGone, WorldChanged
+from regrow.core.records import (
+    GenerationFormed,
+    IncidentClosed,
+    IncidentOpened,
+    Noted,
+    Record,
+    WorkerGone,
+    WorldChanged,
+)
 from regrow.membership.machine import Command, EndJob, Membership
 from regrow.membership.restartable import RestartableMachine
-from regrow.membership.scaling import Limits, exposed_ranks
+from regrow.membership.scaling import Limits
 from regrow.membership.states import Ended, Releasing, Training
+from regrow.sim.exposure import ExposureLaw
+from regrow.sim.memory_laws import MemoryLaws
 from regrow.sim.time_limits import TimeLimits
 from regrow.sim.workers import SimWorker
 
@@ -55,6 +66,8 @@ class Invariants:
         self._spec = spec
         self.limits = limits
         self._workers, self._durable = workers, durable
+        self.memory = MemoryLaws(workers, durable, require)
+        self.exposure = ExposureLaw(workers, require)
         self._spawned: dict[WorkerId, NodeId] = {}
         self._fenced: set[WorkerId] = set()
         self._known_gone: set[WorkerId] = set()
@@ -80,7 +93,6 @@ class Invariants:
         """Nobody has committed a step from here on."""
         self._foretold: WorldChanged | None = None
         """A change that was written down by a coordinator that failed before it could order it."""
-        self._exposed = ""  # ranks that hold the same part and stand together, in the newest generation
         self._fresh = True
         """No generation has been formed since all workers were started."""
         self._floor = StepNo(0)
@@ -140,6 +152,7 @@ class Invariants:
     def lost(self, node: NodeId) -> None:
         """The machine is about to be told of the loss of a node: its workers count as ended, and end in a moment."""
         del self._stores[node]
+        self.memory.lost(node)
         self._draining.discard(node)
         self._closed.discard(node)
         theirs = {worker for worker, home in self._spawned.items() if home == node}
@@ -183,6 +196,7 @@ class Invariants:
                     require(command.node not in self._closed, f"{command.worker} is not spawned where all must leave")
                     alone = command.role is not Role.RANK or self._spawned.keys() <= self._known_gone | together
                     require(alone, "all are started again only when nobody is left of those before")
+                    self.memory.spawned(command)
                     self._spawned[command.worker] = command.node
                     together.add(command.worker)
                 case orders.FenceWorker():
@@ -199,6 +213,8 @@ class Invariants:
                     self._change(commands)
                     self._members = forms[0].members
                     self._released.clear()
+                case ForgetCopies():
+                    self.memory.lost(command.node)
                 case EndJob():
                     self.end = command
                     require(bool(command.diagnosis) == (command.code != 0), "a failure has a diagnosis, success none")
@@ -207,10 +223,7 @@ class Invariants:
         if self.end is None:
             self._standing(machine)
         if forms:
-            exposed = _standing_together(forms[0].members, self._workers)
-            told = any(isinstance(c, Noted) and exposed in c.text for c in commands)
-            require(told or exposed in (self._exposed, ""), f"{exposed} and stand on one node, and nobody says so")
-            self._exposed = exposed
+            self.exposure.formed(forms[0].members, commands)
 
     def _formation(self, forms: list[orders.FormGeneration]) -> None:
         first = forms[0]
@@ -236,13 +249,16 @@ class Invariants:
         homes = {member.node for member in first.members}
         require(homes <= self._stores.keys(), "members live on nodes that are there")
         require(sorted(first.stores) == sorted(self._stores[node] for node in homes), "keys live where members do")
-        require(bool(first.holders), "somebody holds the state")
+        restored = {f.rank for f in forms if f.restore is not None}
+        require(bool(first.holders) or len(restored) == len(forms), "somebody holds the state, or all read copies")
         for rank in first.holders:
             holder = self._workers[places[rank]]
             has = holder.state == first.step or (holder.ready and holder.state == first.step - 1)
             require(has, f"{holder.worker} holds state@{first.step}, not @{holder.state}")
         parts = {self._workers[m.worker].holding for m in first.members}
-        require({self._workers[places[r]].holding for r in first.holders} == parts, "holders have the whole state")
+        have = {self._workers[places[r]].holding for r in {*first.holders, *restored}}
+        require(have == parts, "holders have the whole state, with copies that are read")
+        self.memory.formed(forms, parts, fresh=self._fresh)
         require(first.step >= self._floor, f"step {first.step}: all ranks had committed up to {self._floor}")
         came = self._newest + any(self._workers[m.worker].ready for m in first.members)
         require(self._fresh or first.step <= came, f"step {first.step} was never come to")
@@ -250,7 +266,8 @@ class Invariants:
         # Who leaves takes nothing with it that is newer, and holds nobody back who needs nothing of it any more.
         sets = ({m.worker for m in first.members}, known)
         newest = max(self._reached(self._workers[worker] for worker in those) for those in sets)
-        require(first.step == newest, f"the newest state counts, that of leavers too: {first.step}, {newest}")
+        counts = first.step == newest or (bool(restored) and first.step > newest)
+        require(counts, f"the newest state counts, that of leavers too: {first.step}, {newest}")
         for member in self._members:
             gone = self._fenced | self._known_gone | self._released
             require(member.worker in known | gone, f"{member.worker} has left, and nobody told it to")
@@ -321,16 +338,17 @@ class Invariants:
                 raise InvariantBroken(line.text)
             case Noted() if line.text.startswith("all workers are started again"):
                 self.restarts += 1
-                self._floor = self._durable()
+                if not self.memory.restarted(line.text, {self._workers[m.worker].holding for m in self._members}):
+                    self._floor = self._durable()
                 self._committed.clear()
                 self._released.clear()
                 self._fresh = True
                 self._spent(now)
+            case GenerationFormed():
+                self.memory.stood()
             case WorkerGone():
                 self._gone_records[line.worker] += 1
                 require(self._gone_records[line.worker] == 1, f"{line.worker} is gone once")
-            case JobEnded():
-                pass
 
     def _spent(self, now: Instant) -> None:
         self._faults_at = [at for at in self._faults_at if now - at < self._spec.window]
@@ -341,7 +359,8 @@ class Invariants:
         if isinstance(machine.state, Training) and machine.incident is None:
             for node in machine.roster.usable_nodes():
                 enough = len(machine.roster.standbys(node.node)) >= self._spec.standbys
-                require(enough or node.failed_standbys >= 3, "standbys are topped up")
+                needed = not self.memory.refuted and node.failed_standbys < 3
+                require(enough or not needed, "standbys are topped up")
 
     def waited(self, machine: RestartableMachine, now: Instant) -> None:
         """The machine was told that time has passed. Raises `InvariantBroken` where that changed nothing."""
@@ -379,10 +398,3 @@ class Invariants:
         require(isinstance(machine.state, Ended), "what has ended stays so")
         if self.end is not None and self.end.code == 0:
             require(len(self.opened) == len(self.closed), "a job that went well has closed its incidents")
-
-
-def _standing_together(members: Sequence[Member], workers: Mapping[WorkerId, SimWorker]) -> str:
-    """All ranks that hold some part of the state, where they stand on one node and others do not; empty: none do."""
-    holdings = {member.rank: workers[member.worker].holding for member in members}
-    ranks = exposed_ranks(holdings, {member.rank: member.node for member in members}, {})
-    return f"ranks {', '.join(map(str, ranks))} hold the same part of the state" if ranks else ""

@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from regrow.core.errors import UsageError
-from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.exit_codes import RUN_AGAIN, UNPROVEN
 from regrow.core.job import JobSpec
 from regrow.membership.machine import EndJob
 from regrow.sim.faults import SimFault, Wish
@@ -101,18 +101,29 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _broken(self, world: World, end: EndJob) -> str:
         """How it has not come as it had to; empty: it has."""
-        if end.code not in (0, 1, 75):
+        if end.code not in (0, 1, 75, UNPROVEN) or (end.code == UNPROVEN and "refuted" not in world.bad_moments):
             return f"it ended with the code {end.code}"
+        if end.code == 0 and world.laws.memory.doubtful:
+            return "newcomers had trained that were refuted, and it ended with 0"
+        if end.code == RUN_AGAIN and "stop" in world.bad_moments and end.diagnosis.startswith("stopped"):
+            return self._stopped(world)
         excused = _AFTER_THE_LOOP - (_MENDED_THERE if self.script.goes_on else set())
         if self._leaves_in_order(world, end):
             return ""
         if self.promise is Promised.THE_LAST_STEP and not world.bad_moments & excused:
-            if end.code != 0 or end.diagnosis:
+            if end.code not in (0, UNPROVEN) or (end.diagnosis and end.code == 0):
                 return f"the job did not come to its last step: {end.diagnosis} (code {end.code})"
             return "" if _finished(world, self.script) else "it ended, and not all ranks have done the last step"
         if end.code == 0 and self.script.with_session and not _finished(world, self.script):
             return "it ended well, and not all ranks have done the last step"
         return ""
+
+    def _stopped(self, world: World) -> str:
+        """Whether all that was done is on disk, if there was a place for it and time, and nothing else happened."""
+        grace = min(wish.grace for wish in self.wishes if wish.what in ("stop", "signals"))
+        calm = not self.strikes and not self.script.fails and grace >= _TIME_TO_SAVE_S
+        lost = calm and self.spec.checkpoint_every and world.disk.durable < world.laws.memory.stop_at
+        return "it was asked to stop, and what it has done is not on disk" if lost else ""
 
     def _leaves_in_order(self, world: World, end: EndJob) -> bool:
         """Whether it ends because its nodes are given back, and all that it has done is on disk, if there was time."""

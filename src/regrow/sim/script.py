@@ -63,5 +63,7 @@ class SimScript(msgspec.Struct, frozen=True):
     """Into how many parts the state is divided: rank r has part r % parts, and steps are voted for. 0: not divided."""
     goes_on: bool = False
     """Whether what it does after its loop is mended too."""
+    fails: int = 0
+    """So many workers that are not the first ones of their rank fail as they build; -1: all of them."""
     leaves: tuple[Rank, StepNo] | None = None
     """The rank that leaves its loop at this step, whatever the others do."""

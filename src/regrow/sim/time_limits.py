@@ -14,7 +14,7 @@ from regrow.membership.machine import Membership
 from regrow.membership.recovery import hangs
 from regrow.membership.recovery.worst_case import Wait, unnoticed, waits, worst_cases
 from regrow.membership.roster import BUILDING
-from regrow.membership.states import Ended, Waiting
+from regrow.membership.states import Ended, Retaining, Waiting
 from regrow.sim.network import NetworkConditions
 from regrow.sim.script import IN_STEP, Doing
 from regrow.sim.workers import SimWorker
@@ -90,7 +90,8 @@ class TimeLimits:
         """A worker goes on no more, and does not end."""
         self.disturbed(now)
         if worker.seated and worker.doing in _PARALYSED:
-            self._stuck[worker.worker] = now
+            # Who stood still before is waited for anew: whom the others wait for has changed, or they wait no more.
+            self._stuck = dict.fromkeys([*self._stuck, worker.worker], now)
 
     def decided(self, fact: Fact, commands: Iterable[object], entered: Entered, now: Instant) -> None:
         """The machine has answered a fact. Complains where that came too late."""
@@ -161,6 +162,8 @@ def _taken(machine: Membership) -> Iterable[str]:
     if incident is None:
         return
     yield incident.rung
+    if isinstance(machine.state, Retaining):
+        yield "all"  # it is climbed once all have left their state
     if incident.planned:
         yield "preempt" if incident.kind == "preempt" else "grow"
     if incident.rung == "standby" and machine.roster.count(*BUILDING):

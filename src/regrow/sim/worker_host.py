@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.checkpoints import SnapshotForDisk
-from regrow.core.messages.copies import SnapshotTaken
+from regrow.core.messages.copies import CopySource, SnapshotTaken
 from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.sights import StacksTaken
 from regrow.core.messages.unions import WorkerFact
@@ -61,6 +61,14 @@ class WorkerHost(Protocol[W]):
 
     def exited(self, worker: W, code: int) -> None:
         """The process has ended."""
+        ...
+
+    def fails(self, worker: W) -> bool:
+        """Whether the script of a newcomer raises before its loop."""
+        ...
+
+    def readable(self, source: CopySource) -> bool:
+        """Whether an agent has this copy, and gives it."""
         ...
 
     def group(self, generation: Generation, members: list[Member]) -> Group:

@@ -4,6 +4,7 @@ import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo, WorkerId
 from regrow.core.messages import facts, orders
+from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.core.messages.sights import ProveAlive, WorkerAlive
 from regrow.core.messages.unions import WorkerOrder
 from regrow.core.messages.vocabulary import ErrorReport, FaultHow, FaultKind, FaultSpec, Role, Warmth
@@ -171,7 +172,12 @@ class SimWorker:
             self._enter(Doing.AFTER)
             self.later(self._around.jitter(script.compute * script.until), "end", 0)
             return
-        if self.spawn.role is Role.RANK:
+        if self._around.fails(self):
+            told = ErrorReport("OSError", "the data set cannot be read", "OSError: the data set cannot be read")
+            self._around.say(self, facts.WorkerFailed(self.worker, told, StepNo(-1)))
+            self.end(1)
+            return
+        if self.spawn.role is Role.RANK and not self.spawn.restored:
             self.state = self._around.disk.durable if self.spawn.resume else StepNo(0)
         self._wait(Doing.READY)
         ready = facts.WorkerReady(self.worker, self.state, f"sim:{self.worker}", "layout", script.build)
@@ -213,6 +219,9 @@ class SimWorker:
         form, group = self._form, self.group
         if form is None or group is None:
             return
+        if form.restore is not None:
+            self._restored(form.step, self._around.readable(form.restore), since)
+            return
         holders = [group.has(member.worker) for member in form.members if member.rank in form.holders]
         giving = [
             peer
@@ -226,6 +235,19 @@ class SimWorker:
             # What had arrived of it lies over what was there.
             self.state, self.ready = NO_STATE, False
             self._fault(FaultKind.HYDRATION, ErrorReport("HydrationError", "no holder", "HydrationError"))
+
+    def _restored(self, step: StepNo, read: bool, since: Instant) -> None:
+        """State has come from an agent's memory, or is not there any more."""
+        self.state, self.ready = step if read else NO_STATE, False
+        if read:
+            self._resume(self._around.now() - since)
+        else:
+            self._fault(FaultKind.HYDRATION, ErrorReport("HydrationError", "no copy", "HydrationError"))
+
+    def refute(self, *, alone: bool) -> None:
+        """It has seen that no newcomer is equal to the rank that it would replace."""
+        reason = "the set-up differs"
+        self._around.say(self, ReplacementRefuted(self.worker, self.generation, self.rank, self.state, reason, alone))
 
     def _resume(self, took: Seconds) -> None:
         self._around.say(self, facts.WorkerResumed(self.worker, self.generation, 0.01, took, int(took * 1000)))

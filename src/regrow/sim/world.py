@@ -5,12 +5,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from regrow.agent.held_tables import Feasible
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import AbandonCheckpoint, FinishCheckpoint, WriteCheckpoint
-from regrow.core.messages.copies import TakeSnapshot
+from regrow.core.messages.copies import ForgetCopies, KeepState, ReportCopies, TakeSnapshot
 from regrow.core.messages.succession import NodeReport, ReportNode
 from regrow.core.messages.unions import AgentFact, AgentOrder, WorkerFact, WorkerOrder
 from regrow.core.messages.vocabulary import FaultSpec, Member
@@ -25,8 +27,10 @@ from regrow.sim.invariants import InvariantBroken, Invariants, require
 from regrow.sim.network import Downlink, Network, NetworkConditions, Timeline
 from regrow.sim.script import Doing, SimScript
 from regrow.sim.sights import Lookout, watched
+from regrow.sim.stops import FailingNewcomers, stop_job
 from regrow.sim.time_limits import TimeLimits
 from regrow.sim.uplinks import Offices, Uplinks
+from regrow.sim.vaults import SimVaults, VaultHost
 from regrow.sim.worker_host import FOR_THE_AGENT
 from regrow.sim.workers import SimWorker
 
@@ -79,6 +83,8 @@ class World:
         ranks = partial(newest_size, self._groups)
         host = DiskHost(self.now, self._after_on, self.jitter, self.say_of_agent, self.heard, ranks, require)
         self.disk = SimDisk(spec, max(1, self.script.parts), host)
+        self.vaults = SimVaults(VaultHost(self._after_on, self.jitter, self.say_of_agent, self.heard))
+        self.readable, self.fails = self.vaults.read, FailingNewcomers(self.script).fails
         self._counts: dict[tuple[Rank | None, Doing], int] = {}
         self._strikes = list(strikes)
         self._unsent: dict[NodeId, dict[WorkerId, facts.WorkerCommitted]] = {}
@@ -163,6 +169,10 @@ class World:
                 self._stop(node)
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self.disk.obey(order)
+            case ReportCopies() | ForgetCopies():
+                self.vaults.obey(order)
+            case KeepState() if order.worker in self.workers:
+                self.vaults.keep(self.workers[order.worker], order)
             case TakeSnapshot() if order.worker in self.workers:
                 self.disk.want(self.workers[order.worker], order.step)
             case _ if isinstance(order, WorkerOrder) and order.worker in self.workers:
@@ -183,6 +193,8 @@ class World:
                 self.tell(facts.ScaleRequested(wish.replicas, "an operator asks for it", wish.stay))
             case "node":
                 self._new_node(wish.slots, wish.stay)
+            case "stop" | "signals":
+                stop_job(self, self._coordinator, wish)
             case _ if (
                 self._uplinks.term_of(node) is not None
                 and node in self._there()
@@ -223,13 +235,15 @@ class World:
 
     def _join(self, node: NodeId) -> None:
         store = f"store of {node}.{self._lives[node]}"
-        joined = facts.NodeJoined(node, f"host of {node}", self._slots[node], store, stay=self._stays[node])
+        stay, life = self._stays[node], self._lives[node]
+        joined = facts.NodeJoined(node, f"host of {node}", self._slots[node], store, stay=stay)
         if node in self._losing:
             return
         if not self._coordinator.there:
             self.after(0.5, lambda: self._join(node))
             return
         self._connected.add(node)
+        joined = msgspec.structs.replace(joined, vault=self.vaults.open(node, life))
         self._agents.begin(joined)
         self._offices.register(joined)
 
@@ -263,6 +277,7 @@ class World:
         self._lives[node] += 1
         self._agents.end(node)
         self.disk.forget(node)
+        self.vaults.forget(node)
 
     def _lost(self, node: NodeId, strike: SimFault, lost: Sequence[SimWorker]) -> None:
         self.bad_moments.add(f"lost {type(self.machine.state).__name__.lower()}")

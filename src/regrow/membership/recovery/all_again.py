@@ -41,6 +41,8 @@ class StartFromMemory:
         self._of: tuple[Generation, StepNo] = Generation(0), NO_STATE
         self._cause = ""
         self._to_disk = False
+        self._keep_by: Instant = 0.0
+        """Until when survivors are asked for their state."""
 
     def begin(self, cause: str, now: Instant, *, to_disk: bool) -> None:
         """Every survivor stands halted, and there is room for all. `to_disk`: the state goes there too."""
@@ -54,7 +56,8 @@ class StartFromMemory:
         if self._of != (self._job.generation, step):
             self._of = self._job.generation, step
             self._asked, self._kept = set(), {}
-        self._job.goto(Retaining(now + KEEP_S, step))
+        self._keep_by = now + KEEP_S
+        self._job.goto(Retaining(self._keep_by, step))
         self.advance(now)
 
     def told(self, fact: StateKept, now: Instant) -> None:
@@ -73,16 +76,19 @@ class StartFromMemory:
         state = self._job.state
         if not isinstance(state, Retaining):
             return
-        if state.step != NO_STATE and now < state.deadline:
+        if state.step != NO_STATE and now < self._keep_by:
             for worker in self._to_ask(state.step):
                 self._asked.add(worker.worker)
                 self._orders.add(KeepState(worker.worker, state.step, self._inside(state.step)))
             if any(self._awaited(name) for name in self._asked):
                 return
-        if self._to_disk and now < state.deadline + self._checkpoints.patience:
+        disk_by = self._keep_by - KEEP_S + self._checkpoints.patience
+        if self._to_disk and now < disk_by:
             step = self._checkpoints.savable()
             if step is not None and not self._checkpoints.finished(step, now, halted=True):
                 self._checkpoints.forsake_dead(now)
+                if state.deadline != disk_by:
+                    self._job.goto(replace(state, deadline=disk_by))
                 return
         self._go(state.step, now)
 

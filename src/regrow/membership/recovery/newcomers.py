@@ -64,3 +64,7 @@ class Newcomers:
     def tried(self, rank: Rank) -> None:
         """Another one was started."""
         self._next.pop(rank, None)
+
+    def due(self, now: Instant) -> None:
+        """No pause that is over is waited for any more, also where nothing can be tried as others still halt."""
+        self._next = {rank: at for rank, at in self._next.items() if at > now}

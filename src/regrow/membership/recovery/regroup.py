@@ -47,6 +47,7 @@ class Regroup:
     def advance(self, now: Instant) -> None:
         """Go as far as the facts so far allow: to the next generation, or to waiting."""
         job, roster = self._job, self._roster
+        self._ladder.newcomers.due(now)
         if isinstance(job.state, Retaining):
             self.again.advance(now)
             return
@@ -339,7 +340,11 @@ class Regroup:
         lost = [node.node for node in self._roster.nodes.values() if node.away and not node.stopped]
         given_back = [node.node for node in self._roster.nodes.values() if node.leave_by is not None]
         text = say.nodes_given_back(given_back, self._size.limits.least)
-        if lost or not given_back:
+        since = [node.away_since for node in self._roster.nodes.values() if node.node in lost and node.away_since]
+        waited_out = bool(since) and now >= min(since) + self._spec.node_deadline
+        if self._job.stopping and not waited_out:
+            text = say.stopped(self._job.stopping, self._job.step)
+        elif waited_out or not given_back:
             text = say.nodes_stay_away(lost, self._spec.node_deadline)
         self._job.end(RUN_AGAIN, text, now)
 

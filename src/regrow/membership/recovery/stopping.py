@@ -22,19 +22,27 @@ class Stopping:
 
     def __init__(self, job: Job, checkpoints: Checkpoints, mender: Regroup) -> None:
         self._job, self._checkpoints, self._mender = job, checkpoints, mender
-        self.deadline: Instant | None = None
+
+    @property
+    def deadline(self) -> Instant | None:
         """When the job ends, saved or not; None: nobody has asked for its end."""
+        return self._job.stop_by
+
+    def recalled(self, now: Instant) -> None:
+        """Another coordinator was asked for the end: this one has what is left of the time."""
+        if self._job.stop_by is not None:
+            self._checkpoints.save_before_end(self._job.step, 0.0, now)
 
     def requested(self, event: facts.StopRequested, now: Instant) -> None:
         """A signal or an operator asks for the end. Who asks again waits no longer than for the first one."""
         if self.deadline is not None and event.patience:
             return
         self._job.stopping = event.reason
-        self.deadline = now + event.patience
+        self._job.stop_by = now + event.patience
         if isinstance(self._job.state, Training | Switching | Forming | Mending | Retaining | Waiting):
             self._checkpoints.save_before_end(self._job.step, event.patience, now)
         elif not isinstance(self._job.state, Saving):
-            self.deadline = now
+            self._job.stop_by = now
 
     def advance(self, now: Instant) -> None:
         """End the job, if it is time to; what halted ranks wait for is not waited for any more."""

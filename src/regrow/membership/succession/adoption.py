@@ -94,6 +94,7 @@ class Succession:
             belief=job.belief,
             kept=job.kept,
             stopping=job.stopping,
+            stop_by=job.stop_by,
         )
 
     def notices(self, memory: JobMemory, now: Instant) -> list[facts.NodeDraining]:
@@ -148,7 +149,7 @@ class Succession:
     def _recall(self, memory: JobMemory) -> None:
         self._job.restarts, self._job.resumes = memory.restarts, memory.resumes
         self._job.replacements, self._job.belief = memory.replacements, memory.belief
-        self._job.kept, self._job.stopping = memory.kept, memory.stopping
+        self._job.kept, self._job.stopping, self._job.stop_by = memory.kept, memory.stopping, memory.stop_by
         self._size.wanted, self._size.wanted_by = memory.wanted, memory.wanted_by
         self._ladder.budget.times.extend(memory.spent)
         self._roster.named.update(memory.named)

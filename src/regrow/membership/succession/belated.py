@@ -15,9 +15,11 @@ from regrow.membership.orders import Command
 
 
 def aged(fact: Fact, late: Seconds) -> Fact:
-    """The fact as it is so much later: the notice of a node that is given back has run meanwhile."""
+    """The fact as it is so much later: the time of a node that is given back, or of a job that is to stop, has run."""
     if isinstance(fact, facts.NodeDraining | facts.DrainRequested):
         return msgspec.structs.replace(fact, grace=max(0.0, fact.grace - late))
+    if isinstance(fact, facts.StopRequested):
+        return msgspec.structs.replace(fact, patience=max(0.0, fact.patience - late))
     return fact
 
 

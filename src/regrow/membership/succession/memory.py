@@ -55,7 +55,7 @@ class JobMemory:
         first_build: how long the first workers took to their first step; None: they have not come to it.
         replacements, belief: the evidence about newcomers, and about the result.
         kept: what agents have in memory for workers that are all started again.
-        stopping: why the job is to end; empty: nobody has asked for that.
+        stopping, stop_by: why the job is to end, and when; empty: nobody has asked for that.
         loss: how it was lost; None: it has failed, and its process goes on.
     """
 
@@ -83,3 +83,4 @@ class JobMemory:
     belief: Belief = field(default_factory=Belief)
     kept: KeptState | None = None
     stopping: str = ""
+    stop_by: Instant | None = None

@@ -49,6 +49,7 @@ class WrittenMemory(msgspec.Struct, frozen=True):
     newcomers: bool = False
     kept: tuple[StepNo, bool] | None = None
     stopping: str = ""
+    stop_by: Instant | None = None
 
 
 class MemoryWriter:
@@ -103,6 +104,7 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         newcomers=memory.belief.newcomers,
         kept=None if memory.kept is None else (memory.kept.step, memory.kept.inside),
         stopping=memory.stopping,
+        stop_by=memory.stop_by,
     )
 
 
@@ -141,6 +143,7 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
         first_build=written.first_build,
         kept=None if written.kept is None else KeptState(*written.kept),
         stopping=written.stopping,
+        stop_by=None if written.stop_by is None else written.stop_by + ahead,
     )
     if written.refuted:
         memory.replacements.refutes(written.refuted, alone=written.alone)
