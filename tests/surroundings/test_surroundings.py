@@ -184,6 +184,31 @@ def test_file_systems(here: Site, usual: list[str], lines: list[str]) -> None:
 
 @pytest.mark.full
 @needs_root
+@pytest.mark.skipif(not can_unshare("-m"), reason="mount namespaces cannot be made here")
+def test_all_is_read_only_but_the_records(here: Site, usual: list[str]) -> None:
+    before = in_namespaces("-m", PRIVATE, f"mount --bind {here.folder} {here.folder}", "mount -o remount,ro,bind /")
+    assert_as_usual(cold(here, "fixed", before=before, more={"TMPDIR": str(here.folder)}), usual)
+
+
+@pytest.mark.full
+@needs_root
+@pytest.mark.skipif(not can_unshare("-m"), reason="mount namespaces cannot be made here")
+def test_a_read_only_root_without_a_temporary_folder_is_told_before_anything_starts(here: Site) -> None:
+    lines = [
+        PRIVATE,
+        f"mount --bind {here.folder} {here.folder}",
+        "for place in /tmp /var/tmp /usr/tmp /dev/shm; do mkdir -p $place && mount -t tmpfs -o ro t $place; done",
+        "mount -o remount,ro,bind /",
+    ]
+    before = in_namespaces("-m", *lines)
+    done = cold(here, "nowhere", shell='unset TMPDIR TEMP TMP; cd /; exec "$@"', before=before)
+    assert done.code == 2, done.said
+    assert "no temporary folder can be written to" in done.said and "TMPDIR" in done.said
+    assert "Traceback" not in done.said
+
+
+@pytest.mark.full
+@needs_root
 @pytest.mark.skipif(not can_unshare("-n"), reason="network namespaces cannot be made here")
 def test_a_loopback_that_does_not_answer_is_named(here: Site) -> None:
     for name, lines in (("down", []), ("six", ["ip link set lo up", "ip addr del 127.0.0.1/8 dev lo"])):

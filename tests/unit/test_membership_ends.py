@@ -8,7 +8,7 @@ from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import CheckpointWritten, PartsWritten, SnapshotHeld, WriteCheckpoint
 from regrow.core.messages.copies import KeepState, StateKept, TakeSnapshot
 from regrow.core.messages.sights import NodeSeen
-from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
+from regrow.core.messages.vocabulary import ErrorReport, FaultSpec, FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.core.records import FaultInjected, IncidentClosed, Noted
 from regrow.membership.machine import EndJob
@@ -174,6 +174,22 @@ def test_a_script_error_before_the_first_step_is_tried_again_where_restarts_are_
             job.exited(job.of(0))
             assert job.last(orders.SpawnWorker).restarts == 1
     assert job.end.code == 1
+
+
+@pytest.mark.parametrize("signal", ["Killed", "Bus error"])
+def test_an_error_before_the_first_step_of_a_loader_that_the_kernel_has_struck_is_tried_again(signal: str) -> None:
+    told = "RuntimeError: DataLoader worker (pid {}) is killed by signal: {}. \n\nThe above exception was the cause"
+    job = Job(2)
+    for attempt in (1, 2, 3):
+        error = ErrorReport("RuntimeError", "exited unexpectedly", told.format(attempt, signal), "line 9")
+        job.tell(facts.WorkerFailed(job.of(1), error, StepNo(-1)))
+        job.exited(job.of(1), 1)
+        job.wait()
+        if attempt < 3:
+            assert f"rank 1: DataLoader worker (pid {attempt}) is killed by signal: {signal}" in job.last(Noted).text
+            job.exited(job.of(0))
+            assert job.last(orders.SpawnWorker).restarts == attempt
+    assert job.end.code == 1, "a data set that is too large each time is the script's"
 
 
 def test_a_death_by_signal_explains_the_errors_of_its_peers() -> None:
