@@ -4,9 +4,9 @@ import errno
 import os
 import signal
 import socket
-import tempfile
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any

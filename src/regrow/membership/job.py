@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regrow.core.exit_codes import OK, UNPROVEN
-from regrow.core.ids import Generation, Instant, Rank, StepNo
+from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
 from regrow.membership import diagnosis as say
@@ -62,6 +62,8 @@ class Job(JobState):
         """Since when there has been no place for a lost rank, or none for a world to start again."""
         self.stopping = ""
         """Why the job is to end, once somebody has asked for that; from then on it is never started again."""
+        self.returned: dict[WorkerId, tuple[Instant, list[str]]] = {}
+        """Whose scripts have done their last line, when, and which threads keep their processes."""
         self.belief = Belief()
         self.kept: KeptState | None = None
         """What agents have in memory for workers that are all started again; None: these build, or read the disk."""

@@ -47,6 +47,7 @@ WorkerNews = (
     | facts.WorkerNoted
     | LoaderShown
     | facts.WorkerFailed
+    | facts.ScriptReturned
     | facts.ScriptEnded
     | facts.WorkerExited
     | WorkerAlive
@@ -124,6 +125,8 @@ class Workers:
                     self._orders.write(record.WorkerForked(at=now, worker=worker.worker, pid=event.pid))
                 if worker.stage is Stage.ORDERED:
                     self._roster.move(worker, Stage.STARTING, now)
+            case facts.ScriptReturned():
+                self._job.returned[event.worker] = now, event.threads
             case facts.ScriptEnded():
                 self._ended.add(worker.worker)
             case facts.WorkerExited():

@@ -243,6 +243,13 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     own: bool = False
 
 
+class ScriptReturned(msgspec.Struct, frozen=True, tag=True):
+    """The script's last line is done, without an error. `threads`: those that keep the process, by name."""
+
+    worker: WorkerId
+    threads: list[str] = []
+
+
 class ScriptEnded(msgspec.Struct, frozen=True, tag=True):
     """The script has come to its end without an error, its exit handlers too: what follows is Python's own."""
 
