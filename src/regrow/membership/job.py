@@ -78,6 +78,13 @@ class Job(JobState):
         """That world in replicas."""
         return self.roster.world // self.spec.unit
 
+    @property
+    def told_of_proofs(self) -> str:
+        """What is known of newcomers, and of the result, for people."""
+        doubt = self.belief.doubt
+        then = f"; the result is not proven, so the job will not end with 0 but with {UNPROVEN}: {doubt}"
+        return self.replacements.told + (then if doubt else "")
+
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
         """Nothing more is decided."""
         if code == OK and self.belief.doubt:

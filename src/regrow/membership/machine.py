@@ -245,7 +245,7 @@ class Membership:
             min_replicas=self._size.limits.least,
             max_replicas=self._size.limits.most,
             unit=self.spec.unit,
-            replaceable=self._job.replacements.told,
+            replaceable=self._job.told_of_proofs,
         )
 
     @property

@@ -9,10 +9,12 @@ from regrow.membership.job import Job
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import Stage
 from regrow.membership.states import (
+    Building,
     Closing,
     Forming,
     Mending,
     Releasing,
+    Restarting,
     Retaining,
     Saving,
     Switching,
@@ -48,9 +50,12 @@ class Stopping:
             return
         self._job.stopping = event.reason
         self.deadline = now + event.patience
-        if isinstance(self._job.state, Training | Switching | Forming | Mending | Retaining | Waiting):
+        state = self._job.state
+        # Where all start again from memory, the state is in the agents': it reaches the disk when the ranks have it.
+        rising = isinstance(state, Restarting | Building) and self._job.kept is not None
+        if rising or isinstance(state, Training | Switching | Forming | Mending | Retaining | Waiting):
             self._checkpoints.save_before_end(self._job.step, event.patience, now)
-        elif not isinstance(self._job.state, Saving | Closing | Releasing):
+        elif not isinstance(state, Saving | Closing | Releasing):
             self.deadline = now
 
     def advance(self, now: Instant) -> None:
