@@ -65,6 +65,7 @@ for epoch in session.epochs(batch, 2, length=3):
         each = [torch.tensor([n + 5.0]) for n in range(session.world_size)] if session.rank == 0 else None
         dist.scatter(mine, each, src=0)
         say(f"own {epoch.number}", mine.item())
+    at(f"end {epoch.number}")
 at("behind")
 done = torch.zeros(1)
 dist.all_reduce(done)
@@ -100,7 +101,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("kill", ["2@behind", "1@behind", "0@marked 0"])
+@pytest.mark.parametrize("kill", ["2@behind", "1@behind", "0@marked 0", "1@end 1", "0@end 0"])
 def test_who_is_replaced_behind_a_step_says_what_all_would_have_said(here: Site, kill: str) -> None:
     code, output, said = run(here, "all", kill)
     assert code == 0, output

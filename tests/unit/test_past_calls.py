@@ -146,3 +146,14 @@ def test_outside_of_what_is_made_up_for_nothing_is_answered() -> None:
 def test_what_is_no_note_is_refused() -> None:
     with pytest.raises(ProtocolError, match="does not decode"):
         calls().hear(b"\xff")
+
+
+def test_who_hears_of_nothing_forgets_what_it_had_noted_itself() -> None:
+    doubts = list[str]()
+    past = calls(doubts)
+    past.begin()
+    heard(past, 1.0)
+    past.hear(b"")
+    with past.again():
+        assert asked(past) is None
+    assert "did not call" in doubts[0]

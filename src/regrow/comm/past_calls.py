@@ -142,14 +142,15 @@ class PastCalls:
     # --- telling -----------------------------------------------------------------------------------------------
 
     def told(self) -> bytes:
-        """What a newcomer needs."""
+        """What a newcomer needs; empty: nothing."""
         with self._lock:
-            return msgspec.msgpack.encode([self._parts[place] for place in sorted(self._parts)])
+            parts = [self._parts[place] for place in sorted(self._parts)]
+        return msgspec.msgpack.encode(parts) if parts else b""
 
     def hear(self, told: bytes) -> None:
         """Take over what another worker has noted. Raises `ProtocolError` where it is something else."""
         try:
-            parts = _PARTS.decode(told)
+            parts = _PARTS.decode(told) if told else []
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"what was told of collectives between steps does not decode: {error}") from error
         with self._lock:

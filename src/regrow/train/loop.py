@@ -99,7 +99,7 @@ class StepLoop(ScriptPlace):
         batches, member = self.standing.data(), self.member
         member.take_over(self.regions.lone, self.regions.past)
         variables = self.standing.protected().variables
-        variables.answers, variables.hear_answers = self.regions.answers, self.regions.past.hear
+        variables.answers, variables.hear_answers = self.regions.past.told, self.regions.past.hear
         if member.rehearses and until > 0:
             with self.rehearsing():
                 yield from self._rehearsal.run(*self.turns.walks())

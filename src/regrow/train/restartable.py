@@ -261,11 +261,6 @@ class RestartableCalls:
         self._due = first or sys.maxsize
         self._loop.member.place_after_step(first)
 
-    def answers(self) -> bytes:
-        """What those who come later are told of collectives since the last step; empty: all come here together."""
-        told = self.past.notes or self._loop.member.inside or self._loop.member.over
-        return self.past.told() if told else b""
-
     def _doubt(self, why: str) -> None:
         member = self._loop.member
         text = (

@@ -257,8 +257,7 @@ class Variables:
     def hear(self, told: Mapping[str, bytes]) -> None:
         """Take over what others have told."""
         told = dict(told)
-        if answers := told.pop(_ANSWERS, b""):
-            self.hear_answers(answers)
+        self.hear_answers(told.pop(_ANSWERS, b""))
         self._unheard = self.take()
         if self._left is None:
             self.over = _OVER in told
