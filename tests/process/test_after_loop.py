@@ -2,6 +2,7 @@
 
 import functools
 import json
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -104,6 +105,11 @@ if how == "exits" and session.rank == 1:
     sys.exit(3)
 if how == "gone" and session.rank == 1:
     os._exit(0)
+if how == "thread" and session.rank == 1:
+    import threading, time
+
+    threading.Thread(target=time.sleep, args=(1000,), name="upload").start()
+    threading.Timer(0.5, print, ("all is done but a thread",)).start()
 if how == "torn" and session.rank == 1:  # when Python is taken down, behind its exit handlers, as drivers do
 
     class Torn:
@@ -210,3 +216,13 @@ def test_a_process_that_dies_while_it_is_taken_down_ends_nothing(here: Site) -> 
     assert code == 0, output
     assert "rank 1 was ended by SIGABRT when its script and all its exit handlers had ended" in output
     assert len(found) == WORLD + 1
+
+
+@pytest.mark.full
+def test_a_stop_while_a_thread_alone_keeps_a_finished_job_is_no_failure(here: Site) -> None:
+    words = ("run", "--nproc-per-node", str(WORLD), "--job", "thread", "--drain-grace", "8s", here.script(SCRIPT))
+    with here.start(*words, "thread", "thread", "") as job:
+        job.wait_for("all is done but a thread")
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 0, job.output
+    assert len(list(here.folder.glob("thread.?.json"))) == WORLD

@@ -22,6 +22,11 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespace
 needs_filters = pytest.mark.skipif(not can_refuse(), reason="this machine's system calls have other numbers")
 
 
+NOBODY = "--user --map-user=65534 --map-group=65534"
+"""A user namespace in which this process is nobody, without a capability."""
+CLOCK = Path(__file__).parent / "clock.c"
+
+
 def can_unshare(flags: str) -> bool:
     """Whether namespaces can be made here."""
     words = ["unshare", *flags.split(), "true"]

@@ -3,6 +3,8 @@
 import errno
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,9 @@ from pathlib import Path
 import pytest
 from tests.process.launching import Site, site
 from tests.surroundings.places import (
+    CLOCK,
+    NOBODY,
+    TESTS,
     Outcome,
     can_unshare,
     cold,
@@ -184,6 +189,31 @@ def test_file_systems(here: Site, usual: list[str], lines: list[str]) -> None:
 
 @pytest.mark.full
 @needs_root
+@pytest.mark.skipif(not can_unshare("-m"), reason="mount namespaces cannot be made here")
+def test_all_is_read_only_but_the_records(here: Site, usual: list[str]) -> None:
+    here_alone = f"mount --bind {here.folder} {here.folder}"
+    before = in_namespaces("-m", PRIVATE, here_alone, "mount -o remount,ro,bind /", f"cd {here.folder}")
+    assert_as_usual(cold(here, "fixed", before=before, more={"TMPDIR": str(here.folder)}), usual)
+
+
+@needs_root
+@pytest.mark.skipif(not can_unshare("-m"), reason="mount namespaces cannot be made here")
+def test_a_read_only_root_without_a_temporary_folder_is_told_before_anything_starts(here: Site) -> None:
+    lines = [
+        PRIVATE,
+        f"mount --bind {here.folder} {here.folder}",
+        "for place in /tmp /var/tmp /usr/tmp /dev/shm; do mkdir -p $place && mount -t tmpfs -o ro t $place; done",
+        "mount -o remount,ro,bind /",
+    ]
+    before = in_namespaces("-m", *lines)
+    done = cold(here, "nowhere", shell='unset TMPDIR TEMP TMP; cd /; exec "$@"', before=before, kills=False)
+    assert done.code == 2, done.said
+    assert "no temporary folder can be written to" in done.said and "TMPDIR" in done.said
+    assert "Traceback" not in done.said
+
+
+@pytest.mark.full
+@needs_root
 @pytest.mark.skipif(not can_unshare("-n"), reason="network namespaces cannot be made here")
 def test_a_loopback_that_does_not_answer_is_named(here: Site) -> None:
     for name, lines in (("down", []), ("six", ["ip link set lo up", "ip addr del 127.0.0.1/8 dev lo"])):
@@ -222,3 +252,87 @@ def test_the_launcher_is_process_1(here: Site, usual: list[str]) -> None:
 )
 def test_limits_signals_and_names_of_the_shell(here: Site, usual: list[str], shell: str) -> None:
     assert_as_usual(cold(here, "shell", shell=f'{shell}; exec "$@"'), usual)
+
+
+# --- users, disks, clocks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not can_unshare(NOBODY), reason="user namespaces cannot be made here")
+def test_a_user_without_a_name_or_rights(here: Site, usual: list[str]) -> None:
+    before = in_namespaces(NOBODY, 'test "$(id -u)" = 65534')
+    assert_as_usual(cold(here, "nobody", before=before, shell='unset HOME USER LOGNAME; exec "$@"'), usual)
+
+
+def small(place: Path, size: str, *more: str) -> list[str]:
+    """A full disk behind that folder soon."""
+    mount = f"mount -t tmpfs -o size={size} t '{place}'"
+    return in_namespaces("-m", PRIVATE, f"mkdir -p '{place}'", mount, *more)
+
+
+@pytest.mark.full
+@needs_root
+@pytest.mark.skipif(not can_unshare("-m"), reason="mount namespaces cannot be made here")
+def test_a_disk_of_records_that_is_full(here: Site, usual: list[str]) -> None:
+    records = here.folder / "records"
+    fill = f"head -c 1M /dev/zero > '{records}/junk' || true; mkdir -p '{records}/jobs' || true"
+    before = small(records, "1m")
+    done = cold(here, "full", before=before, shell=f'{fill}; exec "$@"', more={"REGROW_HOME": str(records)})
+    if done.code == 0:
+        assert_as_usual(done, usual)
+    else:
+        assert done.code == 2 and "No space left on device" in done.said and "Traceback" not in done.said, done.said
+
+
+@pytest.mark.full
+@needs_root
+@pytest.mark.skipif(not can_unshare("-m"), reason="mount namespaces cannot be made here")
+def test_a_disk_of_records_that_fills_up_and_one_of_checkpoints_that_is_full(here: Site, usual: list[str]) -> None:
+    records, saved = here.folder / "records", here.folder / "saved"
+    lines = [f"mkdir -p '{saved}'", f"mount -t tmpfs -o size=16k t '{saved}'"]
+    before = small(records, "200k", *lines)
+    flags = ("--checkpoint-dir", str(saved), "--checkpoint-every", "1s")
+    done = cold(here, "filling", *flags, before=before, more={"REGROW_HOME": str(records)})
+    assert_as_usual(done, usual)
+    assert "No space left on device" in done.said
+
+
+@pytest.mark.full
+def test_a_disk_that_does_not_answer(here: Site, usual: list[str]) -> None:
+    """Who writes checkpoints is held, as by a file server that is away: the training goes on."""
+    flags = ("--checkpoint-dir", "saved", "--checkpoint-every", "1s")
+    with here.start(*words(here, "held", *flags, script=("--pause", "0.3", "--hold", "hold"), kills=False)) as job:
+        job.wait_for("step 4")
+        held = [pid for pid in here.processes() if Path(f"/proc/{pid}/comm").read_text().strip() == "regrow-writer"]
+        for pid in held:
+            os.kill(pid, signal.SIGSTOP)
+        (here.folder / "hold").touch()
+        job.wait_for("step 11")
+        for pid in held:
+            os.kill(pid, signal.SIGCONT)
+        code = job.wait()
+        assert_as_usual(ended(here, "held", code, job.output), usual)
+    here.assert_no_process_left()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="the clock is turned by a library that is compiled here")
+def test_a_clock_that_jumps(here: Site, usual: list[str]) -> None:
+    library, jump = here.folder / "clock.so", here.folder / "jump"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, CLOCK], check=True)
+    jump.write_text("0")
+    more = {"LD_PRELOAD": str(library), "JUMP_FILE": str(jump)}
+    command = [sys.executable, "-m", "regrow", *words(here, "clock", script=("--pause", "0.3"))]
+    paths = os.pathsep.join(str(each) for each in (TESTS / "src", TESTS))
+    turns = {"] step 3\n": "3600", "] step 6\n": "-7200", "] step 8\n": "90000"}
+    said = ""
+    environment = here.environment(PYTHONPATH=paths) | more
+    with subprocess.Popen(
+        command, cwd=here.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout or ():
+            said += line
+            for words_of_step, seconds in turns.items():
+                if line.endswith(words_of_step):
+                    jump.write_text(seconds)
+    assert_as_usual(ended(here, "clock", process.returncode, said), usual)

@@ -5,10 +5,11 @@ from tests.unit.membership_job import OOM, Job
 
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
 from regrow.core.messages import facts, orders
-from regrow.core.messages.copies import CopiesHeld, ForgetCopies, KeepState, KeptCopy, StateKept
+from regrow.core.messages.copies import CopiesHeld, ForgetCopies, KeepState, KeptCopy, StateKept, TakeSnapshot
 from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.core.messages.vocabulary import Role
 from regrow.core.records import IncidentClosed
+from regrow.membership.machine import EndJob
 from regrow.membership.states import Building, Mending, Restarting
 
 
@@ -180,3 +181,29 @@ def test_newcomers_that_only_fail_have_all_started_again_and_then_it_is_the_scri
         job.wait()
         gone(job)
     assert job.end.code == 1 and OOM.traceback in job.end.diagnosis
+
+
+@pytest.mark.parametrize("when", ["ending", "building"])
+def test_a_stop_while_all_start_again_from_memory_waits_until_the_state_is_on_disk(when: str) -> None:
+    job = refuted(Job(2, durable=True, checkpoint_every=600.0).trained(4))
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    kept(job, 5)
+    if when == "building":
+        gone(job)
+    job.tell(facts.StopRequested("SIGTERM", patience=60.0))
+    assert not job.all(EndJob), "the agents' memory has the only copy"
+    restart(job, 5)
+    job.joined()
+    assert job.last(TakeSnapshot).step >= 5
+    job.tell(facts.TimeAdvanced(), after=61.0)
+    assert (job.end.code, "SIGTERM" in job.end.diagnosis) == (75, True)
+
+
+def test_a_stop_while_all_start_again_where_nothing_is_written_ends_at_once() -> None:
+    job = refuted(Job(2).trained(4))
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    kept(job, 5)
+    job.tell(facts.StopRequested("SIGTERM", patience=60.0))
+    assert job.end.code == 75

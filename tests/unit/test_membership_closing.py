@@ -140,7 +140,10 @@ def test_where_nobody_has_the_last_state_any_more_the_job_ends_as_it_did() -> No
     job = closing(1)
     job.exited(job.of(0))
     assert job.end.code == 1
-    assert "in the code after its last step; every step had been committed" in job.end.diagnosis
+    assert (
+        "in the code after its last step; all ranks had left the loop, and 5 steps had been committed"
+        in job.end.diagnosis
+    )
     shards = closing(2)
     for rank in shards.ranks:
         shards.machine.roster.workers[shards.of(rank)].holding = f"part {rank}"

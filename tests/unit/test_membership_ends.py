@@ -8,11 +8,12 @@ from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import CheckpointWritten, PartsWritten, SnapshotHeld, WriteCheckpoint
 from regrow.core.messages.copies import KeepState, StateKept, TakeSnapshot
 from regrow.core.messages.sights import NodeSeen
-from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
+from regrow.core.messages.vocabulary import ErrorReport, FaultSpec, FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.core.records import FaultInjected, IncidentClosed, Noted
 from regrow.membership.machine import EndJob
 from regrow.membership.orders import AnswerScale
+from regrow.membership.states import Closing
 
 # --- budgets and ends -----------------------------------------------------------------------------------------------
 
@@ -40,6 +41,58 @@ def test_a_stop_request_ends_the_job_to_be_run_again() -> None:
     job.tell(facts.StopRequested("SIGTERM"))
     assert (job.end.code, job.end.diagnosis) == (75, "stopped at step 5: SIGTERM")
     assert job.machine.handle(facts.TimeAdvanced(), job.now) == []
+
+
+def behind_the_loop(*, met: bool) -> Job:
+    """All steps are done; `met`: and all ranks have come to their exits, where one is kept by a thread."""
+    job = Job(2).trained(4)
+    for rank in job.ranks:
+        job.tell(facts.WorkerFinished(job.of(rank), job.machine.generation, StepNo(5), True))
+    assert isinstance(job.machine.state, Closing)
+    if met:
+        job.tell(facts.ScriptReturned(job.of(0)))
+        job.finished(0, 5)
+        job.tell(facts.ScriptReturned(job.of(1), ["upload"]))
+    return job
+
+
+@pytest.mark.parametrize(("met", "code"), [(True, 0), (False, 75)])
+def test_a_stop_when_every_script_has_done_its_last_line_is_the_end_of_a_training_that_is_done(
+    met: bool, code: int
+) -> None:
+    job = behind_the_loop(met=met)
+    job.tell(facts.StopRequested("interrupted by Ctrl-C", patience=30.0))
+    assert not job.all(EndJob), "what the script does behind its loop has the time that there is"
+    job.tell(facts.TimeAdvanced(), after=31.0)
+    assert job.end.code == code
+
+
+def test_a_job_that_ends_by_itself_after_it_was_asked_to_stop_behind_its_loop_has_ended_well() -> None:
+    job = behind_the_loop(met=False)
+    job.tell(facts.StopRequested("interrupted by Ctrl-C", patience=30.0))
+    for rank in job.ranks:
+        job.finished(rank, 5)
+    for rank in job.ranks:
+        job.exited(job.of(rank), 0)
+    assert (job.end.code, job.end.diagnosis) == (0, "")
+
+
+def test_who_asks_again_behind_the_loop_waits_no_longer() -> None:
+    job = behind_the_loop(met=False)
+    job.tell(facts.StopRequested("interrupted by Ctrl-C", patience=30.0))
+    job.tell(facts.StopRequested("interrupted by Ctrl-C"))
+    assert job.end.code == 75
+
+
+def test_a_process_that_stays_a_minute_after_its_script_is_told_of_with_its_threads_once() -> None:
+    job = behind_the_loop(met=True)
+    job.tell(facts.TimeAdvanced(), after=50.0)
+    assert not any("its process is still there" in each.text for each in job.all(Noted))
+    for _ in range(3):
+        job.tell(facts.TimeAdvanced(), after=61.0)
+    told = [each.text for each in job.all(Noted) if "its process is still there" in each.text]
+    assert len(told) == 1
+    assert told[0].startswith("rank 1 has done") and "kept by threads that are no daemons: upload" in told[0]
 
 
 def test_a_job_whose_workers_have_all_finished_is_released_and_ends_well() -> None:
@@ -174,6 +227,22 @@ def test_a_script_error_before_the_first_step_is_tried_again_where_restarts_are_
             job.exited(job.of(0))
             assert job.last(orders.SpawnWorker).restarts == 1
     assert job.end.code == 1
+
+
+@pytest.mark.parametrize("signal", ["Killed", "Bus error"])
+def test_an_error_before_the_first_step_of_a_loader_that_the_kernel_has_struck_is_tried_again(signal: str) -> None:
+    told = "RuntimeError: DataLoader worker (pid {}) is killed by signal: {}. \n\nThe above exception was the cause"
+    job = Job(2)
+    for attempt in (1, 2, 3):
+        error = ErrorReport("RuntimeError", "exited unexpectedly", told.format(attempt, signal), "line 9")
+        job.tell(facts.WorkerFailed(job.of(1), error, StepNo(-1)))
+        job.exited(job.of(1), 1)
+        job.wait()
+        if attempt < 3:
+            assert f"rank 1: DataLoader worker (pid {attempt}) is killed by signal: {signal}" in job.last(Noted).text
+            job.exited(job.of(0))
+            assert job.last(orders.SpawnWorker).restarts == attempt
+    assert job.end.code == 1, "a data set that is too large each time is the script's"
 
 
 def test_a_death_by_signal_explains_the_errors_of_its_peers() -> None:

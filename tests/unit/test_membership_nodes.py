@@ -181,7 +181,7 @@ def test_a_node_lost_after_the_last_step_is_named() -> None:
         job.finished(rank, 5)
     lose(job, "n1")
     assert job.end.code == 75
-    assert "every step had been committed" in job.end.diagnosis
+    assert "in the code after the last step; 5 steps had been committed" in job.end.diagnosis
 
 
 def test_a_node_whose_workers_have_all_ended_well_is_not_missed() -> None:

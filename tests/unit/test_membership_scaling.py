@@ -219,3 +219,28 @@ def test_holders_of_a_part_are_kept_apart_through_restarts_shrinks_growth_and_mo
     if unit == 1 or all(len(set(each.homes)) == 1 for each in replicas):
         kinds = {each.homes for each in replicas}
         assert len(kinds) == 1 or not exposed(homes, unit, racks), "whole replicas of two racks can always be kept"
+
+
+@pytest.mark.parametrize(
+    ("world", "nproc", "unit", "slots", "expected"),
+    [
+        (4, 3, 2, {A: 3, B: 3}, [("a", 0, 0), ("a", 1, 1), ("b", 2, 0), ("b", 3, 1)]),
+        (4, 4, 2, {A: 4, B: 4}, [("a", 0, 0), ("a", 1, 1), ("b", 2, 0), ("b", 3, 1)]),
+        (3, 4, 1, {A: 4, B: 4}, [("a", 0, 0), ("a", 1, 1), ("b", 2, 0)]),
+        (4, 4, 2, {A: 4, B: 0}, [("a", 0, 0), ("a", 1, 1), ("a", 2, 2), ("a", 3, 3)]),
+    ],
+)
+def test_a_world_that_starts_again_smaller_is_not_put_where_a_node_has_all_of_a_part(
+    world: int, nproc: int, unit: int, slots: dict[NodeId, int], expected: list[tuple[str, int, int]]
+) -> None:
+    seats = first_seats(world, nproc, slots, unit=unit)
+    assert places(seats) == expected
+    if slots[B]:
+        homes = standing(seats or [])
+        assert len({homes[rank] for rank in homes if rank % unit == 0}) == 2
+
+
+def test_a_rack_counts_as_one_place() -> None:
+    racks = {A: "left", B: "left", C: "right"}
+    seats = first_seats(4, 2, {A: 2, B: 2, C: 2}, unit=2, domains=racks)
+    assert {racks[seat.node] for seat in seats or []} == {"left", "right"}

@@ -244,6 +244,9 @@ def test_a_worker_that_ends_well_is_not_told() -> None:
             "shrunk from 2 to 1 replica at step 7 (x); pause 0.40 s",
         ),
         ({"faults": 0, "rung": "node", "cause": "a drain"}, "moved at step 7 (a drain); pause 0.40 s"),
+        ({"rung": "all"}, "all workers started again with the state that was in memory; step 7 goes on"),
+        ({"rung": "all", "steps_lost": 2}, "goes on after 0.40 s, 2 steps lost"),
+        ({"rung": "restart", "steps_lost": 1}, "goes on after 0.40 s, 1 step lost"),
     ],
 )
 def test_the_end_of_an_incident_is_one_sentence_as_a_person_says_it(changed: dict[str, Any], sentence: str) -> None:

@@ -11,7 +11,7 @@ from tests.unit.observe_records import FakeJob, commit
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, StepNo, WorkerId
 from regrow.core.messages.vocabulary import STATE_METRIC, FaultStage
-from regrow.core.records import FaultInjected, IncidentClosed, JobEnded, Record, StepCommitted
+from regrow.core.records import FaultInjected, IncidentClosed, JobEnded, Record, ReplacementJudged, StepCommitted
 from regrow.launch.trial import again, plan_kills
 from regrow.observe.ledger import Ledger
 from regrow.observe.trial import (
@@ -76,6 +76,15 @@ def test_the_last_kill_before_the_first_difference_is_to_blame_and_those_behind_
     assert [result.outcome for result in results] == [Outcome.EQUAL, Outcome.DIFFERS, Outcome.UNTRIED]
     assert results[1].why == "step 7, rank 0: loss is 9.0 and 0.125"
     assert complaint(results[1]).startswith("rank 1, killed at reduce (reducing gradients) of step 6: step 7")
+
+
+def test_a_difference_is_told_with_what_the_run_has_found_of_it() -> None:
+    found = "`stats` is another tensor, as `dist.broadcast` at train.py:12 was answered otherwise"
+    refuted = struck(wrong_from=7)
+    refuted.add(ReplacementJudged(at=9.0, rank=Rank(1), step=StepNo(7), reason=found))
+    assert judge(PLAN, refuted, Ledger(CALM), code=0)[1].why == f"step 7, rank 0: loss is 9.0 and 0.125; {found}"
+    unproven = judge(PLAN, struck(wrong_from=7), Ledger(CALM), code=76, words="rank 1 differs")
+    assert unproven[1].why.endswith("; rank 1 differs")
 
 
 def test_the_last_kill_of_a_job_that_ended_is_to_blame_and_its_last_words_are_told() -> None:

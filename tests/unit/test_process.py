@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -87,6 +88,15 @@ def test_a_call_without_which_there_is_no_job_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "waitid", refused(errno.EPERM))
     with pytest.raises(UsageError, match="the system call waitid is refused"):
         calls.check_calls()
+
+
+def test_where_no_temporary_folder_can_be_written_to_it_is_said_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls.check_temporary_folder()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
+    with pytest.raises(UsageError, match="no temporary folder can be written to") as told:
+        calls.check_temporary_folder()
+    assert "TMPDIR" in (told.value.hint or "")
 
 
 def in_a_fork(work: Callable[[], object]) -> int:

@@ -1,9 +1,10 @@
-"""System calls without which there is no job, tried before one starts: a container's filter may refuse any."""
+"""What no job can do without, tried before one starts: system calls, which a filter may refuse, a temporary folder."""
 
 import errno
 import mmap
 import os
 import socket
+import tempfile
 from collections.abc import Callable
 
 from regrow.core.errors import REFUSALS, UsageError
@@ -22,6 +23,17 @@ def check_calls() -> None:
                     hint="regrow cannot do without; allow it in the container's seccomp profile",
                 ) from error
             raise
+
+
+def check_temporary_folder() -> None:
+    """Raises `UsageError` where there is none: Python, torch and loaders' processes end with a traceback there."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"no temporary folder can be written to: {error.strerror or error}",
+            hint="set TMPDIR to a folder that you may write to; where all is read-only, /dev/shm is one",
+        ) from error
 
 
 def _wait_for_a_child() -> None:

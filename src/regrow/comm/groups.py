@@ -17,6 +17,7 @@ from regrow.comm import nccl
 from regrow.comm.echo import EchoTransport
 from regrow.comm.group_ranks import RankInWorld, fixed, moved, spans
 from regrow.comm.links import Links, Site
+from regrow.comm.past_calls import PastCalls
 from regrow.comm.process_group import BACKEND, Between, EchoScope, RegrowGroup, Tape, send_together
 from regrow.comm.refusing_store import RefusingStore
 from regrow.comm.set_up import SetUp
@@ -69,6 +70,8 @@ class Groups:
         """Asked first whether it takes over a call of a collective."""
         self.set_up: SetUp | None = None
         """Asked what becomes of the script's collectives, until its loop."""
+        self.past: PastCalls | None = None
+        """Notes what is answered between two steps, and answers who comes to it later."""
         self.unit = 1
         """Ranks of one replica."""
         self._groups: list[RegrowGroup] = []

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from regrow.comm import checking, nccl
 from regrow.comm.echo import EchoTransport
 from regrow.comm.flight import FLIGHT
+from regrow.comm.past_calls import PastCalls
 from regrow.comm.set_up import SetUp
 from regrow.comm.torch_private import internals
 from regrow.comm.torch_private.internals import ProcessGroup, Work
@@ -110,6 +111,7 @@ class Owner(Protocol):
     on_asked: Callable[[PlaceInWorld, str], None] | None
     between: "Between | None"
     set_up: SetUp | None
+    past: PastCalls | None
 
     def destroy(self, group: "RegrowGroup") -> None:
         """The script destroys a group: who waits for that is told, then it is forgotten."""
@@ -283,6 +285,10 @@ class RegrowGroup(ProcessGroup):
 
     def _answer(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if self.echo is not None:
+            past = self._groups.past
+            told = past.answer(self, name, args, options) if past is not None else None
+            if told is not None:
+                return self._kept(told)
             return self._kept(self.echo.call(name, args, options, self._heard(name, args, options)))
         set_up = self._groups.set_up
         if set_up is None:
@@ -290,8 +296,12 @@ class RegrowGroup(ProcessGroup):
         return self._kept(set_up.answer(self, name, args, options, lambda: self._call(name, args, options)))
 
     def _heard(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
-        tape = self._groups.tape
-        return tape.given(self.number, self._place, name, args, options) if tape is not None else None
+        tape, past = self._groups.tape, self._groups.past
+        taped = tape.given(self.number, self._place, name, args, options) if tape is not None else None
+        noted = past.given(self, name, args, options) if past is not None and self.echo is None else None
+        if taped is None or noted is None:
+            return taped or noted
+        return lambda: (taped(), noted())[-1]
 
     def _call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         groups, transport = self._groups, self.transport

@@ -14,6 +14,7 @@ import msgspec
 
 from regrow.core.config import TlsFiles, tls_files, use_tls
 from regrow.core.errors import UsageError
+from regrow.core.exit_codes import UNPROVEN
 from regrow.core.ids import JobId
 from regrow.launch.processes import is_alive, start_time
 
@@ -188,6 +189,8 @@ def _named(entries: list[JobEntry], job: str, running: bool) -> JobEntry:
             f"there is no job {job!r}", hint=f"the newest are: {names}" if names else "regrow jobs lists them"
         )
     if running and not found[0].running:
-        how = "died" if found[0].code is None else f"ended with exit code {found[0].code}"
+        code = found[0].code
+        how = "died" if code is None else f"ended with exit code {code}"
+        how += " (its result is not proven to be that of a run without faults)" if code == UNPROVEN else ""
         raise UsageError(f"job {job} is not running any more: it {how}", hint=f"regrow logs {job} shows its output")
     return found[0]

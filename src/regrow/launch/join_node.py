@@ -11,7 +11,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from regrow.agent.calls import check_calls
+from regrow.agent.calls import check_calls, check_temporary_folder
 from regrow.agent.workers.processes import adopt_orphans
 from regrow.core import http, tls
 from regrow.core.errors import DeadlineExceeded, UsageError
@@ -64,6 +64,7 @@ def join(plan: JobPlan, office: Office | None = None, *, agent_command: Sequence
         DeadlineExceeded: the coordinator could not be reached.
     """
     check_calls()
+    check_temporary_folder()
     speaker = Console(quiet=plan.quiet)
     for note in plan.notes:
         speaker.note(note)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from regrow.agent.calls import check_calls
+from regrow.agent.calls import check_calls, check_temporary_folder
 from regrow.agent.workers.fencing import end_children
 from regrow.agent.workers.processes import adopt_orphans
 from regrow.core import tls
@@ -91,6 +91,7 @@ def run(
         UsageError: the job could not be started; nothing was.
     """
     check_calls()
+    check_temporary_folder()
     speaker = Console(quiet=plan.quiet)
     adopt_orphans()
     try:

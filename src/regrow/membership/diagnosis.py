@@ -74,16 +74,16 @@ def died_building(rank: Rank | None, code: int) -> str:
     return f"rank {rank} {exit_text(code)} before its first step; its output is in its log"
 
 
-def died_after_loop(rank: Rank | None, code: int, *, through: bool = False) -> str:
+def died_after_loop(rank: Rank | None, code: int, steps: StepNo, *, through: bool = False) -> str:
     """A worker ended wrongly in what the script does after its last step; `through`: when that was over too."""
-    where = "in the code after its last step; every step had been committed"
+    where = f"in the code after its last step; all ranks had left the loop, and {steps} steps had been committed"
     over = "when its script and all its exit handlers had ended: nothing is lost by that"
     return f"rank {rank} {exit_text(code)} {over if through else where}"
 
 
-def stays_after_loop(rank: Rank | None, waited: Seconds) -> str:
+def stays_after_loop(rank: Rank | None, waited: Seconds, steps: StepNo) -> str:
     """A worker does not end although others have."""
-    return f"rank {rank} has not ended within {waited:g} s after the last other rank; every step had been committed"
+    return f"rank {rank} has not ended within {waited:g} s after the last other rank; {steps} steps had been committed"
 
 
 def layout_differs(worker: WorkerId, rank: Rank | None) -> str:
@@ -344,9 +344,9 @@ def change_too_late(replicas: int, wanted: int, reason: str) -> str:
     return f"the last step is run with {replicas} replicas: {wanted} {were} wanted ({reason}), which came to nothing"
 
 
-def leaver_stays(worker: WorkerId, node: NodeId, waited: Seconds) -> str:
+def leaver_stays(rank: Rank | None, node: NodeId, waited: Seconds) -> str:
     """A worker that was released in the middle of the job does not end."""
-    return f"worker {worker} on {node} left the world, has not ended within {waited:g} s and is ended; see its log"
+    return f"rank {rank} of {node} was released, has not ended within {waited:g} s and is ended; see its log"
 
 
 def coordinator_failed(error: Exception) -> str:
@@ -377,9 +377,9 @@ def agent_silent(within: Seconds) -> str:
     return f"it did not tell a new coordinator of its workers within {within:g} s"
 
 
-def lost_after_loop(cause: str) -> str:
+def lost_after_loop(cause: str, steps: StepNo) -> str:
     """A node went in what the script does after its last step."""
-    return f"{cause} in the code after the last step; every step had been committed"
+    return f"{cause} in the code after the last step; {steps} steps had been committed"
 
 
 def stopped(reason: str, step: StepNo) -> str:

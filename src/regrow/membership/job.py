@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regrow.core.exit_codes import OK, UNPROVEN
-from regrow.core.ids import Generation, Instant, Rank, StepNo
+from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
 from regrow.membership import diagnosis as say
@@ -64,6 +64,8 @@ class Job(JobState):
         """Why the job is to end, once somebody has asked for that; from then on it is never started again."""
         self.stop_by: Instant | None = None
         """When it ends then, saved or not."""
+        self.returned: dict[WorkerId, tuple[Instant, list[str]]] = {}
+        """Whose scripts have done their last line, when, and which threads keep their processes."""
         self.belief = Belief()
         self.kept: KeptState | None = None
         """What agents have in memory for workers that are all started again; None: these build, or read the disk."""
@@ -77,6 +79,13 @@ class Job(JobState):
     def replicas(self) -> int:
         """That world in replicas."""
         return self.roster.world // self.spec.unit
+
+    @property
+    def told_of_proofs(self) -> str:
+        """What is known of newcomers, and of the result, for people."""
+        doubt = self.belief.doubt
+        then = f"; the result is not proven, so the job will not end with 0 but with {UNPROVEN}: {doubt}"
+        return self.replacements.told + (then if doubt else "")
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
         """Nothing more is decided."""

@@ -247,7 +247,7 @@ class Membership:
             min_replicas=self._size.limits.least,
             max_replicas=self._size.limits.most,
             unit=self.spec.unit,
-            replaceable=self._job.replacements.told,
+            replaceable=self._job.told_of_proofs,
         )
 
     @property
@@ -329,7 +329,7 @@ class Membership:
             case Closing(again_at=at) if now >= at:
                 self._generations.let_on(now)
             case Releasing() if late:
-                self._job.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, deadlines.LAST_ACTS_S), now)
+                self._job.end(RUN_AGAIN, say.stays_after_loop(late[0].rank, deadlines.LAST_ACTS_S, self._job.step), now)
             case Releasing(again_at=at) if now >= at:
                 self._job.goto(Releasing(now + self.spec.halt_deadline))
                 self._orders.release(Stage.RELEASED, now)

@@ -99,7 +99,7 @@ class Nodes:
                 if not self._roster.living_nodes() and not isinstance(self._job.state, Ended):
                     self._ladder.restart(cause, now)
             case Releasing() if seated:
-                self._job.end(RUN_AGAIN, say.lost_after_loop(cause), now)
+                self._job.end(RUN_AGAIN, say.lost_after_loop(cause, self._job.step), now)
             case _:
                 pass
 

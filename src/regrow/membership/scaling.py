@@ -170,8 +170,8 @@ def first_seats(
 ) -> list[Seat] | None:
     """Where the ranks of a world that starts come to stand: `nproc` a node in the order of nodes, as far as that goes.
 
-    Where a node is missing, the others take its ranks: whole replicas, as far as there is room for these. None: there
-    is no room.
+    Where a node is missing, the others take its ranks: whole replicas, as far as there is room for these. So they are
+    dealt out, too, where the holders of a part of the state would fail together else. None: there is no room.
 
     Args:
         world: its ranks.
@@ -185,13 +185,25 @@ def first_seats(
         here = min(nproc, most, left)
         plain += [Seat(node, Rank(world - left + local), local) for local in range(here)]
         left -= here
-    if not left:
+    if not left and not _seats_exposed(plain, unit, domains):
         return plain
     if unit == 1:
-        return _evenly(world, nproc, slots)
-    free = {node: range(most) for node, most in slots.items()}
-    seats = new_seats([Rank(rank) for rank in range(world)], unit, free, domains=domains)
-    return seats if len(seats) == world else None
+        each = min(nproc, -(-world // max(1, len(slots)))) if not left else nproc
+        dealt = _evenly(world, each, slots)
+    else:
+        free = {node: range(most) for node, most in slots.items()}
+        seats = new_seats([Rank(rank) for rank in range(world)], unit, free, domains=domains)
+        dealt = seats if len(seats) == world else None
+    if not left and (dealt is None or _seats_exposed(dealt, unit, domains) >= _seats_exposed(plain, unit, domains)):
+        return plain
+    return dealt
+
+
+def _seats_exposed(seats: Sequence[Seat], unit: int, domains: Mapping[NodeId, str]) -> int:
+    """How many places have all of their ranks where they fail together, of several replicas."""
+    homes = [domains.get(seat.node) or seat.node for seat in sorted(seats, key=lambda each: each.rank)]
+    cut = range(0, len(homes), unit)
+    return _exposed([ReplicaCandidate(at // unit, homes=tuple(homes[at : at + unit])) for at in cut])
 
 
 def _evenly(world: int, nproc: int, slots: Mapping[NodeId, int]) -> list[Seat] | None:

@@ -85,4 +85,4 @@ class JobView(msgspec.Struct, frozen=True):
     candidates: list[WorkerView] = []
     """Those that build for a larger world while the others train."""
     replaceable: str = ""
-    """Whether newcomers compute what the ranks do that they replace, as far as that was proven."""
+    """Whether newcomers compute what the ranks do that they replace, and why the result is not proven, if it is not."""

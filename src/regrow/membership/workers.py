@@ -47,6 +47,7 @@ WorkerNews = (
     | facts.WorkerNoted
     | LoaderShown
     | facts.WorkerFailed
+    | facts.ScriptReturned
     | facts.ScriptEnded
     | facts.WorkerExited
     | WorkerAlive
@@ -126,6 +127,8 @@ class Workers:
                     self._orders.write(record.WorkerForked(at=now, worker=worker.worker, pid=event.pid))
                 if worker.stage is Stage.ORDERED:
                     self._roster.move(worker, Stage.STARTING, now)
+            case facts.ScriptReturned():
+                self._job.returned[event.worker] = now, event.threads
             case facts.ScriptEnded():
                 self._ended.add(worker.worker)
             case facts.WorkerExited():
@@ -192,6 +195,8 @@ class Workers:
         if event.text not in self._noted:
             self._noted.add(event.text)
             self._orders.note(event.text, now, worker)
+            if event.doubts:
+                self._job.doubted(event.text, now)
 
     def _replacement_judged(self, event: ReplacementFact, now: Instant) -> None:
         """Evidence about newcomers, from whichever worker has it."""
@@ -310,7 +315,9 @@ class Workers:
         elif isinstance(self._job.state, Releasing):
             if event.code < 0 and worker.worker in self._ended:
                 # All have met at their scripts' ends, and this one's was through: nothing is left that could be lost.
-                self._orders.note(say.died_after_loop(worker.rank, event.code, through=True), now, worker)
+                self._orders.note(
+                    say.died_after_loop(worker.rank, event.code, self._job.step, through=True), now, worker
+                )
             elif event.code != 0:
                 self._died_after_loop(worker, event, now)
         elif isinstance(self._job.state, Closing) and event.code == 0:
@@ -322,7 +329,7 @@ class Workers:
 
     def _died_after_loop(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
         told = self._ladder.own_error(worker)
-        self._job.end(SCRIPT_ERROR, told or say.died_after_loop(worker.rank, event.code), now)
+        self._job.end(SCRIPT_ERROR, told or say.died_after_loop(worker.rank, event.code, self._job.step), now)
 
     def _is_the_end(self, worker: WorkerRecord, event: facts.WorkerExited) -> bool:
         """Behind the last step: whether the script has wanted this end, or nobody is left who could go on."""

@@ -68,6 +68,7 @@ _RUNGS = {
     "fork": "a new worker took its place",
     "node": "another node took its place",
     "shrink": "the others go on without it",
+    "all": "all workers started again with the state that was in memory",
     "restart": "all workers started again",
 }
 

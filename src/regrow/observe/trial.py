@@ -12,6 +12,7 @@ from enum import StrEnum
 from rich.table import Table
 from rich.text import Text
 
+from regrow.core.exit_codes import UNPROVEN
 from regrow.core.ids import Rank, Seconds, StepNo
 from regrow.core.messages.vocabulary import STATE_METRIC, FaultStage
 from regrow.core.records import IncidentClosed
@@ -111,7 +112,8 @@ def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, wo
     """What became of each kill of a run, in order of steps.
 
     The last kill before the first difference is to blame for it, and the last one of all for a job that did not end
-    well. What was planned behind the one to blame is untried, though it may have struck.
+    well. What was planned behind the one to blame is untried, though it may have struck. A difference is told with what
+    the run itself has found of it: the collective, the object or the variable that a newcomer has otherwise.
 
     Args:
         kills: of the run, as planned.
@@ -129,6 +131,10 @@ def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, wo
     blamed = before[-1] if before and (difference is not None or code != 0) else None
     outcome = Outcome.DIFFERS if difference is not None else Outcome.ENDED
     why = difference[1] if difference is not None else words
+    if difference is not None and struck.refuted:
+        why += f"; {struck.refuted[0].reason}"
+    elif difference is not None and code == UNPROVEN:
+        why += f"; {words}"
     results = []
     for kill in order:
         passed = blamed is None or order.index(kill) < order.index(blamed)

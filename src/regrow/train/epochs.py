@@ -12,11 +12,6 @@ from regrow.core.errors import UsageError
 from regrow.train.loop import StepLoop
 from regrow.train.step import Step
 
-_ALONE = (
-    "this rank was replaced behind the last epoch, which the others have been through: what it calls there is answered "
-    "by itself alone, so a score that it works out is its own"
-)
-
 
 class Epoch:
     """The steps of one epoch, to be gone through once: `for step in epoch`. Its `len` is how many an epoch has.
@@ -123,11 +118,12 @@ class Epochs:
         while not self._stands_at_end():
             step = next(self._steps, None)
             if step is None:
-                # The training is over. Others have been through what follows the epoch: here it is done alone.
+                # The training is over. Others have been through what follows the epoch: here it is done alone, and
+                # told what they have heard.
                 self._over = True
                 self._loop.after.passes_by()
-                self._loop.member.note_of_script(_ALONE)
                 self._alone.enter_context(self._loop.member.local())
+                self._alone.enter_context(self._loop.regions.past.again())
                 break
             self._step = step
             yield step

@@ -97,7 +97,9 @@ class StepLoop(ScriptPlace):
     def run(self, until: int) -> Iterator[Step]:
         """The steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
-        member.take_over(self.regions.lone)
+        member.take_over(self.regions.lone, self.regions.past)
+        variables = self.standing.protected().variables
+        variables.answers, variables.hear_answers = self.regions.past.told, self.regions.past.hear
         if member.rehearses and until > 0:
             with self.rehearsing():
                 yield from self._rehearsal.run(*self.turns.walks())

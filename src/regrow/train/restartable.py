@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from regrow.comm.past_calls import PastCalls
 from regrow.comm.process_group import AskedCollective as Asked
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import GenerationHalted, UsageError
@@ -68,6 +69,7 @@ class RestartableCalls:
         self._training = self._rehearsing = self._rehearsed = False
         self._seed: tuple[int, int, int] | None = None
         self._begun_at = 0.0
+        self.past = PastCalls(self._doubt, lambda: loop.member.world)
 
     # --- between steps -----------------------------------------------------------------------------------------
 
@@ -128,16 +130,17 @@ class RestartableCalls:
         number = len(self._calls)
         if number >= self._due:
             return self._run(number)
-        with loop.member.local():  # the others are past it; what it computes here is not the others' result
+        # The others are past it, unless all have gone back, and will come here again.
+        again = self.past.again(number) if self._due < sys.maxsize else contextlib.nullcontext()
+        with loop.member.local(), again:
             return call()
 
     def _run(self, number: int) -> Any:
         before, self._at = self._at, number
         try:
-            result = self._attempt(number)
+            return self._attempt(number)
         finally:
             self._at = before
-        return result
 
     def _attempt(self, number: int) -> Any:
         loop, (name, call, lone) = self._loop, self._calls[number - 1]
@@ -155,7 +158,8 @@ class RestartableCalls:
             if not (self._enter_lone(number) if lone else self._enter(number, name)):
                 continue
             try:
-                with contextlib.nullcontext() if self._training or lone else self._watched.watch(name):
+                watch = contextlib.nullcontext() if self._training or lone else self._watched.watch(name)
+                with watch, self.past.function(number):
                     result = call()
             except Exception as error:
                 if not loop.failed(error):
@@ -200,6 +204,10 @@ class RestartableCalls:
 
     def committed(self) -> None:
         """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
+        self.past.begin()
+        self._forget()
+
+    def _forget(self) -> None:
         self._calls.clear()
         self._kept.forget()
         self._due = 0
@@ -209,7 +217,8 @@ class RestartableCalls:
 
     def over(self) -> None:
         """The loop is over on all ranks: nobody comes back to what stands in it, and what stands behind it begins."""
-        self.committed()
+        self.past.end()
+        self._forget()
         self._declare()
         self._loop.member.place_after_step(1)
 
@@ -223,6 +232,7 @@ class RestartableCalls:
 
     def passed(self) -> None:
         """What stands after a step has been run; the next one begins."""
+        self.past.end()
         self._loop.member.place_after_step(0)
 
     def recovered(self, first: int) -> None:
@@ -245,10 +255,19 @@ class RestartableCalls:
         """
         if first:
             self._declare()
+            self.past.notes = True
         self._calls.clear()
         self._kept.forget()
         self._due = first or sys.maxsize
         self._loop.member.place_after_step(first)
+
+    def _doubt(self, why: str) -> None:
+        member = self._loop.member
+        text = (
+            f"rank {member.rank} was replaced when the others were behind a step, and did alone what they had been "
+            f"through: {why}. What it works out there is its own"
+        )
+        member.send(facts.WorkerNoted(member.worker, text, doubts=True))
 
     # --- in the place of steps ---------------------------------------------------------------------------------
 

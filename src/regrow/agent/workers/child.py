@@ -12,6 +12,7 @@ import resource
 import runpy
 import signal
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -66,8 +67,11 @@ def run_worker(seed: "WorkerSeed") -> None:
         if env.producer is not None:
             _produce(link, seed.request.script)
         _run_script(seed.request.script)
+        _say_that_it_returned(link)
     except (SystemExit, KeyboardInterrupt) as end:
         link.ended_badly = not isinstance(end, SystemExit) or end.code not in (None, 0)
+        if not link.ended_badly and env.producer is None:
+            _say_that_it_returned(link)
         raise  # Python itself knows what these mean
     except BaseException as error:  # noqa: BLE001 - whatever a script raises ends it, and is told
         _report_failure(link, error)
@@ -227,6 +231,14 @@ def _report_failure(link: WorkerLink, error: BaseException) -> None:
         link.send(facts.WorkerFailed(link.env.worker, told, _step(link.board.read()), own=not excused))
     except AgentGone as gone:
         sys.stderr.write(f"{gone}\n{report(error).traceback}")
+
+
+def _say_that_it_returned(link: WorkerLink) -> None:
+    if os.getpid() != link.pid:
+        return
+    threads = [each.name for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
+    with contextlib.suppress(AgentGone):
+        link.send(facts.ScriptReturned(link.env.worker, threads))
 
 
 def _say_that_it_ended(link: WorkerLink) -> None:

@@ -120,10 +120,14 @@ class ModulesImported(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerNoted(msgspec.Struct, frozen=True, tag=True):
-    """The worker has seen something of its script that people should know; said once, whoever says it."""
+    """The worker has seen something of its script that people should know; said once, whoever says it.
+
+    `doubts`: so that the result is not proven any more to be that of a run without faults.
+    """
 
     worker: WorkerId
     text: str
+    doubts: bool = False
 
 
 class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
@@ -237,6 +241,13 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     error: ErrorReport
     step: StepNo
     own: bool = False
+
+
+class ScriptReturned(msgspec.Struct, frozen=True, tag=True):
+    """The script's last line is done, without an error. `threads`: those that keep the process, by name."""
+
+    worker: WorkerId
+    threads: list[str] = []
 
 
 class ScriptEnded(msgspec.Struct, frozen=True, tag=True):

@@ -49,6 +49,7 @@ WorkerFact = (
     | facts.WorkerStaged
     | facts.WorkerFinished
     | facts.WorkerFailed
+    | facts.ScriptReturned
     | facts.ScriptEnded
     | facts.FaultFired
     | SnapshotTaken
@@ -101,6 +102,7 @@ AgentFact = (
     | facts.WorkerCommitted
     | facts.WorkerFinished
     | facts.WorkerFailed
+    | facts.ScriptReturned
     | facts.ScriptEnded
     | NodeSeen
     | WorkerAlive

@@ -157,7 +157,7 @@ class Resizing:
                 self._count_failure(worker, f"candidate {worker.worker} was not ready in time", now)
                 self._orders.fence(worker, "not ready in time", now, dump=True)
         while (leaver := self._oldest_leaver()) is not None and now >= leaver.since + self._spec.leave_deadline:
-            self._orders.note(say.leaver_stays(leaver.worker, leaver.node, self._spec.leave_deadline), now, leaver)
+            self._orders.note(say.leaver_stays(leaver.rank, leaver.node, self._spec.leave_deadline), now, leaver)
             self._orders.fence(leaver, "it was released and has not ended", now, dump=True)
         if self._pausing and now >= self._may_change_at:
             self._look, self._pausing = True, False

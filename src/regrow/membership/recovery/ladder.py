@@ -5,6 +5,7 @@ retry in place → a standby, or a fresh fork, in the lost rank → a free slot 
 end, with one readable diagnosis.
 """
 
+import re
 from collections.abc import Sequence, Set
 
 from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR, exit_text
@@ -23,6 +24,8 @@ from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
 from regrow.membership.states import Building, Mending, Restarting, Waiting
 
+_KILLED_LOADER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: (Killed|Bus error)\b")
+"""By the kernel, as memory or shared memory had run out: torch raises it in the script, which has not done it."""
 _PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 3}
 
 
@@ -43,12 +46,14 @@ class Ladder:
         self.newcomers = standbys.newcomers
         self._from_memory = 0
         """How often all workers were started again with what is in memory, since a generation stood."""
+        self._loaders = 0
+        """How often they were since the kernel had ended a loader's process, likewise."""
 
     def over(self) -> None:
         """A generation stands."""
         self.losses.over()
         self.newcomers.stood()
-        self._from_memory = 0
+        self._from_memory = self._loaders = 0
 
     def mend(self, kind: str, workers: list[WorkerRecord], cause: str, now: Instant, fault_at: Instant) -> None:
         """A fault: open or continue the incident and give up the generation; `fill` and `form` follow.
@@ -224,8 +229,12 @@ class Ladder:
         told = next((worker for worker in failed if self._job.errors.of(worker.worker)), failed[0])
         code = told.exit_code or 0
         memory = self._job.kept is not None and self._from_memory < ATTEMPTS
-        if memory or (self._spec.max_restarts or 0) > self._job.restarts:
-            self.restart(f"rank {told.rank} {exit_text(code)}", now, told)
+        error = self._job.errors.of(told.worker)
+        killed = _KILLED_LOADER.search(error[0].traceback) if error is not None else None
+        self._loaders += killed is not None
+        cause = f"rank {told.rank}: {killed[0]}" if killed is not None else f"rank {told.rank} {exit_text(code)}"
+        if memory or 0 < self._loaders < ATTEMPTS or (self._spec.max_restarts or 0) > self._job.restarts:
+            self.restart(cause, now, told)
         else:
             self._job.end(SCRIPT_ERROR, self.own_error(told) or say.died_building(told.rank, code), now)
 

@@ -44,6 +44,8 @@ _CONTAINERS = 64
 _MISSING = object()
 _OVER = ""
 """Told in the place of a variable by who has left the loop."""
+_ANSWERS = "\n"
+"""Told in the place of a variable: what collectives since the last step have answered."""
 
 
 def _leaves_training_alone(
@@ -84,6 +86,9 @@ class Variables:
         self.over = False
         """Whether the script, or the others' when they told of it, has left its loop, so that no step follows."""
         self._elsewhere: set[str] = set()
+        self.answers: Callable[[], bytes] = bytes
+        """What collectives since the last step have answered, where newcomers may come to them."""
+        self.hear_answers: Callable[[bytes], object] = len
         self._threads = 0
         self._since = time.time(), time.monotonic()
         self.notes: list[str] = []
@@ -209,6 +214,9 @@ class Variables:
 
     def told(self) -> dict[str, bytes]:
         """The variables that change, as they are now, each with how it is to be taken over."""
+        return self._told() | ({_ANSWERS: answers} if (answers := self.answers()) else {})
+
+    def _told(self) -> dict[str, bytes]:
         if self._left is not None:
             return self._left if self._instead is None else self._instead
         return self._encoded(self.take()) | self._mark
@@ -248,11 +256,13 @@ class Variables:
     @_leaves_training_alone
     def hear(self, told: Mapping[str, bytes]) -> None:
         """Take over what others have told."""
+        told = dict(told)
+        self.hear_answers(told.pop(_ANSWERS, b""))
         self._unheard = self.take()
         if self._left is None:
             self.over = _OVER in told
         else:
-            self._left = dict(told) | self._mark
+            self._left = told | self._mark
         changed: dict[str, Values] = defaultdict(dict)
         spaces = self._spaces() if told else {}
         now = {name: space.read() for name, space in spaces.items()}
@@ -278,7 +288,7 @@ class Variables:
             over: after a step that has happened, so that none follows.
         """
         self.over = self.over or over
-        self._left = self.told() | self._mark
+        self._left = self._told() | self._mark
         self.close()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from regrow.comm.past_calls import PastCalls
 from regrow.comm.process_group import Between, Tape
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
@@ -261,8 +262,8 @@ class Participation(Protocol):
     def before_leaving(self, last: Callable[[], None]) -> None:
         """Call this before the script destroys the group of all ranks."""
 
-    def take_over(self, between: Between) -> None:
-        """Ask this first for each call of a collective."""
+    def take_over(self, between: Between, past: PastCalls) -> None:
+        """Ask `between` first for each call of a collective; `past` hears of its answer."""
 
     def expect_after_steps(self, following: int) -> None:
         """Where this worker is after a commit: before its first restartable function (1), or past all (0)."""

@@ -11,6 +11,7 @@ from regrow.agent.workers.imports import changed, installed
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
+from regrow.comm.past_calls import PastCalls
 from regrow.comm.process_group import Between
 from regrow.comm.torch_private import device_mesh, expected_names
 from regrow.core.errors import GenerationHalted
@@ -289,9 +290,9 @@ class SupervisedWorker:
         """Call this before the script destroys the group of all ranks."""
         self._groups.on_leaving = last
 
-    def take_over(self, between: Between) -> None:
-        """Ask this first for each call of a collective."""
-        self._groups.between = between
+    def take_over(self, between: Between, past: PastCalls) -> None:
+        """Ask `between` first for each call of a collective; `past` hears of its answer."""
+        self._groups.between, self._groups.past = between, past
 
     def expect_after_steps(self, following: int) -> None:
         """Where this worker is after a commit: before its first restartable function (1), or past all (0)."""
