@@ -11,6 +11,7 @@ WORLD, STEPS = 2, 16
 STAGES = ("forward", "backward", "reduce", "update")
 LATE = {"REGROW_TEST_DEVICE": "standin", "STANDIN_LAG_US": "50", "STANDIN_QUEUE": "48"}
 """Each launch takes a while, and a step has more of them than a stream holds."""
+pytestmark = pytest.mark.timeout(1200)  # the first of all builds the device
 
 
 @pytest.fixture(scope="module", autouse=True)

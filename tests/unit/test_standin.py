@@ -26,7 +26,7 @@ def ended() -> dict[str, str]:
     return found
 
 
-@pytest.mark.timeout(900)  # the first of all builds it
+@pytest.mark.timeout(1200)  # the first of all builds it
 @pytest.mark.parametrize("name", checks.CHECKS)
 def test_on_the_stand_in(name: str, ended: dict[str, str]) -> None:
     if ended[name]:
