@@ -21,6 +21,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.backend_registration import (
+    generate_methods_for_privateuse1_backend,
+    rename_privateuse1_backend,
+)
 
 from . import building
 
@@ -36,8 +40,8 @@ def load() -> "Steering":
 @functools.cache
 def _loaded() -> "Steering":
     path = str(building.library())
-    torch.ops.load_library(path)
-    torch.utils.rename_privateuse1_backend(NAME)
+    torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+    rename_privateuse1_backend(NAME)
     steering = Steering(ctypes.CDLL(path))
     _bring_module(steering)
     # Without it torch's `.to()` gives a module that has one weight twice two of them.
@@ -180,7 +184,9 @@ class Module(types.ModuleType):
         self.__file__, self.__path__ = __file__, []
         self._steering = steering
         devices = range(steering.devices)
-        self.default_generators = tuple(torch.ops.standin.default_generator(index) for index in devices)
+        self.default_generators: tuple[torch.Generator, ...] = tuple(
+            torch.ops.standin.default_generator(index) for index in devices
+        )
         self.set_stream = torch.accelerator.set_stream
 
     @property
@@ -297,6 +303,6 @@ class Module(types.ModuleType):
 
 def _bring_module(steering: Steering) -> None:
     module = Module(steering)
-    torch._register_device_module(NAME, module)
+    torch._register_device_module(NAME, module)  # type: ignore[no-untyped-call]
     sys.modules[f"torch.{NAME}"] = module
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    generate_methods_for_privateuse1_backend(for_storage=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from regrow.devices import failing
+from regrow.devices import accelerators, failing
 
 SOURCES = Path(failing.__file__).parents[1]
 KIND = re.compile(r"""["']cuda["':]|\btorch\.cuda\b|\.is_cuda\b""")
@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (does.pop(0) if len(does) > 1 else does[0])()
 
     monkeypatch.setattr(failing, "ANSWER_S", 30.0)
-    monkeypatch.setattr(failing.accelerators, "in_use", lambda: SimpleNamespace())
+    monkeypatch.setattr(accelerators, "in_use", lambda: SimpleNamespace())
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
     return does
@@ -65,7 +65,7 @@ def test_errors_of_scripts_and_devices_that_nobody_uses_are_not_asked(
     asked[:] = [raises]
     assert failing.has_failed(ValueError("CUDA error: says a script")) == ""
     assert failing.has_failed(torch.OutOfMemoryError("CUDA out of memory")) == ""
-    monkeypatch.setattr(failing.accelerators, "in_use", lambda: None)
+    monkeypatch.setattr(accelerators, "in_use", lambda: None)
     assert failing.has_failed(device_error()) == ""
 
 
