@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from pacing import pause  # type: ignore[import-not-found]  # beside this script
-from placing import DEVICE, take_place  # type: ignore[import-not-found]
+from placing import DEVICE, break_device, take_place  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,6 +30,7 @@ parser.add_argument("--own-buffers", action="store_true", help="every rank has r
 parser.add_argument(
     "--nan", default="::", metavar="RANK:STEP:HOW", help="that rank's loss is NaN, or part of a gradient"
 )
+parser.add_argument("--break-device", default="", metavar="RANK:STEP:WHERE", help="`body` or `after` it, once")
 args = parser.parse_args()
 
 session = regrow.init(seed=3)
@@ -60,6 +61,14 @@ def strikes(number: int, *how: str) -> bool:
     return not struck
 
 
+def breaks(number: int, where: str) -> bool:
+    """Whether this rank's device is to fail now, once in the job."""
+    if args.break_device != f"{session.rank}:{number}:{where}" or Path(f"broken-{where}").exists():
+        return False
+    Path(f"broken-{where}").touch()
+    return True
+
+
 holds = {int(number): name for number, name in (each.split(":") for each in args.hold)}
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
@@ -72,6 +81,8 @@ for step in session.steps(loader, until=args.steps):
             loss = loss * torch.nan
         if not step.rehearsal and strikes(step.number, "backward"):
             loss.register_hook(lambda gradient: gradient * torch.nan)  # type: ignore[no-untyped-call]
+        if not step.rehearsal and breaks(step.number, "body"):
+            break_device()
         if not args.log_after:
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -85,6 +96,8 @@ for step in session.steps(loader, until=args.steps):
             first.weight.data += 1e-3 * session.rank
     if args.log_after:
         step.log(loss=loss)
+    if not step.rehearsal and breaks(step.number, "after"):
+        break_device()
     if args.say_steps and session.is_main and not step.rehearsal:
         sys.stdout.write(f"step {step.number}\n")
 

@@ -69,6 +69,11 @@ def test_without_an_accelerator_there_is_only_the_processor(monkeypatch: pytest.
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
     assert accelerators.kinds() == ["cpu", "cuda"]
     assert (accelerators.kind(), accelerators.in_use()) == ("", None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert accelerators.choose(3) == torch.device("cpu")
+    assert accelerators.random_state() is None
+    assert accelerators.name_of(torch.device("cpu")) == ""
+    assert accelerators.memory_peak(torch.device("cpu")) is None
 
 
 def test_groups_are_registered_for_the_devices_of_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, StateError
 from regrow.core.ids import Seconds
 from regrow.core.process.forks import at_exit
+from regrow.devices import accelerators, nvidia
 
 _OURS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else its watchdog ends the process when a peer dies, or at our own abort
@@ -42,7 +43,7 @@ _living: list[Communicator] = []
 
 def available() -> bool:
     """Whether this torch has NCCL and sees a GPU."""
-    return torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    return nvidia.nccl_available()
 
 
 def settle_environment(keep: bool) -> None:
@@ -87,8 +88,8 @@ def _leave() -> None:
 
 
 def _drain() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+    if accelerators.in_use() is not None:
+        torch.accelerator.synchronize()
 
 
 at_exit(_leave)
@@ -165,7 +166,7 @@ class NcclTransport:
 
     def start_coalescing(self, device: torch.device) -> bool:
         """The calls that follow are one to NCCL, so that sends and receives among them cannot wait for each other."""
-        if self._inner is None or device.type != "cuda":
+        if self._inner is None or not nvidia.is_one(device):
             return False
         self._meet(_ALL)
         FLIGHT.lose_sight()
@@ -235,7 +236,7 @@ def on_cuda(args: tuple[Any, ...]) -> bool:
     """Whether the first tensor of a call is on a GPU."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            return arg.is_cuda
+            return nvidia.is_one(arg.device)
         if isinstance(arg, list) and arg:
             return on_cuda(tuple(arg))
     return False

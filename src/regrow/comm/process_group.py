@@ -20,7 +20,7 @@ from regrow.comm.work import NO_TIMEOUT, joint_work
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Seconds
-from regrow.devices import accelerators
+from regrow.devices import accelerators, nvidia
 
 BACKEND = "regrow"
 
@@ -203,7 +203,7 @@ class RegrowGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(kind) for kind in accelerators.kinds() if kind != "cuda" or nccl.available()]
+        return [torch.device(kind) for kind in accelerators.kinds() if kind != nvidia.KIND or nccl.available()]
 
     def _get_backend(self, device: torch.device) -> Any:
         """What serves a device: this group itself."""
@@ -345,7 +345,7 @@ def send_together(operations: list[dist.P2POp]) -> list[Work] | None:
     asked: dist.ProcessGroup | None = operations[0].group  # torch's annotation leaves the default group out
     device = operations[0].tensor.device
     group = dist.group.WORLD if asked is None else asked
-    if not isinstance(group, RegrowGroup) or device.type != "cuda" or not group.groups_sends:
+    if not isinstance(group, RegrowGroup) or not nvidia.is_one(device) or not group.groups_sends:
         return None
     return internals.coalesced(group, device, operations)
 

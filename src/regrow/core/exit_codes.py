@@ -20,6 +20,8 @@ LOST_AGENT = 1
 """Of a worker whose agent is gone: there is nobody left to work for."""
 ON_DEMAND = 17
 """Of a worker that a fault on demand ends (`exit`)."""
+DEVICE_FAILED = 18
+"""Of a worker that ends since its accelerator answers nothing any more."""
 NODE_LOST = -9
 """What is written down for the workers of a lost node: nobody saw their end."""
 
@@ -28,6 +30,8 @@ def exit_text(code: int, *, memory: bool = False) -> str:
     """How a process ended, in words. `memory`: the kernel ended it since memory had run out."""
     if memory:
         return "was ended by the kernel because memory ran out (smaller batches, fewer loaders, or a higher limit)"
+    if code == DEVICE_FAILED:
+        return f"exited with code {code}, as it does when its accelerator has failed"
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from regrow.core.errors import UsageError
+from regrow.devices import nvidia
 
 _IN_HOST_MEMORY = ("cpu", "meta")
 
@@ -32,7 +33,7 @@ def kind() -> str:
 
 def kinds() -> list[str]:
     """The devices that groups serve: the processor, CUDA's name, and the accelerator's."""
-    return list(dict.fromkeys(["cpu", "cuda", *filter(None, [kind()])]))
+    return list(dict.fromkeys(["cpu", nvidia.KIND, *filter(None, [kind()])]))
 
 
 def in_use() -> Any:
@@ -64,6 +65,37 @@ def seed(number: int) -> None:
             hint="its backend for torch has to bring one",
         )
     by(number)
+
+
+def random_state() -> torch.Tensor | None:
+    """Where the generator of this thread's device stands; None where no device is in use, or its kind does not say."""
+    module = in_use()
+    said: Callable[[], torch.Tensor] | None = getattr(module, "get_rng_state", None)
+    return None if said is None else said()
+
+
+def choose(local_rank: int) -> torch.device:
+    """The device of a rank of this node, which is this thread's from now on; the processor where there is none.
+
+    Raises torch's error where the node has fewer devices than ranks.
+    """
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    device = torch.device(kind(), local_rank)
+    torch.accelerator.set_device_index(device)
+    return device
+
+
+def name_of(device: torch.device) -> str:
+    """Its model, as `NVIDIA H200`; empty where its kind does not say, or for the processor."""
+    said = getattr(torch.get_device_module(device), "get_device_name", None) if is_accelerator(device) else None
+    return "" if said is None else str(said(device))
+
+
+def memory_peak(device: torch.device) -> Callable[[], int] | None:
+    """What tells the most bytes that tensors have had on it; None where its kind counts none, or for the processor."""
+    said = getattr(torch.get_device_module(device), "max_memory_allocated", None) if is_accelerator(device) else None
+    return None if said is None else functools.partial(said, device)
 
 
 def host_memory(shape: Sequence[int], dtype: torch.dtype, beside: torch.device | None) -> torch.Tensor:

@@ -15,7 +15,7 @@ from regrow.hydration.shards import Box, box_of, local
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One tensor, or the piece of it that a rank has.
 
-    `shape`, `nbytes`: of what is here. `device_type`: where the holder has it (`cpu`, `cuda`): a receiver that must
+    `shape`, `nbytes`: of what is here. `device_type`: where the holder has it (`cpu`, ...): a receiver that must
     make it follows. `box`: which piece of the whole is here, None for a plain tensor; `whole`: the whole's shape then.
     Two ranks with the same name and box have the same values.
     """

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import regrow
+from regrow.devices import accelerators
 from regrow.recipes.building import build, half, model_config
 from regrow.recipes.exporting import export, gathered
 from regrow.recipes.losses import Batch, BatchLosses
@@ -85,16 +86,15 @@ class _Work:
         self.device = device
         self.eval_rows = Rows(run.eval_data) if run.eval_data else None
         self._reference = self._said_before() if run.recipe.method == "dpo" and not run.recipe.adapts else None
-        cuda = device.type == "cuda"
         self._progress = Progress(
             steps=run.steps,
             tokens=run.tokens_per_step,
             flops=run.flops_per_token,
             every=run.recipe.train.log_every,
-            device=torch.cuda.get_device_name(device) if cuda else "",
+            device=accelerators.name_of(device),
             half=half(run.recipe, device),
             clock=time.monotonic,
-            memory=partial(torch.cuda.max_memory_allocated, device) if cuda else None,
+            memory=accelerators.memory_peak(device),
         )
 
     def _said_before(self) -> Reference:
@@ -176,11 +176,7 @@ def _due(number: int, every: int, steps: int) -> bool:
 
 
 def _device(session: Session) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", session.local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return accelerators.choose(session.local_rank)
 
 
 def _loader(folder: str, micro: int) -> DataLoader[dict[str, torch.Tensor]]:

@@ -222,6 +222,7 @@ def _report_failure(link: WorkerLink, error: BaseException) -> None:
         sys.stdout.flush()
     if sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, error.__traceback__)
+    link.failing(error)
     try:
         told, excused = report(error), link.excused()
         if excused and (advice := link.advice()):

@@ -47,6 +47,8 @@ class WorkerLink:
         """What the script could do so that such an error would not end it."""
         self.excused: Callable[[], bool] = lambda: False
         """Whether an error of the script may be the consequence of a fault elsewhere."""
+        self.failing: Callable[[BaseException], None] = lambda error: None
+        """Ends this process where an error of the script is its accelerator's, which has failed."""
         self.early = EarlyReads()
         """What the script asks of its place before its loop."""
         self.modules = frozenset(sys.modules)

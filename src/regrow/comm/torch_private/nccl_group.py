@@ -11,6 +11,7 @@ import torch
 from regrow.comm.torch_private.internals import ProcessGroup, Store, Work, inner_group
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Seconds
+from regrow.devices import nvidia
 
 CALL_S: Seconds = 1.0
 """How long an abort waits for calls of other threads, which only enqueue something."""
@@ -115,6 +116,6 @@ def make_communicator(store: Store, rank: int, size: int, run_s: Seconds) -> Com
     options._timeout = timedelta(seconds=run_s)
     backend = ProcessGroupNCCL(store, rank, size, options)
     group = inner_group(store, rank, size)
-    group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, backend)
+    group._register_backend(torch.device(nvidia.KIND), ProcessGroup.BackendType.NCCL, backend)
     group._set_default_backend(ProcessGroup.BackendType.NCCL)
     return Communicator(backend, group)

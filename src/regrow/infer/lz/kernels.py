@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regrow.devices import nvidia
 from regrow.infer.lz.parameters import MODES
 from regrow.infer.lz.rows import RowParameters
 
@@ -25,7 +26,7 @@ _CHUNK = 16
 @cache
 def available() -> bool:
     """Whether there is a GPU, and Triton to run on it."""
-    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+    return nvidia.available() and importlib.util.find_spec("triton") is not None
 
 
 def match_lengths(window: Tensor, rows: RowParameters) -> Tensor:

@@ -10,6 +10,7 @@ from math import log2
 import torch
 from torch import Tensor
 
+from regrow.devices import nvidia
 from regrow.infer.lz.lookup import ResidualLookup
 from regrow.infer.lz.matches import Matches, window_of
 from regrow.infer.lz.parameters import MODES, LZParameters
@@ -193,4 +194,4 @@ class LZPenalty:
 def _by_kernels(logits: Tensor) -> bool:
     from regrow.infer.lz import kernels
 
-    return logits.is_cuda and kernels.available()
+    return nvidia.is_one(logits.device) and kernels.available()

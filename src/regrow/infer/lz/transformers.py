@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from regrow.devices.accelerators import on_accelerator
 from regrow.infer.lz.parameters import LZParameters
 from regrow.infer.lz.penalty import LZPenalty, penalise
 
@@ -63,7 +64,7 @@ class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             )
         penalty = self._follow(input_ids)
         penalised = scores.clone(memory_format=torch.contiguous_format)
-        if input_ids.is_cuda:
+        if on_accelerator(input_ids):
             return penalise(penalised, input_ids, penalty.rows, starts=self._prompt)
         return penalty.apply(penalised)
 
@@ -77,9 +78,9 @@ class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             if not known or not self._same_generation(input_ids, width):
                 self._begin(input_ids, width)
             penalty = self._penalty = self._penalty or self._new(input_ids)
-            if not input_ids.is_cuda:
+            if not on_accelerator(input_ids):
                 penalty.restart(input_ids, starts=self._prompt)
-        elif not input_ids.is_cuda:
+        elif not on_accelerator(input_ids):
             penalty.push(input_ids[:, -1])
         self._length = length
         self._before = input_ids[:, -width:].clone()
@@ -87,7 +88,7 @@ class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     def _same_before(self, input_ids: Tensor, width: int) -> bool:
         """Whether the tokens before the newest are those of the step before; on a GPU it is not asked."""
-        return input_ids.is_cuda or torch.equal(self._before, input_ids[:, :-1][:, -width:])
+        return on_accelerator(input_ids) or torch.equal(self._before, input_ids[:, :-1][:, -width:])
 
     def _same_generation(self, input_ids: Tensor, width: int) -> bool:
         """Whether these tokens begin with the prompt of the step before, and are at most one more than there were."""

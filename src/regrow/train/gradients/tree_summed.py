@@ -319,7 +319,7 @@ def refuse_what_varies(modules: Modules) -> None:
                     "they would depend on which rank computed which micro-batch, and in what order",
                     hint=f"{_HINT} use LayerNorm or GroupNorm, or track_running_stats=False",
                 )
-    if torch.get_num_threads() != 1 and not torch.cuda.is_available():
+    if torch.get_num_threads() != 1 and not torch.accelerator.is_available():
         raise UsageError(
             f"{torch.get_num_threads()} threads compute on this rank: some kernels add in an order that depends on it",
             hint="call torch.set_num_threads(1) after regrow.init(), or do not change what that has set",

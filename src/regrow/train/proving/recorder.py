@@ -16,6 +16,7 @@ from torch import nn
 
 from regrow.comm.process_group import Done
 from regrow.core.errors import GenerationHalted
+from regrow.devices import accelerators
 from regrow.train.proving.digesting import digest_array, digest_bytes, digest_tensor, digest_text
 from regrow.train.proving.trace import Computation, Computed, Trace
 from regrow.train.script_source import is_script
@@ -219,11 +220,15 @@ def digest_generator(generator: object) -> int:
     raise TypeError(type(generator).__name__)
 
 
+def _digest_device_generator() -> int:
+    state = accelerators.random_state()
+    return 0 if state is None else digest_bytes(state.cpu().numpy().tobytes())
+
+
 def _generators() -> Iterator[tuple[str, Callable[[], int]]]:
     yield "torch's generator", partial(digest_generator, torch.default_generator)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        device = torch.cuda.default_generators[torch.cuda.current_device()]
-        yield "the device's generator", partial(digest_generator, device)
+    if accelerators.in_use() is not None:
+        yield "the device's generator", _digest_device_generator
     yield "numpy's generator", lambda: _digest_state(np.random.get_state(legacy=True))
     yield "Python's generator", lambda: digest_text(repr(random.getstate()))
 

@@ -16,6 +16,7 @@ from regrow.step.call_counts import CallCounts
 from regrow.step.machine import Committed
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.control import Control
+from regrow.train.worker.failed_device import leave_if_device_failed
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.fetching import Fetching
 from regrow.train.worker.finite import NumberCheck
@@ -220,6 +221,7 @@ class Body:
         """The attempt failed: put back what it changed, and say so if nobody knows yet."""
         self.left()
         self._faults.leave()
+        leave_if_device_failed(self._link, error)
         self._link.board.enter(Phase.RECOVERING)
         news, step = not self._control.halted, self._control.step
         if self.begun and not self._control.updating:

@@ -17,6 +17,7 @@ from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import DurableState
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.control import Control
+from regrow.train.worker.failed_device import leave_if_device_failed
 from regrow.train.worker.recovery import Recovery
 
 _LOWEST = 19
@@ -31,7 +32,11 @@ class WorkerReleased(SystemExit):
 
 
 def tell_fault(link: WorkerLink, generation: Generation, step: StepNo, kind: FaultKind, error: Exception) -> None:
-    """Something has gone wrong here, and the coordinator must decide."""
+    """Something has gone wrong here, and the coordinator must decide.
+
+    Where it is this worker's accelerator, for good, that is known by the end of the process.
+    """
+    leave_if_device_failed(link, error)
     link.send(facts.WorkerFaulted(link.env.worker, generation, step, kind, report(error)))
 
 

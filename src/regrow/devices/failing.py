@@ -1,0 +1,63 @@
+"""Whether an accelerator has failed for good: after some errors it answers nothing any more until the process ends.
+
+So does CUDA after a device-side assert, an illegal access or an uncorrectable error of its memory: every later call
+raises the same. An error that is only one call's, as memory that has run out, leaves the device as it was.
+"""
+
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from regrow.core.ids import Seconds
+from regrow.devices import accelerators
+
+ANSWER_S: Seconds = 10.0
+"""How long a device may take to say that it works, after it has raised an error."""
+_SAID = ("CUDA error:", "HIP error:")
+"""How errors of devices begin where torch has no type of its own for them."""
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether it, or what it came of, was raised by an accelerator."""
+    return any(
+        isinstance(each, torch.AcceleratorError) or (isinstance(each, RuntimeError) and str(each).startswith(_SAID))
+        for each in _behind(error)
+    )
+
+
+def has_failed(error: BaseException) -> str:
+    """Why the device in use will answer nothing any more; empty where this error says nothing of it, or it still works.
+
+    Asked twice: the first answer may be the error that is known by now.
+    """
+    if not is_device_error(error) or accelerators.in_use() is None:
+        return ""
+    return _asked() and _asked()
+
+
+def _asked() -> str:
+    """What is wrong with the device of this thread: empty where it has done all that it was given."""
+    device, said = torch.accelerator.current_device_index(), ["it does not answer"]
+
+    def ask() -> None:
+        try:
+            torch.accelerator.synchronize(device)
+        except RuntimeError as error:
+            said[0] = str(error).partition("\n")[0] or type(error).__name__
+        else:
+            said[0] = ""
+
+    asking = threading.Thread(target=ask, name="regrow-ask-device", daemon=True)
+    asking.start()
+    asking.join(ANSWER_S)
+    return said[0]
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__
