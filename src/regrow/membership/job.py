@@ -208,6 +208,8 @@ class Replacements:
         self.alone = False
         """Whether ranks have state that no other has."""
         self.unproven = ""
+        self.own: set[str] = set()
+        """Plain variables of the script of which each rank has a value of its own."""
         self._doubts: set[str] = set()
 
     @property

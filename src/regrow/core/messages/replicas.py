@@ -34,7 +34,8 @@ class StateSampled(msgspec.Struct, frozen=True, tag=True):
 
     `whole`: of all of it, or of the part whose turn it is after a recovery; else of a sample that the step chooses.
     `made`: of what updates have made since the last look at it (the state of optimizers); then `tensors` are a sample
-    of all that was there before. None: that is not asked.
+    of all that was there before. None: that is not asked. `variables`: of the script's own plain variables, of which a
+    rank may have some of its own.
     """
 
     worker: WorkerId
@@ -44,6 +45,7 @@ class StateSampled(msgspec.Struct, frozen=True, tag=True):
     python: dict[str, int]
     whole: bool = False
     made: dict[str, int] | None = None
+    variables: dict[str, int] = {}
 
 
 ReplicaFact = ReplicasDiffer | CorruptionNamed

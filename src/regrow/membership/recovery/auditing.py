@@ -58,6 +58,7 @@ class Auditor:
             return
         replicas = sum(each.holding == worker.holding for each in self._job.roster.seated())
         found = self._samples.tell(fact, worker.rank, worker.holding, replicas=replicas)
+        self._job.replacements.own = self._samples.own
         if found is None:
             return
         if found.own:

@@ -115,7 +115,10 @@ class Proofs:
         prover, witness = min(pairs, key=_preference)
         self._open = _Open(prover.worker, holding, now + _LATE_S)
         rank, generation = _rank(witness), self._job.generation
-        self._job.orders.add(ProveReplacement(prover.worker, generation, rank, witness.local_rank, witness.endpoint))
+        own = sorted(self._job.replacements.own)
+        self._job.orders.add(
+            ProveReplacement(prover.worker, generation, rank, witness.local_rank, witness.endpoint, own)
+        )
         return True
 
     def told(self, fact: ReplacementFact, now: Instant) -> None:

@@ -86,6 +86,8 @@ class Variables:
         self.over = False
         """Whether the script, or the others' when they told of it, has left its loop, so that no step follows."""
         self._elsewhere: set[str] = set()
+        self.withheld: frozenset[str] = frozenset()
+        """Those that are not taken over, by what they are told as."""
         self.answers: Callable[[], bytes] = bytes
         """What collectives since the last step have answered, where newcomers may come to them."""
         self.hear_answers: Callable[[bytes], object] = len
@@ -214,9 +216,10 @@ class Variables:
 
     def told(self) -> dict[str, bytes]:
         """The variables that change, as they are now, each with how it is to be taken over."""
-        return self._told() | ({_ANSWERS: answers} if (answers := self.answers()) else {})
+        return self.values_told() | ({_ANSWERS: answers} if (answers := self.answers()) else {})
 
-    def _told(self) -> dict[str, bytes]:
+    def values_told(self) -> dict[str, bytes]:
+        """The same without what collectives have answered."""
         if self._left is not None:
             return self._left if self._instead is None else self._instead
         return self._encoded(self.take()) | self._mark
@@ -268,7 +271,7 @@ class Variables:
         now = {name: space.read() for name, space in spaces.items()}
         for place, data in told.items():
             name, _, key = place.partition("\n")
-            if place == _OVER or name not in now or key in self._elsewhere:
+            if place == _OVER or place in self.withheld or name not in now or key in self._elsewhere:
                 continue
             present = now[name].get(key)
             in_place, value = _decoded(data)
@@ -288,7 +291,7 @@ class Variables:
             over: after a step that has happened, so that none follows.
         """
         self.over = self.over or over
-        self._left = self._told() | self._mark
+        self._left = self.values_told() | self._mark
         self.close()
 
     def close(self) -> None:

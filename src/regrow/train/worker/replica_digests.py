@@ -100,7 +100,10 @@ class Sampler:
             self._whole_from = None
             return
         worker, generation = self._link.env.worker, self._control.generation
-        self._link.send(StateSampled(worker, generation, step, tensors, python, whole=whole))
+        variables = self._variables()
+        self._link.send(
+            StateSampled(worker, generation, step, tensors, python, whole=whole, variables=variables)
+        )
         spent = time.perf_counter() - started
         if self._last is not None and step > self._last[0] and not whole:
             steps = step - self._last[0]
@@ -121,7 +124,12 @@ class Sampler:
             made = {name: value for name, value in found[0].items() if self._state.is_optimizers(name)}
             tensors = {name: value for name, value in found[0].items() if name not in made}
             worker, generation = self._link.env.worker, self._control.generation
-            self._link.send(StateSampled(worker, generation, step, tensors, {}, made=made))
+            variables = self._variables()
+            self._link.send(StateSampled(worker, generation, step, tensors, {}, made=made, variables=variables))
+
+    def _variables(self) -> dict[str, int]:
+        told = self._state.variables.values_told()
+        return {place: xxhash.xxh3_64_intdigest(value) for place, value in told.items() if "\n" in place}
 
     def _part_at(self, step: StepNo) -> int | None:
         """Whose turn it is before `step`, after a recovery; None: no part's."""

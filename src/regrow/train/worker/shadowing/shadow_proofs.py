@@ -114,11 +114,13 @@ class ShadowProofs:
             deadline=time.monotonic() + COME_S,
             proof=how,
         )
+        state.variables.withheld = frozenset(order.own)
         self._ask(asking)
         try:
             asking.run()
         finally:
             self._asking = None
+            state.variables.withheld = frozenset()
         return asking.step
 
     def trace_of(self, order: ProveReplacement, step: StepNo) -> bytes:
