@@ -25,7 +25,7 @@ class SimWorker:
         self.worker: WorkerId = spawn.worker
         self.spawn = spawn
         self.rank = spawn.rank
-        self.seated = spawn.role is not Role.STANDBY
+        self.seated = spawn.role.placed
         self.state = NO_STATE
         self.generation = Generation(0)
         self.doing = Doing.BUILDING

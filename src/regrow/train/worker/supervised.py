@@ -202,6 +202,7 @@ class SupervisedWorker:
         *,
         microbatches: int = 0,
         fixed: str = "",
+        unprovable: str = "",
     ) -> None:
         """As `Participation.arrive`."""
         self._state = state
@@ -238,6 +239,7 @@ class SupervisedWorker:
                 imported=installed(self._link.modules) if self.rank == 0 else [],
                 environment=changed(self._link.environment) if self.rank == 0 else [],
                 refused=read.refused,
+                unprovable=unprovable,
             )
         )
 

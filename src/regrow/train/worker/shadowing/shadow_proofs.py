@@ -116,7 +116,8 @@ class ShadowProofs:
         )
         self._ask(asking)
         try:
-            asking.run()
+            prompt = self._link.prompt  # the rank waits for this, whatever else the machine does
+            prompt.run(asking.run) if prompt is not None else asking.run()
         finally:
             self._asking = None
         return asking.step
