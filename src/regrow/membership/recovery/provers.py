@@ -42,6 +42,7 @@ class Prover:
         self._cost: Seconds = 0.0
         self._pause: Seconds = AGAIN_S
         self._tries = 0
+        self._shown = False
         self._told = ""
         """Why it could not be made, as its agent has said."""
 
@@ -85,7 +86,8 @@ class Prover:
         if not fit:
             return "no worker is made on a node that is given back, or in quarantine"
         witness = fit[-1]
-        self._begun, self._not_before, self._tries, self._told = now, now + self._pause, 0, ""
+        self._begun, self._not_before, self._tries = now, now + self._pause, 0
+        self._shown, self._told = False, ""
         seat = Seat(witness.node, witness.rank or Rank(0), witness.local_rank)
         self._name = self._job.spawn(seat, Role.PROVER, now)
         return ""
@@ -106,6 +108,18 @@ class Prover:
         if worker is not None and worker.stage is not Stage.FENCED:
             self._cost = max(self._cost, now - self._begun) if worker.stage is not Stage.READY else self._cost
             self._job.orders.fence(worker, reason, now)
+
+    def next(self, now: Instant) -> None:
+        """It has shown what it could: the next one may be made, for another holding."""
+        if self._shown:
+            self.end("it has shown what it could", now)
+            self._not_before = now
+        else:
+            self._failed("a newcomer has built another part of the state than the rank has", now)
+
+    def showed(self) -> None:
+        """A proof of it came to its end."""
+        self._shown = True
 
     def done(self, cost: Seconds, now: Instant) -> None:
         """All is shown, for so much computing; the next one is made when that is paid for."""

@@ -15,7 +15,7 @@ from regrow.core.messages.replacements import (
     ReplacementProven,
     ReplacementUnproven,
 )
-from regrow.core.messages.vocabulary import Warmth
+from regrow.core.messages.vocabulary import Role, Warmth
 from regrow.membership.job import Job
 from regrow.membership.recovery.provers import SHARE, Prover
 from regrow.membership.roster import BUILDING, Stage, WorkerRecord
@@ -139,7 +139,7 @@ class Proofs:
         """No newcomer is there for any of these: have one made, one after the other."""
         made = self._made.worker
         if made is not None and made.stage is Stage.READY:
-            self._made.end("it has shown what it could", now)
+            self._made.next(now)
         elif made is not None:
             return
         if any(self._coming(each) for each in self._roster.standbys()):
@@ -183,6 +183,8 @@ class Proofs:
             self._done.add(proof.holding)
             self._cost += fact.held + fact.seconds
             self._again, replacements.unproven = _AGAIN_S, ""
+            if made:
+                self._made.showed()
         elif isinstance(fact, ReplacementUnproven):
             replacements.unproven = fact.reason
             self._over = fact.lasting
@@ -203,7 +205,10 @@ def _rank(worker: WorkerRecord) -> Rank:
 
 
 def _preference(pair: tuple[WorkerRecord, WorkerRecord]) -> tuple[bool, bool, bool, int]:
-    """The least first: not rank 0, which may do more than all others; another than the standby was built under."""
-    standby, witness = pair
-    same = standby.built_for == witness.rank
-    return witness.rank == 0, standby.node != witness.node, same, _rank(witness)
+    """The least first: not rank 0, which may do more than all others; another than a standby was built under.
+
+    One that was made for a proof was built for its rank, as a replacement would be.
+    """
+    newcomer, witness = pair
+    other = (newcomer.built_for == witness.rank) is not (newcomer.role is Role.PROVER)
+    return witness.rank == 0, newcomer.node != witness.node, other, _rank(witness)
