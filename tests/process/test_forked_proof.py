@@ -47,7 +47,7 @@ def until(running: Running, happened: Callable[[], object]) -> None:
 
 def start(here: Site, *words: str, world: int = 2, **args: str) -> Running:
     own = [word for name, value in args.items() for word in (f"--{name}", value)]
-    flags = ["--nproc-per-node", str(world), *words, str(SCRIPTS / "train_shadowed.py"), *own]
+    flags = ["--proof", "fork", "--nproc-per-node", str(world), *words, str(SCRIPTS / "train_shadowed.py"), *own]
     return here.start("run", "--job", JOB, *flags)
 
 

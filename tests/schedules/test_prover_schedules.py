@@ -19,7 +19,7 @@ _OFTEN: dict[str, Any] = {"QUIET_S": 0.0, "AGAIN_S": 1.0, "CHANGED_S": 0.0, "SHA
 
 def run(number: int) -> World:
     drawn = draw(number)
-    spec = msgspec.structs.replace(drawn.spec, proof=True, standbys=number % 3 // 2)
+    spec = msgspec.structs.replace(drawn.spec, proof=True, proof_forks=True, standbys=number % 3 // 2)
     longer = msgspec.structs.replace(drawn.script, until=StepNo(25), build=0.5)
     schedule = msgspec.structs.replace(drawn, spec=spec, script=drawn.script if drawn.slots else longer)
     schedule.run(world := schedule.world())

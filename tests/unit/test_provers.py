@@ -33,7 +33,7 @@ def ended(job: Job) -> list[str]:
 
 def training(world: int = 2, quiet: float = QUIET_S + 1, **changes: Any) -> Job:
     """A job that has run steps for a while."""
-    job = Job(world=world, proof=True, **changes).trained(4)
+    job = Job(world=world, proof=True, proof_forks=True, **changes).trained(4)
     passes(job, quiet)
     return job
 
@@ -86,7 +86,7 @@ def test_it_is_made_again_when_what_it_has_cost_is_paid_for_and_not_within_ten_m
 
 def test_a_short_job_has_none_and_one_that_was_long_in_building_not_before_it_has_trained_as_long() -> None:
     assert made(training(quiet=QUIET_S / 2)) == []
-    job = Job(world=2, proof=True)
+    job = Job(world=2, proof=True, proof_forks=True)
     job.now += 100.0  # seconds of building
     job.trained()
     passes(job)
@@ -98,9 +98,9 @@ def test_a_short_job_has_none_and_one_that_was_long_in_building_not_before_it_ha
     assert len(made(job)) == 1
 
 
-@pytest.mark.parametrize("changes", [{"proof": False}, {"standbys": 1}])
+@pytest.mark.parametrize("changes", [{"proof": False}, {"proof_forks": False}, {"standbys": 1}])
 def test_none_is_made_where_that_is_not_wanted_or_a_standby_can_do_it(changes: dict[str, Any]) -> None:
-    job = Job(world=2, **{"proof": True, **changes}).trained()
+    job = Job(world=2, **{"proof": True, "proof_forks": True, **changes}).trained()
     passes(job)
     job.now += 100.0
     passes(job)
@@ -117,7 +117,7 @@ def test_what_is_done_on_rank_0_alone_is_not_done_twice_for_a_proof() -> None:
 
 
 def test_nothing_is_made_where_the_ranks_know_that_nothing_can_be_compared() -> None:
-    job = Job(world=2, proof=True)
+    job = Job(world=2, proof=True, proof_forks=True)
     for rank in range(2):
         job.ready(job.of(rank), 0, unprovable="its kernels need not repeat themselves")
     for rank in range(2):
@@ -130,7 +130,7 @@ def test_nothing_is_made_where_the_ranks_know_that_nothing_can_be_compared() -> 
 
 
 def test_one_after_the_other_is_made_for_each_holding_that_another_rank_than_0_has() -> None:
-    job = Job(world=4, proof=True)
+    job = Job(world=4, proof=True, proof_forks=True)
     for rank in range(4):
         job.ready(job.of(rank), 0, holding="ab"[rank % 2], layout="ab"[rank % 2], sharded=True)
     for rank in range(4):
@@ -262,7 +262,7 @@ def test_a_change_of_the_world_has_another_one_made_but_not_one_for_each_of_many
 
 
 def test_one_that_has_another_part_of_the_state_than_its_rank_is_not_made_again_and_again() -> None:
-    job = Job(world=4, proof=True)
+    job = Job(world=4, proof=True, proof_forks=True)
     for rank in range(4):
         job.ready(job.of(rank), 0, holding="ab"[rank % 2], layout="ab"[rank % 2], sharded=True)
     for rank in range(4):

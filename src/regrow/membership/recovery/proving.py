@@ -145,6 +145,11 @@ class Proofs:
         if any(self._coming(each) for each in self._roster.standbys()):
             self._job.replacements.unproven = "no standby is there yet that could be compared"
             return
+        if not self._job.spec.proof_forks:
+            self._job.replacements.unproven = (
+                "no standby is there that could be compared (--standby 1, or --proof fork)"
+            )
+            return
         for holding in holdings:
             if why := self._made.make(self._alike(holding), now):
                 self._done.add(holding)
