@@ -60,6 +60,12 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_generator_that_nobody_protects_is_refused_before_the_first_step[torch_generator-augment.torch]",
         "test_a_generator_that_nobody_protects_is_refused_before_the_first_step[python_generator-augment.python]",
     ),
+    "tests/process/test_forked_proof.py": (
+        "test_one_is_forked_proves_a_rank_and_is_gone_while_the_job_trains_on",
+        "test_a_rank_that_dies_while_one_is_made_is_mended_as_ever_and_the_other_is_ended",
+        "test_a_script_that_fails_in_one_is_told_of_and_fails_nothing",
+        "test_of_a_rank_alone_none_is_made",
+    ),
     "tests/process/test_batch.py": (
         "test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer",
         "test_workers_come_and_go_by_the_file_and_by_commands",

@@ -19,7 +19,14 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100_000)
 parser.add_argument("--fault", default="")
 parser.add_argument("--out", type=Path, default=None)
+parser.add_argument("--made", choices=["", "waits", "raises"], default="", help="what a newcomer made for a proof does")
 args = parser.parse_args()
+
+if args.made and '"role":"prover"' in os.environ["REGROW_WORKER_ENV"]:
+    Path("building").touch()
+    while args.made == "waits":
+        time.sleep(0.05)
+    raise OSError("the port is taken")
 
 session = regrow.init(seed=3)
 torch.set_num_threads(1)

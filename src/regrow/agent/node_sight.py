@@ -47,7 +47,7 @@ class NodeSight:
                 self.generation = head.generation
             case orders.NoteGeneration(generation=generation):
                 self.generation = generation
-            case orders.SpawnWorker():
+            case orders.SpawnWorker() if order.role is not Role.PROVER:
                 self._workers.setdefault(order.worker, _Seen(order.role is Role.STANDBY))
             case orders.FormGeneration() if (seen := self._workers.get(order.worker)) is not None:
                 seen.state = "mending" if seen.state in ("training", "mending", "done") else "starting"

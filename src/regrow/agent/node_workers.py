@@ -11,6 +11,7 @@ from regrow.agent.committed_steps import LastSeen
 from regrow.agent.data_desk import DataDesk
 from regrow.agent.memory_kills import MemoryKills
 from regrow.agent.output import OutputPump
+from regrow.agent.workers import room
 from regrow.agent.workers.environment import SpawnRequests, one_thread_each, path_entry
 from regrow.agent.workers.fencing import kill_sessions, own_trackers, sweep_orphans, trackers_of
 from regrow.agent.workers.worker import Worker
@@ -18,8 +19,9 @@ from regrow.agent.workers.zygote_client import AGAIN_S, TRIES, ZygoteClient
 from regrow.core.config import AgentConfig, inherited_environment
 from regrow.core.ids import NO_STATE, Instant, Seconds, WorkerId
 from regrow.core.messages import facts, orders
+from regrow.core.messages.replacements import ReplacementUnproven
 from regrow.core.messages.unions import AgentFact, WorkerFact
-from regrow.core.messages.vocabulary import ErrorReport
+from regrow.core.messages.vocabulary import ErrorReport, Role
 
 _END_S: Seconds = 5.0
 _TIDY_S: Seconds = 1.0
@@ -103,6 +105,9 @@ class NodeWorkers:
         """Have a worker forked. Where too many files are open for one more, that is tried again some times."""
         if order.worker in self._workers or order.worker in self._waiting:
             _log.warning("worker %s is not spawned: it exists", order.worker)
+        elif order.role is Role.PROVER and (why := room.refusal(self._pids_of_ranks(), order.node)):
+            self._tell(ReplacementUnproven(order.worker, order.generation, order.rank, why))
+            self._never_began(order.worker)
         else:
             self._try(order, 1)
 
@@ -226,6 +231,9 @@ class NodeWorkers:
         self._just_died.discard(pid)
         self._bury(pid)
 
+    def _pids_of_ranks(self) -> list[int]:
+        return [worker.pid for worker in self._workers.values() if worker.pid is not None and worker.shown]
+
     def _pids(self) -> list[int]:
         """Of workers and producers."""
         return [worker.pid for worker in self._workers.values() if worker.pid is not None] + self.data.pids
@@ -245,7 +253,7 @@ class NodeWorkers:
         for worker_id in list(self._waiting):
             self.call_off(worker_id)
         for worker in self._workers.values():
-            if grace > 0 and worker.board.has_own_end:
+            if grace > 0 and worker.board.has_own_end and not worker.proves:
                 worker.signal(signal.SIGTERM)
                 worker.signal(signal.SIGCONT)
             elif grace > 0:

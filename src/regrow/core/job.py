@@ -40,6 +40,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Whether workers look now and then whether replicas differ; `digest_every` does that whole, and undoes it."""
     proof: bool = False
     """Whether standbys show, in the shadow of ranks, that they compute the same."""
+    proof_forks: bool = False
+    """Whether a newcomer is forked for that where no standby could do it."""
     health: bool = False
     """Whether agents examine their nodes when they join and after each incident."""
     elects: bool = True

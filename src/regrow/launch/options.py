@@ -98,8 +98,8 @@ _RUN: Final[tuple[Decorator, ...]] = (
         "--proof",
         default="auto",
         envvar="REGROW_PROOF",
-        metavar="auto|off",
-        help="Whether standbys prove that they compute what ranks do.  [auto, $REGROW_PROOF]",
+        metavar="auto|fork|off",
+        help="Standbys prove that they compute what ranks do; `fork`: without one, a newcomer.  [auto, $REGROW_PROOF]",
     ),
     click.option(
         "--no-health",

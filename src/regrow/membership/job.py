@@ -119,12 +119,12 @@ class Job(JobState):
         elif self.plan.add(fault, now):
             self.orders.arm(worker, fault)
 
-    def spawn(self, seat: Seat, role: Role, now: Instant, *, grown: int | None = None) -> None:
-        """Start a worker. `grown`: it is for a world of so many ranks that is to come."""
+    def spawn(self, seat: Seat, role: Role, now: Instant, *, grown: int | None = None) -> WorkerId:
+        """Start a worker; returns its name. `grown`: it is for a world of so many ranks that is to come."""
         restored = self.kept is not None and role is Role.RANK
         resume = self.resumes and role is Role.RANK and not restored
         generation, restarts = self.generation, self.restarts
-        self.orders.spawn(
+        return self.orders.spawn(
             seat,
             role,
             generation=generation,

@@ -386,9 +386,9 @@ class Membership:
                 pass
         if isinstance(job.state, Ended):
             return
-        if isinstance(job.state, Training) and job.incidents.open is None:
+        if quiet := self.quiet:
             self._resizing.advance(now)
-            self._standbys.top_up(now)
+        self._standbys.top_up(now, quiet=quiet)
         self._resizing.let_go(now)
         self._stopping.advance(now)
         state = job.state

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import msgspec
 
 from regrow.core import records as record
-from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo
+from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import orders
 from regrow.core.messages.copies import CopySource, CopyStreamEnded, PlaceCopies, ReportCopies
@@ -84,8 +84,8 @@ class Orders:
         now: Instant,
         avoid: Collection[StepNo] = (),
         grown: int | None = None,
-    ) -> None:
-        """A new worker for a rank, or a standby. `grown`: a candidate, for a world of so many ranks.
+    ) -> WorkerId:
+        """A new worker for a rank, or a standby; returns its name. `grown`: a candidate, for a world of so many ranks.
 
         `avoid`: durable checkpoints that it does not read.
         """
@@ -104,7 +104,7 @@ class Orders:
                 resume=resume,
                 restored=restored,
                 faults=self._plan.of(seat.rank) if role is Role.RANK else [],
-                warmth=Warmth.IMPORTS if self._roster.nodes[seat.node].early else None,
+                warmth=_warmth(role, early=self._roster.nodes[seat.node].early),
                 avoid=sorted(avoid) if resume else [],
                 stores=[] if role is Role.RANK else self._stores_for(seat.node),
             )
@@ -114,6 +114,7 @@ class Orders:
                 at=now, worker=worker.worker, node=seat.node, role=role, rank=seat.rank, generation=generation
             )
         )
+        return worker.worker
 
     def _stores_for(self, node: NodeId) -> list[str]:
         """Whom a node without ranks is to ask what the first workers have heard before their loop."""
@@ -299,3 +300,10 @@ class Orders:
         """The last two commands of a job."""
         self.write(record.JobEnded(at=now, code=code, diagnosis=diagnosis))
         self._out.append(EndJob(code, diagnosis))
+
+
+def _warmth(role: Role, *, early: bool) -> Warmth | None:
+    """None: as the job was started with."""
+    if role is Role.PROVER:
+        return Warmth.BUILT  # it knows its place from the beginning
+    return Warmth.IMPORTS if early else None

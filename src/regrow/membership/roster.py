@@ -71,10 +71,8 @@ class WorkerRecord:
     """Its script gives ranks different parts of the state."""
     built_for: Rank | None = None
     """The rank under which its script ran: in a sharded world it can take no other."""
-    built_slot: int = 0
-    """The slot on its node for which its script ran."""
-    built_world: int = 0
-    """The world in which its script ran."""
+    built_slot: int = 0  # the slot on its node for which its script ran
+    built_world: int = 0  # the world in which its script ran
     early: dict[str, str] = field(default_factory=dict)
     """What its script has asked of its place before its loop, by `core.early_reads.Place`, and where."""
     parts: dict[str, int] = field(default_factory=dict)
@@ -103,6 +101,7 @@ class WorkerRecord:
     """Why the world can have no other size, as its script says; empty: it can."""
     between: bool = False
     """Its script has restartable functions that may run between its steps."""
+    unprovable: str = ""  # why nothing of its script can be compared in a shadow
     committed: StepNo | None = None
     goes_on: bool = False
     """It has finished its steps, and what its script does behind them is to be mended."""
@@ -116,7 +115,8 @@ class WorkerRecord:
     @property
     def spare(self) -> bool:
         """Whether it is a standby: living, and of no other use."""
-        return self.living and not self.seated and self.candidate_for is None and not self.leaver
+        used = self.seated or self.leaver or self.candidate_for is not None or self.role is Role.PROVER
+        return self.living and not used
 
 
 @dataclass
@@ -245,7 +245,7 @@ class Roster:
         self._enter(worker)
         if candidate:
             self.nominate(worker, seat.rank, seat.local_rank)
-        elif role is not Role.STANDBY:
+        elif role.placed:
             self.seat(worker, seat.rank, seat.local_rank, now)
         return worker
 

@@ -212,6 +212,7 @@ class Workers:
             self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step, reason=event.reason))
             for each in [*self._roster.standbys(), *self._roster.candidates.values()]:
                 self._orders.fence(each, "no newcomer is equal to the rank that it would replace", now)
+            self._standbys.proofs.pause(now)
             if self._job.belief.newcomers:
                 self._job.doubted(event.reason, now)
             told = self._roster.workers[event.worker]
@@ -308,6 +309,8 @@ class Workers:
             return
         if worker.candidate_for is not None:
             self._resizing.candidate_lost(worker, why, now)
+        elif worker.role is Role.PROVER:
+            self._standbys.proofs.lost(worker, event, now)
         elif not worker.seated:
             self._standbys.failed(worker, now)
         elif isinstance(self._job.state, Building):
@@ -388,7 +391,7 @@ def enter_ready(worker: WorkerRecord, told: facts.WorkerReady) -> None:
     worker.state_at, worker.endpoint, worker.layout = told.state_at, told.endpoint, told.layout
     worker.holding, worker.sharded, worker.whole_body = told.holding, told.sharded, told.whole_body
     worker.microbatches, worker.fixed, worker.between = told.microbatches, told.fixed, told.between
-    worker.early, worker.parts = told.early, told.parts
+    worker.early, worker.parts, worker.unprovable = told.early, told.parts, told.unprovable
 
 
 def enter_halted(worker: WorkerRecord, told: facts.WorkerHalted) -> None:

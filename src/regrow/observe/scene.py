@@ -93,9 +93,10 @@ class Scene:
 
     @property
     def standbys(self) -> list[WorkerSeen]:
-        """The workers that live and fill no rank."""
+        """The workers that live and fill no rank, but for one that is there for a proof."""
         placed = {worker.worker for worker in self.places.values()}
-        return [worker for worker in self.workers.values() if worker.worker not in placed]
+        others = (worker for worker in self.workers.values() if worker.role != Role.PROVER)
+        return [worker for worker in others if worker.worker not in placed]
 
     @property
     def warm_standbys(self) -> list[WorkerSeen]:

@@ -4,7 +4,7 @@ import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo, WorkerId
 from regrow.core.messages import facts, orders
-from regrow.core.messages.replacements import ReplacementRefuted
+from regrow.core.messages.replacements import ProveReplacement, ReplacementProven, ReplacementRefuted
 from regrow.core.messages.sights import ProveAlive, WorkerAlive
 from regrow.core.messages.unions import WorkerOrder
 from regrow.core.messages.vocabulary import ErrorReport, FaultHow, FaultKind, FaultSpec, Role, Warmth
@@ -26,7 +26,7 @@ class SimWorker:
         self.worker: WorkerId = spawn.worker
         self.spawn = spawn
         self.rank = spawn.rank
-        self.seated = spawn.role is not Role.STANDBY
+        self.seated = spawn.role.placed
         self.state = NO_STATE
         self.generation = Generation(0)
         self.doing = Doing.BUILDING
@@ -106,8 +106,14 @@ class SimWorker:
                 self.later(self._around.jitter(0.01 if self._over else self._around.script.after), "end", 0)
             case orders.ArmFault():
                 self._armed[order.fault.fault] = order.fault
+            case ProveReplacement() if self.doing is Doing.READY:
+                self._around.after(self._around.jitter(self._around.script.compute), lambda: self._proves(order))
             case _:
                 pass
+
+    def _proves(self, order: ProveReplacement) -> None:
+        if self.doing is Doing.READY and not self.hung:
+            self._around.say(self, ReplacementProven(self.worker, order.generation, order.rank, StepNo(0), 0.001, 0.1))
 
     def end(self, code: int) -> None:
         """The process ends; at once, whatever it is doing."""

@@ -92,6 +92,7 @@ class StepLoop(ScriptPlace):
             modules.buffered,
             microbatches=dealer.most if dealer is not None else 0,
             fixed=self.standing.fixed(),
+            unprovable=self.shadow.cannot(),
         )
 
     def run(self, until: int) -> Iterator[Step]:
@@ -106,10 +107,10 @@ class StepLoop(ScriptPlace):
             self._rehearsal.prove_loader()
         expected = member.rehearses and (self.has_epochs or may_call_collectives(sys._getframe(1)))
         self.regions.begin(expected=expected)
+        self.shadow.can_skip = self.turns.known(sys._getframe(1))
         self.arrive()
         try:
             self._looping = True
-            self.shadow.can_skip = self.turns.known(sys._getframe(1))
             yield from self.shadow.prove()
             if not (yield from self.replay()):
                 self.recover()

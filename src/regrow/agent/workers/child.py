@@ -33,6 +33,7 @@ from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.vocabulary import Role, Warmth
+from regrow.core.process.priority import PromptThread, give_way, offer_memory
 from regrow.core.process.streams import open_standard_streams
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def run_worker(seed: "WorkerSeed") -> None:
     link = WorkerLink.current()
     if link is None:
         raise RegrowError("a worker was forked without its channel", hint="this is a fault of regrow; please report it")
+    if env.role is Role.PROVER:
+        _be_in_nobodys_way(link)
     if env.role is Role.STANDBY and env.warmth is Warmth.IMPORTS:
         await_start(link, [seed.request.script.target, *seed.request.script.args])
     if not seed.request.script.binary:
@@ -76,6 +79,13 @@ def run_worker(seed: "WorkerSeed") -> None:
     except BaseException as error:  # noqa: BLE001 - whatever a script raises ends it, and is told
         _report_failure(link, error)
         raise SystemExit(1) from None
+
+
+def _be_in_nobodys_way(link: WorkerLink) -> None:
+    """All others go first, but where a rank waits for this process."""
+    link.prompt = PromptThread()
+    give_way(spared=[link.prompt.thread])
+    offer_memory()
 
 
 def _await_adoption(seed: "WorkerSeed") -> None:

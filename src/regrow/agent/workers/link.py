@@ -17,6 +17,7 @@ from regrow.core.errors import RegrowError
 from regrow.core.messages.unions import WorkerFact, WorkerOrder
 from regrow.core.process.forks import hide_from_forks
 from regrow.core.process.memory_file import is_memory_file
+from regrow.core.process.priority import PromptThread
 from regrow.core.wire import BlockingChannel, FrameCodec
 
 
@@ -55,6 +56,8 @@ class WorkerLink:
         """What was imported before the script began."""
         self.environment = inherited_environment()
         """As it was then."""
+        self.prompt: PromptThread | None = None
+        """Where this process gives way to all others: does what others wait for; None: everything is done so."""
         self.pid = os.getpid()
         """The process that may use it; its forks may not."""
         self._gone = self._closed = False

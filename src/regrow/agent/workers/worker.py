@@ -47,7 +47,9 @@ class Worker:
         self.generation: Generation = order.generation
         self._ranks: dict[Generation, Rank] = {order.generation: order.rank}
         """Its rank since each generation that gave it one, the oldest first."""
-        self.shown = order.role is not Role.STANDBY
+        self.proves = order.role is Role.PROVER
+        """Whether it is there for a proof alone: nobody waits for its end."""
+        self.shown = order.role.placed
         """Whether it holds a rank; a standby's is provisional."""
         self.pid: int | None = None
         self.doomed = False

@@ -87,6 +87,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     the variables that it has changed.
     `whole_body`: its bodies compute after their first update, and are given up as a whole.
     `refused`: steps of durable checkpoints that it could not read, and why; with `NO_STATE` it could read none at all.
+    `unprovable`: why nothing of this script can be compared in a shadow; empty: it can.
     """
 
     worker: WorkerId
@@ -105,6 +106,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     imported: list[str] = []
     environment: list[str] = []
     refused: dict[StepNo, str] = {}
+    unprovable: str = ""
 
 
 class ModulesImported(msgspec.Struct, frozen=True, tag=True):

@@ -73,6 +73,13 @@ class Role(StrEnum):
     RANK = "rank"
     JOINER = "joiner"
     STANDBY = "standby"
+    PROVER = "prover"
+    """Made for a proof, where no standby could make it, and ended behind it: it never holds a rank."""
+
+    @property
+    def placed(self) -> bool:
+        """Whether it holds a rank, or is to, from the beginning."""
+        return self in (Role.RANK, Role.JOINER)
 
 
 class Warmth(StrEnum):

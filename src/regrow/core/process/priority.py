@@ -2,9 +2,48 @@
 
 import contextlib
 import os
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_LOWEST = 19
+_FIRST_TO_GO = "1000"
 
 
 def step_back(nice: int) -> None:
     """Let others go first, as `nice` does; where that is refused, it takes its turn like everybody."""
     with contextlib.suppress(OSError):
         os.nice(nice)
+
+
+def give_way(*, spared: Collection[int] = ()) -> None:
+    """All threads that there are let all others go first, but for those. There is no way back."""
+    with contextlib.suppress(OSError):
+        # Where the kernel groups tasks by session, priorities hold within a session only, and each worker leads one.
+        Path("/proc/self/autogroup").write_text(str(_LOWEST))
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if int(thread) not in spared:
+                os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST)
+
+
+def offer_memory() -> None:
+    """Where memory runs out, the kernel is to end this process before others, and what it starts."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
+
+
+class PromptThread:
+    """A thread that takes its turn like everybody's, also where its process gives way to others."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, "regrow-prompt")
+        self.thread: int = self._threads.submit(threading.get_native_id).result()
+        """Its number."""
+
+    def run(self, call: Callable[[], _T]) -> _T:
+        """Have that done there; returns what it does, or raises that."""
+        return self._threads.submit(call).result()

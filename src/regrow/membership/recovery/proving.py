@@ -1,26 +1,28 @@
 """Who shows in a rank's shadow that it could take its place, and when: before anybody needs it. Pure.
 
 One rank of each holding is proven in the first steps, after each change of the world, and again at a rate that follows
-from what the last round has cost.
+from what the last round has cost. Where no standby could do that, a newcomer is made for it (see `provers.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import facts
 from regrow.core.messages.replacements import (
     ProveReplacement,
     ReplacementFact,
     ReplacementProven,
     ReplacementUnproven,
 )
+from regrow.core.messages.vocabulary import Role, Warmth
 from regrow.membership.job import Job
-from regrow.membership.roster import Stage, WorkerRecord
+from regrow.membership.recovery.provers import SHARE, Prover
+from regrow.membership.roster import BUILDING, Stage, WorkerRecord
+from regrow.membership.states import Training
 
 FIRST_STEP = StepNo(3)
 """A counter or a cache shows only when steps have been committed."""
-_SHARE = 0.005
-"""What proofs may take of the time."""
 _LEAST_S: Seconds = 60.0
 """Between two rounds, however cheap they are."""
 _LATE_S: Seconds = 600.0
@@ -50,6 +52,7 @@ class Proofs:
 
     def __init__(self, job: Job, can_take: CanTake) -> None:
         self._job, self._roster, self._can_take = job, job.roster, can_take
+        self._made = Prover(job)
         self._open: _Open | None = None
         self._generation = Generation(0)
         self._first = FIRST_STEP
@@ -61,10 +64,16 @@ class Proofs:
 
     def advance(self, now: Instant) -> None:
         """Steps are being run and nothing is mended: order what is due."""
-        if self._over or now < self._due or self._job.replacements.refuted:
+        if self._roster.count(Stage.FINISHED) or not isinstance(self._job.state, Training):
+            self.pause(now)
+            return
+        self._made.look(now)
+        if self._over or self._job.replacements.refuted:
             return
         if self._job.generation != self._generation:
             self._enter(now)
+        if now < self._due:
+            return
         if self._open is not None and not self._given_up(self._open, now):
             self._due = now + _LOOK_S
             return
@@ -72,14 +81,18 @@ class Proofs:
             return
         self._due = now + _LOOK_S
         holdings = {each.holding: None for each in self._roster.seated(Stage.MEMBER)}
-        if holdings and self._done.issuperset(holdings):
-            self._due = now + max(_LEAST_S, self._cost / _SHARE)
+        missing = [each for each in holdings if each not in self._done]
+        if holdings and not missing:
+            self._made.done(self._cost, now)
+            self._due = now + max(_LEAST_S, self._cost / SHARE)
             self._done.clear()
             self._cost = 0.0
-            return
-        for holding in holdings:
-            if holding not in self._done and self._order(holding, now):
-                return
+        elif not any(self._order(holding, now) for holding in missing):
+            self._make(missing, now)
+
+    def pause(self, now: Instant) -> None:
+        """Something is mended, or the job ends: a newcomer that was made for a proof is in the way."""
+        self._made.end("nothing is proven now", now)
 
     def _enter(self, now: Instant) -> None:
         """Another generation: what was proven of the one before says nothing of this."""
@@ -87,30 +100,34 @@ class Proofs:
             self._first = StepNo(max(FIRST_STEP, self._job.step + 1))
         self._generation, self._open = self._job.generation, None
         self._done.clear()
-        self._again = _AGAIN_S
+        self._due, self._again = now, _AGAIN_S
+        self._made.changed(now)
 
     def _given_up(self, proof: _Open, now: Instant) -> bool:
         """Whether a proof that was ordered will not come any more; then nothing is open."""
         prover = self._roster.workers.get(proof.prover)
-        if prover is not None and prover.spare and now < proof.until:
+        made = prover is not None and prover is self._made.worker
+        if prover is not None and (prover.spare or made) and now < proof.until:
             return False
         self._open = None
+        if made:
+            self._made.showed_nothing(f"a newcomer has shown nothing within {_LATE_S:.0f} s", now)
         return True
 
+    def _alike(self, holding: str) -> list[WorkerRecord]:
+        return [each for each in self._roster.seated(Stage.MEMBER) if each.holding == holding and each.rank is not None]
+
     def _order(self, holding: str, now: Instant) -> bool:
-        """Let the best standby prove the best rank with this holding; False: there is none that could."""
-        ranks = [
-            each for each in self._roster.seated(Stage.MEMBER) if each.holding == holding and each.rank is not None
-        ]
-        standbys = [each for each in self._roster.standbys() if each.stage is Stage.READY and each.holding == holding]
+        """Let the best newcomer prove the best rank with this holding; False: there is none that could."""
+        newcomers = [*self._roster.standbys(), *([made] if (made := self._made.worker) is not None else [])]
         pairs = [
-            (standby, each)
-            for standby in standbys
-            for each in ranks
-            if self._can_take(standby, _rank(each), each.local_rank)
+            (newcomer, each)
+            for newcomer in newcomers
+            if newcomer.stage is Stage.READY and newcomer.holding == holding
+            for each in self._alike(holding)
+            if self._can_take(newcomer, _rank(each), each.local_rank)
         ]
         if not pairs:
-            self._job.replacements.unproven = "no standby is there that could be compared"
             return False
         prover, witness = min(pairs, key=_preference)
         self._open = _Open(prover.worker, holding, now + _LATE_S)
@@ -121,9 +138,51 @@ class Proofs:
         )
         return True
 
+    def _make(self, holdings: Sequence[str], now: Instant) -> None:
+        """No newcomer is there for any of these: have one made, one after the other."""
+        made = self._made.worker
+        if made is not None and made.stage is Stage.READY:
+            self._made.next(now)
+        elif made is not None:
+            return
+        if any(self._coming(each) for each in self._roster.standbys()):
+            self._job.replacements.unproven = "no standby is there yet that could be compared"
+            return
+        if not self._job.spec.proof_forks:
+            self._job.replacements.unproven = (
+                "no standby is there that could be compared (--standby 1, or --proof fork)"
+            )
+            return
+        for holding in holdings:
+            if why := self._made.make(self._alike(holding), now):
+                self._done.add(holding)
+                self._job.replacements.unproven = why
+            else:
+                return
+
+    def _coming(self, standby: WorkerRecord) -> bool:
+        """Whether a standby is on its way to where it can show something."""
+        early = self._roster.nodes[standby.node].early
+        return standby.stage in BUILDING and self._job.spec.warmth is Warmth.BUILT and not early
+
+    def lost(self, worker: WorkerRecord, fact: facts.WorkerExited, now: Instant) -> None:
+        """A newcomer that was made for a proof has ended by itself."""
+        if self._made.is_it(worker.worker):
+            self._open = None
+            self._made.lost(worker, fact.code, now)
+
+    def unfit(self, worker: WorkerRecord, text: str, now: Instant) -> None:
+        """It has not built what ranks have."""
+        if self._made.is_it(worker.worker):
+            self._open = None
+            self._made.unfit(text, now)
+
     def told(self, fact: ReplacementFact, now: Instant) -> None:
         """What came of a proof."""
-        proof = self._open
+        proof, made = self._open, self._made.is_it(fact.worker)
+        if made and proof is None and isinstance(fact, ReplacementUnproven):
+            self._made.refused(fact)
+            self._job.replacements.unproven = fact.reason
         if proof is None or fact.worker != proof.prover or fact.generation != self._generation:
             return
         self._open, replacements = None, self._job.replacements
@@ -132,10 +191,16 @@ class Proofs:
             self._done.add(proof.holding)
             self._cost += fact.held + fact.seconds
             self._again, replacements.unproven = _AGAIN_S, ""
+            if made:
+                self._made.showed()
         elif isinstance(fact, ReplacementUnproven):
             replacements.unproven = fact.reason
             self._over = fact.lasting
             self._due, self._again = now + self._again, min(2 * self._again, _MOST_AGAIN_S)
+            if made and fact.lasting:
+                self._made.end("nothing can be proven", now)
+            elif made:
+                self._made.showed_nothing(fact.reason, now)
 
 
 def unproven(fact: ReplacementUnproven) -> str:
@@ -148,7 +213,10 @@ def _rank(worker: WorkerRecord) -> Rank:
 
 
 def _preference(pair: tuple[WorkerRecord, WorkerRecord]) -> tuple[bool, bool, bool, int]:
-    """The least first: not rank 0, which may do more than all others; another than the standby was built under."""
-    standby, witness = pair
-    same = standby.built_for == witness.rank
-    return witness.rank == 0, standby.node != witness.node, same, _rank(witness)
+    """The least first: not rank 0, which may do more than all others; another than a standby was built under.
+
+    One that was made for a proof was built for its rank, as a replacement would be.
+    """
+    newcomer, witness = pair
+    other = (newcomer.built_for == witness.rank) is not (newcomer.role is Role.PROVER)
+    return witness.rank == 0, newcomer.node != witness.node, other, _rank(witness)

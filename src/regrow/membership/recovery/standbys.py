@@ -35,9 +35,14 @@ class Standbys:
         self.newcomers = Newcomers()
         self.proofs = Proofs(job, self.can_take)
 
-    def top_up(self, now: Instant) -> None:
-        """Every node has as many standbys as it should, unless they die unbuilt; these prove what is due."""
-        if not self._job.replacements.allowed:
+    def top_up(self, now: Instant, *, quiet: bool) -> None:
+        """Every node has as many standbys as it should, unless they die unbuilt; these prove what is due.
+
+        `quiet`: steps are being run and nothing is mended; else nothing of that is done.
+        """
+        if not quiet:
+            self.proofs.pause(now)
+        if not quiet or not self._job.replacements.allowed:
             return
         while self._roster.short:
             name = next(iter(self._roster.short))
@@ -67,8 +72,7 @@ class Standbys:
         """A worker stands before its first step: with the same model as the others, or the job does without it."""
         fits = self.fits(worker)
         if not fits:
-            standby = worker.role is Role.STANDBY
-            text = say.layout_differs(worker.worker, None) if standby else self.layouts.differs(worker)
+            text = self.layouts.differs(worker) if worker.role.placed else say.layout_differs(worker.worker, None)
             self._unfit(worker, text, "built another model", now)
         elif worker.role is Role.STANDBY:
             self._roster.nodes[worker.node].failed_standbys = 0
@@ -85,8 +89,11 @@ class Standbys:
 
     def _unfit(self, worker: WorkerRecord, text: str, why: str, now: Instant) -> None:
         """A worker is not what the job needs: another is tried, where this is one of the first the job ends."""
-        if worker.role is not Role.STANDBY and isinstance(self._job.state, Building):
+        if worker.role.placed and isinstance(self._job.state, Building):
             self._job.end(SCRIPT_ERROR, text, now)
+            return
+        if worker.role is Role.PROVER:
+            self.proofs.unfit(worker, text, now)
             return
         self._orders.note(f"{text}; it is not used", now, worker)
         if worker.role is Role.STANDBY:

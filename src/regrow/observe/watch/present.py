@@ -163,7 +163,7 @@ class Present:
         self._homes[record.worker] = record.node
         if record.role == Role.RANK:
             self.ranks[record.rank] = RankSeen(record.worker, record.node)
-        else:
+        elif record.role != Role.PROVER:
             self._spares.add(record.worker)
 
     def _gone(self, record: WorkerGone) -> None:

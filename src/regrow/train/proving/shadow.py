@@ -183,13 +183,14 @@ class Shadow:
         """A newcomer waits: do what it is asked to prove, until it has a place."""
         proofs = self._standing.member.proofs
         while proofs is not None and (order := proofs.await_order()) is not None:
-            why = self._cannot()
+            why = self.cannot()
             if why:
                 self._unproven(order, why, lasting=True)
                 continue
             yield from self._proof(order)
 
-    def _cannot(self) -> str:
+    def cannot(self) -> str:
+        """Why nothing can be compared here, for people; empty: it can."""
         if self._standing.member.reads_once:
             return "its batches come from an iterator, which cannot be asked for one again"
         if self._standing.dealer is not None:

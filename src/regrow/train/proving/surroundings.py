@@ -56,7 +56,7 @@ def surroundings(frames: Iterable[FrameType], left_out: Iterable[object]) -> dic
     }
     found |= dict(hidden.settings())
     seen = {id(each) for each in left_out}
-    until = time.monotonic() + _SECONDS
+    until = time.thread_time() + _SECONDS
     ahead: deque[Visit] = deque()
     for frame in frames:
         ahead.extend((name, value, 0) for name, value in list(frame.f_locals.items()))
@@ -65,7 +65,7 @@ def surroundings(frames: Iterable[FrameType], left_out: Iterable[object]) -> dic
         if isinstance(file, str) and is_script(file):
             prefix = "" if name == "__main__" else f"{name}."
             ahead.extend((f"{prefix}{key}", value, 0) for key, value in list(vars(module).items()))
-    while ahead and len(found) < _MOST and time.monotonic() < until:
+    while ahead and len(found) < _MOST and time.thread_time() < until:
         path, value, deep = ahead.popleft()
         if path.startswith("__") or path in found:
             continue

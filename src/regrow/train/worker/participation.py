@@ -231,6 +231,7 @@ class Participation(Protocol):
         *,
         microbatches: int = 0,
         fixed: str = "",
+        unprovable: str = "",
     ) -> None:
         """Report to the coordinator: built and warm.
 
@@ -239,6 +240,7 @@ class Participation(Protocol):
             buffered: the modules whose buffers are the same on all ranks between two steps.
             microbatches: into how many the script divides a step; 0: into none.
             fixed: why the world of this script can have no other size; empty: it can.
+            unprovable: why nothing of it can be compared in a shadow; empty: it can.
         """
 
     def compare(self, *, last: bool = False) -> bool:

@@ -1,8 +1,6 @@
 """Where a worker waits for the others: for the next membership, or for the end of the job."""
 
 import contextlib
-import os
-from pathlib import Path
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.agent.workers.tracebacks import report
@@ -12,6 +10,7 @@ from regrow.core.messages import facts
 from regrow.core.messages.copies import StateKept
 from regrow.core.messages.vocabulary import FaultKind, WorldChange
 from regrow.core.phase import Phase
+from regrow.core.process.priority import give_way
 from regrow.step.machine import Adopted
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import DurableState
@@ -19,8 +18,6 @@ from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.control import Control
 from regrow.train.worker.failed_device import leave_if_device_failed
 from regrow.train.worker.recovery import Recovery
-
-_LOWEST = 19
 
 
 class WorkerReleased(SystemExit):
@@ -76,7 +73,7 @@ class Rejoin:
             if form is None:
                 if self._control.released is not None:
                     self._link.board.enter(Phase.OUTSIDE)
-                    _give_way()
+                    give_way()  # those who stay train on while this process ends, maybe on the same cores
                     raise WorkerReleased(self._control.released.change)
                 self.snapshot()
                 self._keep()
@@ -154,13 +151,3 @@ class Rejoin:
 
     def _over(self) -> bool:
         return self._control.halted
-
-
-def _give_way() -> None:
-    """Those who stay train on while this process ends, maybe on the same cores."""
-    with contextlib.suppress(OSError):
-        # Where the kernel groups tasks by session, priorities hold within a session only, and each worker leads one.
-        Path("/proc/self/autogroup").write_text(str(_LOWEST))
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST)

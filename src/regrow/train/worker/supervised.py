@@ -206,6 +206,7 @@ class SupervisedWorker:
         *,
         microbatches: int = 0,
         fixed: str = "",
+        unprovable: str = "",
     ) -> None:
         """As `Participation.arrive`."""
         self._state = state
@@ -242,6 +243,7 @@ class SupervisedWorker:
                 imported=installed(self._link.modules) if self.rank == 0 else [],
                 environment=changed(self._link.environment) if self.rank == 0 else [],
                 refused=read.refused,
+                unprovable=unprovable,
             )
         )
 

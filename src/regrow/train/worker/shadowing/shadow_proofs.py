@@ -4,13 +4,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from regrow.agent.workers.link import WorkerLink, placed
 from regrow.comm.groups import Groups
 from regrow.comm.process_group import Tape
 from regrow.core.config import publish_rank
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import NO_STATE, Rank, Seconds, StepNo
-from regrow.core.messages.replacements import ProveReplacement, ReplacementFact
+from regrow.core.messages.replacements import ProveReplacement, ReplacementFact, ReplacementProven
 from regrow.core.messages.vocabulary import Role
 from regrow.hydration.client import Hydration
 from regrow.hydration.trace_client import TraceRequest
@@ -35,6 +37,8 @@ class ShadowProofs:
     def __init__(self, link: WorkerLink, control: Control, groups: Groups, body: Body) -> None:
         self._link, self._control, self._groups, self._body = link, control, groups, body
         self._asking: Hydration | TraceRequest | None = None
+        self._counted: Seconds = 0.0
+        """How much of what this process has computed was told."""
         control.on_wanted = self._stop
 
     # --- the rank -----------------------------------------------------------------------------------------------
@@ -117,7 +121,8 @@ class ShadowProofs:
         state.variables.withheld = frozenset(order.own)
         self._ask(asking)
         try:
-            asking.run()
+            prompt = self._link.prompt  # the rank waits for this, whatever else the machine does
+            prompt.run(asking.run) if prompt is not None else asking.run()
         finally:
             self._asking = None
             state.variables.withheld = frozenset()
@@ -138,7 +143,10 @@ class ShadowProofs:
             raise GenerationHalted("this worker is needed")
 
     def tell(self, fact: ReplacementFact) -> None:
-        """Say what came of it."""
+        """Say what came of it. One that was made for this counts all that it has computed, its building included."""
+        if isinstance(fact, ReplacementProven) and self._link.env.role is Role.PROVER:
+            spent = time.process_time()
+            fact, self._counted = msgspec.structs.replace(fact, seconds=spent - self._counted), spent
         self._link.send(fact)
 
     def _stop(self) -> None:
