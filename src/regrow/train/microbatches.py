@@ -28,8 +28,8 @@ class StepInProgress(Protocol):
     """What micro-batches need of the step that they belong to."""
 
     @property
-    def rehearsal(self) -> bool:
-        """Whether nothing of it counts."""
+    def rehearsed(self) -> bool:
+        """Whether it is run for warmth alone, so that a part of it will do."""
 
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Log numbers of the whole step."""
@@ -106,7 +106,7 @@ class MicroBatches:
         """The step's body begins."""
         self._step = step
         self._dealer.current = self
-        if step.rehearsal:
+        if step.rehearsed:
             self.share = MicroBatchRange(self.share.start, min(self.share.start + _REHEARSED, self.share.stop))
         self._dealer.seed(self._number, _OUTSIDE)
 
@@ -221,7 +221,7 @@ class MicroBatches:
         ]
         table = torch.full((self._shares_in_step, 1 + len(names)), _MISSING, dtype=torch.float64)
         table[[self._at(index) for index in self._weights]] = torch.tensor(rows, dtype=torch.float64)
-        if step.rehearsal:
+        if step.rehearsed:
             return self._shares_in_step * self._usual
         if self._shares > 1:
             # The largest, so that it does not matter if several ranks have the same micro-batch: tensor parallel ones.

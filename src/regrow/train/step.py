@@ -121,6 +121,11 @@ class Step:
         return absorbed
 
     @property
+    def rehearsed(self) -> bool:
+        """Whether the body is run for warmth alone: what it computes is nobody's."""
+        return self.rehearsal and not self.proof
+
+    @property
     def microbatches(self) -> MicroBatches:
         """This rank's micro-batches, to be gone through once in the body; `with step as microbatches:` gives them too.
 

@@ -11,7 +11,8 @@ from regrow.core.ids import Generation, Rank, Seconds, StepNo, WorkerId
 class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
     """Run a step of `rank` in its shadow, and say whether all that is computed is the same.
 
-    `endpoint`: where the worker that holds the rank gives its state, and what it has computed.
+    `endpoint`: where the worker that holds the rank gives its state, and what it has computed. `world`: ranks there are
+    by now; 0: as many as when this worker was started.
     """
 
     worker: WorkerId
@@ -19,6 +20,7 @@ class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
     rank: Rank
     local_rank: int
     endpoint: str
+    world: int = 0
 
 
 class ReplacementProven(msgspec.Struct, frozen=True, tag=True):

@@ -73,7 +73,7 @@ class Proofs:
         self._due = now + _LOOK_S
         holdings = {each.holding: None for each in self._roster.seated(Stage.MEMBER)}
         if holdings and self._done.issuperset(holdings):
-            self._due = now + max(_LEAST_S, self._cost / _SHARE)
+            self._due = now + between_rounds(self._cost)
             self._done.clear()
             self._cost = 0.0
             return
@@ -114,8 +114,9 @@ class Proofs:
             return False
         prover, witness = min(pairs, key=_preference)
         self._open = _Open(prover.worker, holding, now + _LATE_S)
-        rank, generation = _rank(witness), self._job.generation
-        self._job.orders.add(ProveReplacement(prover.worker, generation, rank, witness.local_rank, witness.endpoint))
+        rank, local_rank, job = _rank(witness), witness.local_rank, self._job
+        order = ProveReplacement(prover.worker, job.generation, rank, local_rank, witness.endpoint, job.world)
+        job.orders.add(order)
         return True
 
     def told(self, fact: ReplacementFact, now: Instant) -> None:
@@ -133,6 +134,11 @@ class Proofs:
             replacements.unproven = fact.reason
             self._over = fact.lasting
             self._due, self._again = now + self._again, min(2 * self._again, _MOST_AGAIN_S)
+
+
+def between_rounds(cost: Seconds) -> Seconds:
+    """How long nothing is proven after a round that has cost so much."""
+    return max(_LEAST_S, cost / _SHARE)
 
 
 def unproven(fact: ReplacementUnproven) -> str:

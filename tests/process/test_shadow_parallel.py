@@ -1,0 +1,77 @@
+"""A newcomer's shadow of a rank that has a part of the state, in each kind of parallelism, and in micro-batches."""
+
+import time
+from pathlib import Path
+
+import pytest
+from tests.process.launching import PATIENCE, Running, Site
+from tests.process.training import SCRIPTS
+
+from regrow.core.records import Noted, Record, ReplacementJudged
+from regrow.observe.ledger import Ledger, read_records
+
+ENDLESS = "100000"
+MODES = {"tp_fsdp": ("--mode", "tp_dp", "--tp-fsdp")}
+
+
+def judgements(here: Site, name: str) -> list[Record]:
+    """What was found of newcomers, and why something was not."""
+    folder = here.home / "jobs" / name
+    found = read_records(folder) if (folder / "events.jsonl").exists() else ()
+    return [each for each in found if isinstance(each, ReplacementJudged) or _not_proven(each)]
+
+
+def _not_proven(record: Record) -> bool:
+    return isinstance(record, Noted) and "was not proven" in record.text
+
+
+def proven(here: Site, name: str, running: Running, ranks: int) -> list[Record]:
+    """Wait until newcomers for so many ranks were compared, or could not be."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        running.drain()
+        found = judgements(here, name)
+        if len({each.rank for each in found if isinstance(each, ReplacementJudged)}) >= ranks or any(
+            _not_proven(each) or (isinstance(each, ReplacementJudged) and each.reason) for each in found
+        ):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"nothing was found of newcomers: {running.output}")
+
+
+def assert_proven(found: list[Record]) -> None:
+    assert [each for each in found if not isinstance(each, ReplacementJudged) or each.reason] == []
+
+
+@pytest.mark.parametrize(("mode", "holdings"), [("ddp", 1), ("fsdp2", 4), ("hsdp", 2), ("tp_dp", 2), ("tp_fsdp", 4)])
+def test_a_standby_for_each_part_is_proven(here: Site, mode: str, holdings: int) -> None:
+    words = ["run", "--job", mode, "--nproc-per-node", "4", "--standby", "4"]
+    script = [
+        str(SCRIPTS / "train_parallel.py"),
+        *MODES.get(mode, ("--mode", mode)),
+        "--steps",
+        ENDLESS,
+        "--pace",
+        "0.02",
+        "--asks-late",
+    ]
+    with here.start(*words, *script) as running:
+        found = proven(here, mode, running, holdings)
+        running.signal(15)
+        running.wait()
+    assert_proven(found)
+    assert Ledger(read_records(here.home / "jobs" / mode)).incidents == []
+
+
+@pytest.mark.parametrize("mode", ["ddp", "hsdp"])
+@pytest.mark.parametrize("how", ["", "--invariant", "--tokens"])
+def test_micro_batches_are_proven(here: Site, mode: str, how: str) -> None:
+    world, name = (4 if mode == "hsdp" else 2), f"{mode}{how}"
+    words = ["run", "--job", name, "--nproc-per-node", str(world), "--standby", str(world)]
+    script = [str(SCRIPTS / "train_micro.py"), "--mode", mode, "--steps", ENDLESS, "--pace", "0.02"]
+    with here.start(*words, *script, *([how] if how else [])) as running:
+        found = proven(here, name, running, 2 if mode == "hsdp" else 1)
+        running.signal(15)
+        running.wait()
+    assert_proven(found)
+    assert Path(here.home).exists()
