@@ -100,6 +100,6 @@ def describe(samples: list[Sample]) -> str:
     excess, period = (median(column) for column in zip(*((s.excess, s.period) for s in samples), strict=True))
     parts = sorted(100 * each.excess / each.period for each in samples)
     return (
-        f"proof, {len(samples)} of them: {excess:.2f} s each, one in {period:.0f} s: {percent(samples):.2f} % of the time "
-        f"(half of them from {parts[len(parts) // 4]:.2f} to {parts[3 * len(parts) // 4]:.2f} %)"
+        f"proof, {len(samples)} of them: {excess:.2f} s each, one in {period:.0f} s: {percent(samples):.2f} % of the "
+        f"time (half of them from {parts[len(parts) // 4]:.2f} to {parts[3 * len(parts) // 4]:.2f} %)"
     )

@@ -14,7 +14,7 @@ JUDGED_FROM, PACE_S = 3, 10.0
 
 
 def slowly(folder: Path) -> None:
-    """From now on wait before each step for somebody who wants to see it, for a while, until there is a file `enough`."""
+    """From now on wait before each step, for a while, for somebody who wants to see it; until there is `enough`."""
     prepare = StepLoop.prepare
 
     def paced(loop: StepLoop) -> Step | None:

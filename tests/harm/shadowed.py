@@ -28,7 +28,7 @@ _POLL_S = 0.05
 
 
 def judge(here: Site, habit: Habit, world: int = 3) -> tuple[str, Ledger, str]:
-    """What a newcomer's shadow has shown of a habit: "proven", "refuted: ...", or "not comparable: ..."; and the run."""
+    """What a shadow has shown of a habit: "proven", "refuted: ...", or "not comparable: ..."; and the run."""
     job = f"{habit.name}-shadowed"[-60:]
     folder, records = here.folder / job, here.home / "jobs" / job
     folder.mkdir()
@@ -71,7 +71,7 @@ def main(names: Iterable[str]) -> int:
             except AssertionError as error:
                 found = f"failed: {error}"
             refuted += found.startswith("refuted")
-            print(f"{habit.name}: {found}", flush=True)
+            print(f"{habit.name}: {found}", flush=True)  # noqa: T201
         close_warm()
     return refuted
 

@@ -1,7 +1,6 @@
 """A newcomer's shadow of a rank that has a part of the state, in each kind of parallelism, and in micro-batches."""
 
 import time
-from pathlib import Path
 
 import pytest
 from tests.process.launching import PATIENCE, Running, Site
@@ -74,4 +73,13 @@ def test_micro_batches_are_proven(here: Site, mode: str, how: str) -> None:
         running.signal(15)
         running.wait()
     assert_proven(found)
-    assert Path(here.home).exists()
+
+
+def test_a_count_of_micro_batches_is_found_and_named(here: Site) -> None:
+    words = ["run", "--job", "counts", "--nproc-per-node", "2", "--standby", "1"]
+    script = [str(SCRIPTS / "train_micro.py"), "--steps", ENDLESS, "--pace", "0.02", "--counts"]
+    with here.start(*words, *script) as running:
+        (found,) = proven(here, "counts", running, 1)
+        running.signal(15)
+        running.wait()
+    assert isinstance(found, ReplacementJudged) and "`count.seen`" in found.reason, found

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -303,9 +302,11 @@ def main() -> None:
     session.protect(training.model, optimizer, scheduler, part=training.part)
 
     losses = []
-    batches: Callable[[int], tuple[torch.Tensor, torch.Tensor]] = lambda step: batch_of(step, training.replica)
-    if not args.asks_late:
-        batches = partial(batch_of, replica=training.replica)
+    replica = None if args.asks_late else training.replica
+
+    def batches(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return batch_of(step, training.replica if replica is None else replica)
+
     held, _, until = args.hold.partition(":")
     for step in session.steps(batches, until=args.steps, data=training.data):
         with step as (x, y):

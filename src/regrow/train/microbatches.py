@@ -37,6 +37,9 @@ class StepInProgress(Protocol):
     def hear(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
         """Numbers of a part of this rank's work."""
 
+    def read(self, what: str, batch: Any) -> None:
+        """A part of this rank's data has been read."""
+
 
 class MicroBatch:
     """One micro-batch: its data, and its part in the step's gradient.
@@ -131,6 +134,7 @@ class MicroBatches:
             batch = self._dealer.fetch(self._number, self._at(index))
             self._dealer.seed(self._number, self._at(index))
             gradients.open(index, last=index == last)
+            self._step.read(f"micro-batch {index}", batch)
             micro = self._open = MicroBatch(self, index, batch, last=index == last)
             yield micro
             self._check_done(micro)

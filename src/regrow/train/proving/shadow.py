@@ -110,6 +110,11 @@ class Shadow:
         if self._recorder is not None:
             self._recorder.logged(numbers)
 
+    def read(self, batch: object, what: str) -> None:
+        """The body has read this itself: a micro-batch."""
+        if self._recorder is not None:
+            self._recorder.batch(batch, what)
+
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Within this, what is done is none of the body's: it is not written down."""
