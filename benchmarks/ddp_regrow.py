@@ -50,21 +50,21 @@ class Proofs:
     """The order of the first proof, carried out again and again by a standby.
 
     Args:
-        every: how long it does nothing between two.
+        every: how long it does nothing between two, at least; twice as long as the last one took, too.
         path: to which a line of each is written.
     """
 
     def __init__(self, every: Seconds, path: Path) -> None:
         self._every, self._path = every, path
         self._order: ProveReplacement | None = None
-        self._began = 0.0
+        self._began = self._took = 0.0
 
     def repeat(self) -> None:
         """Do so from now on."""
         await_order, tell = ShadowProofs.await_order, ShadowProofs.tell
 
         def again(proofs: ShadowProofs) -> ProveReplacement | None:
-            due = time.monotonic() + self._every
+            due = time.monotonic() + max(self._every, 2 * self._took)
             while self._order is not None and not proofs.over and time.monotonic() < due:
                 time.sleep(_LOOK)
             if self._order is None or proofs.over:
@@ -74,6 +74,7 @@ class Proofs:
 
         def told(proofs: ShadowProofs, fact: ReplacementFact) -> None:
             tell(proofs, fact)
+            self._took = time.monotonic() - self._began
             if isinstance(fact, ReplacementProven):
                 line = {"step": fact.step, "told": fact.held + fact.seconds}
                 with self._path.open("a", encoding="utf-8") as file:

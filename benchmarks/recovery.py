@@ -190,7 +190,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="3 or 5 kills a side, 3 pairs")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="only N kills in a row, with a standby")
     parser.add_argument("--audit", type=int, default=0, metavar="N", help="only the audit's cost, of N looks")
-    parser.add_argument("--proof", type=int, default=0, metavar="N", help="only the cost of N shadow proofs, and kills")
+    parser.add_argument(
+        "--proof", type=int, default=0, metavar="N", help="only the cost of N shadow proofs, and --kills"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what the ranks compute on")
     parser.add_argument("--model", choices=["25m", "300m", "1b"], default="25m", help="parameters")
     parser.add_argument("--seed", type=int, default=0, help="of ranks and moments")
@@ -207,6 +209,8 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[list[Result], list[tupl
         job = regrow(folder, "regrow-standby", standbys=1)
         return [measure_kills(job, kills=args.soak, seed=args.seed, standbys=1)], []
     standby = (regrow(folder, "regrow-standby", standbys=1), kills["standby"], 1)
+    if args.proof and not args.kills:
+        return [], []
     if args.proof:
         sides = [standby, (regrow(folder, "regrow-unproven", standbys=1, proof="off"), kills["standby"], 1)]
         return [measure_kills(job, kills=n, seed=args.seed, standbys=standbys) for job, n, standbys in sides], []

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from tests.process.elastic import Elastic
 from tests.process.launching import PATIENCE, Running, Site
 from tests.process.training import SCRIPTS
 
@@ -83,3 +84,21 @@ def test_a_count_of_micro_batches_is_found_and_named(here: Site) -> None:
         running.signal(15)
         running.wait()
     assert isinstance(found, ReplacementJudged) and "`count.seen`" in found.reason, found
+
+
+def test_a_standby_of_a_larger_world_is_proven_in_a_smaller_one(here: Site) -> None:
+    words = ["run", "--job", "shrunk", "--nproc-per-node", "3", "--replicas", "1:3", "--standby", "1"]
+    script = [str(SCRIPTS / "train_micro.py"), "--steps", ENDLESS, "--pace", "0.02"]
+    with here.start(*words, *script) as running:
+        job = Elastic(here, "shrunk", running)
+        job.settled(3)
+        before = proven(here, "shrunk", running, 1)
+        job.reach(2)
+        until = time.monotonic() + PATIENCE
+        while len(judgements(here, "shrunk")) == len(before) and time.monotonic() < until:
+            running.drain()
+            time.sleep(0.05)
+        assert len(judgements(here, "shrunk")) > len(before), running.output
+        running.signal(15)
+        running.wait()
+    assert_proven(judgements(here, "shrunk"))

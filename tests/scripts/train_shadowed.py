@@ -40,7 +40,8 @@ if args.hold == "offered":
 def held(step: regrow.Step) -> None:
     """Wait in the middle of a proof, as the rank whose state is read or as its shadow."""
     if not step.rehearsal:
-        Path(f"{session.rank}.pid").write_text(str(os.getpid()))
+        Path(f"{os.getpid()}.new").write_text(str(os.getpid()))
+        os.replace(f"{os.getpid()}.new", f"{session.rank}.pid")  # whole at each moment
     if step.proof if args.hold == "shadow" else step.number in offered:
         Path("held").touch()
         while not Path("go").exists():
