@@ -5,15 +5,21 @@ whom to kill.
 """
 
 import argparse
+import json
 import time
+from pathlib import Path
 
 import workload
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import regrow
-from regrow.core.ids import StepNo
+from regrow.core.ids import Seconds, StepNo
+from regrow.core.messages.replacements import ProveReplacement, ReplacementFact, ReplacementProven
 from regrow.train.worker.replica_digests import Sampler
+from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
+
+_LOOK: Seconds = 0.05
 
 
 class Looks:
@@ -40,12 +46,53 @@ class Looks:
         return spent
 
 
+class Proofs:
+    """The order of the first proof, carried out again and again by a standby.
+
+    Args:
+        every: how long it does nothing between two, at least; twice as long as the last one took, too.
+        path: to which a line of each is written.
+    """
+
+    def __init__(self, every: Seconds, path: Path) -> None:
+        self._every, self._path = every, path
+        self._order: ProveReplacement | None = None
+        self._began = self._took = 0.0
+
+    def repeat(self) -> None:
+        """Do so from now on."""
+        await_order, tell = ShadowProofs.await_order, ShadowProofs.tell
+
+        def again(proofs: ShadowProofs) -> ProveReplacement | None:
+            due = time.monotonic() + max(self._every, 2 * self._took)
+            while self._order is not None and not proofs.over and time.monotonic() < due:
+                time.sleep(_LOOK)
+            if self._order is None or proofs.over:
+                self._order = await_order(proofs)
+            self._began = time.monotonic()
+            return self._order
+
+        def told(proofs: ShadowProofs, fact: ReplacementFact) -> None:
+            tell(proofs, fact)
+            self._took = time.monotonic() - self._began
+            if isinstance(fact, ReplacementProven):
+                line = {"step": fact.step, "told": fact.held + fact.seconds}
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line | {"began": self._began, "ended": time.monotonic()}) + "\n")
+
+        ShadowProofs.await_order, ShadowProofs.tell = again, told  # type: ignore[assignment, method-assign]
+
+
 def main() -> None:
     """Train until `--steps`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--time-audit", action="store_true", help="log how long each look at the state took")
+    parser.add_argument("--prove-every", type=float, help="seconds between two proofs of a standby")
+    parser.add_argument("--costs", type=Path, help="where it writes what each has cost")
     args = parser.parse_args()
+    if args.prove_every:
+        Proofs(args.prove_every, args.costs).repeat()
     looks = Looks()
     if args.time_audit:
         looks.watch()

@@ -4,6 +4,7 @@
     python benchmarks/recovery.py --quick    # at most 4 minutes
     python benchmarks/recovery.py --soak 50  # fifty kills in a row, with a standby
     python benchmarks/recovery.py --audit 200 # only what looking for replicas that differ costs, of so many looks
+    python benchmarks/recovery.py --proof 30 # only what so many shadow proofs cost, and kills with and without them
     python benchmarks/recovery.py --device cuda # on a GPU, which the ranks share where it is alone; see docs/cuda.md
 
 One model of 25 million parameters with AdamW (300 MB of state), four ranks with a thread each, on one machine in one
@@ -11,7 +12,8 @@ run. *Time lost* is the time from a SIGKILL until the first step beyond the last
 rank, minus a median step. Sides: torchrun with a checkpoint on local disk every 10 steps; regrow with a standby that
 has built and rehearsed; regrow that forks a worker when one is lost. The overhead is measured between two jobs that
 train in turns, one paused while the other runs, without any checkpoint. What the audit costs is measured within one
-job, between the steps in which it looks and their neighbours (`auditing.py`).
+job, between the steps in which it looks and their neighbours (`auditing.py`), and so is what shadow proofs cost
+(`proving.py`).
 
 Exits with 1 when a kill was not recovered.
 """
@@ -31,6 +33,7 @@ from pathlib import Path
 from statistics import median
 
 import auditing
+import proving
 from contest import Job, JobStuck, Kill, lost_seconds, redone_steps, strike
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +46,8 @@ CHECKPOINT_EVERY = 10
 BLOCK = 12
 """Steps of one side before the other has its turn; the first is left out."""
 START_DEADLINE = 120.0
+PROVE_EVERY = 5.0
+"""Seconds between two shadow proofs whose cost is measured, in which there are calm steps."""
 
 
 @dataclass
@@ -74,11 +79,11 @@ def torchrun(folder: Path, name: str, *, checkpoint_every: int) -> Job:
     return Job(name, command, records=records, log=folder / f"{name}.log", world=WORLD, environment=environment)
 
 
-def regrow(folder: Path, name: str, *, standbys: int, script: tuple[str, ...] = ()) -> Job:
+def regrow(folder: Path, name: str, *, standbys: int, script: tuple[str, ...] = (), proof: str = "auto") -> Job:
     """DDP under regrow."""
     command = [sys.executable, "-m", "regrow", "run", "--standalone", f"--nproc-per-node={WORLD}"]
     command += [f"--standby={standbys}", "--warmth=built", "--max-faults=1000", f"--job={name}", "--quiet"]
-    command += [str(HERE / "ddp_regrow.py"), f"--steps={ENDLESS}", *script]
+    command += [f"--proof={proof}", str(HERE / "ddp_regrow.py"), f"--steps={ENDLESS}", *script]
     environment = {"OMP_NUM_THREADS": "1", "REGROW_HOME": str(folder)}
     records = folder / "jobs" / name
     return Job(name, command, records=records, log=folder / f"{name}.log", world=WORLD, environment=environment)
@@ -167,6 +172,7 @@ def show(results: list[Result], overhead: list[tuple[float, float]], console: Co
 def figures(results: list[Result], overhead: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
     """The numbers for `--json`; what could not be measured is absent."""
     names = {"regrow-standby": "lost_standby_s", "regrow-fork": "lost_fork_s", "torchrun": "lost_torchrun_s"}
+    names["regrow-unproven"] = "lost_unproven_s"
     for result in results:
         if result.lost:
             yield names[result.side], median(result.lost)
@@ -184,6 +190,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="3 or 5 kills a side, 3 pairs")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="only N kills in a row, with a standby")
     parser.add_argument("--audit", type=int, default=0, metavar="N", help="only the audit's cost, of N looks")
+    parser.add_argument(
+        "--proof", type=int, default=0, metavar="N", help="only the cost of N shadow proofs, and --kills"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what the ranks compute on")
     parser.add_argument("--model", choices=["25m", "300m", "1b"], default="25m", help="parameters")
     parser.add_argument("--seed", type=int, default=0, help="of ranks and moments")
@@ -199,14 +208,29 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[list[Result], list[tupl
     if args.soak:
         job = regrow(folder, "regrow-standby", standbys=1)
         return [measure_kills(job, kills=args.soak, seed=args.seed, standbys=1)], []
+    standby = (regrow(folder, "regrow-standby", standbys=1), kills["standby"], 1)
+    if args.proof and not args.kills:
+        return [], []
+    if args.proof:
+        sides = [standby, (regrow(folder, "regrow-unproven", standbys=1, proof="off"), kills["standby"], 1)]
+        return [measure_kills(job, kills=n, seed=args.seed, standbys=standbys) for job, n, standbys in sides], []
     sides = [
         (torchrun(folder, "torchrun", checkpoint_every=CHECKPOINT_EVERY), kills["torchrun"], 0),
-        (regrow(folder, "regrow-standby", standbys=1), kills["standby"], 1),
+        standby,
         (regrow(folder, "regrow-fork", standbys=0), kills["fork"], 0),
     ]
     results = [measure_kills(job, kills=count, seed=args.seed, standbys=standbys) for job, count, standbys in sides]
     print("steady state, in alternating turns", flush=True)
     return results, measure_overhead(folder, pairs=3 if args.quick else args.pairs)
+
+
+def prove(folder: Path, *, proofs: int) -> dict[str, float]:
+    """What shadow proofs cost."""
+    costs = folder / "costs"
+    script = (f"--prove-every={PROVE_EVERY}", f"--costs={costs}")
+    samples = proving.measure(regrow(folder, "proven", standbys=1, script=script), costs, samples=proofs)
+    print(proving.describe(samples))
+    return {"proof_percent": proving.percent(samples)}
 
 
 def main() -> int:
@@ -221,7 +245,9 @@ def main() -> int:
     if results:
         show(results, overhead, Console())
         numbers |= figures(results, overhead)
-    if not args.soak:
+    if not args.soak and not args.audit and args.device == "cpu":  # nothing is proven on an accelerator
+        numbers |= prove(folder, proofs=args.proof or (4 if args.quick else 20))
+    if not args.soak and not args.proof:
         looks = args.audit or (16 if args.quick else 200)
         samples = auditing.measure(regrow(folder, "audited", standbys=0, script=("--time-audit",)), samples=looks)
         numbers["audit_percent"] = auditing.percent(samples)

@@ -107,6 +107,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("steps_redone", most=0),
         Target("not_recovered", most=0),
         Target("audit_percent", most=0.5),
+        Target("proof_percent", most=0.5),
     ),
     "slurm_submit": (Target("submit_to_first_step_s", most=15.0),),
     "simulator": (

@@ -5,6 +5,7 @@ import os
 import pydoc_data.topics
 import random
 import re
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import msgspec
 from safetensors.torch import load_file
 from tests.process.elastic import HURRY, Elastic
 from tests.process.launching import Site, warm
+from tests.process.shadows import proven
 from tests.process.training import SCRIPTS, Fault, Outcome, train
 from tests.process.warm import run_forked
 from tests.process.warm_client import WarmProcess
 from tests.scripts.tiny_families import save_tiny
 
-from regrow.core.records import WorkerBuilt, WorkerSpawned
+from regrow.core.records import Record, WorkerBuilt, WorkerSpawned
 from regrow.observe.ledger import Ledger, read_records
 from regrow.recipes.planning import PlanWorld
 from regrow.recipes.reading import read_recipe
@@ -159,6 +161,18 @@ class Cells:
         path = folder / f"{name}.run.json"
         path.write_bytes(msgspec.json.encode(resolved.run))
         return path
+
+    def shadowed(self, family: str, method: str) -> list[Record]:
+        """Train undisturbed until a standby has shown in a rank's shadow what it would compute; what was found."""
+        name = _name("shadowed", family, method)
+        run = self._run(name, family, method, (), 2)
+        words = ["run", "--job", name, "--nproc-per-node", "2", "--standby", "1"]
+        words += [str(SCRIPTS / "train_recipe.py"), "--run", str(run), "--steps", "1000", "--pace", "0.1"]
+        with self._site.start(*words, "--out", str(self._site.folder / f"{name}.out")) as running:
+            found = proven(self._site, name, running, 1)
+            running.signal(signal.SIGTERM)
+            running.wait()
+        return found
 
     def grow_lose_a_rank_and_shrink(
         self, family: str, method: str, *settings: str, steps: int

@@ -9,6 +9,7 @@ import pytest
 from tests.process.elastic import losses
 from tests.process.launching import site
 from tests.process.recipe_cells import ALL_BY_PREFERENCE, MODULES, Cells, run_prepare
+from tests.process.shadows import assert_proven
 from tests.process.training import Fault, assert_equal, redone
 
 METHODS = ("full", "pretrain", "lora", "dpo")
@@ -80,6 +81,12 @@ def test_two_shards_in_two_replicas_lose_a_rank_in_its_backward(
         # Besides there are Adam's counts of steps and the rotary frequencies, some bytes each.
         state = cells.state_of_a_shard(family, method)
         assert state <= incident.hydrated_bytes < state * 1.01
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("family", "method"), [pytest.param(*cell, id="-".join(cell)) for cell in CELLS])
+def test_a_newcomer_shows_beforehand_that_it_computes_the_same(cells: Cells, family: str, method: str) -> None:
+    assert_proven(cells.shadowed(family, method))
 
 
 def test_a_lora_training_of_a_line_loses_rank_0_and_ends_with_the_same_adapter(cells: Cells) -> None:

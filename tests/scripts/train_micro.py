@@ -36,6 +36,7 @@ parser.add_argument("--microbatches", type=int, default=8)
 parser.add_argument("--invariant", action="store_true")
 parser.add_argument("--tokens", action="store_true", help="weigh by a number that the micro-batch's data decides")
 parser.add_argument("--check", action="store_true", help="compare the gradient with that of the global batch")
+parser.add_argument("--counts", action="store_true", help="scale data by how many there were, which nobody protects")
 parser.add_argument("--no-dropout", action="store_true")
 parser.add_argument("--double", action="store_true")
 parser.add_argument("--loader-workers", type=int, default=0)
@@ -86,6 +87,16 @@ def wrapped(net: Net, args: argparse.Namespace) -> nn.Module:
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
     return net
+
+
+class Count:
+    """What a newcomer does not have."""
+
+    seen = 0
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return x * (1 + 1e-3 * self.seen)
 
 
 def weight_of(x: torch.Tensor) -> int:
@@ -148,7 +159,7 @@ def main() -> None:
     loader = batch_of if args.check else loader
     killed = [int(part) for part in args.die.split(":")] if args.die else None
     mark = args.out.with_suffix(".died") if args.out is not None else None
-    calls, per_step, losses = counted(), [], []
+    calls, per_step, losses, count = counted(), [], [], Count()
     events: list[dict[str, Any]] = []
 
     def changed(event: regrow.ScaleEvent) -> None:
@@ -162,6 +173,7 @@ def main() -> None:
         with step as microbatches:
             for micro in microbatches:
                 x, y = micro.batch
+                x = count.scaled(x) if args.counts else x
                 weight = weight_of(x) if args.tokens else None
                 loss = mse_loss(model(x), y)
                 here = [session.rank, step.number, micro.index - microbatches.share.start]

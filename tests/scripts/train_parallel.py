@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +48,7 @@ parser.add_argument("--checkpoint-activations", action="store_true")
 parser.add_argument("--pace", type=float, default=0.0, help="see pacing.py")
 parser.add_argument("--say-steps", action="store_true")
 parser.add_argument("--hold", default="", metavar="STEP:FILE", help="wait in that step until the file is there")
+parser.add_argument("--asks-late", action="store_true", help="ask for this rank's data inside the loop alone")
 parser.add_argument("--tp-fsdp", action="store_true", help="tp_dp: shard over dp too, instead of replicating")
 
 
@@ -302,7 +302,11 @@ def main() -> None:
     session.protect(training.model, optimizer, scheduler, part=training.part)
 
     losses = []
-    batches = partial(batch_of, replica=training.replica)
+    replica = None if args.asks_late else training.replica
+
+    def batches(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return batch_of(step, training.replica if replica is None else replica)
+
     held, _, until = args.hold.partition(":")
     for step in session.steps(batches, until=args.steps, data=training.data):
         with step as (x, y):

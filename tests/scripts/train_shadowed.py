@@ -14,12 +14,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regrow
+from regrow.core.ids import StepNo
+from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100_000)
 parser.add_argument("--fault", default="")
 parser.add_argument("--out", type=Path, default=None)
 parser.add_argument("--made", choices=["", "waits", "raises"], default="", help="what a newcomer made for a proof does")
+parser.add_argument("--pace", type=float, default=0.005, help="seconds that a step lasts more")
+parser.add_argument("--hold", default="", choices=["", "offered", "shadow"], help="wait there until there is `go`")
 args = parser.parse_args()
 
 if args.made and '"role":"prover"' in os.environ["REGROW_WORKER_ENV"]:
@@ -29,6 +33,28 @@ if args.made and '"role":"prover"' in os.environ["REGROW_WORKER_ENV"]:
     raise OSError("the port is taken")
 
 session = regrow.init(seed=3)
+offered: list[int] = []
+if args.hold == "offered":
+    offer = ShadowProofs.offer
+
+    def offering(proofs: ShadowProofs, step: StepNo) -> None:
+        offer(proofs, step)
+        offered.append(step)
+
+    ShadowProofs.offer = offering  # type: ignore[assignment, method-assign]
+
+
+def held(step: regrow.Step) -> None:
+    """Wait in the middle of a proof, as the rank whose state is read or as its shadow."""
+    if not step.rehearsal:
+        Path(f"{os.getpid()}.new").write_text(str(os.getpid()))
+        os.replace(f"{os.getpid()}.new", f"{session.rank}.pid")  # whole at each moment
+    if step.proof if args.hold == "shadow" else step.number in offered:
+        Path("held").touch()
+        while not Path("go").exists():
+            time.sleep(0.01)
+
+
 torch.set_num_threads(1)
 early_rank = int(dict(os.environ)["RANK"]) if args.fault == "rank" else 0
 
@@ -140,7 +166,9 @@ HOW = {
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
         began = time.monotonic()
-        time.sleep(0.005)
+        time.sleep(args.pace)
+        if args.hold:
+            held(step)
         flag = torch.tensor(float(Path("enough").exists()))
         torch.distributed.all_reduce(flag)
         stop = flag.item() > 0

@@ -38,7 +38,7 @@ def batch_of(step: int, share: int) -> torch.Tensor:
 class Told:
     """What stands for the step."""
 
-    rehearsal = False
+    rehearsed = False
 
     def __init__(self) -> None:
         self.numbers: dict[str, float] = {}
@@ -48,6 +48,9 @@ class Told:
 
     def hear(self, numbers: dict[str, float]) -> None:
         self.heard = {**getattr(self, "heard", {}), **numbers}
+
+    def read(self, what: str, batch: torch.Tensor) -> None:
+        self.has_read = [*getattr(self, "has_read", []), what]
 
 
 class World:
@@ -175,7 +178,7 @@ def test_random_numbers_belong_to_the_micro_batch() -> None:
 
 def test_a_rehearsal_runs_two_of_them_and_logs_nothing() -> None:
     world = World(net())
-    world.step.rehearsal = True
+    world.step.rehearsed = True
     assert [micro.index for micro in _through(world)] == [0, 1]
     assert world.step.numbers == {}
 

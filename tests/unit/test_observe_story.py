@@ -15,10 +15,12 @@ from regrow.core.records import (
     JobEnded,
     JobStarted,
     Record,
+    ReplacementJudged,
     ReplicaCorrupted,
     StepCommitted,
     WorkerGone,
 )
+from regrow.launch.console import Console as Speaker
 from regrow.observe.curve import draw_curve
 from regrow.observe.ledger import Ledger
 from regrow.observe.live import LiveView, PlainView, follow, open_view
@@ -48,6 +50,36 @@ def test_silent_corruption_is_told_with_its_place_and_counted() -> None:
         "the state of rank 1 was wrong before step 8, in model.weight: worker n0.w1, 2 corruptions on n0 so far"
     )
     assert Ledger([found]).corruptions == [found]
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ([], "replaceable: not proven yet"),
+        ([ReplacementJudged(9.0, Rank(1), StepNo(4210))], "replaceable: proven at step 4,210"),
+        (
+            [ReplacementJudged(9.0, Rank(1), StepNo(3)), ReplacementJudged(9.5, Rank(1), StepNo(9), "a [counter]")],
+            "not replaceable by newcomers: a [counter]",
+        ),
+    ],
+)
+def test_the_picture_says_whether_newcomers_are_proven(found: list[Record], shown: str) -> None:
+    console = _console()
+    view = LiveView(console)
+    view.scene.add_all([*FakeJob().run(3, kills={}), *found])
+    console.print(view.draw())
+    assert shown in _text(console)
+
+
+def test_the_launcher_says_once_that_newcomers_are_proven_and_each_time_that_they_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    speaker = Speaker()
+    for step in (3, 400):
+        speaker.record(ReplacementJudged(9.0, Rank(1), StepNo(step)))
+    speaker.record(ReplacementJudged(9.5, Rank(1), StepNo(500), "a counter"))
+    told = "rank 1 is not replaceable by a newcomer, so from now on all start again instead: a counter"
+    assert capsys.readouterr().err == f"regrow: rank 1 is replaceable: proven at step 3\nregrow: {told}\n"
 
 
 def test_a_job_is_told_in_sentences() -> None:

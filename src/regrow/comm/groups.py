@@ -200,8 +200,9 @@ class Groups:
             self._give_transport(group)
         return time.monotonic() - started
 
-    def seat(self, rank: int) -> None:
-        """Be another rank of this world, in all groups that have it; while they answer locally."""
+    def seat(self, rank: int, world: int) -> None:
+        """Be that rank, maybe of a world of another size, in all groups that have it; while they answer locally."""
+        self._follow(RankInWorld(rank, world))
         for group in self._groups:
             if rank in group.ranks:
                 group.seat(group.ranks.index(rank))

@@ -40,7 +40,7 @@ class Console:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._deaf = False
+        self._deaf = self._proven = False
         self._lock = threading.Lock()
         self._shown: Shown | None = None
 
@@ -98,6 +98,11 @@ class Console:
             case NodeJudged(severity=Severity.LEAVE | Severity.FATAL) if (text := tell(item)) is not None:
                 self.say(text)
             case NodeJudged(occasion=records.IN_TRAINING) if (text := tell(item)) is not None:
+                self.note(text)
+            case ReplacementJudged(reason="") if self._proven:
+                pass  # it is proven again and again, which `regrow status` says
+            case ReplacementJudged(reason="") if (text := tell(item)) is not None:
+                self._proven = True
                 self.note(text)
             case ReplacementJudged() | ReplicaCorrupted() | ReplicasDiverged() | NodeQuarantined() if (
                 text := tell(item)

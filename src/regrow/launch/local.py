@@ -165,9 +165,8 @@ class _Launch:
         resumes = plan.resume is not ownership.Resume.NEVER
         machine = RestartableMachine(lambda memory: Membership(spec, plan.faults, resumes, memory=memory))
         self._refused = lambda: machine.machine.refused
-        voters = Voters(
-            Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint)), 1, VOTE_LEASE
-        )
+        voter = Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint))
+        voters = Voters(voter, 1, VOTE_LEASE)
         memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
         desk = LauncherDesk(voters, memory.write, token, say=self._speaker.say, witness=_witness_of(plan, spec))
         figures = FiguresDesk()
@@ -187,6 +186,7 @@ class _Launch:
             )
             coordinator.offer = plan.offer(spec)
             lines = ProgressLines(self._speaker.note, repeats=self._speaker.to_terminal)
+            lines.replaceable = (lambda: machine.snapshot().replaceable) if spec.proof else str
             coordinator.watchers.extend([self._speaker.record, figures.feed, lines.feed, *self._watchers])
             if plan.watch is not None:
                 acts = HttpApi(coordinator, spec, lambda: machine.world, machine.snapshot).actions()

@@ -94,6 +94,15 @@ class Ledger:
         self.commits.setdefault(commit.step, {})[commit.rank] = (computed or history)[-1]
         self._ranks.add(commit.rank)
 
+    @property
+    def replaceable(self) -> str:
+        """Whether newcomers compute what the ranks do that they replace, as far as is known, for people."""
+        if self.refuted:
+            return f"not replaceable by newcomers: {self.refuted[0].reason}"
+        if self.proven:
+            return f"replaceable: proven at step {max(each.step for each in self.proven.values()):,}"
+        return "replaceable: not proven yet"
+
     # --- what was computed ----------------------------------------------------------------------------------------
 
     @property

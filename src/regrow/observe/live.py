@@ -206,7 +206,7 @@ class LiveView:
             Layout(Text(self._last_line or " ", style="dim", no_wrap=True, overflow="ellipsis"), size=1),
         )
         layout["top"].split_row(
-            Layout(Panel(ranks, title="ranks", title_align="left", border_style="dim"), size=_RANKS_WIDTH),
+            Layout(self._panel(ranks), size=_RANKS_WIDTH),
             Layout(self._curve(width - _RANKS_WIDTH - 4, top - 2)),
         )
         return layout
@@ -247,6 +247,13 @@ class LiveView:
         for worker in self.scene.standbys:
             table.add_row("·", *_worker_cells(worker), style="dim")
         return table
+
+    def _panel(self, ranks: RenderableType) -> Panel:
+        ledger = self.scene.ledger
+        known = Text(ledger.replaceable, style="yellow" if ledger.refuted else "dim")
+        return Panel(
+            ranks, title="ranks", title_align="left", subtitle=known, subtitle_align="left", border_style="dim"
+        )
 
     def _curve(self, width: int, height: int) -> RenderableType:
         values = [value for _, value in self.scene.ledger.curve()]

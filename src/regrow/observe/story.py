@@ -42,8 +42,6 @@ def tell(record: Record) -> str | None:
                 f"the state of rank {record.rank} was wrong before step {record.step}{where}: worker {record.worker}, "
                 f"{times} on {record.node} so far"
             )
-        case ReplacementJudged() if record.reason:
-            return f"from now on no rank is replaced, all start again instead: {record.reason}"
         case ReplicasDiverged() | NodeQuarantined():
             return record.text
         case ReplacementJudged():

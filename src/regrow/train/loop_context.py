@@ -86,14 +86,18 @@ class LoopContext:
 
     def follow_world(self) -> None:
         """A new generation: bring along what knows ranks, and read this rank's share of the data, from its step on."""
+        self.follow_place()
+        if self.batches is not None:
+            self.batches.seek(self.member.step)
+
+    def follow_place(self) -> None:
+        """This worker may have another rank now, or another world: bring along what knows of them."""
         before, self._stood = self._stood, (self.member.rank, self.member.world)
         if before != self._stood:
             device_mesh.resize(
                 self.objects, unit=self.member.unit, before=before[1], world=self.member.world, rank=self.member.rank
             )
             self._share = share_of(self._data_of)
-        if self.batches is not None:
-            self.batches.seek(self.member.step)
 
     @property
     def others_left(self) -> bool:

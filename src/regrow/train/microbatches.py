@@ -28,14 +28,17 @@ class StepInProgress(Protocol):
     """What micro-batches need of the step that they belong to."""
 
     @property
-    def rehearsal(self) -> bool:
-        """Whether nothing of it counts."""
+    def rehearsed(self) -> bool:
+        """Whether it is run for warmth alone, so that a part of it will do."""
 
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Log numbers of the whole step."""
 
     def hear(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
         """Numbers of a part of this rank's work."""
+
+    def read(self, what: str, batch: Any) -> None:
+        """A part of this rank's data has been read."""
 
 
 class MicroBatch:
@@ -106,7 +109,7 @@ class MicroBatches:
         """The step's body begins."""
         self._step = step
         self._dealer.current = self
-        if step.rehearsal:
+        if step.rehearsed:
             self.share = MicroBatchRange(self.share.start, min(self.share.start + _REHEARSED, self.share.stop))
         self._dealer.seed(self._number, _OUTSIDE)
 
@@ -131,6 +134,7 @@ class MicroBatches:
             batch = self._dealer.fetch(self._number, self._at(index))
             self._dealer.seed(self._number, self._at(index))
             gradients.open(index, last=index == last)
+            self._step.read(f"micro-batch {index}", batch)
             micro = self._open = MicroBatch(self, index, batch, last=index == last)
             yield micro
             self._check_done(micro)
@@ -221,7 +225,7 @@ class MicroBatches:
         ]
         table = torch.full((self._shares_in_step, 1 + len(names)), _MISSING, dtype=torch.float64)
         table[[self._at(index) for index in self._weights]] = torch.tensor(rows, dtype=torch.float64)
-        if step.rehearsal:
+        if step.rehearsed:
             return self._shares_in_step * self._usual
         if self._shares > 1:
             # The largest, so that it does not matter if several ranks have the same micro-batch: tensor parallel ones.

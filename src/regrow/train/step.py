@@ -13,11 +13,14 @@ from regrow.train.microbatches import MicroBatches
 from regrow.train.state.body_bindings import BodyBindings
 
 
-class LogsHeard(Protocol):
-    """Who is told of numbers that a body logs."""
+class BodyHeard(Protocol):
+    """Who is told of numbers that a body logs, and of what it reads."""
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
         """The body has logged these."""
+
+    def read(self, batch: object, what: str) -> None:
+        """The body has read this itself."""
 
 
 class StepOwner(Protocol):
@@ -26,7 +29,7 @@ class StepOwner(Protocol):
     bindings: BodyBindings
 
     @property
-    def shadow(self) -> LogsHeard:
+    def shadow(self) -> BodyHeard:
         """Hears of the numbers of bodies, those of rehearsals too."""
 
     @property
@@ -121,6 +124,11 @@ class Step:
         return absorbed
 
     @property
+    def rehearsed(self) -> bool:
+        """Whether the body is run for warmth alone: what it computes is nobody's."""
+        return self.rehearsal and not self.proof
+
+    @property
     def microbatches(self) -> MicroBatches:
         """This rank's micro-batches, to be gone through once in the body; `with step as microbatches:` gives them too.
 
@@ -163,6 +171,10 @@ class Step:
         """Numbers of a part of this rank's work, which are not the step's but may be checked."""
         if not self.rehearsal:
             self._owner.hear(numbers)
+
+    def read(self, what: str, batch: Any) -> None:
+        """A part of this rank's data has been read, which is not the step's batch."""
+        self._owner.shadow.read(batch, what)
 
     def numbers(self) -> dict[str, float]:
         """What was logged so far, as floats."""

@@ -11,8 +11,9 @@ from regrow.core.ids import Generation, Rank, Seconds, StepNo, WorkerId
 class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
     """Run a step of `rank` in its shadow, and say whether all that is computed is the same.
 
-    `endpoint`: where the worker that holds the rank gives its state, and what it has computed. `own`: plain variables
-    that are not taken over, since each rank has another value and whoever takes the rank would not get its.
+    `endpoint`: where the worker that holds the rank gives its state, and what it has computed. `world`: ranks there are
+    by now; 0: as many as when this worker was started. `own`: plain variables that are not taken over, since each rank
+    has another value and whoever takes the rank would not get its.
     """
 
     worker: WorkerId
@@ -20,6 +21,7 @@ class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
     rank: Rank
     local_rank: int
     endpoint: str
+    world: int = 0
     own: list[str] = []
 
 

@@ -84,7 +84,7 @@ class Proofs:
         missing = [each for each in holdings if each not in self._done]
         if holdings and not missing:
             self._made.done(self._cost, now)
-            self._due = now + max(_LEAST_S, self._cost / SHARE)
+            self._due = now + between_rounds(self._cost)
             self._done.clear()
             self._cost = 0.0
         elif not any(self._order(holding, now) for holding in missing):
@@ -131,11 +131,10 @@ class Proofs:
             return False
         prover, witness = min(pairs, key=_preference)
         self._open = _Open(prover.worker, holding, now + _LATE_S)
-        rank, generation = _rank(witness), self._job.generation
-        own = sorted(self._job.replacements.own)
-        self._job.orders.add(
-            ProveReplacement(prover.worker, generation, rank, witness.local_rank, witness.endpoint, own)
-        )
+        rank, local_rank, job = _rank(witness), witness.local_rank, self._job
+        own = sorted(job.replacements.own)
+        order = ProveReplacement(prover.worker, job.generation, rank, local_rank, witness.endpoint, job.world, own)
+        job.orders.add(order)
         return True
 
     def _make(self, holdings: Sequence[str], now: Instant) -> None:
@@ -201,6 +200,11 @@ class Proofs:
                 self._made.end("nothing can be proven", now)
             elif made:
                 self._made.showed_nothing(fact.reason, now)
+
+
+def between_rounds(cost: Seconds) -> Seconds:
+    """How long nothing is proven after a round that has cost so much."""
+    return max(_LEAST_S, cost / SHARE)
 
 
 def unproven(fact: ReplacementUnproven) -> str:

@@ -23,6 +23,8 @@ class ProgressLines:
 
     def __init__(self, say: Callable[[str], None], *, repeats: bool, clock: Clock | None = None) -> None:
         self._say, self._repeats = say, repeats
+        self.replaceable: Callable[[], str] = str
+        """Says whether newcomers are proven; empty: nobody tries."""
         self._clock = clock or MonotonicClock()
         self._present = Present()
         self._next: Instant | None = None
@@ -54,7 +56,7 @@ class ProgressLines:
             f", {known.standbys} {'standby' if known.standbys == 1 else 'standbys'} built" if known.standbys else ""
         )
         started = f" {seconds(now - known.started)} after the start" if known.started is not None else ""
-        return f"training{started}: {places}{standbys}"
+        return "; ".join(filter(None, (f"training{started}: {places}{standbys}", self.replaceable())))
 
     def _goes_on(self, now: Instant) -> str:
         known = self._present

@@ -93,9 +93,9 @@ class Recorder:
 
         return done
 
-    def batch(self, batch: object) -> None:
+    def batch(self, batch: object, what: str = "the batch") -> None:
         """What the body is given."""
-        for path, value in _leaves(batch, "the batch"):
+        for path, value in _leaves(batch, what):
             if isinstance(value, torch.Tensor):
                 self._note(Computation.BATCH, path, partial(digest_tensor, value), path)
             elif isinstance(value, np.ndarray):

@@ -32,6 +32,7 @@ from regrow.train.rehearsal.callers import script_frames
 from regrow.train.state.naming import unwrapped
 from regrow.train.state.protected import ProtectedState
 from regrow.train.step import Step, StepOwner
+from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.replica_digests import digests
 
 _WHOLE_BYTES = 1 << 30
@@ -110,6 +111,11 @@ class Shadow:
         """The body has logged these numbers."""
         if self._recorder is not None:
             self._recorder.logged(numbers)
+
+    def read(self, batch: object, what: str) -> None:
+        """The body has read this itself: a micro-batch."""
+        if self._recorder is not None:
+            self._recorder.batch(batch, what)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -193,8 +199,6 @@ class Shadow:
         """Why nothing can be compared here, for people; empty: it can."""
         if self._standing.member.reads_once:
             return "its batches come from an iterator, which cannot be asked for one again"
-        if self._standing.dealer is not None:
-            return "its steps are made of micro-batches, which are dealt anew in each world"
         if any(is_accelerator(each.device) for each in self._standing.protected().parameters()):
             return "its kernels on an accelerator need not repeat themselves bit for bit"
         if not self.can_skip:
@@ -251,7 +255,7 @@ class Shadow:
         if proofs is None:
             return None
         step: Step | None = None
-        with proofs.in_place(order), self._standing.member.echo():
+        with self._in_place(proofs, order):
             number = proofs.receive(state, order, how=how)
             theirs = msgspec.msgpack.decode(proofs.trace_of(order, number), type=Trace)
             begun = time.monotonic()
@@ -279,6 +283,16 @@ class Shadow:
             found = [each for each in found if each.newcomer != "not there"][:1]
             found.append(Difference(Computation.RAISED, raised[:400], "", ""))
         return _Ran(number, theirs, trace, found, time.monotonic() - begun)
+
+    @contextmanager
+    def _in_place(self, proofs: ProofParty, order: ProveReplacement) -> Iterator[None]:
+        """Within this, this worker is that rank, with collectives that are answered locally."""
+        try:
+            with proofs.in_place(order), self._standing.member.echo():
+                self._standing.follow_place()
+                yield
+        finally:
+            self._standing.follow_place()
 
     def _raised(self) -> str:
         """What the body was ended by, for people. Raises `GenerationHalted` where this worker is needed."""

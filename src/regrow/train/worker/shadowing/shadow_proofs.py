@@ -91,21 +91,21 @@ class ShadowProofs:
         """Within this, this worker is that rank, as far as its script can see."""
         env = self._link.env
         self._control.proving = True
-        self._seat(order.rank, order.local_rank)
+        self._seat(order.rank, order.local_rank, order.world or env.world)
         try:
             yield
         finally:
             self.listen(None)
-            self._seat(Rank(env.rank), env.local_rank)
+            self._seat(Rank(env.rank), env.local_rank, env.world)
             self._control.proving = False
             self._body.interrupt.clear()
 
-    def _seat(self, rank: Rank, local_rank: int) -> None:
+    def _seat(self, rank: Rank, local_rank: int, world: int) -> None:
         env = self._link.env
-        if (env.rank, env.local_rank) != (rank, local_rank):
-            self._link.take_place(placed(env, rank=rank, local_rank=local_rank))
-            publish_rank(rank, local_rank, env.world)
-            self._groups.seat(rank)
+        if (env.rank, env.local_rank, env.world) != (rank, local_rank, world):
+            self._link.take_place(placed(env, rank=rank, local_rank=local_rank, world=world))
+            publish_rank(rank, local_rank, world)
+            self._groups.seat(rank, world)
 
     def receive(self, state: ProtectedState, order: ProveReplacement, *, how: str) -> StepNo:
         """Get the rank's state before its next step, whose number is returned. Raises what `Hydration.run` does."""
