@@ -101,9 +101,7 @@ class Sampler:
             return
         worker, generation = self._link.env.worker, self._control.generation
         variables = self._variables()
-        self._link.send(
-            StateSampled(worker, generation, step, tensors, python, whole=whole, variables=variables)
-        )
+        self._link.send(StateSampled(worker, generation, step, tensors, python, whole=whole, variables=variables))
         spent = time.perf_counter() - started
         if self._last is not None and step > self._last[0] and not whole:
             steps = step - self._last[0]
