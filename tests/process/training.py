@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.process.launching import Site
 
+from regrow.core.records import IncidentClosed
 from regrow.observe.ledger import Ledger, read_records
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -81,10 +82,6 @@ def outcome_of(site: Site, name: str, world: int, code: int, output: str) -> Out
     return Outcome(code, output, Ledger(read_records(site.home / "jobs" / name)), finals)
 
 
-BEFORE_COLLECTIVES = ("data", "begin", "forward", "backward")
-"""Stages of a step in which a rank may be the only one that has committed the step before."""
-
-
 def assert_equal(
     disturbed: Outcome, undisturbed: Outcome, *, faults: int, missed: int = 0, lost: int | None = None
 ) -> None:
@@ -103,11 +100,22 @@ def assert_equal(
     if lost is not None:
         assert all(incident.steps_lost <= lost for incident in disturbed.ledger.incidents)
         return
-    # Where the one rank that had committed a step dies before it has given its state, that step runs again: so it may
-    # be where it dies with another, or before the first collective of its next step.
-    early = {fault.rank for fault in disturbed.ledger.injected if fault.stage in BEFORE_COLLECTIVES}
     for incident in disturbed.ledger.incidents:
-        assert incident.steps_lost <= (incident.faults > 1 or not early.isdisjoint(incident.ranks)), incident
+        # A step that only the dead had committed runs again: they had not given its state to anybody.
+        assert incident.steps_lost <= 1, incident
+        assert not incident.steps_lost or alive_and_ahead(disturbed.ledger, incident) == [], incident
+
+
+def alive_and_ahead(ledger: Ledger, incident: IncidentClosed) -> list[tuple[int, int]]:
+    """(step, rank) of what survivors of an incident had committed, of the steps that ran again after it."""
+    before = max(formed.generation for formed in ledger.generations if formed.generation < incident.generation)
+    return [
+        (step, rank)
+        for (step, rank), commits in ledger.history.items()
+        if step >= incident.step and rank not in incident.ranks
+        for commit in commits
+        if not commit.adopted and commit.generation == before
+    ]
 
 
 def redone(ledger: Ledger) -> list[tuple[int, int, int]]:
