@@ -6,7 +6,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from tests.process.batch import until
 from tests.process.launching import Site, agents_below, site, still_running
 
 from regrow.core.records import WorkerForked
@@ -84,6 +86,7 @@ def test_a_job_whose_agent_is_stopped_meanwhile_is_saved_as_any_other(here: Site
         (agent,) = agents_below(job)
         forked = [each.pid for each in read_records(here.home / "jobs" / "stopped") if isinstance(each, WorkerForked)]
         os.kill(agent, signal.SIGSTOP)
+        until(lambda: psutil.Process(agent).status() == psutil.STATUS_STOPPED)
         try:
             for pid in [job.process.pid, agent, *forked]:
                 os.kill(pid, signal.SIGTERM)

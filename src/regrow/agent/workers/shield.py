@@ -2,8 +2,8 @@
 
 systemd's `KillMode=control-group`, some schedulers and people send SIGTERM to every process there is. A worker that
 dies of it takes the state with it that its agent is about to save. So a worker stands still for a moment: if its agent
-has had such a signal too, it goes on, and the agent ends it in time (an agent that is stopped, or gets no processor, is
-waited for: the kernel tells that the signal is on its way to it); if not, the signal was for it alone and does what
+has had such a signal too, it goes on, and the agent ends it in time (of an agent that is stopped, or gets no processor,
+the kernel tells that the signal waits for it); if not, the signal was for it alone and does what
 it always does, before the script runs another line.
 The script sees the dispositions that a process of its own would have, and a handler that it sets itself is called at
 once. What it executes, and what it forks, has the defaults.
@@ -22,8 +22,7 @@ from regrow.core.ids import Seconds
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ALONE_S: Seconds = 2.0
-"""The agent has as long to have had the signal too, from when it was seen last that the kernel still holds it back."""
-_LONGEST_S: Seconds = 60.0
+"""The agent has as long to have had the signal too."""
 _LOOK_S: Seconds = 0.005
 _set, _get = signal.signal, signal.getsignal
 _libc = ctypes.CDLL(None)
@@ -75,16 +74,12 @@ class Shield:
         """Stand still until the agent is known to have had it too, or not: the script goes on only if it is to stay."""
         if self._deciding:
             return
-        self._deciding, now = True, time.monotonic()
-        until, latest = now + _ALONE_S, now + _LONGEST_S
+        self._deciding, until = True, time.monotonic() + _ALONE_S
         try:
-            while now < min(until, latest):
-                if self._board.must_stay:
+            while time.monotonic() < until:
+                if self._board.must_stay or _waits_for(os.getppid(), number):
                     return
                 time.sleep(_LOOK_S)
-                now = time.monotonic()
-                if _waits_for(os.getppid(), number):
-                    until = now + _ALONE_S
         finally:
             self._deciding = False
         if number == signal.SIGINT:
