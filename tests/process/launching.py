@@ -259,6 +259,11 @@ def _describe(pid: int) -> str:
     return f"{pid} ({state}) {command}"
 
 
+def still_running(pids: Iterable[int], *, seconds: float) -> list[int]:
+    """Those that have not ended so many seconds from now."""
+    return _wait_ended(pids, time.monotonic() + seconds)
+
+
 def _wait_ended(pids: Iterable[int], deadline: float) -> list[int]:
     """Waits on the processes themselves; returns those that still run at the deadline."""
     left = []

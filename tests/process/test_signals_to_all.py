@@ -6,8 +6,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from tests.process.launching import Site, site
+from tests.process.batch import until
+from tests.process.launching import Site, agents_below, site, still_running
 
 from regrow.core.records import WorkerForked
 from regrow.observe.ledger import Ledger, read_records
@@ -73,6 +75,25 @@ def test_every_process_is_told_to_end_and_the_state_is_saved_first(
     assert bool(own) == ("saves what it has" in job.output)
     assert "started again" not in job.output and "starts from step 0" not in job.output, job.output
     assert ledger.incidents == [] and not ledger.open_incidents, job.output
+    saved = [int(folder.name.removeprefix("step-")) for folder in (here.folder / "disk").glob("step-*")]
+    assert saved and max(saved) > 5, job.output
+
+
+def test_a_job_whose_agent_is_stopped_meanwhile_is_saved_as_any_other(here: Site) -> None:
+    words = ["--job", "stopped", "--nproc-per-node", "2", "--checkpoint-dir", str(here.folder / "disk")]
+    with here.start("run", *words, here.script(TRAINED)) as job:
+        job.wait_for("trains\n")
+        (agent,) = agents_below(job)
+        forked = [each.pid for each in read_records(here.home / "jobs" / "stopped") if isinstance(each, WorkerForked)]
+        os.kill(agent, signal.SIGSTOP)
+        until(lambda: psutil.Process(agent).status() == psutil.STATUS_STOPPED)
+        try:
+            for pid in [job.process.pid, agent, *forked]:
+                os.kill(pid, signal.SIGTERM)
+            assert still_running(forked, seconds=3.0) == forked, "they take it for one to themselves"
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        assert job.wait() == 75, job.output
     saved = [int(folder.name.removeprefix("step-")) for folder in (here.folder / "disk").glob("step-*")]
     assert saved and max(saved) > 5, job.output
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.process.launching import Site
 
+from regrow.core.records import IncidentClosed
 from regrow.observe.ledger import Ledger, read_records
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -109,21 +110,21 @@ def assert_equal(
     if lost is not None:
         assert all(incident.steps_lost <= lost for incident in disturbed.ledger.incidents)
         return
-    # Where the one rank that had committed a step dies before others have, that step runs again. No survivor's does.
-    assert given_up(disturbed.ledger) == []
     for incident in disturbed.ledger.incidents:
+        # A step that only the dead had committed runs again: they had not given its state to anybody.
         assert incident.steps_lost <= 1, incident
+        assert not incident.steps_lost or alive_and_ahead(disturbed.ledger, incident) == [], incident
 
 
-def given_up(ledger: Ledger) -> list[tuple[int, int, int]]:
-    """(step, rank, generation) of every commit of a survivor that a later generation ran again."""
-    struck = {rank for incident in ledger.incidents if incident.steps_lost for rank in incident.ranks}
+def alive_and_ahead(ledger: Ledger, incident: IncidentClosed) -> list[tuple[int, int]]:
+    """(step, rank) of what survivors of an incident had committed, of the steps that ran again after it."""
+    before = max(formed.generation for formed in ledger.generations if formed.generation < incident.generation)
     return [
-        (step, rank, commit.generation)
+        (step, rank)
         for (step, rank), commits in ledger.history.items()
+        if step >= incident.step and rank not in incident.ranks
         for commit in commits
-        if not commit.adopted and rank not in struck
-        if any(formed.generation > commit.generation and formed.step <= step for formed in ledger.generations)
+        if not commit.adopted and commit.generation == before
     ]
 
 

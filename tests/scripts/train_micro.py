@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pacing import pause  # type: ignore[import-not-found]  # beside this script
+from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
+from pacing import pause  # type: ignore[import-not-found]
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -47,6 +48,7 @@ parser.add_argument("--norm", choices=["layer", "batch"], default="layer")
 parser.add_argument("--wrong", choices=["forgets", "twice", "leaves", "plain-backward", ""], default="")
 parser.add_argument("--pace", type=float, default=0.0, help="seconds a step lasts more, until there is a file `hurry`")
 parser.add_argument("--out", type=Path)
+parser.add_argument("--failing", type=int, default=0, help="so many newcomers fail as they build; -1: all")
 
 
 class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -151,6 +153,7 @@ def main() -> None:
         torch.set_default_dtype(torch.float64)
     atexit.register(note_groups, args.out)
     session = regrow.init(seed=11, invariant=args.invariant)
+    fail_newcomers(session, args.failing, args.out)
     model = wrapped(Net(0.0 if args.no_dropout else 0.2, args.norm), args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)

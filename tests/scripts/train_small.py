@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import torch
-from pacing import pause  # type: ignore[import-not-found]  # beside this script
+from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
+from pacing import pause  # type: ignore[import-not-found]
 from placing import DEVICE, break_device, take_place  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +19,7 @@ import regrow
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--out", type=Path)
+parser.add_argument("--failing", type=int, default=0, help="so many newcomers fail as they build; -1: all")
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--log-after", action="store_true", help="log after the step's body instead of in it")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in every step")
@@ -34,6 +36,7 @@ parser.add_argument("--break-device", default="", metavar="RANK:STEP:WHERE", hel
 args = parser.parse_args()
 
 session = regrow.init(seed=3)
+fail_newcomers(session, args.failing, args.out)
 take_place(lambda: session.local_rank)
 first = nn.Linear(16, args.width)
 net = nn.Sequential(first, nn.BatchNorm1d(args.width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(args.width, 1)).to(DEVICE)

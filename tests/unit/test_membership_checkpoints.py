@@ -351,3 +351,53 @@ def test_a_job_that_ends_by_the_loss_of_the_node_that_writes_saves_what_the_othe
     parts(made, made.last(WriteCheckpoint))
     whole(made, made.last(FinishCheckpoint))
     assert [end.code for end in made.all(EndJob)] == [75]
+
+
+@pytest.mark.parametrize("told", ["snapshot", "parts", "whole"])
+@pytest.mark.parametrize("ends", ["asked", "at the fault"])
+def test_whoever_is_left_saves_the_last_state_where_the_node_that_was_to_is_lost(told: str, ends: str) -> None:
+    made = job(nodes=2, max_faults=0 if ends == "at the fault" else 100)
+    if ends == "asked":
+        made.tell(facts.StopRequested("SIGTERM", patience=30.0))
+    else:
+        later(made)
+    if told != "snapshot":
+        held(made, 0, asked=1, step=1)
+    if told == "whole":
+        parts(made, made.last(WriteCheckpoint))
+    made.tell(facts.NodeLost(NodeId("n0"), "gone"))
+    made.halted(1, 1)
+    assert made.all(EndJob) == [] and made.last(TakeSnapshot) == TakeSnapshot(made.of(1), StepNo(1))
+    held(made, 1, asked=1, step=1)
+    assert made.last(WriteCheckpoint).node == "n1"
+    parts(made, made.last(WriteCheckpoint))
+    whole(made, made.last(FinishCheckpoint))
+    assert [end.code for end in made.all(EndJob)] == [75] and made.last(CheckpointSaved).step == 1
+    assert not [note for note in notes(made) if "training goes on" in note]
+
+
+@pytest.mark.parametrize("stands", ["before", "after"])
+def test_survivors_that_stand_further_on_than_was_heard_of_them_are_saved(stands: str) -> None:
+    made = later(job())
+    written(made, step=1)
+    made.exited(made.of(0))
+    if stands == "before":
+        made.halted(1, 2)
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
+    if stands == "after":
+        assert made.all(EndJob) == []
+        made.halted(1, 2)
+    assert made.all(EndJob) == [] and made.last(TakeSnapshot) == TakeSnapshot(made.of(1), StepNo(2))
+    held(made, 1, asked=2, step=2)
+    parts(made, made.last(WriteCheckpoint))
+    whole(made, made.last(FinishCheckpoint))
+    assert [end.code for end in made.all(EndJob)] == [75] and made.last(CheckpointSaved).step == 2
+
+
+def test_survivors_that_have_nothing_new_are_not_saved_again() -> None:
+    made = later(job())
+    written(made, step=1)
+    made.exited(made.of(0))
+    made.halted(1, 1)
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
+    assert [end.code for end in made.all(EndJob)] == [75] and made.last(CheckpointSaved).step == 1

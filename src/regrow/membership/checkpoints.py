@@ -186,6 +186,10 @@ class Checkpoints:
             return True
         return any(done is not None and done >= step for done in (self._written, self._given_up))
 
+    def is_news(self, step: StepNo) -> bool:
+        """Whether this step is later than all of which it is known what became of them."""
+        return all(done is None or step > done for done in (self._written, self._given_up))
+
     def finished(self, step: StepNo, now: Instant, *, halted: bool = False) -> bool:
         """Every rank stands at the last step: whether it is on disk, or will not be.
 
@@ -216,14 +220,14 @@ class Checkpoints:
                 self._fail(f"{state.node} did not put the parts together {waited}", now)
 
     def node_lost(self, node: NodeId, now: Instant) -> None:
-        """Its snapshots are gone with it."""
+        """Its snapshots are gone with it. Others may have what is wanted before the end."""
         match self._state:
             case Snapshotting(asked=asked) if any(home == node for _, home in asked.values()):
-                self._fail(f"{node} was lost", now)
+                self._fail(f"{node} was lost", now, again=True)
             case Writing(parts=parts) if node in parts:
-                self._fail(f"{node} was lost", now)
+                self._fail(f"{node} was lost", now, again=True)
             case Finishing(node=at) if at == node:
-                self._fail(f"{node} was lost", now)
+                self._fail(f"{node} was lost", now, again=True)
             case _:
                 pass
 
@@ -316,8 +320,13 @@ class Checkpoints:
             )
         )
 
-    def _fail(self, reason: str, now: Instant, *, torn: bool = False) -> None:
-        """Give this checkpoint up, and say why, once for each cause. Training goes on."""
+    def _fail(self, reason: str, now: Instant, *, torn: bool = False, again: bool = False) -> None:
+        """Give this checkpoint up, and say why, once for each cause. Training goes on.
+
+        Args:
+            torn: another is begun at once.
+            again: its step may still be saved by others before the job ends.
+        """
         state, self._state = self._state, NoCheckpoint()
         if isinstance(state, NoCheckpoint):
             return
@@ -332,8 +341,10 @@ class Checkpoints:
         if torn:
             self._next_at = now
             return
-        self._given_up = step
+        self._given_up = None if again and self._is_last else step
         then = "the job ends without it" if self._at_end else "training goes on"
+        if again and self._is_last:
+            then = "who else has all of it is asked"
         self._say_once(reason, f"state@{step} could not be written to disk: {reason}; {then}", now)
 
     @property

@@ -2,7 +2,8 @@
 
 systemd's `KillMode=control-group`, some schedulers and people send SIGTERM to every process there is. A worker that
 dies of it takes the state with it that its agent is about to save. So a worker stands still for a moment: if its agent
-has had such a signal too, it goes on, and the agent ends it in time; if not, the signal was for it alone and does what
+has had such a signal too, it goes on, and the agent ends it in time (of an agent that is stopped, or gets no processor,
+the kernel tells that the signal waits for it); if not, the signal was for it alone and does what
 it always does, before the script runs another line.
 The script sees the dispositions that a process of its own would have, and a handler that it sets itself is called at
 once. What it executes, and what it forks, has the defaults.
@@ -76,7 +77,7 @@ class Shield:
         self._deciding, until = True, time.monotonic() + _ALONE_S
         try:
             while time.monotonic() < until:
-                if self._board.must_stay:
+                if self._board.must_stay or _waits_for(os.getppid(), number):
                     return
                 time.sleep(_LOOK_S)
         finally:
@@ -85,6 +86,16 @@ class Shield:
             signal.default_int_handler(number, frame)
         _libc.signal(number, None)
         os.kill(self._pid, number)
+
+
+def _waits_for(pid: int, number: int) -> bool:
+    """Whether a process was sent a signal and has not come to it, since it is stopped or gets no processor."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            held = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]
+    except (OSError, ValueError, IndexError):
+        return False
+    return any(pending >> (number - 1) & 1 for pending in held)
 
 
 def _default(number: int) -> _Handler:

@@ -99,7 +99,7 @@ class Stopping:
             # Nothing is left to be saved: what the script does behind its loop has the time that there is.
             if now >= deadline:
                 job.end(*((OK, "") if self._all_returned() else (RUN_AGAIN, text)), now)
-        elif now >= deadline or self._checkpoints.saved_before_end:
+        elif now >= deadline or (self._checkpoints.saved_before_end and not self._may_have_more()):
             job.end(RUN_AGAIN, text, now)
         elif isinstance(job.state, Mending | Retaining) and self._halted_have_all():
             job.end_saved(RUN_AGAIN, text, now)  # nobody is brought back only to end
@@ -112,6 +112,14 @@ class Stopping:
             worker.worker in self._job.returned or (worker.stage is Stage.GONE and worker.exit_code == 0)
             for worker in self._job.roster.seated()
         )
+
+    def _may_have_more(self) -> bool:
+        """Whether ranks that halt may stand further on than has been heard of them, and so than what is on disk."""
+        if not isinstance(self._job.state, Mending | Retaining):
+            return False
+        step = self._checkpoints.savable()
+        halting = self._job.roster.count(Stage.HALTING) > 0 and self._mender.can_save()
+        return halting or (step is not None and self._checkpoints.is_news(step))
 
     def _halted_have_all(self) -> bool:
         """Whether survivors have the whole state as it is; else what is mended has more of it."""
