@@ -14,7 +14,7 @@ from statistics import median
 from contest import Job
 
 from regrow.core.ids import Seconds, StepNo
-from regrow.membership.recovery.proving import between_rounds
+from regrow.membership.recovery.proofs.rounds import between_rounds
 from regrow.observe.ledger import Ledger
 
 REACH, NEIGHBOURS = 6, 4

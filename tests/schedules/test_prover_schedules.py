@@ -30,7 +30,7 @@ def run(number: int) -> World:
 def test_jobs_with_faults_come_to_their_ends_and_no_rank_is_held_by_one_that_was_made_for_a_proof(hundred: int) -> None:
     seen: Counter[str] = Counter()
     for number in range(100 * hundred, 100 * hundred + 100):
-        with patch.multiple("regrow.membership.recovery.provers", **_OFTEN):
+        with patch.multiple("regrow.membership.recovery.proofs.provers", **_OFTEN):
             world = run(number)
         lines = [line for _, line in world.log]
         made = {line.worker for line in lines if isinstance(line, WorkerSpawned) and line.role == Role.PROVER}

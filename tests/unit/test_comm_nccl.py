@@ -278,6 +278,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
         on_given=None,
         tape=None,
         between=None,
+        past=None,
         set_up=None,
     )
     made = RegrowGroup(cast(Owner, owner), "pair", [0, 1], 0, run_s=60.0)

@@ -4,11 +4,13 @@ import ctypes
 import hashlib
 import random
 import sqlite3
+import sys
 import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -33,7 +35,11 @@ class Slotted:
 
 def held(value: object) -> dict[str, SeenAround]:
     frame = types.SimpleNamespace(f_locals={"thing": value})
-    found = surroundings([frame], ())  # type: ignore[list-item]
+    # Modules of all tests in this process would take the time that such a look may last.
+    with patch(
+        "regrow.train.proving.surroundings.sys", types.SimpleNamespace(modules={__name__: sys.modules[__name__]})
+    ):
+        found = surroundings([frame], ())  # type: ignore[list-item]
     return {path: seen for path, seen in found.items() if path.startswith("thing")}
 
 

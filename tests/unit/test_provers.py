@@ -15,7 +15,7 @@ from regrow.core.messages.replacements import (
     ReplacementUnproven,
 )
 from regrow.core.messages.vocabulary import ErrorReport, Role, Warmth
-from regrow.membership.recovery.provers import AGAIN_S, CHANGED_S, QUIET_S
+from regrow.membership.recovery.proofs.provers import AGAIN_S, CHANGED_S, QUIET_S
 from regrow.membership.states import Mending
 
 

@@ -95,7 +95,7 @@ def test_a_replacement_that_nobody_had_compared_is_called_believed() -> None:
 def test_what_a_newcomer_would_compute_otherwise_is_told_once_with_what_follows() -> None:
     refuted = ReplacementJudged(12.0, Rank(1), StepNo(2), "the output of 0 (Linear) differs")
     told = text(START, *commits(4), refuted)
-    assert told.count("no rank is replaced, all start again instead: the output of 0 (Linear) differs") == 1
+    assert told.count("so from now on all start again instead: the output of 0 (Linear) differs") == 1
 
 
 def test_what_was_not_mended_is_said_and_who_it_struck() -> None:

@@ -120,8 +120,7 @@ class _Launch:
     def __init__(
         self, plan: JobPlan, watchers: Sequence[Watcher], agent_command: Sequence[str], speaker: Console
     ) -> None:
-        self._plan = plan
-        self._watchers = watchers
+        self._plan, self._watchers = plan, watchers
         self._agent_command = agent_command
         self._speaker = speaker
         self._force = asyncio.Event()

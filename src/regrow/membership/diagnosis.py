@@ -377,11 +377,6 @@ def agent_silent(within: Seconds) -> str:
     return f"it did not tell a new coordinator of its workers within {within:g} s"
 
 
-def lost_after_loop(cause: str, steps: StepNo) -> str:
-    """A node went in what the script does after its last step."""
-    return f"{cause} in the code after the last step; {steps} steps had been committed"
-
-
 def stopped(reason: str, step: StepNo) -> str:
     """Someone asked the job to end."""
     return f"stopped at step {step}: {reason}"

@@ -16,6 +16,7 @@ from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.job import Job
 from regrow.membership.placement import NodeDomain, buddies
+from regrow.membership.recovery import said_at_end as say_end
 from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.ladder import Ladder
@@ -99,7 +100,7 @@ class Nodes:
                 if not self._roster.living_nodes() and not isinstance(self._job.state, Ended):
                     self._ladder.restart(cause, now)
             case Releasing() if seated:
-                self._job.end(RUN_AGAIN, say.lost_after_loop(cause, self._job.step), now)
+                self._job.end(RUN_AGAIN, say_end.lost_after_loop(cause, self._job.step), now)
             case _:
                 pass
 

@@ -25,7 +25,7 @@ from regrow.membership.recovery import standbys
 from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
 from regrow.membership.recovery.ladder import Ladder
-from regrow.membership.recovery.proving import unproven
+from regrow.membership.recovery.proofs.rounds import unproven
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Closing, Forming, Releasing
@@ -257,12 +257,11 @@ class Workers:
         self._pace.committed(event, now)
         for told in self._plan.unstruck(event.step, now):
             self._orders.note(told, now)
-        worker.committed = event.step
         if worker.role is not Role.RANK:
             self._job.belief.newcomers = True
             if doubt := self._job.belief.copied() or self._job.replacements.refuted:
                 self._job.doubted(doubt, now)
-        worker.state_at = max(worker.state_at, StepNo(event.step + 1))
+        worker.committed, worker.state_at = event.step, max(worker.state_at, StepNo(event.step + 1))
         self._job.step = max(self._job.step, worker.state_at)
         self._served(worker, now)
 
@@ -318,9 +317,8 @@ class Workers:
         elif isinstance(self._job.state, Releasing):
             if event.code < 0 and worker.worker in self._ended:
                 # All have met at their scripts' ends, and this one's was through: nothing is left that could be lost.
-                self._orders.note(
-                    say.died_after_loop(worker.rank, event.code, self._job.step, through=True), now, worker
-                )
+                text = say.died_after_loop(worker.rank, event.code, self._job.step, through=True)
+                self._orders.note(text, now, worker)
             elif event.code != 0:
                 self._died_after_loop(worker, event, now)
         elif isinstance(self._job.state, Closing) and event.code == 0:

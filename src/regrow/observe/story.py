@@ -44,6 +44,11 @@ def tell(record: Record) -> str | None:
             )
         case ReplicasDiverged() | NodeQuarantined():
             return record.text
+        case ReplacementJudged() if record.reason:
+            return (
+                f"rank {record.rank} is not replaceable by a newcomer, so from now on all start again instead: "
+                f"{record.reason}"
+            )
         case ReplacementJudged():
             return f"rank {record.rank} is replaceable: proven at step {record.step:,}"
         case NodeJudged():

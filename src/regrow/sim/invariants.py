@@ -156,8 +156,7 @@ class Invariants:
         self._draining.discard(node)
         self._closed.discard(node)
         theirs = {worker for worker, home in self._spawned.items() if home == node}
-        self._fenced |= theirs
-        self._known_gone |= theirs
+        self._fenced, self._known_gone = self._fenced | theirs, self._known_gone | theirs
 
     def told(self, commands: Sequence[Command], machine: Membership) -> list[Command | orders.FormGeneration]:
         """The commands, with what each worker is to hear of a generation in the end."""
@@ -365,9 +364,8 @@ class Invariants:
     def waited(self, machine: RestartableMachine, now: Instant) -> None:
         """The machine was told that time has passed. Raises `InvariantBroken` where that changed nothing."""
         deadline = machine.next_deadline()
-        require(
-            deadline is None or deadline > now, f"a deadline that has passed is dealt with: {machine.machine.state}"
-        )
+        late = deadline is not None and deadline <= now
+        require(not late, f"a deadline that has passed is dealt with: {machine.machine.state}")
 
     # --- what the workers do -----------------------------------------------------------------------------------
 

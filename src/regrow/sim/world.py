@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -126,8 +126,7 @@ class World:
             horizon: virtual time.
             most: things that happen.
         """
-        stop = self._timeline.now + horizon
-        happened = 0
+        stop, happened = self._timeline.now + horizon, 0
         while self._coordinator.end is None and self._timeline.now < stop and self._timeline.step():
             happened += 1
             require(happened <= most, f"the job ends before {most} things have happened")
@@ -220,17 +219,14 @@ class World:
         for worker in self.workers.values():
             if worker.spawn.node == node:
                 worker.end(-15)
-        life = self._lives[node]
-        self._network.send(("from", node), lambda: self._stopped(node, life), sure=True)
+        self._network.send(("from", node), partial(self._stopped, node, self._lives[node]), sure=True)
 
     def _stopped(self, node: NodeId, life: int) -> None:
         if node not in self._losing or self._lives[node] != life:
             return
-        self._connected.discard(node)
-        self._losing.discard(node)
+        self._connected, self._losing = self._connected - {node}, self._losing - {node}
         self._offices.tell_lost(facts.NodeStopped(node))
-        back = self._backs.get(node)
-        if back is not None:
+        if (back := self._backs.get(node)) is not None:
             self.after(back, lambda: self._join(node))
 
     def _join(self, node: NodeId) -> None:
@@ -371,20 +367,13 @@ class World:
             self._agents.told(worker.spawn.node, fact)
             self._uplinks.send(worker.spawn.node, channel, fact, sure=True, extra=late)
         if not self.script.with_session and code != 0:
-            self._trouble_peers(worker)
-
-    def _trouble_peers(self, lost: SimWorker) -> None:
-        """Peers of a script without a session end with an error of their own, or hang."""
-        for peer in self.workers.values():
-            if peer.alive and peer.doing is Doing.AFTER and self._rng.random() < 0.5:
-                self.after(self._rng.uniform(0.0, 0.5), lambda peer=peer: peer.end(1))  # type: ignore[misc]
+            _trouble_peers(self.workers.values(), self._rng, self.after)
 
     def group(self, generation: Generation, members: list[Member]) -> Group:
         """The groups of a generation, the same for all its members."""
-        group = self._groups.get(generation)
-        if group is None:
-            group = self._groups[generation] = Group(generation, members, self._rng)
-        return group
+        if generation not in self._groups:
+            self._groups[generation] = Group(generation, members, self._rng)
+        return self._groups[generation]
 
     def entered(self, worker: SimWorker, doing: Doing) -> None:
         """Strikes that wait for this moment, and the agent's eye on who waits for ever in a collective."""
@@ -396,3 +385,12 @@ class World:
         for number, strike in enumerate(self._strikes):
             if (strike.rank, strike.doing, strike.nth) == (place, doing, nth):
                 self.after(strike.after, striking(self, strike, number, worker))
+
+
+def _trouble_peers(
+    peers: Iterable[SimWorker], rng: random.Random, after: Callable[[Seconds, Callable[[], None]], None]
+) -> None:
+    """Peers of a script without a session end with an error of their own, or hang."""
+    for peer in peers:
+        if peer.alive and peer.doing is Doing.AFTER and rng.random() < 0.5:
+            after(rng.uniform(0.0, 0.5), partial(peer.end, 1))

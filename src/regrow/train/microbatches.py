@@ -18,7 +18,7 @@ from regrow.step.dealing import MicroBatchCounts, MicroBatchRange, deal, refusal
 from regrow.train.gradients.averaged import Gradients
 
 _OUTSIDE = -1
-"""In the place of a share: what a body draws before its first and after its last micro-batch, the same on all ranks."""
+"""In the place of a share: what a body draws before its first and after its last micro-batch."""
 _MISSING = -math.inf
 _REHEARSED = 2
 """Micro-batches in a rehearsal: one without and one with a reduction, if there are two."""
@@ -151,10 +151,8 @@ class MicroBatches:
 
     def _check_done(self, micro: MicroBatch) -> None:
         if not micro.done:
-            raise UsageError(
-                f"micro-batch {micro.index} of step {self._number} was left without {self.backward}",
-                hint="call it once for each, instead of loss.backward()",
-            )
+            told = f"micro-batch {micro.index} of step {self._number} was left without {self.backward}"
+            raise UsageError(told, hint="call it once for each, instead of loss.backward()")
 
     def _at(self, index: int) -> int:
         return index * self._dealer.unit + self._place

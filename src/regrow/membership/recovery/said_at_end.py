@@ -23,3 +23,8 @@ def no_newcomers(reason: str) -> str:
 def not_started_again(reason: str, cause: str, step: StepNo) -> str:
     """A job that was asked to stop has lost its state."""
     return f"stopped at step {step}: {reason}; meanwhile {cause}, and the job is not started again"
+
+
+def lost_after_loop(cause: str, steps: StepNo) -> str:
+    """A node went in what the script does after its last step."""
+    return f"{cause} in the code after the last step; {steps} steps had been committed"

@@ -13,7 +13,7 @@ from regrow.membership.layouts import Layouts
 from regrow.membership.orders import Orders
 from regrow.membership.recovery.loaders import Loaders
 from regrow.membership.recovery.newcomers import ATTEMPTS, Newcomers
-from regrow.membership.recovery.proving import Proofs
+from regrow.membership.recovery.proofs.rounds import Proofs
 from regrow.membership.roster import NodeRecord, Roster, Stage, WorkerRecord
 from regrow.membership.states import Building
 

@@ -17,7 +17,7 @@ from regrow.core.messages.replacements import (
 )
 from regrow.core.messages.vocabulary import Role, Warmth
 from regrow.membership.job import Job
-from regrow.membership.recovery.provers import SHARE, Prover
+from regrow.membership.recovery.proofs.provers import SHARE, Prover
 from regrow.membership.roster import BUILDING, Stage, WorkerRecord
 from regrow.membership.states import Training
 
