@@ -148,7 +148,9 @@ class Rank:
         found: dict[str, float] = {}
         given = self.dealer.batch(step, at, of)
         assert isinstance(given, MicroBatches)
-        given.enter(cast(Any, SimpleNamespace(rehearsal=rehearsal, log=found.update, hear=lambda numbers: None)))
+        given.enter(
+            cast(Any, SimpleNamespace(rehearsed=rehearsal, log=found.update, hear=lambda _: None, read=lambda *_: None))
+        )
         for micro in given:
             x, y = micro.batch
             loss = mse_loss(self.model(x), y)

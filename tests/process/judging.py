@@ -61,6 +61,8 @@ class Command:
     arguments: tuple[str, ...]
     """Of the script, but for strikes."""
     environment: tuple[tuple[str, str], ...]
+    files: tuple[str, ...] = ()
+    """Digests of what the arguments name."""
 
     @classmethod
     def of(cls, words: Sequence[str], more: Mapping[str, str], folder: Path) -> "Command | None":
@@ -72,14 +74,16 @@ class Command:
         script = folder / words[at]
         with contextlib.suppress(OSError):
             flags, arguments = _without(words[1:at]), _without(words[at + 1 :])
-            return cls(job, flags, script, script.read_text(), arguments, tuple(sorted(more.items())))
+            files = tuple(_content(folder / word) for word in arguments)
+            return cls(job, flags, script, script.read_text(), arguments, tuple(sorted(more.items())), files)
         return None
 
     @property
     def key(self) -> str:
         """The same for all jobs with these numbers."""
         plain = [_renamed(word, self.job, "JOB") for word in self.arguments]
-        said = json.dumps([self.flags, self.text, [Path(w).name if "/" in w else w for w in plain], self.environment])
+        names = [Path(word).name if "/" in word else word for word in plain]
+        said = json.dumps([self.flags, self.text, names, self.environment, self.files])
         return hashlib.sha256(said.encode()).hexdigest()[:24]
 
     def again(self, job: str) -> list[str]:
@@ -205,6 +209,10 @@ def _without(words: Sequence[str]) -> tuple[str, ...]:
             kept.append(word)
         skips = not skips and word in (*_STRIKES, *_OF_NO_MATTER)
     return tuple(kept)
+
+
+def _content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def _flag(word: str) -> str:

@@ -18,10 +18,21 @@ _MOST = 500
 def is_iterator(thing: object) -> bool:
     """Whether something can be taken from this that is not there any more then; files are none."""
     if isinstance(thing, GeneratorType):
-        return ".regrow." not in f".{thing.gi_frame.f_globals.get('__name__')}" if thing.gi_frame else False
+        # One that runs is what the loop asks for its step: the script's own way around `session.steps`.
+        return thing.gi_frame is not None and not thing.gi_running and not _is_ours(thing)
     kind = type(thing)
     ours = kind.__module__.partition(".")[0] == "regrow"
     return hasattr(kind, "__next__") and not ours and not isinstance(thing, io.IOBase)
+
+
+def gives_steps(iterator: object) -> bool:
+    """Whether it asks regrow for steps, and so is the loop itself."""
+    return any(isinstance(each, GeneratorType) and _is_ours(each) for each in position(iterator))
+
+
+def _is_ours(generator: "GeneratorType[object, object, object]") -> bool:
+    frame = generator.gi_frame
+    return frame is not None and ".regrow." in f".{frame.f_globals.get('__name__')}."
 
 
 def position(iterator: object) -> list[object]:

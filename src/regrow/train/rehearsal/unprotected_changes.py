@@ -79,7 +79,9 @@ class Unprotected:
         self._looks = {name: self._look(thing) for name, thing in self._things.items()}
         self._inner = {name: environments.look(each) for name, each in self._environments.items()}
         self._roots, self._put_away = self._variables(), self._generator_states(set())
-        self._places = {name: iterators.position(each) for name, each in self._iterators.items()}
+        own = {name: each for name, each in self._iterators.items() if not iterators.gives_steps(each)}
+        self._iterators = own
+        self._places = {name: iterators.position(each) for name, each in own.items()}
 
     def refuse_changed(self, *, drawn: bool = False) -> None:
         """Raises `UsageError` where something has changed.
