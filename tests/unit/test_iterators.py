@@ -3,6 +3,7 @@
 import itertools
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -97,6 +98,14 @@ def test_a_body_that_takes_from_an_iterator_of_the_scripts_own_is_refused_by_its
     next(kept["train"])
     with pytest.raises(UsageError, match=r"takes from `kept\['train'\]` \(generator\), an iterator"):
         unprotected.refuse_taken()
+
+
+def test_the_scripts_own_way_around_the_steps_is_the_loop_and_not_taken_from() -> None:
+    ours = types.FunctionType(numbers.__code__, numbers.__globals__ | {"__name__": "regrow.train.session"})
+    net, kept = nn.Linear(2, 1), {"steps": map(str, ours())}
+    unprotected = Unprotected(ProtectedState([net]), [net], [sys._getframe()])
+    next(kept["steps"])
+    unprotected.refuse_taken()
 
 
 def test_a_protected_object_that_tells_its_place_may_be_taken_from() -> None:

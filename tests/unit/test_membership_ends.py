@@ -245,6 +245,20 @@ def test_an_error_before_the_first_step_of_a_loader_that_the_kernel_has_struck_i
     assert job.end.code == 1, "a data set that is too large each time is the script's"
 
 
+def test_an_error_of_the_script_behind_one_of_a_struck_loader_is_final() -> None:
+    job = Job(2)
+    killed = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
+    for attempt, text in enumerate((killed, "ValueError: no such column"), 1):
+        job.tell(facts.WorkerFailed(job.of(1), ErrorReport("RuntimeError", "failed", text, "line 9"), StepNo(-1)))
+        job.exited(job.of(1), 1)
+        job.wait()
+        if attempt == 1:
+            job.exited(job.of(0))
+            assert job.last(orders.SpawnWorker).restarts == 1
+    assert job.end.code == 1
+    assert job.last(orders.SpawnWorker).restarts == 1
+
+
 def test_a_death_by_signal_explains_the_errors_of_its_peers() -> None:
     job = Job(2)
     job.exited(job.of(1), 1)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.membership_job import Job
 
@@ -48,6 +49,15 @@ def test_samples_are_compared_when_all_replicas_have_told_theirs() -> None:
     assert samples.tell(sample(0, 16, 6), Rank(0), "another part", replicas=2) is None
     found = samples.tell(sample(1, 16, 6), Rank(1), "h", replicas=2)
     assert found is not None and found.parts == ("model.weight[0:8]",) and found.in_tensors
+
+
+def test_plain_variables_of_which_ranks_have_their_own_are_known_by_holding() -> None:
+    samples = Samples()
+    for rank, (mine, holding) in enumerate(((1, "h"), (2, "h"), (3, "another part"), (3, "another part"))):
+        told = msgspec.structs.replace(sample(rank, 16, 5), variables={"loop\nmine": mine, "loop\nseen": 8})
+        assert samples.tell(told, Rank(rank), holding, replicas=2) is None
+    assert samples.own["h"] == {"loop\nmine"}
+    assert not samples.own["another part"]
 
 
 def test_who_never_tells_is_left_out_and_samples_of_an_older_generation_are_forgotten() -> None:

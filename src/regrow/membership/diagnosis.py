@@ -157,10 +157,6 @@ def replicas_differ(
     return "; ".join(parts)
 
 
-GOES_ON = ". Training goes on with that, as without regrow"
-"""Behind that stands what to do about it."""
-
-
 def replicas_start_unlike(found: Divergence) -> str:
     """Ranks that should hold the same have built something else."""
     first, *others = found.alike
@@ -173,16 +169,22 @@ def replicas_start_unlike(found: Divergence) -> str:
     )
 
 
-def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
+def replicas_unlike(found: Divergence) -> str:
     """Replicas do not have the same, and whose state is right may not be known."""
     odd = found.odd
     others = tuple(rank for ranks in found.alike for rank in ranks if rank not in odd)
     whom = f"{_ranks(odd)} differs from {_ranks(others)}" if odd else f"{_ranks(tuple(sorted(others)))} differ"
-    text = f"replicas are not the same any more before step {found.step}: {whom} in {', '.join(found.parts)}"
+    return f"replicas are not the same any more before step {found.step}: {whom} in {', '.join(found.parts)}"
+
+
+def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
+    """The same, with what follows and what to do. `again`: who is replaced for it."""
+    text = replicas_unlike(found)
     if again:
         return f"{text}. {_ranks(again)} came in by a recovery, and is replaced: please report this"
     return (
-        f"{text}{GOES_ON}; who replaces a rank gets what another has. Are gradients reduced (DDP)? Protect whatever "
+        f"{text}. Training goes on with that, as without regrow; who replaces a rank gets what another has. Are "
+        "gradients reduced (DDP)? Protect whatever "
         'the body changes, and what belongs to one rank in a call of its own with part=f"rank{session.rank}"; '
         "--digest-every tells bad memory from this"
     )
@@ -380,12 +382,6 @@ def agent_silent(within: Seconds) -> str:
 def stopped(reason: str, step: StepNo) -> str:
     """Someone asked the job to end."""
     return f"stopped at step {step}: {reason}"
-
-
-def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None) -> str:
-    """Standbys that cannot be built are not tried for ever."""
-    why = f": {error[0].type}: {error[0].message}" if error else ""
-    return f"standbys die or do not fit before they are of use, the last was {worker}{why}; going on without"
 
 
 def rank_corrupted(rank: Rank, step: StepNo) -> str:

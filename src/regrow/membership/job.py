@@ -1,11 +1,12 @@
 """What all who decide about a job share: where it stands, who is in it, and what is ordered."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from regrow.core.exit_codes import OK, UNPROVEN
 from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
+from regrow.core.messages.replacements import replaceability
 from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
@@ -90,7 +91,7 @@ class Job(JobState):
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
         """Nothing more is decided."""
         if code == OK and self.belief.doubt:
-            code, diagnosis = UNPROVEN, _UNPROVEN + self.belief.doubt.partition(say.GOES_ON)[0]
+            code, diagnosis = UNPROVEN, _UNPROVEN + self.belief.doubt
         self.goto(Ended(code))
         self.orders.end(code, diagnosis, now)
 
@@ -208,8 +209,8 @@ class Replacements:
         self.alone = False
         """Whether ranks have state that no other has."""
         self.unproven = ""
-        self.own: set[str] = set()
-        """Plain variables of the script of which each rank has a value of its own."""
+        self.own: Mapping[str, Set[str]] = {}
+        """By holding: plain variables of the script of which its ranks have different values."""
         self._doubts: set[str] = set()
 
     @property
@@ -237,11 +238,7 @@ class Replacements:
     @property
     def told(self) -> str:
         """What is known of newcomers, for people."""
-        if self.refuted:
-            return f"not replaceable by newcomers: {self.refuted}"
-        if self.proven:
-            return f"replaceable: proven at step {max(self.proven.values()):,}"
-        return "replaceable: not proven" + (f", because {self.unproven}" if self.unproven else " yet")
+        return replaceability(self.refuted, self.proven.values(), self.unproven)
 
     def restarted(self) -> None:
         """All workers are new: what was proven of those before says nothing of them."""

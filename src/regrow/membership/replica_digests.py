@@ -83,8 +83,8 @@ class Samples:
         self._generation = Generation(-1)
         self._told: dict[_Look, dict[Rank, StateSampled]] = {}
         self._found: Counter[tuple[tuple[Rank, ...], ...]] = Counter()
-        self.own: set[str] = set()
-        """Plain variables of the script that were seen with another value on each rank."""
+        self.own: defaultdict[str, set[str]] = defaultdict(set)
+        """By holding: plain variables of the script that its ranks were seen to have with different values."""
 
     def tell(self, fact: StateSampled, rank: Rank, holding: str, *, replicas: int) -> Divergence | None:
         """One rank's sample; what is known when all `replicas` of its holding have told theirs, or never will."""
@@ -101,7 +101,8 @@ class Samples:
     def _close(self, key: _Look) -> Divergence | None:
         told = self._told.pop(key)
         looks = [fact.variables for fact in told.values()]
-        self.own.update(name for look in looks for name in look if len({each.get(name) for each in looks}) > 1)
+        unlike = (name for look in looks for name in look if len({each.get(name) for each in looks}) > 1)
+        self.own[key[0]].update(unlike)
         parts = {rank: fact.python | fact.tensors | (fact.made or {}) for rank, fact in told.items()}
         made = {name for fact in told.values() for name in fact.made or ()}
         tensors = made.union(*(fact.tensors for fact in told.values()))

@@ -11,6 +11,7 @@ from regrow.core.messages.replacements import (
     ReplacementProven,
     ReplacementRefuted,
     ReplacementUnproven,
+    not_proven,
 )
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
 from regrow.core.messages.sights import WorkerAlive
@@ -25,7 +26,6 @@ from regrow.membership.recovery import standbys
 from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
 from regrow.membership.recovery.ladder import Ladder
-from regrow.membership.recovery.proofs.rounds import unproven
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Closing, Forming, Releasing
@@ -207,7 +207,7 @@ class Workers:
             self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step))
         elif isinstance(event, ReplacementUnproven):
             if replacements.doubts(event.reason):
-                self._orders.note(unproven(event), now)
+                self._orders.note(not_proven(event.reason, event.rank), now)
         elif replacements.refutes(event.reason, alone=event.alone):
             self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step, reason=event.reason))
             for each in [*self._roster.standbys(), *self._roster.candidates.values()]:

@@ -8,6 +8,7 @@ from itertools import islice
 from statistics import median
 
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.messages.replacements import replaceability
 from regrow.core.records import (
     FaultInjected,
     GenerationFormed,
@@ -97,11 +98,8 @@ class Ledger:
     @property
     def replaceable(self) -> str:
         """Whether newcomers compute what the ranks do that they replace, as far as is known, for people."""
-        if self.refuted:
-            return f"not replaceable by newcomers: {self.refuted[0].reason}"
-        if self.proven:
-            return f"replaceable: proven at step {max(each.step for each in self.proven.values()):,}"
-        return "replaceable: not proven yet"
+        reason = self.refuted[0].reason if self.refuted else ""
+        return replaceability(reason, (each.step for each in self.proven.values()))
 
     # --- what was computed ----------------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 ProveReplacement → ReplacementProven | ReplacementRefuted | ReplacementUnproven
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from regrow.core.ids import Generation, Rank, Seconds, StepNo, WorkerId
@@ -68,3 +70,25 @@ class ReplacementUnproven(msgspec.Struct, frozen=True, tag=True):
 
 
 ReplacementFact = ReplacementProven | ReplacementRefuted | ReplacementUnproven
+
+
+def replaceability(refuted: str, proven: Iterable[StepNo], unproven: str = "") -> str:
+    """All that is known of newcomers in one line, for people.
+
+    Args:
+        refuted: why none is equal to the rank that it would replace; empty: nothing is known.
+        proven: steps at which one was seen to be.
+        unproven: why none could be compared.
+    """
+    if refuted:
+        return f"not replaceable by newcomers: {refuted}"
+    newest = max(proven, default=None)
+    if newest is not None:
+        return f"replaceable: proven at step {newest:,}"
+    return "replaceable: not proven" + (f", because {unproven}" if unproven else " yet")
+
+
+def not_proven(reason: str, rank: Rank | None = None) -> str:
+    """A newcomer could not be compared with the rank that it would replace, for people. `rank`: None: with any."""
+    what = "what the rank does that it would replace" if rank is None else f"what rank {rank} does"
+    return f"whether a newcomer computes {what} was not proven: {reason}"

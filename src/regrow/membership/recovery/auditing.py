@@ -71,9 +71,9 @@ class Auditor:
         if self._samples.news(found):
             self._say(found, text, now)
         if found.in_tensors and not self._unlike_from_start:
-            self._job.doubted(text, now)
+            self._job.doubted(say.replicas_unlike(found), now)
         else:
-            self._latent(text, now)
+            self._latent(say.replicas_unlike(found), now)
         for each in again:
             self._job.orders.fence(each, "its state is not that of its replicas", now)
         if again and isinstance(self._job.state, RUNNING):

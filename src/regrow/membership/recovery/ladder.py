@@ -233,7 +233,8 @@ class Ladder:
         killed = _KILLED_LOADER.search(error[0].traceback) if error is not None else None
         self._loaders += killed is not None
         cause = f"rank {told.rank}: {killed[0]}" if killed is not None else f"rank {told.rank} {exit_text(code)}"
-        if memory or 0 < self._loaders < ATTEMPTS or (self._spec.max_restarts or 0) > self._job.restarts:
+        again = memory or (killed is not None and self._loaders < ATTEMPTS)
+        if again or (self._spec.max_restarts or 0) > self._job.restarts:
             self.restart(cause, now, told)
         else:
             self._job.end(SCRIPT_ERROR, self.own_error(told) or say.died_building(told.rank, code), now)

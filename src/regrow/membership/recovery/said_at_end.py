@@ -1,6 +1,6 @@
 """Sentences about workers that should replace a rank, and ends that follow from them. Others are in `diagnosis.py`."""
 
-from regrow.core.ids import Rank, StepNo
+from regrow.core.ids import Rank, StepNo, WorkerId
 from regrow.core.messages.vocabulary import ErrorReport
 
 
@@ -28,3 +28,9 @@ def not_started_again(reason: str, cause: str, step: StepNo) -> str:
 def lost_after_loop(cause: str, steps: StepNo) -> str:
     """A node went in what the script does after its last step."""
     return f"{cause} in the code after the last step; {steps} steps had been committed"
+
+
+def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None) -> str:
+    """Standbys that cannot be built are not tried for ever."""
+    why = f": {error[0].type}: {error[0].message}" if error else ""
+    return f"standbys die or do not fit before they are of use, the last was {worker}{why}; going on without"

@@ -11,6 +11,7 @@ from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.layouts import Layouts
 from regrow.membership.orders import Orders
+from regrow.membership.recovery import said_at_end as say_end
 from regrow.membership.recovery.loaders import Loaders
 from regrow.membership.recovery.newcomers import ATTEMPTS, Newcomers
 from regrow.membership.recovery.proofs.rounds import Proofs
@@ -66,7 +67,9 @@ class Standbys:
         node = self._roster.nodes[standby.node]
         node.failed_standbys += 1
         if node.failed_standbys == ATTEMPTS:
-            self._orders.note(say.standbys_given_up(standby.worker, self._job.errors.of(standby.worker)), now, standby)
+            self._orders.note(
+                say_end.standbys_given_up(standby.worker, self._job.errors.of(standby.worker)), now, standby
+            )
 
     def built(self, worker: WorkerRecord, now: Instant) -> None:
         """A worker stands before its first step: with the same model as the others, or the job does without it."""

@@ -25,9 +25,11 @@ def is_iterator(thing: object) -> bool:
     return hasattr(kind, "__next__") and not ours and not isinstance(thing, io.IOBase)
 
 
-def gives_steps(iterator: object) -> bool:
-    """Whether it asks regrow for steps, and so is the loop itself."""
-    return any(isinstance(each, GeneratorType) and _is_ours(each) for each in position(iterator))
+def is_scripts_own(thing: object) -> bool:
+    """Whether it is an iterator, and none that asks regrow for steps, as the loop's own does."""
+    return is_iterator(thing) and not any(
+        isinstance(each, GeneratorType) and _is_ours(each) for each in position(thing)
+    )
 
 
 def _is_ours(generator: "GeneratorType[object, object, object]") -> bool:

@@ -70,7 +70,7 @@ class Unprotected:
                 self._things[name] = each
             elif id(each) not in known | mine and environments.is_environment(each):
                 self._environments[name] = each
-            elif id(each) not in known | mine and iterators.is_iterator(each):
+            elif id(each) not in known | mine and iterators.is_scripts_own(each):
                 self._iterators[name] = each
         self.look()
 
@@ -79,9 +79,7 @@ class Unprotected:
         self._looks = {name: self._look(thing) for name, thing in self._things.items()}
         self._inner = {name: environments.look(each) for name, each in self._environments.items()}
         self._roots, self._put_away = self._variables(), self._generator_states(set())
-        own = {name: each for name, each in self._iterators.items() if not iterators.gives_steps(each)}
-        self._iterators = own
-        self._places = {name: iterators.position(each) for name, each in own.items()}
+        self._places = {name: iterators.position(each) for name, each in self._iterators.items()}
 
     def refuse_changed(self, *, drawn: bool = False) -> None:
         """Raises `UsageError` where something has changed.

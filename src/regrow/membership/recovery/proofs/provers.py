@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from regrow.core.exit_codes import exit_text
 from regrow.core.ids import Instant, Rank, Seconds, WorkerId
-from regrow.core.messages.replacements import ReplacementUnproven
+from regrow.core.messages.replacements import ReplacementUnproven, not_proven
 from regrow.core.messages.vocabulary import Role
 from regrow.membership.job import Job
 from regrow.membership.roster import Seat, Stage, WorkerRecord
@@ -162,5 +162,4 @@ class Prover:
         replacements = self._job.replacements
         replacements.unproven = reason
         if replacements.doubts(reason):
-            text = f"whether a newcomer computes what the rank does that it would replace was not proven: {reason}"
-            self._job.orders.note(text, now)
+            self._job.orders.note(not_proven(reason), now)

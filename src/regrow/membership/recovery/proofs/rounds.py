@@ -132,7 +132,7 @@ class Proofs:
         prover, witness = min(pairs, key=_preference)
         self._open = _Open(prover.worker, holding, now + _LATE_S)
         rank, local_rank, job = _rank(witness), witness.local_rank, self._job
-        own = sorted(job.replacements.own)
+        own = sorted(job.replacements.own.get(holding, ()))
         order = ProveReplacement(prover.worker, job.generation, rank, local_rank, witness.endpoint, job.world, own)
         job.orders.add(order)
         return True
@@ -205,11 +205,6 @@ class Proofs:
 def between_rounds(cost: Seconds) -> Seconds:
     """How long nothing is proven after a round that has cost so much."""
     return max(_LEAST_S, cost / SHARE)
-
-
-def unproven(fact: ReplacementUnproven) -> str:
-    """A newcomer could not be compared with the rank that it would replace, for people."""
-    return f"whether a newcomer computes what rank {fact.rank} does was not proven: {fact.reason}"
 
 
 def _rank(worker: WorkerRecord) -> Rank:

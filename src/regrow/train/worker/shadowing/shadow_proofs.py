@@ -118,8 +118,8 @@ class ShadowProofs:
             deadline=time.monotonic() + COME_S,
             proof=how,
         )
-        state.variables.withheld = frozenset(order.own)
         self._ask(asking)
+        state.variables.withheld = frozenset(order.own)
         try:
             prompt = self._link.prompt  # the rank waits for this, whatever else the machine does
             prompt.run(asking.run) if prompt is not None else asking.run()
