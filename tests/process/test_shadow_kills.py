@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.process.launching import PATIENCE, Running, Site, site
-from tests.process.training import SCRIPTS
+from tests.process.training import SCRIPTS, assert_only_the_dead_lose
 
 from regrow.core.records import ReplacementJudged, WorkerForked, WorkerSpawned
 from regrow.observe.ledger import Ledger, read_records
@@ -70,7 +70,7 @@ def test_a_kill_in_the_middle_of_a_proof_costs_nothing_and_the_proof_is_made_aga
     ledger = Ledger(read_records(here.home / "jobs" / "struck"))
     assert [each.reason for each in proofs(here)][:1] == [""], running.output
     assert len(ledger.incidents) == (whom != "the prover"), running.output
-    assert all(incident.steps_lost == 0 for incident in ledger.incidents)
+    assert_only_the_dead_lose(ledger)
     assert ledger.divergences == []
     assert {at: loss for at, loss in losses(ledger).items() if calm[at] != loss} == {}
 

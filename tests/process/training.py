@@ -110,10 +110,14 @@ def assert_equal(
     if lost is not None:
         assert all(incident.steps_lost <= lost for incident in disturbed.ledger.incidents)
         return
-    for incident in disturbed.ledger.incidents:
-        # A step that only the dead had committed runs again: they had not given its state to anybody.
+    assert_only_the_dead_lose(disturbed.ledger)
+
+
+def assert_only_the_dead_lose(ledger: Ledger) -> None:
+    """A step that only the dead had committed runs again: they had not given its state to anybody. No other does."""
+    for incident in ledger.incidents:
         assert incident.steps_lost <= 1, incident
-        assert not incident.steps_lost or alive_and_ahead(disturbed.ledger, incident) == [], incident
+        assert not incident.steps_lost or alive_and_ahead(ledger, incident) == [], incident
 
 
 def alive_and_ahead(ledger: Ledger, incident: IncidentClosed) -> list[tuple[int, int]]:

@@ -93,10 +93,6 @@ class Steering:
         finally:
             self._call("open_gate", closed)
 
-    def lag(self, microseconds: int, device: int = 0) -> None:
-        """How long each launch of the current stream takes besides its arithmetic."""
-        self._library.standin_lag(device, ctypes.c_int64(microseconds))
-
     def queue_limit(self, launches: int) -> None:
         """How many launches a stream holds before the next one holds its caller."""
         self._call("queue_limit", launches)

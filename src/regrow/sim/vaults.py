@@ -91,7 +91,3 @@ class SimVaults:
         """Whether a worker can read this copy now."""
         held = self._held.get(source.endpoint, {}).get(source.rank)
         return held is not None and held.step == source.step
-
-    def holdings_at(self, step: int) -> set[str]:
-        """Which parts of the state agents have at a step."""
-        return {copy.holding for held in self._held.values() for copy in held.values() if copy.step == step}

@@ -255,7 +255,6 @@ void standin_open_gate(int64_t id) {
   found->second->set();
   standin::gates().erase(found);
 }
-void standin_lag(int device, int64_t us) { standin::current_queue(device).lag_us = us; }
 void standin_queue_limit(int64_t launches) { standin::most_launches = launches; }
 int64_t standin_depth(int device) { return static_cast<int64_t>(standin::current_queue(device).depth()); }
 int64_t standin_launches(int device) { return standin::counts(device).launches; }
