@@ -11,7 +11,8 @@ from typing import Any
 from lightkube import KubeConfig
 from tests.cluster.fake_api import FakeApi, serve
 from tests.cluster.fake_kubelet import FakeKubelet, kubeconfig
-from tests.cluster.fake_nodes import FakeKueue, FakeScheduler, SaidToRun
+from tests.cluster.fake_kueue import FakeKueue
+from tests.cluster.fake_nodes import FakeScheduler, SaidToRun
 from tests.cluster.fake_store import FakeStore, Manifest
 
 from regrow.cluster.node_health import read_table

@@ -131,6 +131,8 @@ class FakeKubelet:
         meta, container = pod["metadata"], pod["spec"]["containers"][0]
         env = {**os.environ, "REGROW_HOME": str(self._folder / f"{meta['name']}.home"), "POD_IP": _HERE}
         for each in container.get("env", []):
+            if "value" in each:
+                env[each["name"]] = each["value"]
             if label := re.fullmatch(r"metadata\.labels\['(.+)'\]", _field_path(each)):
                 env[each["name"]] = meta["labels"].get(label.group(1), "")
             source = each.get("valueFrom", {}).get("secretKeyRef")
@@ -146,7 +148,7 @@ class FakeKubelet:
             module, *rest = words
             self.processes[meta["name"]] = warm().start(module, rest, cwd=str(self._folder), env=env, streams=streams)
         self._node[meta["name"]] = pod["spec"]["nodeName"]
-        state = {"state": {"running": {"startedAt": self._store.stamp()}}}
+        state = {"name": container["name"], "state": {"running": {"startedAt": self._store.stamp()}}}
         status = {"phase": "Running", "podIP": _HERE, "containerStatuses": [state]}
         self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
 
@@ -172,17 +174,17 @@ class FakeKubelet:
 
     def _ended(self, pod: Manifest, code: int, *, deleted: bool) -> None:
         meta = pod["metadata"]
-        if deleted:
-            self.processes.pop(meta["name"])
-            self._store.delete("pods", meta["namespace"], meta["name"], grace=0)
-            return
         number = 128 - code if code < 0 else code
         ended = {"exitCode": number, "reason": "Error" if number else "Completed", "finishedAt": self._store.stamp()}
         status = {
             "phase": "Failed" if number else "Succeeded",
-            "containerStatuses": [{"state": {"terminated": ended}}],
+            "containerStatuses": [{"name": pod["spec"]["containers"][0]["name"], "state": {"terminated": ended}}],
         }
-        self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
+        if pod["status"]["phase"] not in _ENDED:
+            self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
+        if deleted:
+            self.processes.pop(meta["name"])
+            self._store.delete("pods", meta["namespace"], meta["name"], grace=0)
 
 
 def _tolerated(pod: Manifest) -> float:

@@ -1,14 +1,7 @@
-"""A scheduler with priorities and preemption, nodes where pods are only said to run, and a Kueue of the same kind."""
-
-from typing import Any
+"""A scheduler with priorities and preemption, and nodes where pods are only said to run."""
 
 from tests.cluster.fake_store import FakeStore, Manifest
 
-GATE = "kueue.x-k8s.io/admission"
-_QUEUE = "kueue.x-k8s.io/queue-name"
-_GROUP = "kueue.x-k8s.io/pod-group-name"
-_COUNT = "kueue.x-k8s.io/pod-group-total-count"
-_CLASS = "kueue.x-k8s.io/priority-class"
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -103,7 +96,10 @@ class SaidToRun:
             if node in self.cut:
                 if now - self.cut[node] >= 30 and "deletionTimestamp" not in meta:
                     self._store.delete("pods", *name)
-            elif "deletionTimestamp" in meta and pod["status"]["phase"] not in _ENDED:
+            elif "deletionTimestamp" in meta:
+                # First it says how the containers have ended, and then that the object may go.
+                if pod["status"]["phase"] not in _ENDED and node:
+                    self._end(pod, given_back_code(pod), "Completed")
                 self.processes.pop(meta["uid"], None)
                 self._store.delete("pods", *name, grace=0)
             elif (
@@ -114,88 +110,53 @@ class SaidToRun:
                 self._end(pod, 128, "StartError")
             elif node and pod["status"]["phase"] == "Pending":
                 self.processes[meta["uid"]] = pod
-                running = {"state": {"running": {"startedAt": self._store.stamp()}}}
-                status = {"phase": "Running", "containerStatuses": [running]}
-                self._store.patch("pods", *name, {"status": status}, part="status")
+                running = {"running": {"startedAt": self._store.stamp()}}
+                self._say(pod, {each: running for each in containers_of(pod)})
 
     def end(self, pod: Manifest, code: int) -> None:
-        """Its process ends by itself."""
+        """Its processes end by themselves; those of the other containers as they were told to, with 0."""
         self._end(pod, code, "Error" if code else "Completed")
 
+    def end_container(self, pod: Manifest, container: str, code: int) -> None:
+        """One container ends; the pod is over when all have."""
+        states = {each["name"]: each["state"] for each in pod["status"]["containerStatuses"]}
+        self._say(pod, {**states, container: self._terminated(code, "Error" if code else "Completed")})
+
     def _end(self, pod: Manifest, code: int, reason: str) -> None:
+        names = containers_of(pod)
+        others = {each: self._terminated(0, "Completed") for each in names[1:]}
+        self._say(pod, {names[0]: self._terminated(code, reason), **others})
+
+    def _terminated(self, code: int, reason: str) -> Manifest:
+        return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": self._store.stamp()}}
+
+    def _say(self, pod: Manifest, states: dict[str, Manifest]) -> None:
+        """The status of a pod whose containers are so: sorted by their names, as the kubelet does it."""
         meta = pod["metadata"]
-        self.processes.pop(meta["uid"], None)
-        ended = {"exitCode": code, "reason": reason, "finishedAt": self._store.stamp()}
-        status: dict[str, Any] = {
-            "phase": "Failed" if code else "Succeeded",
-            "containerStatuses": [{"state": {"terminated": ended}}],
-        }
-        self._store.patch("pods", meta["namespace"], meta["name"], {"status": status}, part="status")
+        codes = [each["terminated"]["exitCode"] for each in states.values() if "terminated" in each]
+        phase = "Running" if len(codes) < len(states) else "Failed" if any(codes) else "Succeeded"
+        if phase != "Running":
+            self.processes.pop(meta["uid"], None)
+        said = [{"name": name, "state": states[name]} for name in sorted(states)]
+        # A merge patch of one's own status, which is the kubelet's alone.
+        self._store.patch(
+            "pods",
+            meta["namespace"],
+            meta["name"],
+            {"status": {"phase": phase, "containerStatuses": said}},
+            part="status",
+        )
 
 
-class FakeKueue:
-    """Holds pods of a queue at a gate until their whole group fits; takes quota back from lower classes.
+def containers_of(pod: Manifest) -> list[str]:
+    """Their names, in the pod's order."""
+    return [each["name"] for each in pod["spec"]["containers"]]
 
-    `quota`: pods of each LocalQueue. `classes`: values of WorkloadPriorityClasses.
-    """
 
-    def __init__(self, store: FakeStore, quota: dict[str, int], classes: dict[str, int]) -> None:
-        self._store = store
-        self.quota = quota
-        self._classes = classes
-
-    def admit_pod(self, body: Manifest) -> None:
-        """The webhook: a new pod of a queue waits at the gate."""
-        labels = body["metadata"].get("labels") or {}
-        if _QUEUE in labels:
-            body["spec"]["schedulingGates"] = [{"name": GATE}]
-            labels["kueue.x-k8s.io/managed"] = "true"
-
-    def turn(self) -> None:
-        """Admit what fits, the most important first; make room for one that does not."""
-        groups = self._groups()
-        waiting = [each for each in groups if each and self._gated(each[0]) and self._whole(each)]
-        for group in sorted(waiting, key=lambda each: (-self._priority(each), self._age(each))):
-            queue = group[0]["metadata"]["labels"][_QUEUE]
-            held = [each for each in groups if self._holds(each, queue)]
-            free = self.quota.get(queue, 0) - sum(len(each) for each in held)
-            if len(group) <= free:
-                for pod in group:
-                    pod["spec"]["schedulingGates"] = []
-                    self._store.replace("pods", pod["metadata"]["namespace"], pod["metadata"]["name"], pod)
-                groups = self._groups()
-                continue
-            self._preempt(held, self._priority(group))
-
-    def _preempt(self, held: list[list[Manifest]], priority: int) -> None:
-        lower = sorted((each for each in held if self._priority(each) < priority), key=self._priority)
-        leaving = any("deletionTimestamp" in pod["metadata"] for each in lower for pod in each)
-        for pod in lower[0] if lower and not leaving else []:
-            self._store.delete("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
-
-    def _groups(self) -> list[list[Manifest]]:
-        found: dict[tuple[str, str], list[Manifest]] = {}
-        for pod in self._store.all_of("pods"):
-            labels = pod["metadata"].get("labels") or {}
-            if _QUEUE in labels and pod["status"]["phase"] not in _ENDED:
-                name = labels.get(_GROUP) or pod["metadata"]["name"]
-                found.setdefault((pod["metadata"]["namespace"], name), []).append(pod)
-        return list(found.values())
-
-    def _whole(self, group: list[Manifest]) -> bool:
-        return len(group) >= int((group[0]["metadata"].get("annotations") or {}).get(_COUNT, 1))
-
-    def _gated(self, pod: Manifest) -> bool:
-        return bool(pod["spec"].get("schedulingGates")) and "deletionTimestamp" not in pod["metadata"]
-
-    def _holds(self, group: list[Manifest], queue: str) -> bool:
-        return group[0]["metadata"]["labels"][_QUEUE] == queue and not group[0]["spec"].get("schedulingGates")
-
-    def _priority(self, group: list[Manifest]) -> int:
-        return self._classes.get(group[0]["metadata"]["labels"].get(_CLASS, ""), 0)
-
-    def _age(self, group: list[Manifest]) -> int:
-        return min(int(pod["metadata"]["resourceVersion"]) for pod in group)
+def given_back_code(pod: Manifest) -> int:
+    """With which code regrow ends in it when it is given back."""
+    given = {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][0].get("env") or []}
+    return int(given.get("REGROW_GIVEN_BACK_CODE", "0"))
 
 
 def kept_away(pod: Manifest) -> set[str]:

@@ -167,7 +167,7 @@ class FakeStore:
         if new == old:
             return _copied(old)
         key = (plural, meta["namespace"], meta["name"])
-        if meta.get("deletionTimestamp") and not meta.get("finalizers") and not self._graceful(plural, new):
+        if meta.get("deletionTimestamp") and not (meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")):
             return self._remove(key, new)
         return self._store("MODIFIED", key, old, new)
 
@@ -186,8 +186,12 @@ class FakeStore:
             meta["deletionTimestamp"], meta["deletionGracePeriodSeconds"] = self.stamp(until), seconds
             return self._store("MODIFIED", key, old, new)
         if meta.get("finalizers"):
-            meta.setdefault("deletionTimestamp", self.stamp())
-            meta["deletionGracePeriodSeconds"] = 0
+            # A grace that becomes shorter counts from the same request.
+            asked = self.wall()
+            if "deletionTimestamp" in meta:
+                told = datetime.fromisoformat(meta["deletionTimestamp"]).timestamp()
+                asked = told - meta["deletionGracePeriodSeconds"]
+            meta["deletionTimestamp"], meta["deletionGracePeriodSeconds"] = self.stamp(asked), 0
             return self._store("MODIFIED", key, old, new) if new != old else old
         return self._remove(key, new)
 

@@ -11,8 +11,9 @@ from regrow.operator.api import ApiFailure, ApiKind
 from regrow.operator.cache import JobKey
 from regrow.operator.controller import Controller
 from regrow.operator.observed.observing import read
-from regrow.operator.observed.pod_seen import PodSeen
+from regrow.operator.observed.pod_seen import PodSeen, present
 from regrow.operator.resource import TrainingJob, read_job
+from regrow.operator.terms import by_its_terms
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -52,6 +53,16 @@ class StoreApi:
     async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str]) -> Manifest:
         change = {"metadata": {"annotations": notes}}
         return self._ask(lambda: self._store.patch(kind, namespace, name, change))
+
+    async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str) -> None:
+        def drop() -> Manifest:
+            found = self._store.get(kind, namespace, name)
+            found["metadata"]["finalizers"] = [
+                each for each in found["metadata"].get("finalizers") or [] if each != finalizer
+            ]
+            return self._store.replace(kind, namespace, name, found)
+
+        self._ask(drop)
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
         self.deleted.add(name)
@@ -105,7 +116,7 @@ class ScheduledOperator:
     async def look_at(self, key: JobKey) -> None:
         """At one job; nobody is asked to leave while fewer than the gang would train without it, and pod 0 never."""
         with contextlib.suppress(ApiFailure):
-            await self.controller._find_unsure(key)  # as it does before it decides: what it knows then counts
+            await self.controller.hands.find_unsure(key)  # as it does before it decides: what it knows then counts
         before = self._training(key)
         self._api.asked_to_end.clear()
         self._api.deleted.clear()
@@ -126,8 +137,8 @@ class ScheduledOperator:
         found = self.controller.cache.job(key)
         if found is None:
             return None
-        job = read_job(found)
-        pods = [pod for pod in self.controller.cache.pods(key) if pod.owner == job.uid]
+        job = by_its_terms(read_job(found))
+        pods = present(job, self.controller.cache.pods(key), self._store.wall())
         if read(job, pods, self._store.wall()).seen.stage is not JobStage.TRAINING:
             return None
         return job, [pod for pod in pods if pod.phase == "Running" and pod.deleted_at is None]

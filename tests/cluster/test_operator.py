@@ -100,13 +100,21 @@ async def test_a_drain_of_many_nodes_takes_one_pod_of_a_gang_and_the_next_when_t
             cluster.store.evict("team", before["1"])
         await cluster.until(lambda: len(pods()) == 3, "another one runs in its place")
         cluster.store.evict("team", before["1"])
-        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicaCount": 1}})
+        await start_anew(cluster, replicaCount=1)
         await cluster.until(lambda: kept() == [0], "a gang of one pod holds up no drain")
     async with cluster.operator():
-        cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicaCount": 2}})
+        await start_anew(cluster, replicaCount=2)
         await cluster.until(lambda: kept() == [1], "another operator finds it, and changes it")
     cluster.store.delete("trainingjobs", "team", "job")
     await cluster.until(lambda: not kept(), "it goes with its job")
+
+
+async def start_anew(cluster: Bed, **spec: Any) -> None:
+    """Suspend the job, edit it, and let its gang begin again."""
+    cluster.store.patch("trainingjobs", "team", "job", {"spec": {"suspend": True}})
+    await cluster.until(lambda: not cluster.pods() and cluster.status()["replicas"] == 0, "all pods are given back")
+    cluster.store.patch("trainingjobs", "team", "job", {"spec": {**spec, "suspend": False}})
+    await cluster.until(lambda: cluster.status()["replicas"] == cluster.status()["desiredReplicas"] > 0, "it runs")
 
 
 async def test_a_job_runs_without_its_budget_where_the_operator_may_not_make_one(cluster: Bed) -> None:

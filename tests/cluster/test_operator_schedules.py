@@ -7,7 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.cluster.fake_nodes import FakeKueue, FakeScheduler, SaidToRun, kept_away
+from tests.cluster.fake_kueue import FakeKueue
+from tests.cluster.fake_nodes import FakeScheduler, SaidToRun, kept_away
 from tests.cluster.fake_store import FakeStore, Manifest, Refused
 from tests.cluster.jobs import training_job
 from tests.cluster.scheduled_operator import ScheduledOperator
@@ -104,13 +105,18 @@ class Schedule:
         alive = [each for each in self.kubelets.processes.values() if JOB_LABEL in each["metadata"]["labels"]]
         places = Counter(self._place(each) for each in alive)
         assert max(places.values(), default=0) <= 1, f"two for one place: {places}"
-        known = [each for each in self.pods() if each["status"]["phase"] not in ("Succeeded", "Failed")]
+        known = [each for each in self.pods() if not self._is_gone(each)]
         places = Counter(self._place(each) for each in known)
         assert max(places.values(), default=0) <= 1, f"two pods for one place: {places}"
         assert all(place < self.high and index < self.each for _, place, index in places), "beyond the maximum"
         notes = [(each["metadata"]["labels"][ATTEMPT_LABEL], each["metadata"]["annotations"]) for each in known]
         told = Counter((attempt, said[NODE_RANK]) for attempt, said in notes if said.get(NODE_RANK))
         assert max(told.values(), default=0) <= 1, f"two pods are one node: {told}"
+
+    def _is_gone(self, pod: Manifest) -> bool:
+        """Nothing of it runs or will: a finalizer keeps the object."""
+        never = "deletionTimestamp" in pod["metadata"] and not pod["spec"].get("nodeName")
+        return never or pod["status"]["phase"] in ("Succeeded", "Failed")
 
     def _place(self, pod: Manifest) -> tuple[str, int, int]:
         labels, index = pod["metadata"]["labels"], pod["metadata"]["name"].rsplit("-", 1)[-1]
@@ -260,6 +266,7 @@ async def _play(seed: int, events: int) -> None:
     for _ in range(5):
         schedule.store.collect()
         schedule.kubelets.turn()
+        schedule.kueue.turn()
         schedule.operators[0].hear()
         await schedule.operators[0].look()
     # Events belong to nobody: the API server forgets them after an hour.

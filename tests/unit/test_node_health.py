@@ -11,11 +11,12 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId
 from regrow.core.verdicts import Action, Severity
 from regrow.observe.watch.present import JobFigures, SuspectNode
+from regrow.operator.events import news_of_nodes
 from regrow.operator.nodes import CONDITION, TAINT, UNTIL, BadMark, judged, marking, with_condition
 from regrow.operator.observed.observing import against, found_nodes, node_of, read
 from regrow.operator.observed.pod_seen import read_pod
 from regrow.operator.resource import KeptNode, TrainingJob, TrainingJobStatus, read_job
-from regrow.operator.status import news_of_nodes, next_status, nodes_finding, with_conditions
+from regrow.operator.status import next_status, nodes_finding, with_conditions
 
 TABLE = read_table()
 
@@ -190,7 +191,7 @@ def test_nodes_that_fail_the_jobs_examinations_are_avoided_for_their_time_told_o
     found = found_nodes(old, pods, figures, 1000.0)
     new = next_status(old, read(old, pods, 1000.0), [], 1000.0, figures, found)
     assert new.avoided_nodes == [KeptNode("n2", 4600.0, "gpu0: xid 79")]
-    assert news_of_nodes(old.status, new) == [
+    assert [each.words for each in news_of_nodes(old.status, new)] == [
         ("NodeAvoided", "no replica is started on node n2 until 1970-01-01T01:16:40Z: gpu0: xid 79")
     ]
     later = job(new)
@@ -212,5 +213,5 @@ def test_what_speaks_against_the_jobs_own_nodes_is_a_condition() -> None:
     assert nodes_finding({}).holds
     was = TrainingJobStatus()
     told = with_conditions(was, [finding], 1, 0.0)
-    assert news_of_nodes(was, told) == [("NodesUnhealthy", finding.message)]
+    assert [each.words for each in news_of_nodes(was, told)] == [("NodesUnhealthy", finding.message)]
     assert not news_of_nodes(told, with_conditions(told, [finding], 1, 9.0))

@@ -14,7 +14,7 @@ from tests.cluster.scheduled_operator import StoreApi
 
 from regrow.operator.backends import backend_of
 from regrow.operator.crd import crd
-from regrow.operator.events import warning
+from regrow.operator.events import JobNews, event
 from regrow.operator.leadership import Leadership
 from regrow.operator.manifests import as_text, manifests
 from regrow.operator.nodes import BadMark, marking, with_condition
@@ -44,7 +44,7 @@ def written() -> dict[str, dict[str, Any]]:
         "service": service(made),
         "secret": secret(made, b"key"),
         "budget": budget(made),
-        "event": warning(made, "NodeAvoided", "n1", 0.0),
+        "event": event(made, JobNews("NodeAvoided", "n1", warns=True), 0.0),
         "node": with_condition(node, BadMark("gpu0: xid 79", 5.0), 0.0),
     }
     for number, each in enumerate(manifests(namespace="regrow-system", image="regrow:1", mark_nodes=True)):

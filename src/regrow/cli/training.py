@@ -1,5 +1,6 @@
 """Commands that train, try out and examine."""
 
+import functools
 import os
 import secrets
 import time
@@ -12,6 +13,7 @@ from regrow.cli.help_sections import SectionedCommand
 from regrow.core import tls
 from regrow.core.config import (
     data_home,
+    given_back_code,
     hang_floor,
     inherited_environment,
     jobs_home,
@@ -60,7 +62,8 @@ def start(words: dict[str, Any], without_meaning: list[str]) -> int:
     faults = load_faults(Path(fault_plan), world=world_of(flags, around)) if fault_plan else []
     job = make_plan(flags, around, faults)
     check_script(job.script, job.preload)
-    return run_local(job, rejoin=join) if job.node_rank == 0 else join(job)
+    run_node = functools.partial(join, given_back_code=given_back_code())
+    return run_local(job, rejoin=run_node) if job.node_rank == 0 else run_node(job)
 
 
 @click.command()
@@ -78,7 +81,8 @@ def agent(job: str | None, join: str | None, token_file: str, **words: Any) -> i
     check_names([job, join, *words.values()])
     if join is None or (job and join):
         raise UsageError("regrow agent needs to know which job", hint="give --join HOST:PORT, or --join and a job here")
-    return run_node(make_join_plan(AgentFlags(join=join or job or "", **words), surroundings(token_file)))
+    plan = make_join_plan(AgentFlags(join=join or job or "", **words), surroundings(token_file))
+    return run_node(plan, given_back_code=given_back_code())
 
 
 def surroundings(token_file: str) -> "HostEnvironment":

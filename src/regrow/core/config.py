@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from regrow.core.errors import UsageError
+from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages.data import CacheSeat, ProducerSeat
@@ -66,6 +67,11 @@ def inherited_environment() -> dict[str, str]:
 def hang_floor() -> Seconds:
     """Nobody hangs who has stood still for less, unless `--hang-timeout` says more: `$REGROW_HANG_FLOOR`, else 90 s."""
     return duration(text) if (text := os.environ.get("REGROW_HANG_FLOOR")) else HANG_FLOOR
+
+
+def given_back_code() -> int:
+    """With which code a node ends that was given back while its job goes on: `$REGROW_GIVEN_BACK_CODE` (75), else 0."""
+    return RUN_AGAIN if os.environ.get("REGROW_GIVEN_BACK_CODE") == str(RUN_AGAIN) else OK
 
 
 def keeps_nccl_settings() -> bool:

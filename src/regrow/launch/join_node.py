@@ -48,16 +48,23 @@ _ELECTED_S: Seconds = 60.0
 _LOST = EndJob(RUN_AGAIN, "node 0, which hosts the job's coordinator, was lost")
 
 
-def join(plan: JobPlan, office: Office | None = None, *, agent_command: Sequence[str] = AGENT_COMMAND) -> int:
+def join(
+    plan: JobPlan,
+    office: Office | None = None,
+    *,
+    agent_command: Sequence[str] = AGENT_COMMAND,
+    given_back_code: int = OK,
+) -> int:
     """Run this node until the job ends or the node has left it; for the main thread of a process without children.
 
     Args:
         plan: this node's part of the job.
         office: where the coordinator is; None: at the endpoint of the plan.
         agent_command: what starts an agent.
+        given_back_code: the exit code where the node was given back while the job goes on.
 
     Returns:
-        The job's exit code, the same on every node; 0 where the node was given back before.
+        The job's exit code, the same on every node, or `given_back_code`.
 
     Raises:
         UsageError: the token or the flags do not fit those of node 0.
@@ -71,7 +78,7 @@ def join(plan: JobPlan, office: Office | None = None, *, agent_command: Sequence
     adopt_orphans()
     try:
         office = office or Office(plan.term, tls.url(address_of(*plan.endpoint)))
-        end = asyncio.run(_Joining(plan, office, agent_command, speaker).run())
+        end = asyncio.run(_Joining(plan, office, agent_command, speaker, given_back_code).run())
     finally:
         report_left(speaker)
     if end.code != OK:
@@ -82,8 +89,11 @@ def join(plan: JobPlan, office: Office | None = None, *, agent_command: Sequence
 class _Joining:
     """One node's part of a job."""
 
-    def __init__(self, plan: JobPlan, office: Office, agent_command: Sequence[str], speaker: Console) -> None:
+    def __init__(
+        self, plan: JobPlan, office: Office, agent_command: Sequence[str], speaker: Console, given_back_code: int
+    ) -> None:
         self._plan, self._office = plan, office
+        self._given_back_code = given_back_code
         self._agent_command = agent_command
         self._speaker = speaker
         self._base = office.address
@@ -260,7 +270,7 @@ class _Joining:
             return ending.result()
         if left.given_back:
             self._speaker.note(f"{self._plan.node} has left the job, which goes on without it")
-            return EndJob(OK, "")
+            return EndJob(self._given_back_code, "it was given back")
         return EndJob(RUN_AGAIN, f"the agent of this node {left.how}; what it said is above")
 
     # --- interruptions -----------------------------------------------------------------------------------------

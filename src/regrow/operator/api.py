@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from regrow.core.errors import RegrowError
 
 Manifest = dict[str, Any]
+WATCH_SILENT = "WatchSilent"
+"""The reason of a watch that has said nothing for long: it may be well, and everything is listed again."""
 
 
 class ApiKind(StrEnum):
@@ -81,6 +83,10 @@ class ClusterApi(Protocol):
 
     async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str]) -> Manifest:
         """Add annotations to it, whatever else has changed since it was read."""
+        ...
+
+    async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str) -> None:
+        """Take a finalizer away, if nobody has written the object meanwhile; nothing where it has none of that name."""
         ...
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:

@@ -6,10 +6,13 @@ Evictions alone are held up by it; whoever deletes pods, the operator too, is no
 import logging
 from typing import Final
 
+from regrow.core.ids import Instant, Seconds
 from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
 from regrow.operator.objects import budget
 from regrow.operator.resource import TrainingJob
 
+_KEEP_EVERY: Final[Seconds] = 300.0
+"""Somebody may have deleted it."""
 _LOG: Final = logging.getLogger("regrow.operator")
 
 
@@ -22,14 +25,15 @@ class BudgetKeeper:
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
-        self._kept: dict[str, int] = {}
-        """By the jobs' uids, how many pods are to stay."""
+        self._kept: dict[str, tuple[int, Instant]] = {}
+        """By the jobs' uids, how many pods are to stay, and when that was last seen to."""
 
-    async def keep(self, job: TrainingJob) -> None:
+    async def keep(self, job: TrainingJob, now: Instant) -> None:
         """See to it that a job's budget is there, and as its specification has it now."""
         body = budget(job)
         least: int = body["spec"]["minAvailable"]
-        if self._kept.get(job.uid) == least:
+        known, at = self._kept.get(job.uid, (-1, 0.0))
+        if known == least and now < at + _KEEP_EVERY:
             return
         try:
             await self._write(body)
@@ -37,7 +41,7 @@ class BudgetKeeper:
             _LOG.warning("job %s/%s: it has no disruption budget: %s", job.namespace, job.name, failure)
             if not failure.refused:
                 return  # asked again when the job is looked at next
-        self._kept[job.uid] = least
+        self._kept[job.uid] = least, now
 
     async def _write(self, body: Manifest) -> None:
         try:

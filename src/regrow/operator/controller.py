@@ -13,33 +13,33 @@ from typing import Any, Final
 
 import msgspec
 
-from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
+from regrow.cluster.actions import PlannedAction, StartGang, StartReplica
+from regrow.cluster.observed import JobStage
 from regrow.core.ids import Instant, Seconds
 from regrow.core.process.tasks import TaskScope
 from regrow.observe.watch.present import JobFigures
-from regrow.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
+from regrow.operator.api import WATCH_SILENT, ApiFailure, ApiKind, ClusterApi, Manifest
 from regrow.operator.asking import JobAsker
-from regrow.operator.backends import backend_of
 from regrow.operator.budgets import BudgetKeeper
 from regrow.operator.cache import ClusterCache, JobKey
-from regrow.operator.events import warning
+from regrow.operator.events import JobNews, event, news_of_job, news_of_nodes
 from regrow.operator.nodes import BadMark
-from regrow.operator.objects import ReplicaPlace, pods, secret, service
 from regrow.operator.observed.node_watch import NodeWatch
 from regrow.operator.observed.observing import JobReading, against, found_nodes, read, start_trouble
-from regrow.operator.observed.pod_seen import PodSeen
+from regrow.operator.observed.pod_seen import PodSeen, present
 from regrow.operator.placing.telling import PodPlacer
-from regrow.operator.planning import PodsStart, PodStep, job_plan, next_turn, pod_steps
+from regrow.operator.planning import job_plan, next_turn, pod_steps
+from regrow.operator.pod_hands import PodHands
 from regrow.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
 from regrow.operator.status import (
     JobFinding,
     findings,
-    news_of_nodes,
     next_status,
     nodes_finding,
     refused_status,
     with_conditions,
 )
+from regrow.operator.terms import by_its_terms
 from regrow.operator.work_queue import WorkQueue
 
 RESYNC_EVERY: Final[Seconds] = 30.0
@@ -84,11 +84,9 @@ class Controller:
         self._queue = WorkQueue()
         self.cache = ClusterCache()
         self._listed = {ApiKind.JOBS: asyncio.Event(), ApiKind.PODS: asyncio.Event()}
-        self._prepared: set[str] = set()
+        self.hands = PodHands(api, self.cache, key, say=self._say, again=self._queue.add)
         self._budgets = BudgetKeeper(api)
         self._placer = PodPlacer(api, nodes)
-        self._unsure: dict[JobKey, set[str]] = {}
-        """Pods that were asked for, and the answer was lost: they may be there."""
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -119,7 +117,7 @@ class Controller:
                 async for what, found in self._api.watch(kind, version):
                     self._touch((self.cache.drop if what == "DELETED" else self.cache.put)(kind, found))
             except ApiFailure as failure:
-                if not failure.expired:
+                if not failure.expired and failure.reason != WATCH_SILENT:
                     _LOG.warning("%s cannot be watched, listing again: %s", kind, failure)
                     await asyncio.sleep(_RELIST_PAUSE)
 
@@ -150,7 +148,7 @@ class Controller:
         if found is None:
             return
         try:
-            job = read_job(found)
+            job = by_its_terms(read_job(found))
         except SpecRefused:
             return
         leader = next((pod for pod in self.cache.pods(key) if pod.leader and pod.owner == job.uid and pod.ip), None)
@@ -209,7 +207,7 @@ class Controller:
         found = self.cache.job(key)
         if found is None or "deletionTimestamp" in found["metadata"]:
             return  # what it owns goes with it: each pod is asked to end, and has its grace
-        await self._find_unsure(key)
+        await self.hands.find_unsure(key)
         now = self._wall()
         try:
             job = read_job(found)
@@ -217,7 +215,11 @@ class Controller:
             old = read_status(found)
             await self._write(found, old, refused_status(found, old, refusal, now))
             return
-        seen = [pod for pod in self.cache.pods(key) if pod.owner == job.uid]
+        if self.hands.is_ending(job.namespace, now):
+            self._queue.add_later(key, self._resync_every)
+            return
+        job = by_its_terms(job)
+        seen = present(job, self.cache.pods(key), now)
         reading = read(job, seen, now, () if self._nodes is None else self._nodes.bad_nodes())
         figures = self._figures_of(job)
         found_bad = found_nodes(job, seen, figures, now)
@@ -232,15 +234,17 @@ class Controller:
         status = next_status(job, reading, actions, now, figures, found_bad, seats)
         status = with_conditions(status, said, job.generation, now)
         await self._write(found, job.status, status)
-        await self._carry_out(job, pod_steps(job, planned, seen), seen)
+        await self.hands.carry_out(job, pod_steps(job, planned, seen), seen, now)
         for other in seen:
             if other.name in reading.rest:
-                await self._delete(job, other, force=False)
+                await self.hands.delete(job, other, force=False)
         for pod in await self._placer.tell(msgspec.structs.replace(job, status=status), seen):
             self.cache.put(ApiKind.PODS, pod)
-        await self._tell(job, status, now)
+        await self._tell(job, [*news_of_nodes(job.status, status), *news_of_job(job, status, actions)], now)
         if not reading.over:
-            await self._budgets.keep(job)
+            await self._budgets.keep(job, now)
+        if seen and reading.seen.stage in (JobStage.NEW, JobStage.TRAINING):
+            await self.hands.keep_prepared(job, now, waited_for=start_trouble(seen) is not None)
         if reading.anew:
             self._queue.add(key)
             return
@@ -268,106 +272,21 @@ class Controller:
         body = {**found, "status": _pruned(msgspec.to_builtins(new))}
         self.cache.put(ApiKind.JOBS, await self._api.replace_status(ApiKind.JOBS, body))
 
-    async def _tell(self, job: TrainingJob, new: TrainingJobStatus, now: Instant) -> None:
-        """What has just become known of nodes, as events; one that cannot be made changes nothing else."""
-        for reason, message in news_of_nodes(job.status, new):
+    async def _tell(self, job: TrainingJob, news: Sequence[JobNews], now: Instant) -> None:
+        """What has just become known, as events; one that cannot be made changes nothing else."""
+        for each in news:
             try:
-                await self._api.create(ApiKind.EVENTS, warning(job, reason, message, now))
+                await self._api.create(ApiKind.EVENTS, event(job, each, now))
             except ApiFailure as failure:
                 if not failure.conflict:
-                    _LOG.warning("job %s/%s: %s: %s; no event: %s", job.namespace, job.name, reason, message, failure)
+                    _LOG.warning("job %s/%s: %s: %s; no event: %s", job.namespace, job.name, *each.words, failure)
 
-    async def _carry_out(self, job: TrainingJob, steps: list[PodStep], seen: list[PodSeen]) -> None:
-        for step in steps:
-            if isinstance(step, PodsStart):
-                if step.begins:
-                    await self._prepare(job)
-                await self._start(job, step.replicas, step.avoid)
-            else:
-                await self._end(job, step, seen)
-
-    async def _prepare(self, job: TrainingJob) -> None:
-        """What the pods need to find and to trust each other."""
-        if job.uid in self._prepared:
-            return
-        for kind, body in ((ApiKind.SECRETS, secret(job, self._key)), (ApiKind.SERVICES, service(job))):
-            try:
-                await self._api.create(kind, body)
-            except ApiFailure as failure:
-                if failure.refused:
-                    await self._say_refused(job, str(kind).removesuffix("s"), failure)
-                if not failure.conflict:
-                    raise
-        self._prepared.add(job.uid)
-
-    async def _start(self, job: TrainingJob, places: Sequence[ReplicaPlace], avoid: tuple[str, ...]) -> None:
-        made: list[Manifest] = []
-        for place in places:
-            made.extend(pods(job, place, avoid))
-        gang = places[0].place < job.spec.replica_count
-        total = job.spec.pods_per_replica * job.spec.replica_count if places[0].begins else len(made)
-        group = f"{job.name}-gang-{job.status.attempt}" if places[0].begins else places[0].name(job)
-        backend_of(job).dress(job, made, group=group, total=total, gang=gang)
-        try:
-            for pod in made:
-                await self._create(job, pod)
-        except ApiFailure as failure:
-            if failure.refused:
-                await self._say_refused(job, "pod", failure)
-            if not failure.conflict:
-                raise
-
-    async def _create(self, job: TrainingJob, pod: Manifest) -> None:
-        unsure = self._unsure.setdefault((job.namespace, job.name), set())
-        name = pod["metadata"]["name"]
-        unsure.add(name)
-        try:
-            self.cache.put(ApiKind.PODS, await self._api.create(ApiKind.PODS, pod))
-        except ApiFailure as failure:
-            if failure.conflict or failure.refused:
-                unsure.discard(name)  # a clear answer
-            raise
-        unsure.discard(name)
-
-    async def _find_unsure(self, key: JobKey) -> None:
-        """Before anything is decided it must be known what is there."""
-        for name in sorted(self._unsure.get(key, ())):
-            try:
-                self.cache.put(ApiKind.PODS, await self._api.get(ApiKind.PODS, key[0], name))
-            except ApiFailure as failure:
-                if not failure.missing:
-                    raise
-            self._unsure[key].discard(name)
-        if not self._unsure.get(key, True):
-            del self._unsure[key]
-
-    async def _say_refused(self, job: TrainingJob, what: str, failure: ApiFailure) -> None:
-        """Why no pod can be made, in the job's condition: a quota, a name of a class, no permission."""
+    async def _say(self, job: TrainingJob, finding: JobFinding) -> None:
+        """Write one condition."""
         found = self.cache.job((job.namespace, job.name))
-        if found is None:
-            return
-        cure = {403: f"ask for quota, or for the operator's permission to make {what}s here", 422: "mend spec.template"}
-        text = f"a {what} was refused: {failure}; {cure.get(failure.code, 'see the message')}"
-        finding = JobFinding("PodsCreated", False, failure.reason or "Refused", text)
-        old = read_status(found)
-        await self._write(found, old, with_conditions(old, [finding], job.generation, self._wall()))
-
-    async def _end(self, job: TrainingJob, action: DrainReplica | ReleaseReplica, seen: list[PodSeen]) -> None:
-        force = isinstance(action, ReleaseReplica)
-        for pod in seen:
-            if action.name not in (pod.replica, pod.name) or (pod.deleted_at is not None and not force):
-                continue
-            _LOG.info("job %s/%s: pod %s ends: %s", job.namespace, job.name, pod.name, action.reason)
-            await self._delete(job, pod, force=force)
-
-    async def _delete(self, job: TrainingJob, pod: PodSeen, *, force: bool) -> None:
-        try:
-            await self._api.delete(ApiKind.PODS, job.namespace, pod.name, force=force)
-        except ApiFailure as failure:
-            if not failure.missing:
-                raise
-            self.cache.forget_pod((job.namespace, job.name), pod.name)
-            self._queue.add((job.namespace, job.name))
+        if found is not None:
+            old = read_status(found)
+            await self._write(found, old, with_conditions(old, [finding], job.generation, self._wall()))
 
 
 def _pod_findings(seen: list[PodSeen], actions: list[PlannedAction]) -> list[JobFinding]:

@@ -44,6 +44,7 @@ def crd() -> dict[str, Any]:
         },
     ]
     status = _schema(TrainingJobStatus)
+    status["properties"]["terms"]["x-kubernetes-preserve-unknown-fields"] = True
     status["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     schema = {
         "type": "object",
@@ -114,6 +115,8 @@ def _plain(node: Any, components: dict[str, Any]) -> Any:
     plain = {key: value for key, value in node.items() if key not in _DROPPED}
     if plain.get("default", 0) is None:
         del plain["default"]
+    if plain.get("required") == []:
+        del plain["required"]  # the API server drops it, and each `kubectl apply` would write it again
     if "properties" in plain:
         plain["properties"] = {name: _plain(each, components) for name, each in plain["properties"].items()}
     if "items" in plain:

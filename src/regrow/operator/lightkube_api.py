@@ -1,5 +1,6 @@
 """An API server asked through lightkube; objects stay the dictionaries that they are in JSON."""
 
+import asyncio
 import difflib
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
@@ -15,12 +16,17 @@ from lightkube.models.core_v1 import PodTemplateSpec
 from lightkube.types import PatchType
 
 from regrow.core.errors import UsageError
-from regrow.operator.api import ApiFailure, ApiKind, Manifest
+from regrow.core.ids import Seconds
+from regrow.operator.api import WATCH_SILENT, ApiFailure, ApiKind, Manifest
 from regrow.operator.objects import JOB_LABEL, MANAGED
 from regrow.operator.resource import GROUP, VERSION
 from regrow.operator.resource import KIND as JOB_KIND
 
 _FIELD_MANAGER: Final = "regrow"
+"""Of people's commands; the operator is another one, so that `managedFields` tells who has written what."""
+_SERVER_TIMEOUT: Final[Seconds] = 240
+_SILENT_FOR: Final[Seconds] = 90.0
+"""A watch that says nothing for so long is begun anew by a list: its connection may be cut without a word."""
 _PAGE: Final = 500
 _NEARLY: Final = 0.85
 """A slip of a letter, and not another word."""
@@ -50,9 +56,22 @@ _KINDS: Final = {
 
 
 class LightkubeApi:
-    """`ClusterApi` over lightkube, a context manager. `config`: where the server is; None: as kubectl finds it."""
+    """`ClusterApi` over lightkube, a context manager.
 
-    def __init__(self, config: SingleConfig | None = None) -> None:
+    Args:
+        config: where the server is; None: as kubectl finds it.
+        manager: the name under which it writes.
+        silent_for: a watch that says nothing for so long has ended.
+    """
+
+    def __init__(
+        self,
+        config: SingleConfig | None = None,
+        *,
+        manager: str = _FIELD_MANAGER,
+        silent_for: Seconds = _SILENT_FOR,
+    ) -> None:
+        self._silent_for = silent_for
         try:
             found = config or KubeConfig.from_env().get()
         except ConfigError as error:
@@ -60,7 +79,7 @@ class LightkubeApi:
         if found is None:
             raise UsageError("no Kubernetes cluster is configured", hint="set KUBECONFIG, or run inside a pod")
         # Its overloads know lightkube's own models alone.
-        self._client: Any = AsyncClient(config=found, field_manager=_FIELD_MANAGER)
+        self._client: Any = AsyncClient(config=found, field_manager=manager)
         self.namespace = str(self._client.namespace)
 
     async def __aenter__(self) -> "LightkubeApi":
@@ -88,13 +107,27 @@ class LightkubeApi:
     async def watch(self, kind: ApiKind, version: str) -> AsyncIterator[tuple[str, Manifest]]:
         """As `ClusterApi.watch`."""
         events = self._client.watch(
-            _KINDS[kind][0], namespace=ALL_NS, labels=_labels(kind), resource_version=version, server_timeout=240
+            _KINDS[kind][0],
+            namespace=ALL_NS,
+            labels=_labels(kind),
+            resource_version=version,
+            server_timeout=_SERVER_TIMEOUT,
         )
         try:
-            async for what, found in events:
+            while True:
+                # Between two of its answers lightkube asks again by itself, and nobody hears of it.
+                async with asyncio.timeout(self._silent_for):
+                    what, found = await anext(events)
                 yield what, dict(found)
+        except TimeoutError:
+            text = f"the watch of {kind} has said nothing for {self._silent_for:g} s"
+            raise ApiFailure(0, WATCH_SILENT, text) from None
+        except StopAsyncIteration:
+            raise ApiFailure(0, "", f"the watch of {kind} has ended") from None
         except httpx2.HTTPError as error:
             raise _failure(error) from error
+        finally:
+            await events.aclose()
 
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:
         """As `ClusterApi.get`."""
@@ -121,6 +154,16 @@ class LightkubeApi:
         change = {"metadata": {"annotations": notes}}
         asked = self._client.patch(_KINDS[kind][0], name, change, namespace=namespace, patch_type=PatchType.MERGE)
         return await self._ask(asked)
+
+    async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str) -> None:
+        """As `ClusterApi.drop_finalizer`."""
+        meta = (await self.get(kind, namespace, name))["metadata"]
+        if finalizer not in (given := meta.get("finalizers") or []):
+            return
+        rest = [each for each in given if each != finalizer]
+        change = {"metadata": {"finalizers": rest or None, "resourceVersion": meta["resourceVersion"]}}
+        asked = self._client.patch(_KINDS[kind][0], name, change, namespace=namespace, patch_type=PatchType.MERGE)
+        await self._ask(asked)
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
         """As `ClusterApi.delete`."""

@@ -77,6 +77,11 @@ def secret_name(job: TrainingJob) -> str:
     return f"{job.name}-{job.uid[:8]}-token"
 
 
+def group_name(job: TrainingJob, serial: int) -> str:
+    """Of pods that are admitted together. No group has the name of one before it: a group that is over takes nobody."""
+    return f"{job.name}-{job.uid[:8]}-{serial}"
+
+
 def secret(job: TrainingJob, key: bytes) -> dict[str, Any]:
     """What all pods of the job must know to speak to each other."""
     return {
@@ -252,11 +257,11 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
     if spec.domain_label:
         here.append(f"--domain=$({_DOMAIN})")
     if not replica.begins:
-        back = spec.elastic().max_replica_count == spec.replica_count
+        back = job.told_sizes.max_replica_count == spec.replica_count
         node = f"node{job.node_rank(replica.place, index)}" if back else name
         there = [f"--join={address(job)}", _WAIT_FOR_JOB]
         return ["regrow", "agent", *there, *here, f"--name={node}", f"--grace={grace}"]
-    sizes = allowed_sizes(spec.elastic())
+    sizes = allowed_sizes(job.told_sizes)
     least, most, each = sizes[0], sizes[-1], spec.pods_per_replica
     words = [
         "regrow",

@@ -189,6 +189,8 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     """Of each pod of the gang, by its place, the number of its node in the job, where spec.topologyLabels say that."""
     serial: int = 0
     """How many replicas were started; each has a number of its own, and no name comes twice."""
+    terms: dict[str, Any] = {}
+    """The part of the specification that the gang was started with; empty: it has not been started."""
     over: str = ""
     """`Succeeded` or `Failed`, for good; `Mended`: it failed before it had begun, and then its spec was changed."""
     avoided_nodes: list[KeptNode] = []
@@ -206,6 +208,15 @@ class TrainingJob(msgspec.Struct, frozen=True):
     spec: TrainingJobSpec
     status: TrainingJobStatus = TrainingJobStatus()
     deleting: bool = False
+    started: ElasticSpec | None = None
+    """The sizes that its gang was started with, where they are others."""
+    edited: tuple[str, ...] = ()
+    """Fields of the specification, as it is now, that the gang cannot follow; `spec` has those that it was told."""
+
+    @property
+    def told_sizes(self) -> ElasticSpec:
+        """The sizes that its gang is told, or was."""
+        return self.started or self.spec.elastic()
 
     def node_rank(self, place: int, index: int) -> int:
         """The number, in the job, of the node that a pod of the gang is. `index`: of the pod in its replica."""

@@ -7,6 +7,7 @@ import secrets
 import signal
 import socket
 from pathlib import Path
+from typing import Final
 
 from regrow.cluster.node_health import HealthTable, read_table
 from regrow.core.errors import UsageError
@@ -17,6 +18,7 @@ from regrow.operator.leadership import Leadership
 from regrow.operator.lightkube_api import LightkubeApi
 from regrow.operator.observed.node_watch import NodeWatch
 
+MANAGER: Final = "regrow-operator"
 _LOG = logging.getLogger("regrow.operator")
 _SHORTEST_KEY = 16
 
@@ -46,7 +48,7 @@ def run_operator(
 
 
 async def _serve(key: bytes, namespace: str, table: HealthTable, *, elect: bool, mark: bool) -> int:
-    async with LightkubeApi() as api:
+    async with LightkubeApi(manager=MANAGER) as api:
         controller = Controller(api, key, nodes=NodeWatch(api, table, mark=mark))
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -15,6 +15,7 @@ from regrow.observe.watch.present import JobFigures
 from regrow.operator.objects import JOB_LABEL
 from regrow.operator.observed.observing import MENDED, JobReading
 from regrow.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus
+from regrow.operator.terms import terms_of, told_of_edits
 
 _SHOWN_NODES: Final = 5
 _PHASES: Final = {
@@ -43,12 +44,15 @@ def next_status(
     started = sum(len(each.places) if isinstance(each, StartGang) else 1 for each in actions if _starts(each))
     failed = sum(isinstance(each, ReleaseReplica) and each.reason in ("ended", "lost") for each in actions)
     anew = reading.anew
-    failures = old.failures + (1 if failed or (anew and old.phase != "Suspended") else 0)
+    struck = failed or (anew and old.phase != "Suspended" and not job.edited)
+    failures = old.failures + (1 if struck else 0)
     if failures == old.failures and old.failures and now - old.failed_at > 600.0:
         failures = 0
     if reading.over == MENDED:
         failures = 0  # they were those of another specification
     changed = reading.running != old.replicas
+    there = reading.seen.replicas or any(isinstance(each, StartGang) for each in actions)
+    terms = {} if anew else old.terms or (terms_of(job.spec) if there else {})
     return msgspec.structs.replace(
         old,
         phase=_PHASES.get(reading.seen.stage, reading.over),
@@ -66,6 +70,7 @@ def next_status(
         failures=failures,
         failed_at=now if failures > old.failures else old.failed_at,
         serial=old.serial + started,
+        terms=terms,
         seats=[] if anew else old.seats if seats is None else seats,
         over=reading.over,
         avoided_nodes=_avoided(job, actions, found, now),
@@ -92,7 +97,10 @@ def _avoided(
     for action in actions:
         if isinstance(action, ReleaseReplica | DrainReplica):
             until = now + job.spec.bad_node_time_in_seconds
-            kept.update({node: KeptNode(node, until, action.reason) for node in action.blame})
+            half = job.spec.bad_node_time_in_seconds / 2
+            for node in action.blame:
+                if node not in kept or kept[node].until < until - half:  # each write is news, and makes another look
+                    kept[node] = KeptNode(node, until, action.reason, node in kept and kept[node].quarantined)
     return [kept[name] for name in sorted(kept)]
 
 
@@ -113,17 +121,25 @@ def findings(job: TrainingJob, reading: JobReading) -> list[JobFinding]:
     text = f"{reading.running} of {wanted} replicas run"
     found = [
         JobFinding("SpecValid", True, "Valid", _below_gang(job)),
+        JobFinding("SpecApplied", not job.edited, "AtNextStart" if job.edited else "Applied", told_of_edits(job)),
         JobFinding("Training", training, "Running" if training else "NotYet", text),
     ]
-    short = stage is JobStage.TRAINING and reading.running < wanted
+    short = stage not in (JobStage.OVER, JobStage.STOPPED) and reading.running < wanted
     waits = f"{reading.waiting} of them wait for capacity" if reading.waiting else "the next one is asked for in time"
     found.append(
         JobFinding("AtWantedSize", not short, "Smaller" if short else "AsWanted", f"{text}; {waits}" if short else text)
     )
     over = reading.over if stage is JobStage.OVER else ""
-    found.append(JobFinding("Complete", over == "Succeeded", over or "NotYet"))
+    found.append(JobFinding("Complete", over == "Succeeded", over or "NotYet", _still(reading)))
     found.append(JobFinding("Failed", over == "Failed", over if over == "Failed" else "No", reading.failed))
     return found
+
+
+def _still(reading: JobReading) -> str:
+    if not reading.still:
+        return ""
+    text = f"the job is over, and containers that do not train still run: {', '.join(reading.still[:_SHOWN_NODES])}"
+    return f"{text}; they hold their nodes: delete the job, or make them init containers with restartPolicy: Always"
 
 
 def _below_gang(job: TrainingJob) -> str:
@@ -132,7 +148,8 @@ def _below_gang(job: TrainingJob) -> str:
     if asked >= least:
         return ""
     text = f"spec.replicas is {asked}, and the job never has fewer than replicaCount ({least}): it has {least}"
-    return f"{text}; lower spec.replicaCount, or set spec.suspend to give all pods back"
+    cure = "lower spec.replicaCount, which counts when the gang starts anew"
+    return f"{text}; {cure}, or set spec.suspend to give all pods back"
 
 
 def nodes_finding(bad: Mapping[str, str]) -> JobFinding:
@@ -173,20 +190,3 @@ def refused_status(
 def stamp(now: Instant) -> str:
     """A time as Kubernetes writes it."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def news_of_nodes(old: TrainingJobStatus, new: TrainingJobStatus) -> list[tuple[str, str]]:
-    """What is to be told of nodes, in a word and a sentence: those avoided from now on, and what became known."""
-    before = {each.name for each in old.avoided_nodes}
-    told = [
-        ("NodeAvoided", f"no replica is started on node {each.name} until {stamp(Instant(each.until))}: {each.reason}")
-        for each in new.avoided_nodes
-        if each.name not in before
-    ]
-    was, now = (
-        next((each.message for each in status.conditions if each.type == "NodesHealthy" and each.status == "False"), "")
-        for status in (old, new)
-    )
-    if now and now != was:
-        told.append(("NodesUnhealthy", now))
-    return told

@@ -43,13 +43,15 @@ class JobReading(msgspec.Struct, frozen=True):
     """Pods that are to leave because another one of their replica is gone."""
     over: str = ""
     failed: str = ""
+    still: tuple[str, ...] = ()
+    """Of a job that is over: containers that go on and hold their pod's node."""
     anew: bool = False
     running: int = 0
     waiting: int = 0
 
 
 def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode, ...] | None = ()) -> JobReading:
-    """What stands now, of all pods of the job there are.
+    """What stands now, of all pods of the job there are, without those that are gone but for a finalizer.
 
     `bad`: nodes on which the cluster has something to blame; None: it has not been asked yet, so who waits is left to.
     """
@@ -64,10 +66,11 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
     whole = here >= set(range(job.spec.replica_count))
     started = job.status.started_attempt >= job.status.attempt or whole
     mended = _mended(job)
+    edited = bool(job.edited) and not started  # nobody trains yet: it begins by the new specification
     over, failed = (job.status.over, "") if job.status.over else _outcome(job, leader)
     if mended:
         over = ""
-    broken = mended or (started and (leader is None or has_ended(leader) or leader.deleted_at is not None))
+    broken = mended or edited or (started and (leader is None or has_ended(leader) or leader.deleted_at is not None))
     if leader is not None and has_ended(leader) and not over:
         broken = True  # also before the gang was whole: the others would wait for it in vain
     if over or job.deleting:
@@ -98,6 +101,7 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
         rest=groups.rest(first) if apart and not single else (),
         over=MENDED if mended and not anew else over,
         failed=failed,
+        still=tuple(f"{name} of {pod.name}" for pod in pods for name in pod.others_run) if over else (),
         anew=anew,
         running=running,
         waiting=sum(each.waits for each in replicas),
@@ -128,9 +132,9 @@ def _outcome(job: TrainingJob, leader: PodSeen | None) -> tuple[str, str]:
     """Whether pod 0 has said how the job ended, for good."""
     if leader is None or not has_ended(leader) or leader.deleted_at is not None:
         return "", ""
-    if leader.phase == "Succeeded" or leader.exit_code == OK:
-        return "Succeeded", ""
     code = leader.exit_code
+    if code == OK or (code is None and leader.phase == "Succeeded"):
+        return "Succeeded", ""
     if code is not None and 0 < code < 128 and code != RUN_AGAIN:
         hint = "regrow is not in the image" if code in (126, 127) else f"see kubectl logs {leader.name}"
         if code == UNPROVEN:

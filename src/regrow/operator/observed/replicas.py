@@ -126,6 +126,8 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> Rep
         safe = pod.deleted_at + job.spec.fence_timeout_in_seconds
         # A deletion says nothing of a node; but whoever is still there after that is on one that nobody reaches.
         return seen(ReplicaStage.LEAVING, pod.deleted_at, leave_by=pod.deleted_at, safe_at=safe, to_blame=now >= safe)
+    if pod.shut_out:
+        return seen(ReplicaStage.ENDED, pod.created, safe_at=pod.created)
     if has_ended(pod):
         at = pod.finished or pod.created
         quiet = pod.exit_code in (OK, RUN_AGAIN) or pod.phase == "Succeeded"
