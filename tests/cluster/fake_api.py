@@ -20,6 +20,8 @@ class FakeApi:
         self.store = store
         self.requests: list[tuple[str, str]] = []
         self.down = False
+        self.managers: set[str] = set()
+        """Under which names was written."""
         self.unserved: set[str] = set()
         """Resources of which this server knows nothing."""
         self.logs: Callable[[str], str] = lambda name: ""
@@ -46,6 +48,10 @@ class FakeApi:
         for queue in self._watches:
             queue.put_nowait(None)
 
+    def forget_watches(self) -> None:
+        """Those there are hear nothing from now on, and nobody ends them: as behind a NAT that has forgotten them."""
+        self._watches.clear()
+
     def _spread(self, change: Change) -> None:
         for queue in self._watches:
             queue.put_nowait(change)
@@ -58,6 +64,8 @@ class FakeApi:
 
     async def _answer(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
         self.requests.append((request.method, request.path))
+        if request.method != "GET":
+            self.managers.add(request.query.get("fieldManager", ""))
         if self.down:
             return _json(Refused(503, "ServiceUnavailable", "down").status(), status=503)
         if request.match_info["plural"] in self.unserved:

@@ -11,7 +11,7 @@ from regrow.operator.api import ApiFailure, ApiKind
 from regrow.operator.cache import JobKey
 from regrow.operator.controller import Controller
 from regrow.operator.observed.observing import read
-from regrow.operator.observed.pod_seen import PodSeen, present
+from regrow.operator.observed.pod_seen import PodSeen, has_ended, present
 from regrow.operator.resource import TrainingJob, read_job
 from regrow.operator.terms import by_its_terms
 
@@ -28,6 +28,10 @@ class StoreApi:
         """Pods that were deleted with their grace."""
         self.deleted: set[str] = set()
         """Pods that were deleted, with it or without."""
+        self.forced: set[str] = set()
+        """Pods that were deleted without it, ever."""
+        self.calls = 0
+        """All that was asked, but for lists and watches."""
 
     async def list(self, kind: ApiKind) -> tuple[list[Manifest], str]:
         return self._store.all_of(kind), str(self._store.version)
@@ -66,11 +70,11 @@ class StoreApi:
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
         self.deleted.add(name)
-        if not force:
-            self.asked_to_end.add(name)
+        (self.forced if force else self.asked_to_end).add(name)
         self._ask(lambda: self._store.delete(kind, namespace, name, grace=0 if force else None))
 
     def _ask(self, act: Callable[[], Manifest]) -> Manifest:
+        self.calls += 1
         try:
             answer = act()
         except Refused as refusal:
@@ -85,8 +89,8 @@ class ScheduledOperator:
 
     def __init__(self, store: FakeStore, lost: Callable[[], bool] = lambda: False) -> None:
         self._store = store
-        self._api = StoreApi(store, lost)
-        self.controller = Controller(self._api, KEY, wall=store.wall)
+        self.api = StoreApi(store, lost)
+        self.controller = Controller(self.api, KEY, wall=store.wall)
         self._heard = 0
 
     def relist(self) -> None:
@@ -118,19 +122,19 @@ class ScheduledOperator:
         with contextlib.suppress(ApiFailure):
             await self.controller.hands.find_unsure(key)  # as it does before it decides: what it knows then counts
         before = self._training(key)
-        self._api.asked_to_end.clear()
-        self._api.deleted.clear()
+        self.api.asked_to_end.clear()
+        self.api.deleted.clear()
         with contextlib.suppress(ApiFailure):
             await self.controller.reconcile(key)
         if before is not None:
             job, running = before
             each = job.spec.pods_per_replica
             there = Counter(pod.place for pod in running)
-            left = Counter(pod.place for pod in running if pod.name not in self._api.asked_to_end)
+            left = Counter(pod.place for pod in running if pod.name not in self.api.asked_to_end)
             whole, stay = (sum(count == each for count in places.values()) for places in (there, left))
             assert stay >= min(job.spec.replica_count, whole), f"below the minimum by its own choice: {running}"
             leaders = {pod.name for pod in running if pod.leader}
-            assert not leaders & self._api.deleted, "pod 0 is sent away while the job trains"
+            assert not leaders & self.api.deleted, "pod 0 is sent away while the job trains"
 
     def _training(self, key: JobKey) -> tuple[TrainingJob, list[PodSeen]] | None:
         """A job that trains, as far as it knows, and its pods that run."""
@@ -141,4 +145,4 @@ class ScheduledOperator:
         pods = present(job, self.controller.cache.pods(key), self._store.wall())
         if read(job, pods, self._store.wall()).seen.stage is not JobStage.TRAINING:
             return None
-        return job, [pod for pod in pods if pod.phase == "Running" and pod.deleted_at is None]
+        return job, [pod for pod in pods if not has_ended(pod) and pod.phase == "Running" and pod.deleted_at is None]
