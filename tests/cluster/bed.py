@@ -76,9 +76,9 @@ class Bed:
         self.store.refuse = admit
         return made
 
-    def client(self) -> LightkubeApi:
+    def client(self, **how: Any) -> LightkubeApi:
         """A client of its API server."""
-        return LightkubeApi(KubeConfig.from_dict(json.loads(kubeconfig(self.address))).get())
+        return LightkubeApi(KubeConfig.from_dict(json.loads(kubeconfig(self.address))).get(), **how)
 
     @contextlib.asynccontextmanager
     async def operator(self, *, marks: bool = False, resync_every: float = 1.0) -> AsyncIterator[Controller]:

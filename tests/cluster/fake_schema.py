@@ -10,6 +10,8 @@ def default_and_prune(schema: dict[str, Any], value: Any) -> Any:
         keep = schema.get("x-kubernetes-preserve-unknown-fields") or properties is None
         found = dict(value) if keep else {key: each for key, each in value.items() if key in (properties or {})}
         for name, each in (properties or {}).items():
+            if name in found and found[name] is None and not each.get("nullable"):
+                del found[name]  # dropped, and then defaulted
             if name not in found and "default" in each:
                 found[name] = each["default"]
             if name in found:

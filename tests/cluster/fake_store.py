@@ -15,6 +15,11 @@ from tests.cluster.fake_schema import default_and_prune, unknown_fields, violati
 Manifest = dict[str, Any]
 Key = tuple[str, str, str]
 """Plural name, namespace, name."""
+_FIXED = (
+    *("uid", "resourceVersion", "creationTimestamp", "generation", "namespace", "name"),
+    *("deletionTimestamp", "deletionGracePeriodSeconds"),
+)
+"""Of an object's metadata what only the server changes."""
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -144,7 +149,8 @@ class FakeStore:
         if part == "status":
             new["status"] = _copied(body.get("status") or {})
         else:
-            new = {**_copied(body), "metadata": {**old["metadata"], **_editable(body.get("metadata", {}))}}
+            kept = {key: value for key, value in old["metadata"].items() if key in _FIXED}
+            new = {**_copied(body), "metadata": {**kept, **_editable(body.get("metadata", {}))}}
             if plural in self.crds or plural in ("pods", "nodes"):
                 new.pop("status", None)
                 if "status" in old:
@@ -288,8 +294,7 @@ def merge(old: Any, changes: Any) -> Any:
 
 
 def _editable(meta: Manifest) -> Manifest:
-    fixed = ("uid", "resourceVersion", "creationTimestamp", "generation", "namespace", "name", "deletionTimestamp")
-    return {key: value for key, value in meta.items() if key not in fixed}
+    return {key: value for key, value in meta.items() if key not in _FIXED}
 
 
 def _check_name(plural: str, name: str) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
-from tests.cluster.bed import Bed, bed
+from tests.cluster.bed import KEY, Bed, bed
 from tests.cluster.fake_kubelet import kubeconfig
 from tests.cluster.fake_store import Refused
 from tests.cluster.jobs import training_job
 
 from regrow.cli.tree import commands
+from regrow.operator.controller import Controller
 from regrow.operator.leadership import Leadership
 from regrow.operator.objects import NODE_RANK, TOPOLOGY
 
@@ -76,6 +77,23 @@ async def test_cut_watches_lost_history_and_an_api_server_that_is_away_are_lived
     cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": 4}})
     async with cluster.operator():
         await cluster.until(lambda: len(cluster.pods("Running")) == 4, "the next operator grows it")
+
+
+async def test_watches_that_are_cut_without_a_word_are_begun_anew_and_nothing_is_missed(cluster: Bed) -> None:
+    cluster.store.create("trainingjobs", "team", training_job(**SMALL))
+    async with cluster.client(manager="regrow-operator", silent_for=1.0) as api:
+        running = asyncio.create_task(Controller(api, KEY, wall=cluster.clock).run())
+        try:
+            await cluster.until(lambda: len(cluster.pods("Running")) == 4, "all replicas run")
+            for size in (3, 4):
+                cluster.fake.forget_watches()
+                cluster.store.patch("trainingjobs", "team", "job", {"spec": {"replicas": size}})
+                await cluster.until(lambda size=size: len(cluster.pods("Running")) == size, "it is heard")  # type: ignore[misc]
+            assert not running.done()
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+    assert cluster.fake.managers == {"regrow-operator", ""}, "it writes under its own name, deletes under none"
 
 
 async def test_a_drain_of_many_nodes_takes_one_pod_of_a_gang_and_the_next_when_that_is_replaced(

@@ -10,7 +10,7 @@ from regrow.cluster.observed import BadNode, ReplicaStage
 from regrow.operator.api import ApiFailure
 from regrow.operator.objects import AVOIDS, ReplicaPlace, pods
 from regrow.operator.observed.node_watch import NodeWatch
-from regrow.operator.observed.observing import read
+from regrow.operator.observed.observing import read, start_trouble
 from regrow.operator.observed.pod_seen import PodSeen, read_pod
 from regrow.operator.resource import TrainingJob, TrainingJobStatus, read_job
 
@@ -62,6 +62,26 @@ def test_before_nodes_have_been_looked_at_nobody_is_asked_for_again() -> None:
     assert read(given, waits, 0.0, None).seen.replicas[1].avoids == ()
     known = read(given, waits, 0.0, (BadNode("n7", 9.0),)).seen
     assert (known.replicas[1].avoids, known.bad_nodes) == (("n7",), (BadNode("n7", 9.0),))
+
+
+def test_an_init_container_that_cannot_start_is_found_and_the_usual_course_of_a_start_is_not() -> None:
+    given = job()
+    (made,) = pods(given, ReplicaPlace(1, 2, begins=False), ())
+
+    def waits(init: str, main: str) -> tuple[str, str] | None:
+        status = {
+            "phase": "Pending",
+            "initContainerStatuses": [{"name": "init", "state": {"waiting": {"reason": init}}}],
+            "containerStatuses": [{"name": "train", "state": {"waiting": {"reason": main}}}],
+        }
+        found = read_pod({**made, "status": status})
+        assert found is not None
+        return start_trouble([found])
+
+    assert waits("PodInitializing", "PodInitializing") is None
+    for init, main in (("ImagePullBackOff", "PodInitializing"), ("PodInitializing", "ImagePullBackOff")):
+        trouble = waits(init, main)
+        assert trouble is not None and trouble[0] == "ImagePullBackOff"
 
 
 class FailingApi:

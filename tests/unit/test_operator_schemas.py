@@ -94,3 +94,15 @@ def test_what_is_not_valid_would_be_seen() -> None:
 def test_what_is_printed_is_what_is_valid() -> None:
     documents = [json.loads(each) for each in as_text(manifests(namespace="a", image="b")).split("---\n")[1:]]
     assert documents == manifests(namespace="a", image="b")
+
+
+def test_the_crd_has_nothing_that_the_server_drops_so_an_apply_again_changes_nothing() -> None:
+    def empty(node: Any, path: str = "") -> list[str]:
+        if isinstance(node, list):
+            return [found for number, each in enumerate(node) for found in empty(each, f"{path}[{number}]")]
+        if not isinstance(node, dict):
+            return []
+        found = [f"{path}.{key}" for key, value in node.items() if key in ("required", "enum") and value == []]
+        return found + [each for key, value in node.items() for each in empty(value, f"{path}.{key}")]
+
+    assert empty(crd()) == []
