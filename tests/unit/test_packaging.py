@@ -85,7 +85,7 @@ def test_metadata_is_complete_and_there_is_one_version(name: str, built: dict[st
 
 
 def test_the_commands_that_packages_announce_are_those_that_the_engine_knows_of() -> None:
-    announced = {}
+    announced: dict[str, str] = {}
     for package in PACKAGES:
         points = tomllib.loads((package / "pyproject.toml").read_text())["project"].get("entry-points", {})
         announced |= dict.fromkeys(points.get(elsewhere.GROUP, {}), package.name)
