@@ -7,7 +7,7 @@ from tests.cluster.fake_kueue import FINALIZER
 from tests.cluster.fake_store import Manifest
 from tests.cluster.turned import TurnedJob
 
-from regrow.operator.backends import GROUP_LABEL
+from regrow_clusters.operator.backends import GROUP_LABEL
 
 
 def delete(job: TurnedJob, pod: Manifest) -> None:

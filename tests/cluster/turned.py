@@ -10,8 +10,8 @@ from tests.cluster.fake_store import FakeStore, Manifest
 from tests.cluster.jobs import training_job
 from tests.cluster.scheduled_operator import ScheduledOperator
 
-from regrow.operator.crd import crd
-from regrow.operator.objects import PLACE_LABEL
+from regrow_clusters.operator.crd import crd
+from regrow_clusters.operator.objects import PLACE_LABEL
 
 QUEUE: Final = {"queueName": "queue", "priorityClass": "high", "elasticPriorityClass": "low"}
 

@@ -1,0 +1,305 @@
+"""Watches jobs and pods, and does what the planner says; all it knows can be listed again at any moment.
+
+Before a replica is started, its number is written into the job's status, if nobody else has written there since: of
+two controllers one alone can start it, and a name never comes twice.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from regrow.core.ids import Instant, Seconds
+from regrow.core.process.tasks import TaskScope
+from regrow.observe.watch.present import JobFigures
+from regrow_clusters.cluster.actions import PlannedAction, StartGang, StartReplica
+from regrow_clusters.cluster.observed import JobStage
+from regrow_clusters.operator.api import WATCH_SILENT, ApiFailure, ApiKind, ClusterApi, Manifest
+from regrow_clusters.operator.asking import JobAsker
+from regrow_clusters.operator.budgets import BudgetKeeper
+from regrow_clusters.operator.cache import ClusterCache, JobKey
+from regrow_clusters.operator.events import JobNews, event, news_of_job, news_of_nodes
+from regrow_clusters.operator.nodes import BadMark
+from regrow_clusters.operator.observed.node_watch import NodeWatch
+from regrow_clusters.operator.observed.observing import JobReading, against, found_nodes, read, start_trouble
+from regrow_clusters.operator.observed.pod_seen import PodSeen, present
+from regrow_clusters.operator.placing.telling import PodPlacer
+from regrow_clusters.operator.planning import job_plan, next_turn, pod_steps
+from regrow_clusters.operator.pod_hands import PodHands
+from regrow_clusters.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
+from regrow_clusters.operator.status import (
+    JobFinding,
+    findings,
+    next_status,
+    nodes_finding,
+    refused_status,
+    with_conditions,
+)
+from regrow_clusters.operator.terms import by_its_terms
+from regrow_clusters.operator.work_queue import WorkQueue
+
+RESYNC_EVERY: Final[Seconds] = 30.0
+ASK_EVERY: Final[Seconds] = 30.0
+_RELIST_PAUSE: Final[Seconds] = 1.0
+_NODES_PAUSE: Final[Seconds] = 1.0
+"""However many wait for what is known of nodes, they are not listed more often."""
+_WORKERS: Final = 8
+_LOG = logging.getLogger("regrow.operator")
+Wall = Callable[[], Instant]
+
+
+class Controller:
+    """One operator's work, while it is the leader.
+
+    Args:
+        api: the cluster.
+        key: from which the jobs' secrets are made; the same for all operators of a cluster.
+        wall: seconds since the epoch, as the API server's times.
+        resync_every: all jobs are looked at so often, whatever was heard.
+        ask_every: so often jobs are asked how far they are, and nodes are looked at.
+        nodes: what is known of the cluster's nodes; None: nothing.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        key: bytes,
+        *,
+        wall: Wall = time.time,
+        resync_every: Seconds = RESYNC_EVERY,
+        ask_every: Seconds = ASK_EVERY,
+        nodes: NodeWatch | None = None,
+    ) -> None:
+        self._api = api
+        self._nodes = nodes
+        self._key = key
+        self._wall = wall
+        self._resync_every, self._ask_every = resync_every, ask_every
+        self._figures: dict[JobKey, tuple[str, int, JobFigures]] = {}
+        """Of which job's uid and attempt, and what it said."""
+        self._queue = WorkQueue()
+        self.cache = ClusterCache()
+        self._listed = {ApiKind.JOBS: asyncio.Event(), ApiKind.PODS: asyncio.Event()}
+        self.hands = PodHands(api, self.cache, key, say=self._say, again=self._queue.add)
+        self._budgets = BudgetKeeper(api)
+        self._placer = PodPlacer(api, nodes)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            async with TaskScope() as tasks:
+                for kind in self._listed:
+                    tasks.start(self._follow(kind))
+                for listed in self._listed.values():
+                    await listed.wait()
+                tasks.start(self._resync())
+                tasks.start(self._ask_jobs())
+                tasks.start(self._watch_nodes())
+                for _ in range(_WORKERS):
+                    tasks.start(self._work())
+                await tasks.wait()
+        finally:
+            self._queue.close()
+
+    # --- what is heard -----------------------------------------------------------------------------------------
+
+    async def _follow(self, kind: ApiKind) -> None:
+        """List, then watch; where the watch is too old or breaks, list again."""
+        while True:
+            try:
+                items, version = await self._api.list(kind)
+                self._touch(self.cache.replace(kind, items))
+                self._listed[kind].set()
+                async for what, found in self._api.watch(kind, version):
+                    self._touch((self.cache.drop if what == "DELETED" else self.cache.put)(kind, found))
+            except ApiFailure as failure:
+                if not failure.expired and failure.reason != WATCH_SILENT:
+                    _LOG.warning("%s cannot be watched, listing again: %s", kind, failure)
+                    await asyncio.sleep(_RELIST_PAUSE)
+
+    def _touch(self, keys: set[JobKey]) -> None:
+        for key in keys:
+            self._queue.add(key)
+
+    async def _resync(self) -> None:
+        while True:
+            self._touch(set(self.cache.jobs()))
+            await asyncio.sleep(self._resync_every)
+
+    async def _ask_jobs(self) -> None:
+        """How far the jobs are is for people alone: it is asked beside the work, and may fail."""
+        async with JobAsker(self._key) as asker:
+            while True:
+                await asyncio.sleep(self._ask_every)
+                jobs = self.cache.jobs()
+                self._figures = {key: known for key, known in self._figures.items() if key in jobs}
+                for outcome in await asyncio.gather(
+                    *(self._ask_job(asker, key) for key in jobs), return_exceptions=True
+                ):
+                    if isinstance(outcome, BaseException):
+                        _LOG.error("how far a job is: a defect of regrow", exc_info=outcome)
+
+    async def _ask_job(self, asker: JobAsker, key: JobKey) -> None:
+        found = self.cache.job(key)
+        if found is None:
+            return
+        try:
+            job = by_its_terms(read_job(found))
+        except SpecRefused:
+            return
+        leader = next((pod for pod in self.cache.pods(key) if pod.leader and pod.owner == job.uid and pod.ip), None)
+        if leader is None or leader.phase != "Running" or leader.attempt != job.status.attempt:
+            return
+        figures = await asker.ask(job, leader.ip)
+        if figures is not None:
+            self._figures[key] = (job.uid, leader.attempt, figures)
+            self._queue.add(key)
+
+    def _figures_of(self, job: TrainingJob) -> JobFigures | None:
+        uid, attempt, figures = self._figures.get((job.namespace, job.name), ("", 0, None))
+        return figures if (uid, attempt) == (job.uid, job.status.attempt) else None
+
+    async def _watch_nodes(self) -> None:
+        """What is known of nodes is for where the next replica goes: nothing waits for it."""
+        while self._nodes is not None:
+            now = self._wall()
+            try:
+                if await self._nodes.turn(self._wanted_marks(now), now):
+                    self._touch(set(self.cache.jobs()))
+            except Exception:  # noqa: BLE001 - whatever a node looks like, jobs are looked after
+                _LOG.exception("the health of nodes: a defect of regrow")
+            await asyncio.sleep(min(self._ask_every, _NODES_PAUSE))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._nodes.look_soon.wait(), max(0.0, self._ask_every - _NODES_PAUSE))
+
+    def _wanted_marks(self, now: Instant) -> dict[str, BadMark]:
+        """Nodes that jobs have quarantined."""
+        wanted: dict[str, BadMark] = {}
+        for key in self.cache.jobs():
+            for each in read_status(self.cache.job(key) or {}).avoided_nodes:
+                if each.quarantined and each.until > now:
+                    wanted[each.name] = BadMark(each.reason, each.until)
+        return wanted
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.take()
+            failed = True
+            try:
+                await self.reconcile(key)
+                failed = False
+            except ApiFailure as failure:
+                if not failure.conflict:
+                    _LOG.warning("job %s/%s: %s", *key, failure)
+            except Exception:  # noqa: BLE001 - a defect in one job must not keep the others from being looked at
+                _LOG.exception("job %s/%s: a defect of regrow", *key)
+            finally:
+                self._queue.done(key, failed=failed)
+
+    # --- what is done ------------------------------------------------------------------------------------------
+
+    async def reconcile(self, key: JobKey) -> None:
+        """Look at one job, and do what is to be done now. Raises `ApiFailure`: it is looked at again later."""
+        found = self.cache.job(key)
+        if found is None or "deletionTimestamp" in found["metadata"]:
+            return  # what it owns goes with it: each pod is asked to end, and has its grace
+        await self.hands.find_unsure(key)
+        now = self._wall()
+        try:
+            job = read_job(found)
+        except SpecRefused as refusal:
+            old = read_status(found)
+            await self._write(found, old, refused_status(found, old, refusal, now))
+            return
+        if self.hands.is_ending(job.namespace, now):
+            self._queue.add_later(key, self._resync_every)
+            return
+        job = by_its_terms(job)
+        seen = present(job, self.cache.pods(key), now)
+        reading = read(job, seen, now, () if self._nodes is None else self._nodes.bad_nodes())
+        figures = self._figures_of(job)
+        found_bad = found_nodes(job, seen, figures, now)
+        planned = job_plan(job, reading, now)
+        actions = planned.actions
+        said = [*findings(job, reading), *_pod_findings(seen, actions), *await self._queue_trouble(job, reading)]
+        said += self._placer.findings(job, seen)
+        if self._nodes is not None or found_bad:
+            known = {} if self._nodes is None else self._nodes.verdicts
+            said.append(nodes_finding(against(seen, known, found_bad)))
+        seats = self._placer.seats(job, seen)
+        status = next_status(job, reading, actions, now, figures, found_bad, seats)
+        status = with_conditions(status, said, job.generation, now)
+        await self._write(found, job.status, status)
+        await self.hands.carry_out(job, pod_steps(job, planned, seen), seen, now)
+        for other in seen:
+            if other.name in reading.rest:
+                await self.hands.delete(job, other, force=False)
+        for pod in await self._placer.tell(msgspec.structs.replace(job, status=status), seen):
+            self.cache.put(ApiKind.PODS, pod)
+        await self._tell(job, [*news_of_nodes(job.status, status), *news_of_job(job, status, actions)], now)
+        if not reading.over:
+            await self._budgets.keep(job, now)
+        if seen and reading.seen.stage in (JobStage.NEW, JobStage.TRAINING):
+            await self.hands.keep_prepared(job, now, waited_for=start_trouble(seen) is not None)
+        if reading.anew:
+            self._queue.add(key)
+            return
+        later = next_turn(job, reading, now)
+        if later is not None:
+            self._queue.add_later(key, later - now)
+
+    async def _queue_trouble(self, job: TrainingJob, reading: JobReading) -> list[JobFinding]:
+        """A queue that does not exist lets pods wait for ever, and nobody else says why."""
+        if job.spec.kueue is None or job.spec.backend != "kueue" or reading.started or not reading.waiting:
+            return []
+        name = job.spec.kueue.queue_name
+        try:
+            await self._api.get(ApiKind.LOCAL_QUEUES, job.namespace, name)
+        except ApiFailure as failure:
+            if failure.reason != "NotFound":
+                return []  # who may not ask does not know; nor is anything known of a Kueue without this version
+            text = f"spec.kueue.queueName is {name!r}: namespace {job.namespace} has no such LocalQueue; make it"
+            return [JobFinding("QueueFound", False, "NoSuchQueue", f"{text}, or name one of kubectl get localqueues")]
+        return [JobFinding("QueueFound", True, "Found")]
+
+    async def _write(self, found: Manifest, old: TrainingJobStatus, new: TrainingJobStatus) -> None:
+        if new == old:
+            return
+        body = {**found, "status": _pruned(msgspec.to_builtins(new))}
+        self.cache.put(ApiKind.JOBS, await self._api.replace_status(ApiKind.JOBS, body))
+
+    async def _tell(self, job: TrainingJob, news: Sequence[JobNews], now: Instant) -> None:
+        """What has just become known, as events; one that cannot be made changes nothing else."""
+        for each in news:
+            try:
+                await self._api.create(ApiKind.EVENTS, event(job, each, now))
+            except ApiFailure as failure:
+                if not failure.conflict:
+                    _LOG.warning("job %s/%s: %s: %s; no event: %s", job.namespace, job.name, *each.words, failure)
+
+    async def _say(self, job: TrainingJob, finding: JobFinding) -> None:
+        """Write one condition."""
+        found = self.cache.job((job.namespace, job.name))
+        if found is not None:
+            old = read_status(found)
+            await self._write(found, old, with_conditions(old, [finding], job.generation, self._wall()))
+
+
+def _pod_findings(seen: list[PodSeen], actions: list[PlannedAction]) -> list[JobFinding]:
+    """Whether pods are made and start. A refusal stays until nothing is left to be made."""
+    trouble = start_trouble(seen)
+    found = [JobFinding("PodsStart", True, "Starting") if trouble is None else JobFinding("PodsStart", False, *trouble)]
+    if seen and not any(isinstance(each, StartGang | StartReplica) for each in actions):
+        found.append(JobFinding("PodsCreated", True, "Created"))
+    return found
+
+
+def _pruned(status: Any) -> Any:
+    """Without nulls, which a schema without `nullable` refuses."""
+    if isinstance(status, dict):
+        return {key: _pruned(value) for key, value in status.items() if value is not None}
+    return [_pruned(each) for each in status] if isinstance(status, list) else status

@@ -1,0 +1,106 @@
+"""Events on a job, as kubectl describe shows them: what has just become known, and what is done. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from regrow.core.ids import Instant
+from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
+from regrow_clusters.operator.resource import GROUP, KIND, VERSION, TrainingJob, TrainingJobStatus
+from regrow_clusters.operator.status import stamp
+
+
+class JobNews(msgspec.Struct, frozen=True):
+    """One piece of news, in a word and a sentence. `warns`: people may have to do something."""
+
+    reason: str
+    message: str
+    warns: bool = False
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Both."""
+        return self.reason, self.message
+
+
+def news_of_nodes(old: TrainingJobStatus, new: TrainingJobStatus) -> list[JobNews]:
+    """Nodes that are avoided from now on, and what became known of the job's."""
+    before = {each.name for each in old.avoided_nodes}
+    told = []
+    for each in new.avoided_nodes:
+        if each.name not in before:
+            until = stamp(Instant(each.until))
+            text = f"no replica is started on node {each.name} until {until}: {each.reason}"
+            told.append(JobNews("NodeAvoided", text, warns=True))
+    was, now = (
+        next((each.message for each in status.conditions if each.type == "NodesHealthy" and each.status == "False"), "")
+        for status in (old, new)
+    )
+    if now and now != was:
+        told.append(JobNews("NodesUnhealthy", now, warns=True))
+    return told
+
+
+def news_of_job(job: TrainingJob, new: TrainingJobStatus, actions: Sequence[PlannedAction]) -> list[JobNews]:
+    """What becomes of the gang and of its replicas. `new`: the status, once the actions are done."""
+    old, told = job.status, [_news_of(each) for each in actions]
+    if new.attempt > old.attempt:
+        where = f"the newest checkpoint in {job.spec.checkpoint_dir}" if job.spec.checkpoint_dir else "the beginning"
+        text = f"the gang starts anew, for the {_ordinal(new.attempt)} time, from {where}"
+        told.append(JobNews("GangRestarts", text, warns=old.phase != "Suspended"))
+    if new.started_attempt > old.started_attempt:
+        told.append(JobNews("GangRuns", f"all {job.spec.replica_count} replicas of the gang run"))
+    if new.over != old.over and new.over in ("Succeeded", "Failed"):
+        failed = new.over == "Failed"
+        text = "the job has failed; condition Failed says why" if failed else "the job is done"
+        told.append(JobNews(f"Job{new.over}", text, warns=failed))
+    return told
+
+
+def _news_of(action: PlannedAction) -> JobNews:
+    if isinstance(action, StartGang):
+        return JobNews("GangAsked", f"{len(action.places)} replicas are asked for, to begin together")
+    if isinstance(action, StartReplica):
+        why = "in place of one that is gone" if action.replacement else "to grow"
+        return JobNews("ReplicaAsked", f"a replica is asked for at place {action.place}, {why}")
+    if isinstance(action, DrainReplica):
+        return JobNews("ReplicaLeaves", f"{action.name} is asked to leave: {action.reason}", warns=bool(action.blame))
+    return JobNews("ReplicaGone", f"{action.name} is given back: {action.reason}", _lost(action))
+
+
+def _lost(action: ReleaseReplica) -> bool:
+    return action.reason != "ended" or bool(action.blame)
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+    return f"{number}{ending}"
+
+
+def event(job: TrainingJob, news: JobNews, now: Instant) -> dict[str, Any]:
+    """One event; the same words at the same second are the same event."""
+    at = stamp(now)
+    mark = hashlib.sha256(f"{job.uid} {news.reason} {news.message} {at}".encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.name}.{mark}", "namespace": job.namespace},
+        "involvedObject": {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+        },
+        "type": "Warning" if news.warns else "Normal",
+        "reason": news.reason,
+        "message": news.message[:1024],
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+        "source": {"component": "regrow-operator"},
+        "reportingComponent": "regrow-operator",
+        "reportingInstance": "",
+    }

@@ -1,0 +1,171 @@
+"""A pod of a job as the API server has it: the little that counts. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from regrow.core.ids import Instant, Seconds
+from regrow_clusters.operator.backends import GANG_ROLE, GROUP_LABEL, KUEUE_FINALIZER, KUEUE_GATE, ROLE
+from regrow_clusters.operator.objects import (
+    ATTEMPT_LABEL,
+    AVOIDS,
+    JOB_LABEL,
+    NODE_RANK,
+    PLACE_LABEL,
+    REPLICA_LABEL,
+    TOPOLOGY,
+    UID_LABEL,
+    is_leader,
+)
+from regrow_clusters.operator.resource import TrainingJob
+
+ENDED: Final = ("Succeeded", "Failed")
+_USUAL: Final = ("PodInitializing", "ContainerCreating")
+
+
+class PodSeen(msgspec.Struct, frozen=True):
+    """The little that counts of a pod; the rest is not kept."""
+
+    name: str
+    version: str
+    job: str
+    replica: str
+    place: int
+    attempt: int
+    owner: str
+    leader: bool
+    phase: str
+    created: Instant
+    node: str = ""
+    ip: str = ""
+    gated: bool = False
+    ready: bool = False
+    deleted_at: Instant | None = None
+    """When it should have ended, its grace included, after it was deleted."""
+    forced: bool = False
+    """It was deleted, and has no grace (any more): it is there for its finalizers alone, or since nobody reaches it."""
+    group: str = ""
+    """Of Kueue's groups the one that it belongs to."""
+    role: str = ""
+    """As Kueue is told it."""
+    shut_out: bool = False
+    """It waits at Kueue's gate, and Kueue has let go of it: its group was over when it came."""
+    scheduled: Instant | None = None
+    started: Instant | None = None
+    finished: Instant | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    waiting: str = ""
+    """Why a container of it does not start; init containers come first."""
+    others_run: tuple[str, ...] = ()
+    """Containers that go on although the one that trains has ended."""
+    avoids: tuple[str, ...] = ()
+    """Nodes that it was kept away from when it was made."""
+    topology: str = ""
+    """Where it was told that its node is; empty: nobody has yet."""
+    seated: bool = True
+    """Whether it knows which node of the job it is, or does not ask."""
+
+
+def read_pod(found: dict[str, Any]) -> PodSeen | None:
+    """Of a pod that is a replica's; None: of any other."""
+    meta, status = found["metadata"], found.get("status") or {}
+    labels = meta.get("labels") or {}
+    if not {JOB_LABEL, REPLICA_LABEL, PLACE_LABEL, ATTEMPT_LABEL} <= labels.keys():
+        return None
+    spec = found.get("spec") or {}
+    conditions = {each.get("type"): each for each in status.get("conditions") or []}
+    states = {each.get("name", ""): each.get("state") or {} for each in status.get("containerStatuses") or []}
+    # The kubelet sorts statuses by name: the first one may be any container's.
+    containers = spec.get("containers") or [{}]
+    first = states.get(containers[0].get("name", ""), {})
+    ended, running = first.get("terminated") or {}, first.get("running") or {}
+    scheduled = conditions.get("PodScheduled") or {}
+    notes = meta.get("annotations") or {}
+    kept = KUEUE_FINALIZER in (meta.get("finalizers") or [])
+    gates = [each.get("name") for each in spec.get("schedulingGates") or []]
+    return PodSeen(
+        name=meta["name"],
+        version=str(meta.get("resourceVersion", "")),
+        job=labels[JOB_LABEL],
+        replica=labels[REPLICA_LABEL],
+        place=int(labels[PLACE_LABEL]),
+        attempt=int(labels[ATTEMPT_LABEL]),
+        owner=labels.get(UID_LABEL, ""),
+        leader=is_leader(found),
+        phase=status.get("phase", "Pending"),
+        created=instant(meta.get("creationTimestamp")) or 0.0,
+        node=spec.get("nodeName", ""),
+        ip=status.get("podIP", ""),
+        gated=bool(gates),
+        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        deleted_at=instant(meta.get("deletionTimestamp")),
+        forced=meta.get("deletionGracePeriodSeconds") == 0,
+        group=labels.get(GROUP_LABEL, ""),
+        role=notes.get(ROLE, ""),
+        shut_out=GROUP_LABEL in labels and gates == [KUEUE_GATE] and not kept,
+        scheduled=instant(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
+        started=instant(running.get("startedAt") or ended.get("startedAt")),
+        finished=instant(ended.get("finishedAt")),
+        exit_code=ended.get("exitCode"),
+        reason=status.get("reason") or ended.get("reason") or "",
+        waiting=_waiting([*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]),
+        others_run=tuple(sorted(name for name, state in states.items() if ended and "running" in state)),
+        avoids=tuple(node for node in notes.get(AVOIDS, "").split(",") if node),
+        topology=notes.get(TOPOLOGY, ""),
+        seated=notes.get(NODE_RANK, "-") != "",
+    )
+
+
+def instant(text: str | None) -> Instant | None:
+    """Seconds since the epoch of a time as the API server writes it."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
+
+
+def index_of(job: TrainingJob, pod: PodSeen) -> int:
+    """Which of its replica's pods it is."""
+    return int(pod.name.rsplit("-", 1)[-1]) if job.spec.pods_per_replica > 1 else 0
+
+
+def has_ended(pod: PodSeen) -> bool:
+    """Whether the container that trains runs no more and never will."""
+    return pod.exit_code is not None or pod.phase in ENDED
+
+
+def is_gone(pod: PodSeen, fence: Seconds, now: Instant) -> bool:
+    """Whether it was deleted and nothing of it runs: what is left is an object that somebody's finalizer keeps.
+
+    A pod without a node gets none after it was deleted. `fence`: after that nothing runs of who was ended by force.
+    """
+    if pod.deleted_at is None:
+        return False
+    return pod.phase in ENDED or not pod.node or (pod.forced and now >= pod.deleted_at + fence)
+
+
+def open_group(job: TrainingJob, pods: Sequence[PodSeen]) -> str:
+    """The group in which a pod of the gang takes the place of one that is gone; empty: there is none.
+
+    A group is over when nobody of it runs or waits. Who has ended with 0 keeps its place there, though not its quota;
+    and pods of an older operator have other roles. `pods`: all there are, also those that are gone.
+    """
+    gang = [
+        pod for pod in pods if pod.group and pod.attempt == job.status.attempt and pod.place < job.spec.replica_count
+    ]
+    here = [pod for pod in gang if pod.deleted_at is None and not has_ended(pod) and not pod.shut_out]
+    group = here[0].group if here else ""
+    shut = any(pod.phase == "Succeeded" or pod.role != GANG_ROLE for pod in gang if pod.group == group)
+    return "" if shut else group
+
+
+def present(job: TrainingJob, pods: Sequence[PodSeen], now: Instant) -> list[PodSeen]:
+    """Of all pods under the job's name those that are its own, and not gone."""
+    fence = job.spec.fence_timeout_in_seconds
+    return [pod for pod in pods if pod.owner == job.uid and not is_gone(pod, fence, now)]
+
+
+def _waiting(statuses: list[dict[str, Any]]) -> str:
+    """The first reason to wait that is more than the usual course of a start."""
+    reasons = [((each.get("state") or {}).get("waiting") or {}).get("reason", "") for each in statuses]
+    return next((reason for reason in reasons if reason not in ("", *_USUAL)), "")

@@ -1,0 +1,157 @@
+"""Makes and ends a job's pods, and what they need to find and to trust each other, as the controller has decided."""
+
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from regrow.core.ids import Instant, Seconds
+from regrow_clusters.cluster.actions import DrainReplica, ReleaseReplica
+from regrow_clusters.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
+from regrow_clusters.operator.backends import KUEUE_FINALIZER, backend_of
+from regrow_clusters.operator.cache import ClusterCache, JobKey
+from regrow_clusters.operator.objects import ReplicaPlace, group_name, pods, secret, service
+from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, open_group
+from regrow_clusters.operator.planning import PodsStart, PodStep
+from regrow_clusters.operator.refusals import cure_of, namespace_ends
+from regrow_clusters.operator.resource import TrainingJob
+from regrow_clusters.operator.status import JobFinding
+
+KEEP_EVERY: Final[Seconds] = 300.0
+"""Somebody may have deleted the service or the secret: they are made again so often, and with each pod."""
+_KEEP_SOON: Final[Seconds] = 20.0
+"""The same where a pod waits for them."""
+_ENDING_FOR: Final[Seconds] = 60.0
+_LOG = logging.getLogger("regrow.operator")
+Say = Callable[[TrainingJob, JobFinding], Awaitable[None]]
+
+
+class PodHands:
+    """Of all jobs.
+
+    Args:
+        cache: told of what was made and what is gone.
+        key: from which the jobs' secrets are made.
+        say: writes a condition of a job.
+        again: asks for another look at a job.
+    """
+
+    def __init__(
+        self, api: ClusterApi, cache: ClusterCache, key: bytes, *, say: Say, again: Callable[[JobKey], None]
+    ) -> None:
+        self._api, self._cache, self._key = api, cache, key
+        self._say, self._again = say, again
+        self._prepared: dict[str, Instant] = {}
+        """By the jobs' uids: when their service and secret were last made, or found."""
+        self._unsure: dict[JobKey, set[str]] = {}
+        """Pods that were asked for, and the answer was lost: they may be there."""
+        self._ending: dict[str, Instant] = {}
+        """Namespaces that take nothing new, and when that was heard."""
+
+    def is_ending(self, namespace: str, now: Instant) -> bool:
+        """Whether the namespace was just said to be deleted: nothing can be made there, and all of it goes."""
+        return now < self._ending.get(namespace, -_ENDING_FOR) + _ENDING_FOR
+
+    async def find_unsure(self, key: JobKey) -> None:
+        """Before anything is decided it must be known what is there."""
+        for name in sorted(self._unsure.get(key, ())):
+            try:
+                self._cache.put(ApiKind.PODS, await self._api.get(ApiKind.PODS, key[0], name))
+            except ApiFailure as failure:
+                if not failure.missing:
+                    raise
+            self._unsure[key].discard(name)
+        if not self._unsure.get(key, True):
+            del self._unsure[key]
+
+    async def carry_out(
+        self, job: TrainingJob, steps: Sequence[PodStep], seen: Sequence[PodSeen], now: Instant
+    ) -> None:
+        """Do what is to be done, in its order. Raises `ApiFailure`."""
+        for step in steps:
+            if isinstance(step, PodsStart):
+                await self._prepare(job, now)
+                await self._start(job, step.replicas, step.avoid, now)
+            else:
+                await self._end(job, step, seen)
+
+    async def keep_prepared(self, job: TrainingJob, now: Instant, *, waited_for: bool) -> None:
+        """Make again what the pods need, where somebody may have deleted it. `waited_for`: a pod cannot start."""
+        # Who begins to lead does not ask for all jobs at once.
+        last = self._prepared.setdefault(job.uid, now - zlib.crc32(job.uid.encode()) % int(KEEP_EVERY))
+        if now >= last + (_KEEP_SOON if waited_for else KEEP_EVERY):
+            await self._prepare(job, now)
+
+    async def delete(self, job: TrainingJob, pod: PodSeen, *, force: bool) -> None:
+        """End a pod. `force`: nothing of it runs any more."""
+        try:
+            if force and pod.group and not has_ended(pod):
+                # Kueue would keep it for one that is active, and take its replacement for one too many.
+                await self._api.drop_finalizer(ApiKind.PODS, job.namespace, pod.name, KUEUE_FINALIZER)
+            await self._api.delete(ApiKind.PODS, job.namespace, pod.name, force=force)
+        except ApiFailure as failure:
+            if not failure.missing:
+                raise
+            self._cache.forget_pod((job.namespace, job.name), pod.name)
+            self._again((job.namespace, job.name))
+
+    async def _prepare(self, job: TrainingJob, now: Instant) -> None:
+        for kind, body in ((ApiKind.SECRETS, secret(job, self._key)), (ApiKind.SERVICES, service(job))):
+            try:
+                await self._api.create(kind, body)
+            except ApiFailure as failure:
+                if failure.refused:
+                    await self._say_refused(job, str(kind).removesuffix("s"), failure, now)
+                if not failure.conflict:
+                    raise
+        self._prepared[job.uid] = now
+
+    async def _start(
+        self, job: TrainingJob, places: Sequence[ReplicaPlace], avoid: tuple[str, ...], now: Instant
+    ) -> None:
+        made: list[Manifest] = []
+        for place in places:
+            made.extend(pods(job, place, avoid))
+        gang = places[0].place < job.spec.replica_count
+        known = [pod for pod in self._cache.pods((job.namespace, job.name)) if pod.owner == job.uid]
+        joins = open_group(job, known) if gang else ""
+        whole = job.spec.pods_per_replica * job.spec.replica_count
+        total = whole if joins or places[0].begins else len(made)
+        group = joins or group_name(job, places[0].serial)
+        backend_of(job).dress(job, made, group=group, total=total, gang=gang)
+        try:
+            for pod in made:
+                await self._create(job, pod)
+        except ApiFailure as failure:
+            if failure.refused:
+                await self._say_refused(job, "pod", failure, now)
+            if not failure.conflict:
+                raise
+
+    async def _create(self, job: TrainingJob, pod: Manifest) -> None:
+        unsure = self._unsure.setdefault((job.namespace, job.name), set())
+        name = pod["metadata"]["name"]
+        unsure.add(name)
+        try:
+            self._cache.put(ApiKind.PODS, await self._api.create(ApiKind.PODS, pod))
+        except ApiFailure as failure:
+            if failure.conflict or failure.refused:
+                unsure.discard(name)  # a clear answer
+            raise
+        unsure.discard(name)
+
+    async def _end(self, job: TrainingJob, action: DrainReplica | ReleaseReplica, seen: Sequence[PodSeen]) -> None:
+        released = isinstance(action, ReleaseReplica)
+        for pod in seen:
+            if action.name not in (pod.replica, pod.name) or (pod.deleted_at is not None and not released):
+                continue
+            _LOG.info("job %s/%s: pod %s ends: %s", job.namespace, job.name, pod.name, action.reason)
+            # Other containers than the one that trains may still run: they have their grace.
+            await self.delete(job, pod, force=released and not pod.others_run)
+
+    async def _say_refused(self, job: TrainingJob, what: str, failure: ApiFailure, now: Instant) -> None:
+        """Why no pod can be made, in the job's condition: a quota, a name of a class, no permission."""
+        if namespace_ends(failure):
+            self._ending[job.namespace] = now
+        text = f"a {what} was refused: {failure}; {cure_of(what, failure)}"
+        await self._say(job, JobFinding("PodsCreated", False, failure.reason or "Refused", text))

@@ -1,0 +1,72 @@
+"""A gang's terms: the part of a specification that its commands have told it, until it starts anew. Pure.
+
+The coordinator cannot be told other sizes, nor another port or script, while it runs. So what was edited since is
+carried out where the gang as it is can follow, and else waits for the gang's next start (decision 0085).
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from regrow_clusters.cluster.sizes import allowed_sizes
+from regrow_clusters.operator.resource import TrainingJob, TrainingJobSpec
+
+_SIZES: Final = ("replicaCount", "maxReplicaCount", "replicaIncrementStep", "replicaDiscreteValues")
+_TOLD: Final = (
+    *("podsPerReplica", "ranksPerPod", "domainLabel", "topologyLabels", "script", "runFlags", "checkpointDir"),
+    *("port", "backend", "kueue"),
+)
+
+
+def terms_of(spec: TrainingJobSpec) -> dict[str, Any]:
+    """What a gang that is started by it is told; what has its default is left out."""
+    given = msgspec.to_builtins(spec)
+    return {name: given[name] for name in (*_SIZES, *_TOLD) if name in given}
+
+
+def by_its_terms(job: TrainingJob) -> TrainingJob:
+    """The job with the specification that its gang can follow, and the names of the fields that it cannot."""
+    if not job.status.terms:
+        return job
+    asked = msgspec.to_builtins(job.spec)
+    started = _started(job)
+    if started is None:
+        return job
+    had = msgspec.to_builtins(started)
+    sizes, most = job.spec.elastic(), started.elastic()
+    follows = sizes.replica_count == most.replica_count and set(allowed_sizes(sizes)) <= set(allowed_sizes(most))
+    kept = _TOLD if follows else (*_SIZES, *_TOLD)
+    edited = [name for name in kept if asked.get(name) != had.get(name)]
+    if not edited:
+        return msgspec.structs.replace(job, started=most)
+    spec = {name: value for name, value in asked.items() if name not in kept}
+    spec |= {name: had[name] for name in kept if name in had}
+    if not follows:  # it can still be smaller than it might be
+        spec["replicas"] = min(job.spec.replicas, max(sizes.max_replica_count, most.replica_count))
+        if sizes.max_replica_count < most.max_replica_count and sizes.replica_count == most.replica_count:
+            edited = [name for name in edited if name != "maxReplicaCount"] or edited
+    followed = msgspec.convert(spec, TrainingJobSpec)
+    return msgspec.structs.replace(job, spec=followed, started=most, edited=tuple(edited))
+
+
+def told_of_edits(job: TrainingJob) -> str:
+    """For people: what does not count yet, what counts instead, and how that is changed. Empty: all counts."""
+    if not job.edited:
+        return ""
+    fields = ", ".join(f"spec.{name}" for name in job.edited)
+    verb = "counts" if len(job.edited) == 1 else "count"
+    had = "; ".join(f"{name}: {_short(job.status.terms.get(name))}" for name in job.edited)
+    text = f"{fields} {verb} when the gang starts anew; until then it goes on with what it was started with ({had})"
+    return f"{text}; set spec.suspend to true, and to false when all pods are gone, to have it now"
+
+
+def _started(job: TrainingJob) -> TrainingJobSpec | None:
+    try:
+        return msgspec.convert({"template": {}, **job.status.terms}, TrainingJobSpec)
+    except msgspec.ValidationError:
+        return None  # spoiled by somebody, or of another regrow: the specification is all there is
+
+
+def _short(value: Any) -> str:
+    text = "its default" if value is None else msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else f"{text[:57]}..."
