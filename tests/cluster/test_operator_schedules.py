@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -17,6 +18,11 @@ from regrow_clusters.operator.crd import crd
 from regrow_clusters.operator.objects import ATTEMPT_LABEL, JOB_LABEL, NODE_RANK, PLACE_LABEL, UID_LABEL
 
 _LEASE = 15.0
+_FENCE = 60.0
+_KEEPER = "example.com/keeper"
+"""Somebody's finalizer."""
+_MOST_CALLS = 6
+"""A minute, for a job at which nothing happens."""
 _IN_TEST = 12
 _IN_SOAK = 1000
 _GROUPS = 64
@@ -46,7 +52,13 @@ class Schedule:
             body = {"metadata": {"name": name, "uid": name}, "value": value}
             self.store.objects[("priorityclasses", "", name)] = body
         more: dict[str, Any] = {"backend": "kueue", "kueue": {"queueName": "queue", "priorityClass": "high"}}
+        self.beside = self.chance.choice(["", "", "a-log", "z-log"])
+        """Another container of each pod."""
+        names = ["train", *([self.beside] if self.beside else [])]
+        containers = [{"name": name, "image": "team/train:1"} for name in names]
         job = training_job(
+            template={"spec": {"containers": containers}},
+            fenceTimeoutInSeconds=_FENCE,
             replicaCount=low,
             maxReplicaCount=self.high,
             podsPerReplica=self.each,
@@ -85,6 +97,9 @@ class Schedule:
                 self._compact,
                 self._restart,
                 self._sicken,
+                self._keep,
+                self._let_go,
+                self._edit,
             ]
         )
         happening()
@@ -115,8 +130,19 @@ class Schedule:
 
     def _is_gone(self, pod: Manifest) -> bool:
         """Nothing of it runs or will: a finalizer keeps the object."""
-        never = "deletionTimestamp" in pod["metadata"] and not pod["spec"].get("nodeName")
-        return never or pod["status"]["phase"] in ("Succeeded", "Failed")
+        meta = pod["metadata"]
+        if "deletionTimestamp" in meta and not pod["spec"].get("nodeName"):
+            return True
+        if meta.get("deletionGracePeriodSeconds") == 0 and meta.get("finalizers"):
+            asked = datetime.fromisoformat(meta["deletionTimestamp"]).timestamp()
+            return self.now >= asked + _FENCE or pod["status"]["phase"] in ("Succeeded", "Failed")
+        return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+    def _there(self) -> list[Manifest]:
+        """Pods, without the objects of those that are gone and that a finalizer of somebody's keeps."""
+        kept = [each for each in self.pods() if _KEEPER in (each["metadata"].get("finalizers") or [])]
+        gone = {each["metadata"]["name"] for each in kept if "deletionTimestamp" in each["metadata"]}
+        return [each for each in self.pods() if each["metadata"]["name"] not in gone or not self._is_gone(each)]
 
     def _place(self, pod: Manifest) -> tuple[str, int, int]:
         labels, index = pod["metadata"]["labels"], pod["metadata"]["name"].rsplit("-", 1)[-1]
@@ -154,9 +180,33 @@ class Schedule:
 
     def settled(self) -> bool:
         jobs = self.store.all_of("trainingjobs")
-        running = [each for each in self.pods() if each["status"]["phase"] == "Running"]
+        running = [each for each in self._there() if each["status"]["phase"] == "Running"]
         wanted = sum(each["status"]["desiredReplicas"] for each in jobs)
-        return bool(len(running) == wanted * self.each == len(self.pods()))
+        return bool(len(running) == wanted * self.each == len(self._there()))
+
+    async def stay_at_rest(self, minutes: int = 5) -> None:
+        """Nothing is written while nothing happens, and little is asked."""
+        before, calls = self.store.version, self.operators[0].api.calls
+        for _ in range(12 * minutes):
+            self.now += 5.0
+            await self.operators[0].look()
+        assert self.store.version - before <= 3, "it writes though no more than times have run out"
+        assert self.operators[0].api.calls - calls <= _MOST_CALLS * minutes, "a hot loop"
+
+    async def end(self) -> None:
+        """The script ends, with or without an error, and the containers beside it as they like."""
+        leader = next((pod for index, pod in self._replica_0().items() if index == 0), None)
+        if leader is None:
+            return  # the job is suspended
+        code = self.chance.choice([0, 1, 2])
+        self.kubelets.end_container(leader, "train", code)
+        if self.beside and self.chance.random() < 0.7:
+            at = self.store.get("pods", "team", leader["metadata"]["name"])
+            self.kubelets.end_container(at, self.beside, self.chance.choice([0, 3]))
+        self.operators[0].hear()
+        await self.operators[0].look()
+        (job,) = self.store.all_of("trainingjobs")
+        assert job["status"]["phase"] == ("Failed" if code else "Succeeded"), f"it ended with {code}"
 
     async def lose_beside_pod_0(self) -> None:
         """Another pod of replica 0 goes, in each way that there is: pod 0 and its gang stay."""
@@ -169,11 +219,11 @@ class Schedule:
             await self.rest()
             after = self._replica_0()
             assert {at for at in after if after[at]["metadata"]["uid"] != before[at]["metadata"]["uid"]} == {lost}
-            attempts = {each["metadata"]["labels"][ATTEMPT_LABEL] for each in (*before.values(), *self.pods())}
+            attempts = {each["metadata"]["labels"][ATTEMPT_LABEL] for each in (*before.values(), *self._there())}
             assert len(attempts) == 1, "the gang has started anew"
 
     def _replica_0(self) -> dict[int, Manifest]:
-        return {index: pod for pod in self.pods() for _, place, index in [self._place(pod)] if place == 0}
+        return {index: pod for pod in self._there() for _, place, index in [self._place(pod)] if place == 0}
 
     # --- events ------------------------------------------------------------------------------------------------
 
@@ -200,7 +250,40 @@ class Schedule:
     def _end_pod(self) -> None:
         pod = self._some("Running")
         if pod is not None and pod["spec"]["nodeName"] not in self.kubelets.cut:
-            self.kubelets.end(pod, self.chance.choice([75, 137]))
+            code = self.chance.choice([75, 137])
+            if self.beside and self.chance.random() < 0.5:
+                self.kubelets.end_container(pod, "train", code)
+            else:
+                self.kubelets.end(pod, code)
+
+    def _keep(self) -> None:
+        """Somebody's finalizer is on a pod: it stays when it has ended."""
+        pod = self._some()
+        if pod is not None and "deletionTimestamp" not in pod["metadata"]:
+            kept = [*(pod["metadata"].get("finalizers") or []), _KEEPER]
+            self.store.patch("pods", "team", pod["metadata"]["name"], {"metadata": {"finalizers": kept}})
+
+    def _let_go(self) -> None:
+        for pod in self.pods():
+            kept = pod["metadata"].get("finalizers") or []
+            if _KEEPER in kept:
+                rest = [each for each in kept if each != _KEEPER]
+                self.store.patch("pods", "team", pod["metadata"]["name"], {"metadata": {"finalizers": rest}})
+
+    def _edit(self) -> None:
+        """Sizes, a flag, the port: what a running gang can follow, and what it cannot."""
+        low = self.chance.randint(1, self.high)
+        edit: dict[str, Any] = self.chance.choice(
+            [
+                {"replicaCount": low, "maxReplicaCount": self.chance.randint(low, self.high)},
+                {"maxReplicaCount": self.high},
+                {"port": self.chance.randint(29000, 29009)},
+                {"runFlags": ["--quiet"]},
+            ]
+        )
+        for each in self.store.all_of("trainingjobs"):
+            if edit.get("maxReplicaCount", self.high) >= edit.get("replicaCount", each["spec"]["replicaCount"]):
+                self.store.patch("trainingjobs", "team", each["metadata"]["name"], {"spec": edit})
 
     def _cut(self) -> None:
         node = self.chance.choice(sorted(self.nodes.nodes))
@@ -260,7 +343,10 @@ async def _play(seed: int, events: int) -> None:
         await schedule.event()
     await schedule.rest()
     assert schedule.settled()
+    await schedule.stay_at_rest()
     await schedule.lose_beside_pod_0()
+    await schedule.end()
+    schedule._let_go()
     for each in schedule.store.all_of("trainingjobs"):
         schedule.store.delete("trainingjobs", "team", each["metadata"]["name"])
     for _ in range(5):

@@ -6,14 +6,16 @@ import pytest
 
 from regrow.core.errors import UsageError
 from regrow.launch.late_node import asked_for_a_place
-from regrow.launch.remote import CoordinatorGone
+from regrow.launch.remote import CoordinatorGone, refusal_of
+from regrow.membership.admission import LOCKED
 
 
 class _Late:
     """A job that answers from a time on."""
 
-    def __init__(self, answers_at: float) -> None:
+    def __init__(self, answers_at: float, error: Exception | None = None) -> None:
         self.now, self._answers_at = 0.0, answers_at
+        self.error = error or CoordinatorGone("nobody answers")
 
     def clock(self) -> float:
         return self.now
@@ -23,7 +25,7 @@ class _Late:
 
     def ask(self) -> Any:
         if self.now < self._answers_at:
-            raise CoordinatorGone("nobody answers")
+            raise self.error
         return "a place"
 
 
@@ -42,6 +44,11 @@ def test_it_is_not_asked_for_longer_than_was_said(wait: float, took: float) -> N
     with pytest.raises(CoordinatorGone):
         asked(job, wait)
     assert took <= job.now < took + 1.0
+
+
+def test_a_place_that_another_node_still_has_is_waited_for() -> None:
+    job = _Late(answers_at=7.0, error=refusal_of("here", LOCKED, b'{"error": "this job has at most 2 nodes"}'))
+    assert isinstance(job.error, UsageError) and asked(job, 60.0) == "a place"
 
 
 def test_a_refusal_is_final() -> None:

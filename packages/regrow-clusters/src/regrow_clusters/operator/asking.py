@@ -1,6 +1,7 @@
 """Asks running jobs how far they are. It waits for nobody long, and nothing depends on its answers."""
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
@@ -10,6 +11,7 @@ import msgspec
 from regrow.core import http, tls
 from regrow.core.ids import Seconds
 from regrow.core.wire import UNREADABLE
+from regrow.membership.orders import AnswerScale
 from regrow.observe.watch.present import JobFigures
 from regrow_clusters.operator.objects import token_of
 from regrow_clusters.operator.resource import TrainingJob
@@ -42,22 +44,50 @@ class JobAsker:
     ) -> None:
         if self._session is not None:
             await self._session.close()
+            self._session = None
+
+    async def drop(self, job: TrainingJob, host: str, nodes: Sequence[str]) -> bool:
+        """Ask the coordinator at this address to let a node go that trains on though the cluster has given it up.
+
+        `nodes`: names that it may have; the first one that is there goes. Whether one was. Nothing depends on it.
+        """
+        for node in nodes:
+            grace = job.spec.graceful_shutdown_timeout_in_seconds
+            wish = {"node": node, "grace": grace, "reason": "the cluster has given its pod up", "certain": True}
+            told = await self._answer(job, host, "POST", "/drain", msgspec.json.encode(wish))
+            if told is not None and _accepted(told):
+                return True
+        return False
 
     async def ask(self, job: TrainingJob, host: str) -> JobFigures | None:
         """How far the job is, by its coordinator at this address; None: it does not say, or not in time."""
+        told = await self._answer(job, host, "GET", "/figures")
+        try:
+            return None if told is None else msgspec.json.decode(told, type=JobFigures)
+        except UNREADABLE:
+            return None
+
+    async def _answer(
+        self, job: TrainingJob, host: str, method: str, path: str, body: bytes | None = None
+    ) -> bytes | None:
+        """None: it does not answer in time, or refuses; a regrow from before it had figures has not that path."""
         if self._session is None:
             return None
         place = f"[{host}]" if ":" in host else host
         headers = {"Authorization": f"Bearer {token_of(self._key, job.uid)}"}
+        url = tls.url(f"{place}:{job.spec.port}{path}")
         try:
             async with (
                 self._turns,
-                self._session.get(
-                    tls.url(f"{place}:{job.spec.port}/figures"), headers=headers, allow_redirects=False
-                ) as answer,
+                self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer,
             ):
-                if answer.status != 200:
-                    return None  # a regrow from before it had figures
-                return msgspec.json.decode(await answer.content.read(_LONGEST_ANSWER), type=JobFigures)
-        except (aiohttp.ClientError, TimeoutError, OSError, *UNREADABLE):
+                return await answer.content.read(_LONGEST_ANSWER) if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError):
             return None
+
+
+def _accepted(answer: bytes) -> bool:
+    try:
+        return msgspec.json.decode(answer, type=AnswerScale).accepted
+    except UNREADABLE:
+        return False

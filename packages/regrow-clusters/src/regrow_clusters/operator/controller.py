@@ -26,7 +26,7 @@ from regrow_clusters.operator.events import JobNews, event, news_of_job, news_of
 from regrow_clusters.operator.nodes import BadMark
 from regrow_clusters.operator.observed.node_watch import NodeWatch
 from regrow_clusters.operator.observed.observing import JobReading, against, found_nodes, read, start_trouble
-from regrow_clusters.operator.observed.pod_seen import PodSeen, present
+from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of, present
 from regrow_clusters.operator.placing.telling import PodPlacer
 from regrow_clusters.operator.planning import job_plan, next_turn, pod_steps
 from regrow_clusters.operator.pod_hands import PodHands
@@ -84,7 +84,8 @@ class Controller:
         self._queue = WorkQueue()
         self.cache = ClusterCache()
         self._listed = {ApiKind.JOBS: asyncio.Event(), ApiKind.PODS: asyncio.Event()}
-        self.hands = PodHands(api, self.cache, key, say=self._say, again=self._queue.add)
+        self.hands = PodHands(api, self.cache, key, say=self._say, again=self._queue.add, drop=self._drop)
+        self._asker = JobAsker(key)
         self._budgets = BudgetKeeper(api)
         self._placer = PodPlacer(api, nodes)
 
@@ -132,7 +133,7 @@ class Controller:
 
     async def _ask_jobs(self) -> None:
         """How far the jobs are is for people alone: it is asked beside the work, and may fail."""
-        async with JobAsker(self._key) as asker:
+        async with self._asker as asker:
             while True:
                 await asyncio.sleep(self._ask_every)
                 jobs = self.cache.jobs()
@@ -151,13 +152,26 @@ class Controller:
             job = by_its_terms(read_job(found))
         except SpecRefused:
             return
-        leader = next((pod for pod in self.cache.pods(key) if pod.leader and pod.owner == job.uid and pod.ip), None)
-        if leader is None or leader.phase != "Running" or leader.attempt != job.status.attempt:
+        leader = self._leader(job)
+        if leader is None:
             return
         figures = await asker.ask(job, leader.ip)
         if figures is not None:
             self._figures[key] = (job.uid, leader.attempt, figures)
             self._queue.add(key)
+
+    def _leader(self, job: TrainingJob) -> PodSeen | None:
+        """Pod 0, where its coordinator may be asked."""
+        here = present(job, self.cache.pods((job.namespace, job.name)), self._wall())
+        running = (pod for pod in here if pod.leader and pod.phase == "Running" and pod.ip)
+        return next((pod for pod in running if pod.attempt == job.status.attempt), None)
+
+    async def _drop(self, job: TrainingJob, pod: PodSeen) -> None:
+        """The training is to go on without a pod that is given up: it may train on, on a node that nobody reaches."""
+        leader = self._leader(job)
+        if leader is not None and not pod.leader:
+            names = (pod.name, f"node{job.node_rank(pod.place, index_of(job, pod))}")
+            await self._asker.drop(job, leader.ip, names)
 
     def _figures_of(self, job: TrainingJob) -> JobFigures | None:
         uid, attempt, figures = self._figures.get((job.namespace, job.name), ("", 0, None))
@@ -236,7 +250,7 @@ class Controller:
         await self._write(found, job.status, status)
         await self.hands.carry_out(job, pod_steps(job, planned, seen), seen, now)
         for other in seen:
-            if other.name in reading.rest:
+            if other.name in (*reading.rest, *reading.lingering):
                 await self.hands.delete(job, other, force=False)
         for pod in await self._placer.tell(msgspec.structs.replace(job, status=status), seen):
             self.cache.put(ApiKind.PODS, pod)

@@ -35,8 +35,8 @@ _DOMAIN: Final = "REGROW_DOMAIN"
 _VOLUME: Final = "regrow-placed"
 _PLACED_MARGIN: Final = 60
 """How much longer than a gang may wait for all its nodes, its pods wait to be told where they are."""
-_WAIT_FOR_JOB: Final = "--wait=60s"
-"""A replica may have its machine before pod 0's coordinator listens."""
+_WAIT_FOR_JOB: Final = 60
+"""A replica may have its machine before pod 0's coordinator listens, or before who had its place has left."""
 _GRACE_MARGIN: Final = 15
 """What a pod gets beyond the grace of its replica, for the process itself to end."""
 
@@ -259,7 +259,8 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
     if not replica.begins:
         back = job.told_sizes.max_replica_count == spec.replica_count
         node = f"node{job.node_rank(replica.place, index)}" if back else name
-        there = [f"--join={address(job)}", _WAIT_FOR_JOB]
+        wait = f"--wait={_WAIT_FOR_JOB + spec.graceful_shutdown_timeout_in_seconds:g}s"
+        there = [f"--join={address(job)}", wait]
         return ["regrow", "agent", *there, *here, f"--name={node}", f"--grace={grace}"]
     sizes = allowed_sizes(job.told_sizes)
     least, most, each = sizes[0], sizes[-1], spec.pods_per_replica

@@ -34,13 +34,21 @@ class PodHands:
         key: from which the jobs' secrets are made.
         say: writes a condition of a job.
         again: asks for another look at a job.
+        drop: asks a job to go on without a pod.
     """
 
     def __init__(
-        self, api: ClusterApi, cache: ClusterCache, key: bytes, *, say: Say, again: Callable[[JobKey], None]
+        self,
+        api: ClusterApi,
+        cache: ClusterCache,
+        key: bytes,
+        *,
+        say: Say,
+        again: Callable[[JobKey], None],
+        drop: Callable[[TrainingJob, PodSeen], Awaitable[None]],
     ) -> None:
         self._api, self._cache, self._key = api, cache, key
-        self._say, self._again = say, again
+        self._say, self._again, self._drop = say, again, drop
         self._prepared: dict[str, Instant] = {}
         """By the jobs' uids: when their service and secret were last made, or found."""
         self._unsure: dict[JobKey, set[str]] = {}
@@ -84,6 +92,8 @@ class PodHands:
 
     async def delete(self, job: TrainingJob, pod: PodSeen, *, force: bool) -> None:
         """End a pod. `force`: nothing of it runs any more."""
+        if force and pod.phase == "Running" and not has_ended(pod):
+            await self._drop(job, pod)
         try:
             if force and pod.group and not has_ended(pod):
                 # Kueue would keep it for one that is active, and take its replacement for one too many.
@@ -146,8 +156,7 @@ class PodHands:
             if action.name not in (pod.replica, pod.name) or (pod.deleted_at is not None and not released):
                 continue
             _LOG.info("job %s/%s: pod %s ends: %s", job.namespace, job.name, pod.name, action.reason)
-            # Other containers than the one that trains may still run: they have their grace.
-            await self.delete(job, pod, force=released and not pod.others_run)
+            await self.delete(job, pod, force=released)
 
     async def _say_refused(self, job: TrainingJob, what: str, failure: ApiFailure, now: Instant) -> None:
         """Why no pod can be made, in the job's condition: a quota, a name of a class, no permission."""

@@ -43,6 +43,7 @@ def next_status(
     old, spec = job.status, job.spec.elastic()
     started = sum(len(each.places) if isinstance(each, StartGang) else 1 for each in actions if _starts(each))
     failed = sum(isinstance(each, ReleaseReplica) and each.reason in ("ended", "lost") for each in actions)
+    failed += len(reading.lingering)
     anew = reading.anew
     struck = failed or (anew and old.phase != "Suspended" and not job.edited)
     failures = old.failures + (1 if struck else 0)

@@ -19,7 +19,7 @@ from regrow.launch.folder import find_job
 from regrow.launch.job import HostEnvironment, JobPlan
 from regrow.launch.remote import CoordinatorClient, CoordinatorGone
 from regrow.launch.script import check_script
-from regrow.membership.admission import JoinOffer, JoinRequest
+from regrow.membership.admission import JoinOffer, JoinRequest, NoPlaceYet
 
 _ASK_AGAIN_S: Final[Seconds] = 0.5
 
@@ -103,12 +103,12 @@ def asked_for_a_place(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[Seconds], None] = time.sleep,
 ) -> JoinOffer:
-    """What the job offers; where nobody answers yet it is asked again for so long. Raises `UsageError`."""
+    """What the job offers; where nobody answers or no place is free it is asked for so long. Raises `UsageError`."""
     until = clock() + wait
     while True:
         try:
             return ask()
-        except CoordinatorGone:
+        except (CoordinatorGone, NoPlaceYet):
             if clock() >= until:
                 raise
         sleep(_ASK_AGAIN_S)

@@ -13,7 +13,7 @@ from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import FaultSpec
 from regrow.core.wire import UNREADABLE
-from regrow.membership.admission import JoinOffer, JoinRequest
+from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest, NoPlaceYet
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.wishes import DrainWish, ScaleWish
 from regrow.membership.view import JobView
@@ -109,6 +109,7 @@ def refusal_of(address: str, status: int, answer: bytes) -> UsageError:
     """What a coordinator says that refuses a request."""
     try:
         told = json.loads(answer)
-        return UsageError(str(told["error"]), hint=str(told.get("hint", "")))
+        kind = NoPlaceYet if status == LOCKED else UsageError
+        return kind(str(told["error"]), hint=str(told.get("hint", "")))
     except (ValueError, KeyError, TypeError):
         return UsageError(f"{address} refused with HTTP status {status}", hint="is that a regrow coordinator?")

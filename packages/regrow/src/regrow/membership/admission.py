@@ -10,8 +10,14 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId, Seconds
 from regrow.core.job import JobSpec
 
+LOCKED = 423
+"""HTTP's status of `NoPlaceYet`; an agent from before it takes it for a refusal like any other."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NUMBERED = re.compile(r"node(\d{1,9})", re.ASCII)
+
+
+class NoPlaceYet(UsageError):
+    """The job has no place for a node as long as another one has it, which may leave."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
@@ -65,11 +71,11 @@ class Admission:
         if name and _NAME.fullmatch(name) is None:
             raise UsageError(f"{name!r} cannot name a node", hint="use letters, digits, '.', '_' and '-'")
         if name in connected:
-            raise UsageError(f"{name} is in the job already", hint="choose another --name, or leave it out")
+            raise NoPlaceYet(f"{name} is in the job already", hint="choose another --name, or leave it out")
         if name and self._first is not None and name in self._first and name not in self._introduced:
             raise UsageError(f"{name} is one of the nodes that the job starts on", hint="choose another --name")
         if refusal := self.refusal(name, connected):
-            raise UsageError(refusal[0], hint=refusal[1])
+            raise NoPlaceYet(refusal[0], hint=refusal[1])
         while self._is_taken(NodeId(f"node{self._numbered}"), connected):
             self._numbered += 1
         rank = self._numbered

@@ -41,6 +41,8 @@ class JobReading(msgspec.Struct, frozen=True):
     """Of a job that trains: replica 0, where it has several pods, as if each of them were a replica."""
     rest: tuple[str, ...] = ()
     """Pods that are to leave because another one of their replica is gone."""
+    lingering: tuple[str, ...] = ()
+    """Pods that are to leave because only containers that do not train go on in them."""
     over: str = ""
     failed: str = ""
     still: tuple[str, ...] = ()
@@ -99,6 +101,7 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
         started,
         first=msgspec.structs.replace(seen, replicas=tuple(groups.places(first))) if first else None,
         rest=groups.rest(first) if apart and not single else (),
+        lingering=() if over else groups.lingering(),
         over=MENDED if mended and not anew else over,
         failed=failed,
         still=tuple(f"{name} of {pod.name}" for pod in pods for name in pod.others_run) if over else (),

@@ -63,6 +63,12 @@ class PodGroups:
         broken = [name for name in sorted(self._groups) if name != first and self._is_broken(name)]
         return tuple(part.name for name in broken for part in self._parts_of(name) if part.counts)
 
+    def lingering(self) -> tuple[str, ...]:
+        """Pods that are to leave because the training in them has ended, and other containers of theirs go on."""
+        parts = [self._parts[pod.name] for pods in self._groups.values() for pod in pods if pod.others_run]
+        ended = [part for part in parts if part.stage is ReplicaStage.ENDED and part.leave_by is not None]
+        return tuple(sorted(part.name for part in ended if (part.leave_by or 0.0) <= self._now))
+
     def _is_broken(self, name: str) -> bool:
         parts = self._parts_of(name)
         return len(parts) < self._job.spec.pods_per_replica or any(self._is_gone(part) for part in parts)
@@ -131,12 +137,10 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> Rep
     if has_ended(pod):
         at = pod.finished or pod.created
         quiet = pod.exit_code in (OK, RUN_AGAIN) or pod.phase == "Succeeded"
-        return seen(
-            ReplicaStage.ENDED,
-            at,
-            safe_at=at + quiet_end if quiet else at,
-            to_blame=pod.reason in _NODES_FAULT,
-        )
+        over, blame = at + quiet_end if quiet else at, pod.reason in _NODES_FAULT
+        if pod.others_run:  # it is asked to end by then, and has its place until it has
+            return seen(ReplicaStage.ENDED, at, leave_by=over, to_blame=blame)
+        return seen(ReplicaStage.ENDED, at, safe_at=over, to_blame=blame)
     if pod.phase == "Unknown":
         return seen(ReplicaStage.LOST, pod.created, to_blame=True)
     if pod.phase == "Running":

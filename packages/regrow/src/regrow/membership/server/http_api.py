@@ -14,7 +14,7 @@ from regrow.core.messages import facts
 from regrow.core.messages.unions import Fact
 from regrow.core.messages.vocabulary import FaultSpec
 from regrow.core.wire import UNREADABLE
-from regrow.membership.admission import JoinOffer, JoinRequest
+from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest, NoPlaceYet
 from regrow.membership.orders import AnswerScale, Deposed, EndJob
 from regrow.membership.server.http_replies import refusal, reply
 from regrow.membership.server.wishes import DrainWish, ScaleWish
@@ -111,7 +111,7 @@ class HttpApi:
         try:
             return reply(self._host.make_offer(asked))
         except UsageError as error:
-            return refusal(409, error.cause, error.hint)
+            return refusal(LOCKED if isinstance(error, NoPlaceYet) else 409, error.cause, error.hint)
 
     async def _serve_kill(self, request: web.Request) -> web.Response:
         fault = await _read(request, FaultSpec)
