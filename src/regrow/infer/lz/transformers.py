@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from regrow.devices.accelerators import on_accelerator
+from regrow.infer.lz.devices import on_accelerator
 from regrow.infer.lz.parameters import LZParameters
 from regrow.infer.lz.penalty import LZPenalty, penalise
 
