@@ -5,7 +5,7 @@ import gc
 import hashlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +17,11 @@ from regrow.core.process.tasks import TaskScope
 from regrow.infer.batch import control
 from regrow.infer.batch.attendance import Attendance
 from regrow.infer.batch.head import BatchHead, HeadPolicy
+from regrow.infer.batch.inputs import source_of
 from regrow.infer.batch.journal import Journal
-from regrow.infer.batch.places import BatchStopped, exists, local_path, open_to_write
+from regrow.infer.batch.making import EMBEDDINGS, RowMaking
+from regrow.infer.batch.outputs import Output
+from regrow.infer.batch.places import BatchStopped, exists, local_path
 from regrow.infer.batch.pool import Pool, PoolPolicy, PoolWorker
 from regrow.infer.batch.progress import LIVE_S, BatchProgress
 from regrow.infer.batch.report import BatchReport, OutputCount, draw, sentences, this_run, workers_of
@@ -50,6 +53,8 @@ class BatchWords:
         strict: whether a line that is no row, or a repeated one, stops the job before it begins.
         quiet: whether progress is not shown.
         state: a folder for journals of outputs that are URLs.
+        shape: what the input's records and the output's columns are.
+        journal: where the journal is; empty: see `journal_path`.
     """
 
     input: str
@@ -67,10 +72,29 @@ class BatchWords:
     key: str = ""
     strict: bool = False
     quiet: bool = False
+    shape: "TableWords" = field(default_factory=lambda: TableWords())
+    journal: str = ""
 
 
-def journal_path(output: str, state: Path) -> Path:
-    """Where the journal of an output is: beside it; of a URL, in the state's folder."""
+@dataclass(frozen=True)
+class TableWords:
+    """How tables become rows, and results a table.
+
+    Attributes:
+        making: of a row from a record.
+        split: of a data set.
+        columns: of the output, as `columns.chosen` reads them; empty: the usual ones of its kind.
+    """
+
+    making: RowMaking = field(default_factory=RowMaking)
+    split: str = "train"
+    columns: str = ""
+
+
+def journal_path(output: str, state: Path, journal: str = "") -> Path:
+    """Where the journal of an output is: where it is told to be; beside it; of a URL, in the state's folder."""
+    if journal:
+        return Path(journal)
     path = local_path(output)
     if path is not None:
         return path.with_name(f"{path.name}.journal")
@@ -89,6 +113,7 @@ def fingerprint(found: Scan, reading: RowReading) -> dict[str, str]:
         "--model": reading.model,
         "--endpoint": reading.url,
         "--end-loops": "given" if reading.ends_loops else "",
+        **found.source.words(),
     }
 
 
@@ -99,12 +124,14 @@ def run_batch(words: BatchWords, show: "Callable[[Pool, Tally], BatchProgress]")
         words: what it is told.
         show: makes what shows it.
     """
-    found = scan(words.input)
+    found = scan(source_of(words.input, words.shape.making, split=words.shape.split))
     if words.strict and found.complaints:
         count = found.malformed + found.repeated
         raise UsageError(f"{count:,} lines are no rows, or repeat one: {'; '.join(found.complaints)}")
-    path = journal_path(words.output, words.state)
+    output = Output(words.output, found.source, words.shape.columns, embeddings=words.reading.url == EMBEDDINGS)
+    path = journal_path(words.output, words.state, words.journal)
     if local_path(words.output) is None:
+        door_path(words.output, words.state).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists() and exists(words.output):
         raise UsageError(
@@ -112,13 +139,13 @@ def run_batch(words: BatchWords, show: "Callable[[Pool, Tally], BatchProgress]")
         )
     journal = Journal.open(path, fingerprint(found, words.reading))
     try:
-        return _with_journal(words, found, journal, show)
+        return _with_journal(words, found, journal, output, show)
     finally:
         journal.close()
 
 
 def _with_journal(
-    words: BatchWords, found: Scan, journal: Journal, show: "Callable[[Pool, Tally], BatchProgress]"
+    words: BatchWords, found: Scan, journal: Journal, output: Output, show: "Callable[[Pool, Tally], BatchProgress]"
 ) -> int:
     pool = Pool(words.pool)
     if journal.head.rows:
@@ -144,7 +171,7 @@ def _with_journal(
             progress.say(f"{tally.before:,} of {tally.rows:,} rows are in {journal.path}; the others are sent")
         if tally.left:
             asyncio.run(_run_head(words, found, journal, pool, tally, progress))
-    report = _write(words, found, journal, tally, [*pool.workers.values(), *pool.departed])
+    report = _write(output, found, journal, tally, [*pool.workers.values(), *pool.departed])
     for sentence in [*sentences(report), *_keep_report(words, journal.path, report)]:
         progress.say(sentence)
     return 0
@@ -211,20 +238,14 @@ async def _refresh(progress: BatchProgress) -> None:
 # --- the end -----------------------------------------------------------------------------------------------------
 
 
-def _write(words: BatchWords, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]) -> BatchReport:
+def _write(output: Output, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]) -> BatchReport:
     """Make the output of the journal, and the report of both."""
     seconds, rate, tokens = this_run(tally, time.monotonic())
     count = OutputCount()
-    with open_to_write(words.output) as out:
-        written = journal.write_output(len(found.states), out, count.take)
-        if written != found.rows:
-            raise BatchStopped(
-                f"{journal.path} has {written:,} of {found.rows:,} rows: it was changed from outside",
-                hint="run the same command again",
-            )
-    journal.end(written)
+    written = output.write(_whole(journal, found), count.take)
+    journal.end(written, keep=not output.has_lines)
     return BatchReport(
-        output=words.output,
+        output=output.place,
         rows=written,
         error_rows=count.errors,
         degenerate_rows=count.degenerate,
@@ -243,6 +264,19 @@ def _write(words: BatchWords, found: Scan, journal: Journal, tally: Tally, worke
         buckets=tally.buckets,
         serving=tally.workers,
     )
+
+
+def _whole(journal: Journal, found: Scan) -> Iterator[tuple[int, bytes]]:
+    """The result of each row. Raises `BatchStopped` behind the last where there are not as many: no output is made."""
+    written = 0
+    for result in journal.results(len(found.states)):
+        yield result
+        written += 1
+    if written != found.rows:
+        raise BatchStopped(
+            f"{journal.path} has {written:,} of {found.rows:,} rows: it was changed from outside",
+            hint="run the same command again",
+        )
 
 
 def _keep_report(words: BatchWords, journal: Path, report: BatchReport) -> list[str]:
