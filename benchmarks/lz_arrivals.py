@@ -7,8 +7,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from regrow.infer.lz.parameters import LZParameters
-from regrow.infer.lz.vllm_batches import StepBatch
+from lz_penalty.parameters import LZParameters
+from lz_penalty.vllm_batches import StepBatch
 
 ARRIVALS = 1024
 WIDTH = 512

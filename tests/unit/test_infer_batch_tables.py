@@ -13,11 +13,11 @@ import pytest
 from pyarrow import feather, parquet
 
 from regrow.core.errors import UsageError
-from regrow.infer.batch.inputs import Lines, Records, source_of
-from regrow.infer.batch.making import CHAT, COMPLETIONS, EMBEDDINGS, RowMaking, read_template
-from regrow.infer.batch.outputs import Output
-from regrow.infer.batch.rows import BadRow, BatchRow, RowReading, answered, failed
-from regrow.infer.batch.scanning import Feed, scan
+from regrow_batch.rows import BadRow, BatchRow, RowReading, answered, failed
+from regrow_batch.scanning import Feed, scan
+from regrow_batch.tables.inputs import RowLines, RowRecords, source_of
+from regrow_batch.tables.making import CHAT, COMPLETIONS, EMBEDDINGS, RowMaking, read_template
+from regrow_batch.tables.outputs import Output
 
 RECORDS = [
     {"question": "Why?", "level": 3},
@@ -63,7 +63,7 @@ def as_stream(path: Path) -> Path:
 
 
 def folder(path: Path) -> Path:
-    """Records of two files, in the order of their names."""
+    """RowRecords of two files, in the order of their names."""
     path.mkdir()
     parquet.write_table(pyarrow.Table.from_pylist(RECORDS[:2]), path / "a.parquet")
     (path / "b.jsonl").write_text(json.dumps(RECORDS[2]) + "\n")
@@ -89,7 +89,7 @@ FORMS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-def rows_of(source: Lines | Records) -> list[BatchRow | BadRow]:
+def rows_of(source: RowLines | RowRecords) -> list[BatchRow | BadRow]:
     feed, rows = Feed(scan(source), RowReading()), list[BatchRow | BadRow]()
     while found := feed.read():
         rows += found
@@ -109,8 +109,8 @@ def test_a_column_of_prompts_becomes_chats_whatever_the_file_is(tmp_path: Path, 
 
 
 def test_the_same_records_are_the_same_job_and_another_making_is_another() -> None:
-    def of(**words: Any) -> Records:
-        return Records("x", RowMaking(**words), lambda: RECORDS)
+    def of(**words: Any) -> RowRecords:
+        return RowRecords("x", RowMaking(**words), lambda: RECORDS)
 
     first, again, other = (
         scan(of(prompt="question")),
@@ -143,14 +143,19 @@ def test_a_body_is_made_of_columns_or_of_a_template(making: RowMaking, body: Any
         "text": '[{"role": "user", "content": "c"}]',
         "id": "its name",
     }
-    (row,) = rows_of(Records("x", making, lambda: [record]))
+    (row,) = rows_of(RowRecords("x", making, lambda: [record]))
     assert isinstance(row, BatchRow)
     assert (row.custom_id, json.loads(row.body)) == ("its name", body)
 
 
 def test_a_record_without_a_prompt_becomes_an_error_row_that_says_so_and_one_without_a_name_is_left_out() -> None:
-    records = [{"id": "a", "q": None}, {"id": None, "q": "x"}, {"id": "c", "q": "y"}, {"id": "c", "q": "z"}]
-    source = Records("in.parquet", RowMaking(prompt="q"), lambda: records)
+    records: list[dict[str, Any]] = [
+        {"id": "a", "q": None},
+        {"id": None, "q": "x"},
+        {"id": "c", "q": "y"},
+        {"id": "c", "q": "z"},
+    ]
+    source = RowRecords("in.parquet", RowMaking(prompt="q"), lambda: records)
     found = scan(source)
     assert found.complaints == [
         "in.parquet, record 2: has nothing in the column 'id', which names the rows",
@@ -178,7 +183,7 @@ def test_a_table_whose_columns_do_not_say_what_is_asked_is_refused_with_their_na
 def test_a_table_with_a_column_of_the_usual_name_needs_no_words(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a", "id": 7}]), tmp_path / "in.parquet")
     source = source_of(str(tmp_path / "in.parquet"), RowMaking())
-    assert isinstance(source, Records) and source.making.prompt == "prompt"
+    assert isinstance(source, RowRecords) and source.making.prompt == "prompt"
     assert [row.custom_id for row in rows_of(source)] == ["7"]
 
 
@@ -248,5 +253,5 @@ def test_a_column_of_the_input_is_not_replaced_in_silence(tmp_path: Path) -> Non
 
 def test_without_columns_lines_are_as_they_were(tmp_path: Path) -> None:
     place = tmp_path / "out.jsonl"
-    Output(str(place), Lines("in.jsonl")).write(results(), lambda _: None)
+    Output(str(place), RowLines("in.jsonl")).write(results(), lambda _: None)
     assert place.read_bytes() == b"".join(line + b"\n" for _, line in results())

@@ -15,11 +15,11 @@ from tests.unit.infer_lz_cases import logits_of
 from tests.unit.infer_lz_servers import SGLANG, SglangInterface, install, load
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regrow.infer.lz import sglang_processor
-from regrow.infer.lz.parameters import LZParameters
-from regrow.infer.lz.penalty import penalise
-from regrow.infer.lz.slots import LEAST_SLOTS, last_tokens
-from regrow.infer.lz.vllm_batches import StepBatch
+from lz_penalty import sglang_processor
+from lz_penalty.parameters import LZParameters
+from lz_penalty.penalty import penalise
+from lz_penalty.slots import LEAST_SLOTS, last_tokens
+from lz_penalty.vllm_batches import StepBatch
 
 WIDTH = 64
 ASKED = LZParameters(window=WIDTH)
@@ -120,7 +120,7 @@ def test_the_last_tokens_of_an_array_are_its_own_memory_and_of_a_list_a_copy() -
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
     install(monkeypatch, {SGLANG: SglangInterface}, "CustomLogitProcessor")
-    return load("regrow.infer.lz.sglang:LZSglangProcessor")
+    return load("lz_penalty.sglang:LZSglangProcessor")
 
 
 def test_a_client_without_sglang_names_the_processor_as_sglang_does(processor: Any) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from regrow.infer.lz.parameters import LZParameters
-from regrow.infer.lz.reference import penalties
-from regrow.infer.lz.vllm import LZVllmProcessor
+from lz_penalty.parameters import LZParameters
+from lz_penalty.reference import penalties
+from lz_penalty.vllm import LZVllmProcessor
 
 MOST_OFF = 1e-3
 made: list["CheckedLZ"] = []

@@ -18,9 +18,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from regrow.infer.lz.parameters import LZParameters
-from regrow.infer.lz.reference import penalties
-from regrow.infer.lz.transformers import LZLogitsProcessor
+from lz_penalty.parameters import LZParameters
+from lz_penalty.reference import penalties
+from lz_penalty.transformers import LZLogitsProcessor
 
 STEPS, BATCH, STRETCH = 220, 12, 128
 VOCABULARY = 2048
