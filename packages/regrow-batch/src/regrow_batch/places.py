@@ -5,6 +5,7 @@ What goes wrong there ends the job in one of two ways, whatever library it comes
 same command may go on later (`BatchStopped`, 75): no route, a full disk, a store that has gone.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,9 +108,10 @@ def _written_behind_url(place: str) -> Iterator[BinaryIO]:
     try:
         yield cast(BinaryIO, _Remote(place, stream))
     except BaseException:
-        discard = getattr(stream, "discard", None)
-        if discard is not None:
-            reached(place, "written", discard, later=True)
+        # Closed as it is, or when nobody has it any more, it would appear with what it has.
+        with contextlib.suppress(Exception):
+            stream.discard()
+        stream.closed = True
         raise
     reached(place, "written", stream.close, later=True)
 
