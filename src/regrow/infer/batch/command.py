@@ -12,6 +12,8 @@ from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.flags import TIME
 from regrow.core.hosts import ANY, place_to_listen
 
+NOT_THEIRS = "not-theirs"
+
 if TYPE_CHECKING:
     from regrow.infer.batch.job import BatchWords
 
@@ -53,6 +55,14 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         "--grace", type=TIME, default="30s", metavar="TIME", help="For rows under way, of who has to go.  [30s]"
     ),
     click.option("--api-key-file", default="", metavar="FILE", help="The key that workers want."),
+    click.option(
+        "--retry-errors",
+        multiple=True,
+        is_flag=False,
+        flag_value=NOT_THEIRS,
+        metavar="[REASON,...]",
+        help="Send error rows again: those that may be no fault of theirs; those with these errors; or `every`.",
+    ),
     click.option("--strict", is_flag=True, help="Do not begin if a line is no row, or repeats one."),
     click.option("--quiet", is_flag=True, help="Show no progress."),
 )
@@ -75,8 +85,9 @@ def batch() -> None:
 def run(source: str, **words: Any) -> int:
     """Send each row of IN.JSONL to a worker, and write one result of each: OpenAI's batch format.
 
-    Run the same command again to go on after whatever has ended it. Exit code 0: the output is whole (error rows are in
-    it too). 75: run it again. 2: usage. SIGINT or SIGTERM lets rows under way end within --grace.
+    Run the same command again to go on after whatever has ended it. Exit code 0: the output is whole, and each row was
+    answered or refused by its own fault. 77: it is whole, with other error rows too: --retry-errors sends them again.
+    75: run it again. 2: usage. SIGINT or SIGTERM lets rows under way end within --grace.
     """
     from rich.console import Console
 
@@ -136,6 +147,7 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
         key=read_key(words["api_key_file"]),
         strict=words["strict"],
         quiet=words["quiet"],
+        again=tuple(part for word in words["retry_errors"] for part in word.split(",") if part),
     )
 
 

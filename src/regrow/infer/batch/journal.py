@@ -9,8 +9,9 @@ import errno
 import fcntl
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -50,7 +51,7 @@ class Journal:
         try:
             if not path.exists():
                 with suppress(FileExistsError):
-                    _make(path, encode_head(fingerprint), over=False)
+                    _make(path, (encode_head(fingerprint),), over=False)
             descriptor = _open_and_lock(path)
         except OSError as error:
             if error.errno in _FULL:
@@ -135,25 +136,42 @@ class Journal:
                 written += 1
         return written
 
-    def end(self, rows: int) -> None:
-        """Replace the journal by one line that says that the output is written. Raises `BatchStopped`."""
+    def end(self, rows: int, unproven: int = 0) -> None:
+        """Replace the journal by one line that says that the output is written. Raises `BatchStopped`.
+
+        Args:
+            rows: that the output has.
+            unproven: error rows of these whose own fault that is not known to be.
+        """
         try:
-            _make(self.path, encode_head(self.head.fingerprint, rows), over=True)
+            _make(self.path, (encode_head(self.head.fingerprint, rows, unproven),), over=True)
         except OSError as error:
             raise _stopped(self.path, error) from error
+
+    def begin_anew(self, kept: Iterable[tuple[int, bytes]]) -> None:
+        """Replace the journal, as a whole or not at all, by one that has these results. Raises `BatchStopped`."""
+        lines = (encode_row(number, result) for number, result in kept)
+        try:
+            _make(self.path, chain((encode_head(self.head.fingerprint),), lines), over=True)
+            os.close(self._descriptor)
+            self._descriptor = _open_and_lock(self.path)
+        except OSError as error:
+            raise _stopped(self.path, error) from error
+        self.head = _head_of(self._descriptor, self.path)
 
     def close(self) -> None:
         """Let go of the file and of its lock."""
         os.close(self._descriptor)
 
 
-def _make(path: Path, line: bytes, *, over: bool) -> None:
-    """Put a file there that has this line, as a whole; `over`: over one that is there. Raises `OSError`."""
+def _make(path: Path, lines: Iterable[bytes], *, over: bool) -> None:
+    """Put a file there that has these lines, as a whole; `over`: over one that is there. Raises `OSError`."""
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(descriptor, line)
+            for line in lines:
+                _write_all(descriptor, line)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

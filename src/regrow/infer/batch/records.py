@@ -22,16 +22,18 @@ class JournalHead(msgspec.Struct):
         regrow_batch_journal: the format's number.
         fingerprint: what makes results what they are, by name.
         rows: results that the output has; 0 while the job is not done.
+        unproven: error rows of these whose own fault that is not known to be.
     """
 
     regrow_batch_journal: int
     fingerprint: dict[str, str]
     rows: int = 0
+    unproven: int = 0
 
 
-def encode_head(fingerprint: Mapping[str, str], rows: int = 0) -> bytes:
+def encode_head(fingerprint: Mapping[str, str], rows: int = 0, unproven: int = 0) -> bytes:
     """The first line, with its end."""
-    return msgspec.json.encode(JournalHead(FORMAT, dict(fingerprint), rows)) + b"\n"
+    return msgspec.json.encode(JournalHead(FORMAT, dict(fingerprint), rows, unproven)) + b"\n"
 
 
 def decode_head(line: bytes) -> JournalHead | None:
