@@ -4,14 +4,14 @@ import asyncio
 import time
 from pathlib import Path
 
-from regrow.infer.batch.head import BatchHead, HeadPolicy
-from regrow.infer.batch.journal import Journal
-from regrow.infer.batch.pool import Pool, PoolPolicy
-from regrow.infer.batch.retries import Answered, Unanswered
-from regrow.infer.batch.rows import BatchRow, RowReading
-from regrow.infer.batch.scanning import Feed, scan
-from regrow.infer.batch.sending import Probe
-from regrow.infer.batch.tally import Tally
+from regrow_batch.head import BatchHead, HeadPolicy
+from regrow_batch.journal import Journal
+from regrow_batch.pool import Pool, PoolPolicy
+from regrow_batch.retries import Answered, Unanswered
+from regrow_batch.rows import BatchRow, RowReading
+from regrow_batch.scanning import Feed, scan
+from regrow_batch.sending import ProbeAnswer
+from regrow_batch.tally import Tally
 
 
 class Recalling:
@@ -38,8 +38,8 @@ class Recalling:
         if self.head is not None:
             self.head.changed()
 
-    async def probe(self, url: str) -> Probe:
-        return Probe()
+    async def probe(self, url: str) -> ProbeAnswer:
+        return ProbeAnswer()
 
 
 async def test_a_row_whose_worker_has_to_go_before_its_attempt_has_begun_is_not_lost(tmp_path: Path) -> None:

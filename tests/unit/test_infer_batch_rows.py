@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.infer.batch.circles import circles, pieces
-from regrow.infer.batch.members import address, read_list, read_words
-from regrow.infer.batch.retries import Accept, Again, Answered, Doubt, Fault, RetryPolicy, Unanswered, judge
-from regrow.infer.batch.rows import BadRow, BatchRow, RowReading, answered, failed, name_of, read_row, refused
-from regrow.infer.batch.scanning import Feed, scan
-from regrow.infer.batch.streams import StreamedText
+from regrow_batch.circles import circles, pieces
+from regrow_batch.members import address, read_list, read_words
+from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, RetryPolicy, Unanswered, judge
+from regrow_batch.rows import BadRow, BatchRow, RowReading, answered, failed, name_of, read_row, refused
+from regrow_batch.scanning import Feed, scan
+from regrow_batch.streams import StreamedText
 
 PLAIN = RowReading()
 ROW = BatchRow(3, "r-3", "/v1/chat/completions", b"{}", 10)
@@ -106,7 +106,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
 def test_of_a_refusal_nobody_knows_whose_fault_it_is(status: int) -> None:
-    assert isinstance(judge(Answered(status, b"{}"), ROW, wall=0.0), Doubt)
+    assert isinstance(judge(Answered(status, b"{}"), ROW, wall=0.0), Doubtful)
 
 
 @pytest.mark.parametrize(

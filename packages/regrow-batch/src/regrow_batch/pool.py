@@ -1,0 +1,400 @@
+"""Which worker gets a row, and which is trusted with any: who belongs, who serves, who is broken, who leaves. Pure.
+
+A worker joins, is probed until it answers, and serves. After failures in a row it counts as broken, is probed after a
+wait that doubles each time, and then tried with one row. Who is asked to go gets no more rows and may finish what it
+has.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+
+from regrow.core.ids import Instant, Seconds
+from regrow_batch.judging.answers import Tokens
+
+NEVER: Instant = float("inf")
+MOST_DEPARTED = 1000
+MOST_HOMES = 10_000
+_ANY_LENGTH = 1 << 60
+
+
+class Standing(StrEnum):
+    """What a worker is to the pool."""
+
+    JOINING = "joining"
+    SERVING = "serving"
+    TRIED = "tried"
+    BROKEN = "broken"
+    LEAVING = "leaving"
+
+
+_TAKES_ROWS = (Standing.SERVING, Standing.TRIED)
+
+
+@dataclass(frozen=True)
+class PoolPolicy:
+    """How a pool treats its workers.
+
+    Attributes:
+        cap: rows a worker has at most at once, where its own entry says nothing else.
+        failures: so many in a row, and it is broken.
+        first_wait: until a broken worker is probed; doubled each time it breaks again.
+        longest_wait: the most of it.
+        joining_wait: between two probes of a worker that has not answered yet.
+        slack_tokens: how much more than the least loaded worker may be outstanding at the one that a prefix prefers.
+    """
+
+    cap: int = 32
+    failures: int = 5
+    first_wait: Seconds = 0.5
+    longest_wait: Seconds = 30.0
+    joining_wait: Seconds = 0.5
+    slack_tokens: int = 8192
+
+
+@dataclass
+class PoolWorker:
+    """A worker as the pool sees it.
+
+    Attributes:
+        url: its base address.
+        cap: rows at once at most.
+        limit: rows at once at present: lowered while it answers that it is busy.
+        rows, tokens: outstanding.
+        failures: in a row.
+        breaks: how often in a row it was found broken.
+        probe_at: when it is to be probed.
+        leave_by: when it must have left.
+        because: its last failure, as a sentence that follows its name.
+        done, retried: rows with a result from it, and rows it was not able to answer.
+        spent: tokens of these.
+        context: the longest row that it takes, in tokens; 0: it does not say.
+        version: of its server; empty: it does not say.
+        asked: it was asked what it serves, whatever came of it.
+        alone: it has one row, which nobody is to be beside.
+        stalled: it answers nothing while others do: it gets no rows, whatever it says of its health.
+        heard_at: when it last answered, or began to have rows.
+    """
+
+    url: str
+    cap: int
+    limit: int
+    standing: Standing = Standing.JOINING
+    rows: int = 0
+    tokens: int = 0
+    failures: int = 0
+    breaks: int = 0
+    calm: int = 0
+    probe_at: Instant = 0.0
+    leave_by: Instant = NEVER
+    because: str = "has not answered yet"
+    done: int = 0
+    retried: int = 0
+    spent: Tokens = field(default_factory=Tokens)
+    context: int = 0
+    version: str = ""
+    asked: bool = False
+    alone: bool = False
+    stalled: bool = False
+    heard_at: Instant = 0.0
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it gets rows while it has room."""
+        return self.standing in _TAKES_ROWS and not self.stalled
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may get a row."""
+        most = 1 if self.standing is Standing.TRIED else self.limit
+        return self.takes_rows and not self.alone and self.rows < most
+
+
+class Pool:
+    """The workers of a job.
+
+    Args:
+        policy: how they are treated.
+    """
+
+    def __init__(self, policy: PoolPolicy) -> None:
+        self._policy = policy
+        self.workers: dict[str, PoolWorker] = {}
+        self._departed: dict[str, PoolWorker] = {}
+        self._homes: dict[bytes, str] = {}
+
+    # --- who belongs ---
+
+    def join(self, url: str, now: Instant, *, cap: int = 0) -> None:
+        """Take a worker in, or back. `cap`: rows at once; 0: the policy's."""
+        cap = cap or self._policy.cap
+        known = self.workers.get(url)
+        if known is None:
+            self.workers[url] = PoolWorker(url, cap, cap, probe_at=now)
+            return
+        known.limit = min(known.limit, cap) if cap <= known.cap else cap
+        known.cap = cap
+        if known.standing is Standing.LEAVING:
+            known.leave_by, known.probe_at = NEVER, now
+            self._now_stands(known, Standing.JOINING)
+
+    def drain(self, url: str, now: Instant, *, grace: Seconds) -> bool:
+        """Ask a worker to go: no more rows, and an end at the latest after `grace`. False: it is not here."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return False
+        if worker.standing is not Standing.LEAVING or now + grace < worker.leave_by:
+            worker.leave_by = now + grace
+        worker.probe_at = NEVER
+        self._now_stands(worker, Standing.LEAVING)
+        self._let_go(worker)
+        return True
+
+    def overdue(self, now: Instant) -> list[str]:
+        """Who should have left by now, and still has rows: these are to be taken back. Each is named once."""
+        late = [worker for worker in self.workers.values() if worker.leave_by <= now]
+        for worker in late:
+            worker.leave_by = NEVER
+        return [worker.url for worker in late]
+
+    def _let_go(self, worker: PoolWorker) -> None:
+        if worker.standing is Standing.LEAVING and not worker.rows:
+            del self.workers[worker.url]
+            if worker.done or worker.retried:
+                self._remember(worker)
+
+    def _remember(self, worker: PoolWorker) -> None:
+        """Keep what a worker has done beyond its leaving; of very many, only of the last ones."""
+        before = self._departed.pop(worker.url, None)
+        if before is not None:
+            worker.done += before.done
+            worker.spent.add(before.spent)
+            worker.retried += before.retried
+        self._departed[worker.url] = worker
+        if len(self._departed) > MOST_DEPARTED:
+            del self._departed[next(iter(self._departed))]
+
+    @property
+    def departed(self) -> list[PoolWorker]:
+        """Workers that have left, with what they have done."""
+        return list(self._departed.values())
+
+    # --- who gets a row ---
+
+    def assign(
+        self,
+        tokens: int,
+        *,
+        prefix: bytes = b"",
+        avoid: str = "",
+        never: Collection[str] = (),
+        fits: Callable[[str], bool] = lambda _: True,
+        alone: bool = False,
+    ) -> str | None:
+        """Give a row to a worker; None: none has room.
+
+        Args:
+            tokens: what the row is taken to cost.
+            prefix: rows with the same go to the same worker where its load allows.
+            avoid: who was not able to answer this row; it gets it again only if no other takes rows at all.
+            never: who has refused this row; of the others those come first that take longer rows.
+            fits: whether a worker can be given this row.
+            alone: it is to have no other row.
+        """
+        takers = [each for each in self.workers.values() if each.has_room and each.url not in never and fits(each.url)]
+        if alone:
+            takers = [worker for worker in takers if not worker.rows]
+        if avoid and self._has_other(avoid, fits):
+            takers = [worker for worker in takers if worker.url != avoid]
+        if not takers:
+            return None
+        if never:
+            longest = max(worker.context or _ANY_LENGTH for worker in takers)
+            takers = [worker for worker in takers if (worker.context or _ANY_LENGTH) == longest]
+        chosen = min(takers, key=lambda worker: (worker.tokens, worker.rows))
+        if prefix and not never:
+            preferred = self.workers.get(self.home(prefix))
+            if preferred in takers and preferred.tokens <= chosen.tokens + self._policy.slack_tokens:
+                chosen = preferred
+        chosen.rows += 1
+        chosen.tokens += tokens
+        chosen.alone = alone
+        return chosen.url
+
+    def takers(self, *, never: Collection[str] = (), fits: Callable[[str], bool] = lambda _: True) -> list[str]:
+        """Who takes rows, whether it has room now or not."""
+        return [url for url, each in self.workers.items() if each.takes_rows and url not in never and fits(url)]
+
+    def home(self, prefix: bytes) -> str:
+        """Whom rows with this prefix prefer, of those that take rows; empty: nobody takes any."""
+        found = self._homes.get(prefix)
+        if found is None:
+            takers = self.takers()
+            found = max(takers, key=lambda url: _weight(prefix, url), default="")
+            if len(self._homes) >= MOST_HOMES:
+                self._homes.clear()
+            self._homes[prefix] = found
+        return found
+
+    def suits(self, prefix: bytes) -> bool:
+        """Whether a row can go where it wants to now; one without a prefix can always."""
+        if not prefix:
+            return True
+        home = self.workers.get(self.home(prefix))
+        return home is not None and home.has_room
+
+    def _now_stands(self, worker: PoolWorker, standing: Standing) -> None:
+        worker.standing = standing
+        self._homes.clear()
+
+    def _has_other(self, url: str, fits: Callable[[str], bool]) -> bool:
+        others = (each for each in self.workers.values() if each.url != url and not each.stalled)
+        return any(each.standing is Standing.SERVING and fits(each.url) for each in others)
+
+    @property
+    def any_room(self) -> bool:
+        """Whether anybody has room."""
+        return any(worker.has_room for worker in self.workers.values())
+
+    @property
+    def all_asked(self) -> bool:
+        """Whether each was asked what it serves: only then is one tried that does not list a row's model."""
+        return all(worker.asked for worker in self.workers.values())
+
+    def release(self, url: str, tokens: int) -> None:
+        """A row that was assigned is not there any more, whatever became of it. Call after `succeeded` and its like."""
+        worker = self.workers.get(url)
+        if worker is not None:
+            worker.rows -= 1
+            worker.tokens -= tokens
+            worker.alone = worker.alone and worker.rows > 0
+            self._let_go(worker)
+
+    @property
+    def room(self) -> int:
+        """How many rows all workers that take any may have at once."""
+        return sum(worker.limit for worker in self.workers.values() if worker.takes_rows)
+
+    @property
+    def serving(self) -> int:
+        """How many workers take rows."""
+        return sum(worker.takes_rows for worker in self.workers.values())
+
+    # --- who is trusted ---
+
+    def succeeded(self, url: str, tokens: Tokens) -> None:
+        """A row has its result by that worker; a refusal that counts is one too."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return
+        self.spoke(url)
+        worker.done += 1
+        worker.spent.add(tokens)
+        worker.calm += 1
+        if worker.limit < worker.cap and worker.calm >= worker.limit:
+            worker.limit, worker.calm = worker.limit + 1, 0
+
+    def spoke(self, url: str) -> None:
+        """A worker has answered, whatever it said: its engine lives."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return
+        worker.failures = worker.breaks = 0
+        worker.stalled = False
+        if worker.standing is Standing.TRIED:
+            self._now_stands(worker, Standing.SERVING)
+
+    def refused(self, url: str) -> None:
+        """A worker has refused a row, which is not decided by that."""
+        worker = self.workers.get(url)
+        if worker is not None:
+            worker.retried += 1
+            self.spoke(url)
+
+    def stall(self, url: str, why: str) -> None:
+        """A worker answers nothing while others do. It keeps its rows, and gets no more until it answers one."""
+        worker = self.workers.get(url)
+        if worker is not None and not worker.stalled:
+            worker.stalled, worker.because = True, why
+            self._homes.clear()
+
+    def end_stalls(self, now: Instant, jitter: float) -> None:
+        """Who has stalled and has no rows left is broken: it is probed, and tried with one."""
+        for worker in self.workers.values():
+            if worker.stalled and not worker.rows:
+                worker.stalled = False
+                if worker.standing in _TAKES_ROWS:
+                    self._break(worker, now, jitter)
+
+    def busy(self, url: str, why: str, now: Instant, jitter: float) -> None:
+        """A worker answered that it has too much to do: it gets one row less at once, for a while."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return
+        worker.limit, worker.calm = max(1, min(worker.limit, worker.rows) - 1), 0
+        if worker.standing is Standing.TRIED:
+            self.failed(url, why, now, jitter)
+        else:
+            worker.retried += 1
+
+    def failed(self, url: str, why: str, now: Instant, jitter: float, *, died: bool = False) -> None:
+        """A row was not answered there. `jitter`: from 0 to 1. `died`: it does not answer a probe either."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return
+        worker.retried += 1
+        worker.because = why
+        worker.failures += 1
+        many = died or worker.failures >= self._policy.failures
+        if worker.standing is Standing.TRIED or (worker.standing is Standing.SERVING and many):
+            self._break(worker, now, jitter)
+
+    def _break(self, worker: PoolWorker, now: Instant, jitter: float) -> None:
+        wait = min(self._policy.longest_wait, self._policy.first_wait * 2.0 ** min(worker.breaks, 30))
+        worker.breaks += 1
+        self._now_stands(worker, Standing.BROKEN)
+        worker.probe_at = now + wait * (0.5 + 0.5 * jitter)
+
+    # --- probes ---
+
+    def due_probes(self, now: Instant) -> list[str]:
+        """Whom to ask now whether it is there; each is named once until `probed` is called."""
+        due = [worker for worker in self.workers.values() if worker.probe_at <= now]
+        for worker in due:
+            worker.probe_at = NEVER
+        return [worker.url for worker in due]
+
+    def probed(self, url: str, why: str, now: Instant, jitter: float, *, context: int = 0, version: str = "") -> None:
+        """The answer to a probe. `why`: what is wrong, as a sentence that follows the name; empty: nothing."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return
+        worker.asked = True
+        worker.context, worker.version = context or worker.context, version or worker.version
+        if worker.standing not in (Standing.JOINING, Standing.BROKEN):
+            return
+        if not why:
+            self._now_stands(worker, Standing.SERVING if worker.standing is Standing.JOINING else Standing.TRIED)
+            worker.failures = 0
+            return
+        worker.because = why
+        if worker.standing is Standing.BROKEN:
+            self._break(worker, now, jitter)
+        else:
+            worker.probe_at = now + self._policy.joining_wait * (0.5 + 0.5 * jitter)
+
+    def next_at(self) -> Instant:
+        """When something is due: a probe, or an end of grace."""
+        return min((min(each.probe_at, each.leave_by) for each in self.workers.values()), default=NEVER)
+
+    def complaints(self) -> Iterator[str]:
+        """What is wrong with each worker that does not serve."""
+        for worker in self.workers.values():
+            if not worker.takes_rows:
+                yield f"worker {worker.url} {worker.because}"
+
+
+def _weight(prefix: bytes, url: str) -> bytes:
+    """Rendezvous hashing: who leaves or joins changes the places of its own prefixes alone."""
+    return blake2b(url.encode() + b"\0" + prefix, digest_size=8).digest()

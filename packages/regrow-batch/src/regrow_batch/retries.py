@@ -1,0 +1,180 @@
+"""Whose fault it is that a row has no answer: the row's, the worker's, the pool's, or nobody knows. Pure.
+
+One answer alone rarely tells. A refusal is only a doubt here: `evidence` says what decides it.
+"""
+
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+
+from regrow.core.ids import Seconds
+from regrow_batch.judging.answers import Answer, read_answer, said_wrong
+from regrow_batch.rows import BatchRow
+
+_BUSY = 429
+_RETRIED = {408, 425, 429}
+_WORKERS_FAULT = {401, 402, 403, 407}
+"""All rows would get that answer there: the worker wants a key, or another one, or to be paid."""
+_BROKEN_OFF = {"error", "abort"}
+"""Finish reasons of answers that the server itself gave up."""
+_TALKS = ("/completions",)
+
+
+class Fault(StrEnum):
+    """Whose fault it is that a row has no answer."""
+
+    ROW = "row"
+    WORKER = "worker"
+    POOL = "pool"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A whole HTTP answer came. `retry_after`, `kind`: the headers Retry-After and Content-Type.
+
+    `ended_early`: the period of the loop for which a stream was ended; 0: it was not.
+    """
+
+    status: int
+    body: bytes
+    kind: str = ""
+    retry_after: str = ""
+    request_id: str = ""
+    ended_early: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """No whole answer came. `why`: follows the worker's name in a sentence. `hung`: a deadline ended the wait."""
+
+    why: str
+    hung: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The row has its answer."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Doubtful:
+    """The worker refuses the row, or answers nothing: its own fault or the row's. `answer`: the empty one."""
+
+    why: str
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The row is to be sent again.
+
+    Attributes:
+        why: follows the worker's name in a sentence.
+        fault: whose it is, as far as this answer tells; of the pool's no attempt of the row is counted.
+        at_once: nothing is gained by waiting: another worker can take it.
+        asked: what the worker wants to be waited for.
+        lost: the worker may have ended meanwhile, with all rows that it had.
+    """
+
+    why: str
+    fault: Fault = Fault.UNKNOWN
+    at_once: bool = False
+    asked: Seconds = 0.0
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often and after which time a row is sent again.
+
+    Attributes:
+        attempts: so many in all; then it becomes an error row.
+        base: the first wait, which doubles with each attempt.
+        most: the longest wait; a worker that asks for a longer one is not obeyed beyond it.
+    """
+
+    attempts: int = 8
+    base: Seconds = 0.25
+    most: Seconds = 30.0
+
+    def wait(self, attempt: int, again: Again, jitter: float) -> Seconds:
+        """How long to wait after the attempt of that number, from 1.
+
+        Args:
+            attempt: which one failed.
+            again: how.
+            jitter: drawn from 0 to 1. Half of the wait is random, so that rows that failed together come back apart.
+        """
+        if again.at_once and attempt == 1:
+            return 0.0
+        backoff = min(self.most, self.base * 2.0 ** min(attempt - 1, 30)) * (0.5 + 0.5 * jitter)
+        return max(backoff, min(again.asked, self.most) * (1.0 + 0.1 * jitter))
+
+
+def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Accept | Doubtful | Again:
+    """What becomes of a row. `wall`: seconds since the epoch, for a Retry-After that is a date."""
+    if isinstance(outcome, Unanswered):
+        return Again(outcome.why, at_once=not outcome.hung, lost=not outcome.hung)
+    status = outcome.status
+    if 200 <= status < 300:
+        return _judge_body(outcome, row)
+    if status in _RETRIED or status >= 500:
+        fault = Fault.POOL if status == _BUSY else Fault.UNKNOWN
+        return Again(
+            f"answered with status {status}", fault, False, _asked(outcome.retry_after, wall), lost=status >= 500
+        )
+    if status in _WORKERS_FAULT:
+        return Again(f"answered with status {status}: it wants a key, see --api-key-file", Fault.WORKER)
+    if status < 400:
+        told = f"answered with status {status}, which leads elsewhere: give the address that it leads to"
+        return Again(told, Fault.WORKER)
+    return Doubtful(f"refuses rows with status {status}{_reason(outcome.body)}")
+
+
+def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
+    """Read what an answer of status 200 says."""
+    answer = read_answer(outcome.body)
+    if answer is None:
+        why = f"answered {_what(outcome)} instead of JSON, with status {outcome.status}"
+        return Again(why, Fault.WORKER, at_once=True)
+    if (wrong := said_wrong(outcome.body)) is not None:
+        if 400 <= wrong[0] < 500 and wrong[0] not in _RETRIED | _WORKERS_FAULT:
+            return Doubtful(f"refuses rows within an answer of status 200: {wrong[1]}")
+        return Again("answered with an error within an answer of status 200")
+    if not row.url.endswith(_TALKS):
+        if row.url.endswith("/embeddings") and not answer.data:
+            return Again("answered without an embedding", Fault.WORKER)
+        return Accept(answer)
+    if not answer.choices:
+        return Again("answered without choices", Fault.WORKER)
+    if any(each.finish_reason in _BROKEN_OFF for each in answer.choices):
+        return Again("gave up its answer itself, by its finish reason")
+    if not any(each.says_something for each in answer.choices):
+        return Doubtful("answers nothing where something was asked", answer)
+    return Accept(answer)
+
+
+def _reason(body: bytes) -> str:
+    wrong = said_wrong(body)
+    return f": {wrong[1]}" if wrong is not None and wrong[1] else ""
+
+
+def _what(outcome: Answered) -> str:
+    if "html" in outcome.kind or outcome.body.lstrip()[:1] == b"<":
+        return "HTML"
+    return "a torn text" if outcome.body.lstrip()[:1] == b"{" else "something else"
+
+
+def _asked(header: str, wall: Seconds) -> Seconds:
+    """The header's seconds, or seconds until its date; 0.0 of none and of nonsense."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - wall)
+    except (ValueError, TypeError):
+        return 0.0
