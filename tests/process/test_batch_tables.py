@@ -13,6 +13,7 @@ from pyarrow import parquet
 from tests.process.batch import Desk, desk, until
 
 from regrow.cli import main
+from regrow.core.exit_codes import ERRORS_NOT_THEIRS
 
 
 def run_here(made: Desk, *words: str) -> tuple[int, str]:
@@ -51,6 +52,23 @@ def test_a_parquet_file_with_a_prompt_column_becomes_a_parquet_file_with_answers
         assert "4 rows are in out.parquet already" in run_here(made, *words)[1]
         code, said = run_here(made, *words, "--id-column", "topic")
         assert code == 2 and "--id-column was not given and is topic" in said
+
+
+def test_the_error_rows_of_a_parquet_file_are_sent_again_by_a_second_command(tmp_path: Path) -> None:
+    with desk(tmp_path) as made:
+        bad = made.worker("--faults", "1", "--how", "500")
+        write(tmp_path / "in.parquet", ["one", "two"])
+        words = ("in.parquet", "-o", "out.parquet", "--prompt-column", "text")
+        code, said = run_here(made, *words, "--attempts", "1")
+        assert code == ERRORS_NOT_THEIRS, said
+        assert [row["answer"] for row in rows_of(tmp_path / "out.parquet")] == [None, None]
+        made.workers.remove(bad)
+        bad.kill()
+        made.worker()
+        code, said = run_here(made, *words, "--retry-errors")
+        assert code == 0, said
+        assert [row["answer"] for row in rows_of(tmp_path / "out.parquet")] == ["one", "two"]
+        assert [row["error"] for row in rows_of(tmp_path / "out.parquet")] == [None, None]
 
 
 def test_what_is_done_can_be_read_while_the_batch_runs_and_outlives_a_killed_head(tmp_path: Path) -> None:

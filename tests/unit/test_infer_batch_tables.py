@@ -204,7 +204,7 @@ def results() -> list[tuple[int, bytes]]:
     body = msgspec.json.encode(BODY)
     return [
         (0, answered(rows[0], 200, body, "")),
-        (1, failed(BadRow(1, "row-1", ""), "gave_up", "nobody answers")),
+        (1, failed(BadRow(1, "row-1", ""), "gave_up", "nobody answers", "pool")),
         (2, answered(rows[2], 200, body, "")),
     ]
 

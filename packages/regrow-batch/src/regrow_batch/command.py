@@ -13,6 +13,8 @@ from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.flags import TIME
 from regrow.core.hosts import ANY, place_to_listen
 
+NOT_THEIRS = "not-theirs"
+
 if TYPE_CHECKING:
     from regrow_batch.job import BatchWords, TableWords
 
@@ -73,6 +75,14 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         help="Of the output: of the input, and answer, error, …  [all, and the usual ones]",
     ),
     click.option("--journal", default="", metavar="FILE", help="Where results are kept until all are there."),
+    click.option(
+        "--retry-errors",
+        multiple=True,
+        is_flag=False,
+        flag_value=NOT_THEIRS,
+        metavar="[REASON,...]",
+        help="Send error rows again: those that may be no fault of theirs; those with these errors; or `every`.",
+    ),
     click.option("--strict", is_flag=True, help="Do not begin if a line is no row, or repeats one."),
     click.option("--quiet", is_flag=True, help="Show no progress."),
 )
@@ -99,8 +109,9 @@ def run(source: str, **words: Any) -> int:
     (hf://OWNER/NAME), gzipped or not, with --prompt-column, --messages-column or --template. An output named .parquet
     becomes Parquet.
 
-    Run the same command again to go on after whatever has ended it. Exit code 0: the output is whole (error rows are in
-    it too). 75: run it again. 2: usage. SIGINT or SIGTERM lets rows under way end within --grace.
+    Run the same command again to go on after whatever has ended it. Exit code 0: the output is whole, and each row was
+    answered or refused by its own fault. 77: it is whole, with other error rows too: --retry-errors sends them again.
+    75: run it again. 2: usage. SIGINT or SIGTERM lets rows under way end within --grace.
     """
     from rich.console import Console
 
@@ -124,7 +135,7 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
     from regrow_batch.pool import PoolPolicy
     from regrow_batch.retries import RetryPolicy
     from regrow_batch.rows import RowReading
-    from regrow_batch.spawned import HEAD, words_of
+    from regrow_batch.servers.spawned import HEAD, words_of
 
     workers = read_words(words["workers"])
     if not words["timeout"] or not words["patience"]:
@@ -162,6 +173,7 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
         quiet=words["quiet"],
         shape=_shape(words),
         journal=words["journal"],
+        again=tuple(part for word in words["retry_errors"] for part in word.split(",") if part),
     )
 
 
@@ -222,7 +234,7 @@ def worker(head: str, command: tuple[str, ...], **words: Any) -> int:
 
     from regrow_batch.job import door_path
     from regrow_batch.members import address
-    from regrow_batch.registered import RegisteredWorker, WorkerWords
+    from regrow_batch.servers.registered import RegisteredWorker, WorkerWords
 
     remote = head.startswith(("http://", "https://"))
     given = WorkerWords(

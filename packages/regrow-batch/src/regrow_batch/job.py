@@ -5,6 +5,7 @@ import gc
 import hashlib
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,20 +13,23 @@ from pathlib import Path
 import msgspec
 
 from regrow.core.errors import UsageError
+from regrow.core.exit_codes import ERRORS_NOT_THEIRS, OK
 from regrow.core.ids import Seconds
 from regrow.core.process.tasks import TaskScope
 from regrow_batch import control
+from regrow_batch.again import send_again
 from regrow_batch.attendance import Attendance
 from regrow_batch.head import BatchHead, HeadPolicy
 from regrow_batch.journal import Journal
 from regrow_batch.places import BatchStopped, exists, local_path
 from regrow_batch.pool import Pool, PoolPolicy, PoolWorker
 from regrow_batch.progress import LIVE_S, BatchProgress
+from regrow_batch.records import JournalHead
 from regrow_batch.report import BatchReport, OutputCount, draw, sentences, this_run, workers_of
 from regrow_batch.rows import RowReading
 from regrow_batch.scanning import DONE, OPEN, Feed, Scan, scan
 from regrow_batch.sending import HttpSender
-from regrow_batch.spawned import SpawnedWorkers
+from regrow_batch.servers.spawned import SpawnedWorkers
 from regrow_batch.tables.inputs import source_of
 from regrow_batch.tables.making import EMBEDDINGS, RowMaking
 from regrow_batch.tables.outputs import Output
@@ -55,6 +59,7 @@ class BatchWords:
         state: a folder for journals of outputs that are URLs.
         shape: what the input's records and the output's columns are.
         journal: where the journal is; empty: see `journal_path`.
+        again: reasons of error rows that are sent again; none: none is.
     """
 
     input: str
@@ -74,6 +79,7 @@ class BatchWords:
     quiet: bool = False
     shape: "TableWords" = field(default_factory=lambda: TableWords())
     journal: str = ""
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,19 +154,20 @@ def _with_journal(
     words: BatchWords, found: Scan, journal: Journal, output: Output, show: "Callable[[Pool, Tally], BatchProgress]"
 ) -> int:
     pool = Pool(words.pool)
+    if journal.head.rows and not exists(words.output):
+        raise UsageError(
+            f"{journal.path} says that {words.output} is written, and it is not there",
+            hint="remove the journal to begin anew",
+        )
+    again = send_again(journal, words.output, words.again) if words.again else Counter[str]()
     if journal.head.rows:
-        if not exists(words.output):
-            raise UsageError(
-                f"{journal.path} says that {words.output} is written, and it is not there",
-                hint="remove the journal to begin anew",
-            )
-        show(pool, Tally(found.rows)).say(f"{journal.head.rows:,} rows are in {words.output} already")
-        return 0
-    for number, _, _ in journal.rows():
-        if number < len(found.states) and found.states[number] == OPEN:
-            found.states[number] = DONE
-    tally = Tally(found.rows, before=found.done, began=time.monotonic())
+        said, code = _as_before(journal.head, words.output)
+        show(pool, Tally(found.rows)).say(said)
+        return code
+    tally = _what_is_done(found, journal)
     with show(pool, tally) as progress:
+        for reason, count in again.most_common():
+            progress.say(f"sent again: {count:,} rows with the error {reason}")
         for complaint in found.complaints:
             progress.say(f"left out: {complaint}")
         if (more := found.malformed + found.repeated - len(found.complaints)) > 0:
@@ -174,7 +181,32 @@ def _with_journal(
     report = _write(output, found, journal, tally, [*pool.workers.values(), *pool.departed])
     for sentence in [*sentences(report), *_keep_report(words, journal.path, report)]:
         progress.say(sentence)
-    return 0
+    return _code(report.unproven_rows)
+
+
+def _as_before(head: JournalHead, output: str) -> tuple[str, int]:
+    """What is said of a batch that is done already, and the code."""
+    said = f"{head.rows:,} rows are in {output} already"
+    if head.unproven:
+        said += f"; {head.unproven:,} error rows are not known to be their own fault: --retry-errors sends them again"
+    return said, _code(head.unproven)
+
+
+def _code(unproven: int) -> int:
+    """0 only if each row was answered, or refused by its own fault."""
+    return ERRORS_NOT_THEIRS if unproven else OK
+
+
+def _what_is_done(found: Scan, journal: Journal) -> Tally:
+    """Mark the rows that have their results, and count them."""
+    count = OutputCount()
+    for number, _, result in journal.rows():
+        if number < len(found.states) and found.states[number] == OPEN:
+            found.states[number] = DONE
+            count.take(result)
+    return Tally(
+        found.rows, before=found.done, began=time.monotonic(), errors=count.errors, degenerate=count.degenerate
+    )  # fmt: skip
 
 
 async def _run_head(
@@ -206,7 +238,13 @@ async def _run_head(
             if words.spawn:
                 head_at = url if words.listen is not None else _named(words.output)
                 spawned = SpawnedWorkers(
-                    words.spawn, words.spawn_count, attendance, head=head_at, grace=words.head.grace, say=progress.say
+                    words.spawn,
+                    words.spawn_count,
+                    attendance,
+                    head=head_at,
+                    logs=journal.path.with_suffix(".servers"),
+                    grace=words.head.grace,
+                    say=progress.say,
                 )
                 beside.append(spawned.run())
             _collect_seldom()
@@ -243,14 +281,14 @@ def _write(output: Output, found: Scan, journal: Journal, tally: Tally, workers:
     seconds, rate, tokens = this_run(tally, time.monotonic())
     count = OutputCount()
     written = output.write(_whole(journal, found), count.take)
-    journal.end(written, keep=not output.has_lines)
+    journal.end(written, count.unproven, keep=not output.has_lines)
     return BatchReport(
         output=output.place,
         rows=written,
         error_rows=count.errors,
         degenerate_rows=count.degenerate,
         ended_early=tally.ended,
-        tokens=count.tokens,
+        tokens=count.tokens.answer,
         malformed_lines=found.malformed,
         repeated_lines=found.repeated,
         complaints=found.complaints,
@@ -263,6 +301,12 @@ def _write(output: Output, found: Scan, journal: Journal, tally: Tally, workers:
         bucket_s=tally.width,
         buckets=tally.buckets,
         serving=tally.workers,
+        unproven_rows=count.unproven,
+        errors=count.reasons,
+        spent=count.tokens,
+        models=dict(count.models),
+        penalties=dict(count.penalties),
+        finished=dict(tally.finished),
     )
 
 

@@ -128,18 +128,31 @@ class Journal:
             if start:
                 yield number, os.pread(self._descriptor, length, start)
 
-    def end(self, rows: int, *, keep: bool = False) -> None:
+    def end(self, rows: int, unproven: int = 0, *, keep: bool = False) -> None:
         """Let the journal say that the output is written, and forget the results. Raises `BatchStopped`.
 
         Args:
             rows: that the output has.
+            unproven: error rows of these whose own fault that is not known to be.
             keep: the results stay, as the output has not all of them.
         """
         kept = (encode_row(number, result) for number, _, result in self.rows()) if keep else ()
+        first = encode_head(self.head.fingerprint, rows, unproven, kept=keep)
         try:
-            _make(self.path, chain((encode_head(self.head.fingerprint, rows, kept=keep),), kept), over=True)
+            _make(self.path, chain((first,), kept), over=True)
         except OSError as error:
             raise _stopped(self.path, error) from error
+
+    def begin_anew(self, kept: Iterable[tuple[int, bytes]]) -> None:
+        """Replace the journal, as a whole or not at all, by one that has these results. Raises `BatchStopped`."""
+        lines = (encode_row(number, result) for number, result in kept)
+        try:
+            _make(self.path, chain((encode_head(self.head.fingerprint),), lines), over=True)
+            os.close(self._descriptor)
+            self._descriptor = _open_and_lock(self.path)
+        except OSError as error:
+            raise _stopped(self.path, error) from error
+        self.head = _head_of(self._descriptor, self.path)
 
     def close(self) -> None:
         """Let go of the file and of its lock."""
