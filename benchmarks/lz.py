@@ -2,6 +2,7 @@
 
     python benchmarks/lz.py            # more of all; estimated at 20 minutes, not timed yet
     python benchmarks/lz.py --quick    # about 4 minutes: fewer strengths, temperatures and prompts
+    python benchmarks/lz.py --quick --arrivals    # seconds: only what requests cost as they arrive under a server
 
 A small recurrent model (0.4 million parameters, 512 tokens) is trained here from Python's own documentation, a fifth of
 which it never sees. It goes on from prompts of that fifth, 320 tokens each, under no penalty, a repetition penalty, a
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import lz_arrivals
 import lz_cost
 import torch
 from lz_decoding import Outcome, Share, Side, accuracies, generate, lz, outcome, prompts_of
@@ -186,12 +188,15 @@ def main() -> None:
     """Read the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="about 4 minutes")
+    parser.add_argument("--arrivals", action="store_true", help="only what arriving requests cost")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
     plan, began, console = QUICK if arguments.quick else FULL, time.monotonic(), Console(width=120)
     warn_if_busy()
-    figures, tables = decoding(plan, console)
-    figures |= cost(plan, console)
+    figures, tables = ({}, {}) if arguments.arrivals else decoding(plan, console)
+    if not arguments.arrivals:
+        figures |= cost(plan, console)
+    figures |= lz_arrivals.measure()
     figures["seconds"] = time.monotonic() - began
     print(f"{figures['seconds']:.0f} s in all")
     tell("lz", figures, arguments.json, decoding=tables)

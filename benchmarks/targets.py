@@ -89,6 +89,9 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("degenerate_lz", most=0.1),
         Target("cost_over_hf_b8", most=1.0),
         Target("cost_over_hf_b64", most=1.0),
+        Target("arrivals_1024_ms", most=10.0),
+        Target("idle_us", most=10.0),
+        Target("after_burst_ratio", most=1.2),
     ),
     "operator": (
         Target("resync_s", most=2.0),

@@ -10,6 +10,7 @@ from regrow_batch.pool import Pool, PoolPolicy
 from regrow_batch.retries import Answered, Unanswered
 from regrow_batch.rows import BatchRow, RowReading
 from regrow_batch.scanning import Feed, scan
+from regrow_batch.sending import ProbeAnswer
 from regrow_batch.tally import Tally
 
 
@@ -24,21 +25,21 @@ class Recalling:
     async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
         self.sent.append(row.custom_id)
         if len(self.sent) == 1 and self.head is not None:
-            while not self.head._wake._waiters:  # until the head waits
+            while not self.head._queue.wake._waiters:  # until the head waits
                 await asyncio.sleep(0.001)
             loop = asyncio.get_running_loop()
             loop.call_soon(lambda: self.pool.drain(url, time.monotonic(), grace=0.0))
             loop.call_later(0.02, self.back, url)
             self.head.changed()
-        return Answered(200, b'{"choices": []}')
+        return Answered(200, b'{"choices": [{"text": "yes"}]}')
 
     def back(self, url: str) -> None:
         self.pool.join(url, time.monotonic())
         if self.head is not None:
             self.head.changed()
 
-    async def probe(self, url: str) -> str:
-        return ""
+    async def probe(self, url: str) -> ProbeAnswer:
+        return ProbeAnswer()
 
 
 async def test_a_row_whose_worker_has_to_go_before_its_attempt_has_begun_is_not_lost(tmp_path: Path) -> None:

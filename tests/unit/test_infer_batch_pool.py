@@ -7,6 +7,7 @@ import pytest
 
 from regrow.core.errors import UsageError
 from regrow_batch.attendance import Attendance
+from regrow_batch.judging.answers import Tokens
 from regrow_batch.pool import Pool, PoolPolicy
 from regrow_batch.tally import MOST_BUCKETS, MOST_REASONS, Tally
 
@@ -91,10 +92,10 @@ def test_failures_in_a_row_break_a_worker_and_one_row_tries_it_again() -> None:
     pool.due_probes(14.0)
     pool.probed("a", "", 14.0, 1.0)
     assert pool.assign(1) == "a"
-    pool.succeeded("a", 5)
+    pool.succeeded("a", Tokens(answer=5))
     pool.release("a", 1)
     assert standing(pool) == "serving"
-    assert (pool.workers["a"].done, pool.workers["a"].done_tokens) == (1, 5)
+    assert (pool.workers["a"].done, pool.workers["a"].spent.answer) == (1, 5)
 
 
 def test_late_failures_of_a_broken_worker_do_not_lengthen_its_wait() -> None:
@@ -108,7 +109,7 @@ def test_a_success_between_failures_keeps_a_worker() -> None:
     pool = pool_of("a")
     for _ in range(10):
         pool.failed("a", "stumbled", 0.0, 1.0)
-        pool.succeeded("a", 0)
+        pool.succeeded("a", Tokens())
     assert standing(pool) == "serving"
 
 
@@ -122,7 +123,7 @@ def test_who_says_that_it_is_busy_gets_fewer_rows_and_later_more_again() -> None
     assert pool.workers["a"].limit < 8
     assert standing(pool) == "serving"
     for _ in range(100):
-        pool.succeeded("a", 0)
+        pool.succeeded("a", Tokens())
     assert pool.workers["a"].limit == 8
 
 
@@ -133,7 +134,7 @@ def test_who_has_to_go_gets_no_more_rows_and_leaves_when_the_last_is_done() -> N
     assert [pool.assign(1) for _ in range(5)] == ["b"] * 4 + [None]
     assert pool.overdue(4.9) == [] and pool.overdue(5.0) == ["a"]
     assert pool.overdue(6.0) == [] and pool.next_at() == float("inf"), "it was named twice"
-    pool.succeeded("a", 7)
+    pool.succeeded("a", Tokens(answer=7))
     pool.release("a", 1)
     assert "a" not in pool.workers
     assert [(each.url, each.done) for each in pool.departed] == [("a", 1)]
@@ -159,7 +160,7 @@ def test_of_who_left_and_came_back_both_times_are_remembered() -> None:
         assert pool.due_probes(0.0) == ["a"]
         pool.probed("a", "", 0.0, 0.5)
         assert pool.assign(1) == "a"
-        pool.succeeded("a", 1)
+        pool.succeeded("a", Tokens(answer=1))
         pool.release("a", 1)
         pool.drain("a", 0.0, grace=0.0)
     assert [(each.url, each.done) for each in pool.departed] == [("a", 2)]

@@ -9,10 +9,10 @@ import pytest
 from regrow.core.errors import UsageError
 from regrow_batch.circles import circles, pieces
 from regrow_batch.members import address, read_list, read_words
-from regrow_batch.retries import Accept, Again, Answered, Refuse, RetryPolicy, Unanswered, judge
+from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, RetryPolicy, Unanswered, judge
 from regrow_batch.rows import BadRow, BatchRow, RowReading, answered, failed, name_of, read_row, refused
 from regrow_batch.scanning import Feed, scan
-from regrow_batch.sending import StreamedText
+from regrow_batch.streams import StreamedText
 
 PLAIN = RowReading()
 ROW = BatchRow(3, "r-3", "/v1/chat/completions", b"{}", 10)
@@ -60,7 +60,7 @@ def test_a_row_that_cannot_be_sent_says_why(fields: dict[str, Any], said: str) -
     row = read_row(line(**fields), 0, PLAIN)
     assert isinstance(row, BadRow)
     assert said in row.message
-    told = json.loads(failed(row, "invalid_row", row.message))
+    told = json.loads(failed(row, "invalid_row", row.message, "row"))
     assert (told["custom_id"], told["response"], told["error"]["code"]) == ("a", None, "invalid_row")
 
 
@@ -90,7 +90,7 @@ def test_a_result_is_one_line_whatever_the_answer_looks_like() -> None:
 
 @pytest.mark.parametrize("body", [b'{"error": "no"}', b"<html>no</html>", b""])
 def test_a_refusal_keeps_what_the_worker_said(body: bytes) -> None:
-    told = json.loads(refused(ROW, 422, body))
+    told = json.loads(refused(ROW, 422, body, fault="row"))
     assert (told["response"]["status_code"], told["error"]["code"]) == (422, "http_422")
 
 
@@ -99,14 +99,14 @@ def test_a_refusal_keeps_what_the_worker_said(body: bytes) -> None:
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 529])
 def test_what_may_pass_is_tried_again(status: int) -> None:
-    verdict = judge(Answered(status, b"", retry_after="7"), wall=0.0)
+    verdict = judge(Answered(status, b"", retry_after="7"), ROW, wall=0.0)
     assert isinstance(verdict, Again)
-    assert (verdict.asked, verdict.busy) == (7.0, status == 429)
+    assert (verdict.asked, verdict.fault is Fault.POOL, verdict.lost) == (7.0, status == 429, status >= 500)
 
 
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
-def test_a_bad_row_is_not_tried_again(status: int) -> None:
-    assert isinstance(judge(Answered(status, b"{}"), wall=0.0), Refuse)
+def test_of_a_refusal_nobody_knows_whose_fault_it_is(status: int) -> None:
+    assert isinstance(judge(Answered(status, b"{}"), ROW, wall=0.0), Doubtful)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,13 @@ def test_a_bad_row_is_not_tried_again(status: int) -> None:
     ],
 )
 def test_a_workers_fault_is_told_as_one(outcome: Answered | Unanswered, said: str) -> None:
-    verdict = judge(outcome, wall=0.0)
-    assert isinstance(verdict, Again) and said in verdict.why and not verdict.busy
+    verdict = judge(outcome, ROW, wall=0.0)
+    assert isinstance(verdict, Again) and said in verdict.why and verdict.fault in (Fault.WORKER, Fault.UNKNOWN)
 
 
 def test_answers_of_other_endpoints_are_taken_too() -> None:
-    assert isinstance(judge(Answered(200, b'{"choices": 7, "data": []}'), wall=0.0), Accept)
+    other = BatchRow(3, "r-3", "/v1/rerank", b"{}", 10)
+    assert isinstance(judge(Answered(200, b'{"choices": 7, "data": []}'), other, wall=0.0), Accept)
 
 
 def test_waits_double_have_jitter_and_a_bound_and_obey_the_worker() -> None:
@@ -143,7 +144,7 @@ def test_waits_double_have_jitter_and_a_bound_and_obey_the_worker() -> None:
     [("3", 3.0), ("-1", 0.0), ("soon", 0.0), ("nan", 0.0), ("", 0.0), ("Thu, 01 Jan 1970 00:01:00 GMT", 20.0)],
 )
 def test_retry_after_is_a_number_or_a_date(header: str, seconds: float) -> None:
-    verdict = judge(Answered(503, b"", retry_after=header), wall=40.0)
+    verdict = judge(Answered(503, b"", retry_after=header), ROW, wall=40.0)
     assert isinstance(verdict, Again) and verdict.asked == seconds
 
 
@@ -223,7 +224,7 @@ def test_a_row_whose_name_can_be_read_has_a_line_whatever_else_is_in_it(body: by
     assert name_of(text) == 'a"b'
     row = read_row(text, 4, PLAIN)
     assert isinstance(row, BadRow)
-    assert json.loads(failed(row, "bad_row", row.message))["custom_id"] == 'a"b'
+    assert json.loads(failed(row, "bad_row", row.message, "row"))["custom_id"] == 'a"b'
 
 
 def test_numbers_may_be_written_with_a_fraction_and_the_first_line_may_begin_with_a_mark(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ loops end, and text that repeats little is left almost alone.
 * `parameters` says what is penalised, and how strongly.
 * `reference` is the definition, in plain Python. It is slow, and the other forms are tested against it.
 * `rows` holds the parameters of a batch; `matches` finds match lengths, anew or token by token; `penalty` edits logits.
+* `slots` keeps the state of sequences that come and go; `vllm_batches` says which those are.
 * `kernels` does both in Triton, where there is a GPU.
 * `transformers`, `vllm` and `sglang` put it into those libraries; none of them is imported before its module is.
 * `detector` tells whether an output went round in circles. It needs no torch.
@@ -18,12 +19,13 @@ This package is imported without torch: the head of a batch job reads the detect
 from typing import TYPE_CHECKING, Any
 
 from lz_penalty.detector import DriftingLoop, ExactLoop, examine
+from lz_penalty.naming import sglang_processor
 from lz_penalty.parameters import LZParameters
 
 if TYPE_CHECKING:
     from lz_penalty.penalty import LZPenalty, penalise
 
-__all__ = ["DriftingLoop", "ExactLoop", "LZParameters", "LZPenalty", "examine", "penalise"]
+__all__ = ["DriftingLoop", "ExactLoop", "LZParameters", "LZPenalty", "examine", "penalise", "sglang_processor"]
 
 
 def __getattr__(name: str) -> Any:

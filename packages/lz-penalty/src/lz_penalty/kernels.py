@@ -40,22 +40,28 @@ def match_lengths(window: Tensor, rows: RowParameters) -> Tensor:
     return lengths
 
 
-def penalise_window(logits: Tensor, window: Tensor, lengths: Tensor, rows: RowParameters) -> Tensor:
-    """As `penalty.penalise_window`, in one launch."""
-    if not rows.modes or not len(logits):
+def penalise_window(
+    logits: Tensor, window: Tensor, lengths: Tensor, rows: RowParameters, lines: Tensor | None = None
+) -> Tensor:
+    """As `penalty.penalise_window`, in one launch, a program for each sequence."""
+    if not rows.modes or not len(window):
         return logits
     if logits.stride(1) != 1:
         raise ValueError(f"LZ penalty: a row of logits is not contiguous, its stride is {logits.stride(1)}")
-    _compiled().penalty[(len(logits),)](
+    if window.stride(1) != 1:
+        window = window.contiguous()
+    _compiled().penalty[(len(window),)](
         logits,
-        window.contiguous(),
+        window,
         lengths.contiguous(),
+        lines if lines is not None else torch.arange(len(window), device=logits.device),
         rows.strength,
         rows.window,
         rows.min_match,
         rows.mode,
         logits.shape[1],
         logits.stride(0),
+        window.stride(0),
         WIDTH=window.shape[1],
         BLOCK=_block(window),
         CHUNK=_CHUNK,

@@ -1,8 +1,8 @@
 """What is penalised, and how strongly."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Literal, get_args
 
 Mode = Literal["residual", "amortized", "distance"]
@@ -11,6 +11,9 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 MOST_WINDOW = 4096
 """Tokens. The cost of a step grows with the window."""
+
+MOST_STRENGTH = 1_000_000
+"""Logits a bit. What is far beyond has no place in the numbers that logits are."""
 
 MOST_LOOKBACK = 256
 """Tokens. Whole numbers up to this are exact in bfloat16, in which match lengths may pass through the logits."""
@@ -41,37 +44,64 @@ class LZParameters:
     min_match: int = 1
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"LZ penalty: mode is {self.mode!r}, not one of {', '.join(MODES)}")
-        if not _is_number(self.strength) or not math.isfinite(self.strength) or self.strength < 0:
-            raise ValueError(f"LZ penalty: strength is {self.strength!r}, not a finite number of at least 0")
-        for name, most in (("window", MOST_WINDOW), ("lookback", MOST_LOOKBACK), ("min_match", MOST_LOOKBACK + 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise ValueError(f"LZ penalty: {name} is {value!r}, not a whole number from 1 to {most}")
+        check({field.name: getattr(self, field.name) for field in fields(self)})
+
+    @property
+    def by_match(self) -> bool:
+        """Whether the longest match of each token must be known before it is penalised."""
+        return self.strength > 0 and (self.min_match > 1 or self.mode == "distance")
 
     @classmethod
-    def of_request(cls, arguments: Mapping[str, object] | None) -> "LZParameters | None":
+    def of_request(cls, arguments: Mapping[str, object] | None, *, kept: int = MOST_WINDOW) -> "LZParameters | None":
         """Read the parameters that a request to a server carries beside its own; None: it asks for no penalty.
 
         Any name with the prefix asks for it. Raises ValueError for a name or a value that means nothing, as the
-        request would otherwise run without what was asked.
+        request would otherwise run without what was asked; it names what the request wrote.
+
+        Args:
+            arguments: of the request.
+            kept: tokens of each request that the server keeps.
         """
-        asked = {name[len(PREFIX) :]: value for name, value in (arguments or {}).items() if name.startswith(PREFIX)}
+        if not arguments:
+            return None
+        asked = tuple(
+            (name[len(PREFIX) :], type(value), value) for name, value in arguments.items() if name.startswith(PREFIX)
+        )
         if not asked:
             return None
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(asked) - known)
-        if unknown:
-            raise ValueError(
-                f"LZ penalty: no parameter is called {PREFIX}{unknown[0]}; "
-                f"there are {', '.join(PREFIX + name for name in sorted(known))}"
-            )
-        return cls(**{name: _as_whole(name, value) for name, value in asked.items()})  # type: ignore[arg-type]
+        try:
+            return _of_request(asked, kept)
+        except TypeError:
+            # A list or a mapping has no hash; it means nothing here, and what is wrong with it is said.
+            return _of_request.__wrapped__(asked, kept)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+@lru_cache(maxsize=1024)
+def _of_request(asked: tuple[tuple[str, type, object], ...], kept: int) -> LZParameters:
+    """The parameters that were asked for. Types are told apart: `1` and `true` are equal."""
+    known = {field.name for field in fields(LZParameters)}
+    unknown = sorted({name for name, _, _ in asked} - known)
+    if unknown:
+        raise ValueError(
+            f"LZ penalty: no parameter is called {PREFIX}{unknown[0]}; "
+            f"there are {', '.join(PREFIX + name for name in sorted(known))}"
+        )
+    values = {name: _as_whole(name, value) for name, _, value in asked}
+    check(values, prefix=PREFIX, most_window=kept)
+    return LZParameters(**values)  # type: ignore[arg-type]
+
+
+def check(values: Mapping[str, object], *, prefix: str = "", most_window: int = MOST_WINDOW) -> None:
+    """Raise ValueError where a parameter is out of its range. `prefix`: of the name by which it was given."""
+    if "mode" in values and values["mode"] not in MODES:
+        raise ValueError(f"LZ penalty: {prefix}mode is {values['mode']!r}, not one of {', '.join(MODES)}")
+    strength = values.get("strength", 0.0)
+    if not isinstance(strength, int | float) or isinstance(strength, bool) or not 0 <= strength <= MOST_STRENGTH:
+        raise ValueError(f"LZ penalty: {prefix}strength is {strength!r}, not a number from 0 to {MOST_STRENGTH}")
+    for name, most in (("window", most_window), ("lookback", MOST_LOOKBACK), ("min_match", MOST_LOOKBACK + 1)):
+        value = values.get(name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ValueError(f"LZ penalty: {prefix}{name} is {value!r}, not a whole number from 1 to {most}")
 
 
 def _as_whole(name: str, value: object) -> object:

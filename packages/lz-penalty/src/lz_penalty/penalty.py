@@ -51,6 +51,15 @@ def penalise_tokens(logits: Tensor, window: Tensor, rows: RowParameters) -> Tens
     return penalise_window(logits, Matches.found(window, rows), rows)
 
 
+def penalise_matches(logits: Tensor, matches: Matches, rows: RowParameters, lines: Tensor | None = None) -> Tensor:
+    """As `penalise_window`, by the kernels where there is a GPU."""
+    if _by_kernels(logits):
+        from lz_penalty import kernels
+
+        return kernels.penalise_window(logits, matches.window, matches.lengths, rows, lines)
+    return penalise_window(logits, matches, rows, lines)
+
+
 def rows_of(parameters: LZParameters | Sequence[LZParameters | None] | RowParameters, logits: Tensor) -> RowParameters:
     """The parameters of each row. Raises ValueError where there are not as many as rows of logits."""
     if logits.ndim != 2 or not logits.is_floating_point():
@@ -63,8 +72,16 @@ def rows_of(parameters: LZParameters | Sequence[LZParameters | None] | RowParame
     return rows
 
 
-def penalise_window(logits: Tensor, matches: Matches, rows: RowParameters) -> Tensor:
-    """Take the penalty off the logits, in place, where the matches are known. Returns the logits."""
+def penalise_window(logits: Tensor, matches: Matches, rows: RowParameters, lines: Tensor | None = None) -> Tensor:
+    """Take the penalty off the logits, in place, where the matches are known. Returns the logits.
+
+    Args:
+        logits: [batch, vocabulary].
+        matches: of the sequences.
+        rows: their parameters.
+        lines: the row of logits of each sequence, int64; default: the sequences are the rows of logits, in order. Rows
+            of logits that are not named are neither read nor written.
+    """
     if not rows.modes or not len(logits):
         return logits
     vocabulary = logits.shape[1]
@@ -76,11 +93,23 @@ def penalise_window(logits: Tensor, matches: Matches, rows: RowParameters) -> Te
     # What does not count stands for some token of the vocabulary, and takes nothing off it.
     at = matches.window.clamp(0, vocabulary - 1)
     counts = (at == matches.window).logical_and_(inside)
-    before = logits.gather(1, at)
+    target, index = (logits, at) if lines is None else _as_one_row(logits, at, lines)
+    before = target.gather(1, index).view_as(at)
     if rows.by_match:
-        counts &= _chosen(logits, at, before, torch.where(counts, lengths, -1), rows)
+        counts &= _chosen(target, index, before, torch.where(counts, lengths, -1), rows)
     after = torch.where(counts, before - taken * rows.strength, before).to(logits.dtype)
-    return logits.scatter_reduce_(1, at, after, "amin")
+    target.scatter_reduce_(1, index, after.view_as(index), "amin")
+    return logits
+
+
+def _as_one_row(logits: Tensor, at: Tensor, lines: Tensor) -> tuple[Tensor, Tensor]:
+    """All logits as one row, and the places in it of tokens of the rows that are named."""
+    count, vocabulary = logits.shape
+    stride = logits.stride(0)
+    if logits.stride(1) != 1:
+        raise ValueError(f"LZ penalty: a row of logits is not contiguous, its stride is {logits.stride(1)}")
+    extent = (count - 1) * stride + vocabulary
+    return logits.as_strided((1, extent), (extent, 1)), (at + lines.unsqueeze(1) * stride).view(1, -1)
 
 
 def _costs(lengths: Tensor, rows: RowParameters) -> Tensor:
@@ -101,16 +130,16 @@ def _costs(lengths: Tensor, rows: RowParameters) -> Tensor:
     return costs
 
 
-def _chosen(logits: Tensor, at: Tensor, before: Tensor, lengths: Tensor, rows: RowParameters) -> Tensor:
+def _chosen(target: Tensor, index: Tensor, before: Tensor, lengths: Tensor, rows: RowParameters) -> Tensor:
     """Positions whose token ends a match that is long enough and, in mode *distance*, that are of its longest.
 
     The longest match of each token is found on the logits themselves: they are as wide as the vocabulary, and what
     stood there is put back. So it costs no memory and no pass over them.
     """
-    logits.scatter_(1, at, -1.0)
-    logits.scatter_reduce_(1, at, lengths.to(logits.dtype), "amax")
-    longest = logits.gather(1, at).to(torch.int32)
-    logits.scatter_(1, at, before)
+    target.scatter_(1, index, -1.0)
+    target.scatter_reduce_(1, index, lengths.to(target.dtype).view_as(index), "amax")
+    longest = target.gather(1, index).to(torch.int32).view_as(before)
+    target.scatter_(1, index, before.view_as(index))
     enough = longest + 1 >= rows.min_match
     if "distance" in rows.modes:
         enough &= (lengths == longest) | (rows.mode != MODES.index("distance"))
@@ -164,31 +193,12 @@ class LZPenalty:
         window[row], lengths[row] = found.window[0], found.lengths[0]
         self.matches = Matches(window, lengths)
 
-    def extend(self, count: int) -> None:
-        """Add rows for so many more sequences, which get no penalty until they are replaced."""
-        self.parameters += [None] * count
-        self._set_rows(self.rows.width)
-        more = Matches.empty(count, self.rows.width, self.device)
-        window = torch.cat((self.matches.window, more.window))
-        self.matches = Matches(window, torch.cat((self.matches.lengths, more.lengths)))
-
     def apply(self, logits: Tensor) -> Tensor:
         """Take the penalty off the logits of the next token, in place, [batch, vocabulary]. Returns the logits."""
-        return self._apply(logits, self.matches, rows_of(self.rows, logits))
-
-    def apply_to(self, logits: Tensor, sequences: Tensor, rows: RowParameters) -> Tensor:
-        """As `apply`, where row r of the logits is of sequence `sequences[r]`, and `rows` has their parameters."""
-        matches = Matches(self.matches.window[sequences], self.matches.lengths[sequences])
-        return self._apply(logits, matches, rows_of(rows, logits))
-
-    def _apply(self, logits: Tensor, matches: Matches, rows: RowParameters) -> Tensor:
-        if _by_kernels(logits):
-            from lz_penalty import kernels
-
-            return kernels.penalise_window(logits, matches.window, matches.lengths, rows)
+        matches, rows = self.matches, rows_of(self.rows, logits)
         if self._looks_up is not None and matches.filled is not None and matches.most < logits.shape[1]:
             return self._looks_up.penalise(logits, matches, matches.filled)
-        return penalise_window(logits, matches, rows)
+        return penalise_matches(logits, matches, rows)
 
 
 def _by_kernels(logits: Tensor) -> bool:

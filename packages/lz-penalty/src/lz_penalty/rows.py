@@ -1,7 +1,8 @@
 """The parameters of a batch, one row a sequence, where the logits are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,10 +81,26 @@ class RowParameters:
             width=width,
             modes=frozenset(each.mode for each in every if each.strength > 0),
             most_lookback=max((each.lookback for each in every), default=1),
-            by_match=any(each.strength > 0 and (each.min_match > 1 or each.mode == "distance") for each in every),
+            by_match=any(each.by_match for each in every),
         )
 
     def select(self, rows: Tensor) -> "RowParameters":
         """The parameters of some rows, int64 [count], in that order; what the host knows holds for all of them."""
-        columns = ("strength", "window", "lookback", "min_match", "mode", "place", "longest")
-        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
+        return self.each(lambda column: column[rows])
+
+    def first(self, count: int, modes: frozenset[Mode], most_lookback: int, by_match: bool) -> "RowParameters":
+        """The parameters of the first rows, and what the host knows of these."""
+        found = self.each(lambda column: column[:count])
+        return replace(found, modes=modes, most_lookback=most_lookback, by_match=by_match)
+
+    def tensors(self) -> list[Tensor]:
+        """What has a row for each sequence."""
+        return [getattr(self, name) for name in _BY_ROW]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "RowParameters":
+        """The same with what a function makes of each of `tensors`."""
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in _BY_ROW}
+        return replace(self, **changed)
+
+
+_BY_ROW = ("strength", "window", "lookback", "min_match", "mode", "place", "longest")

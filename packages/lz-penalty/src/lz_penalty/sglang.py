@@ -1,21 +1,24 @@
-"""The penalty for SGLang: `custom_logit_processor=LZSglangProcessor.to_str()`.
+"""The penalty for SGLang: `custom_logit_processor=sglang_processor()`, which needs no SGLang at the client.
 
 The server runs with `--enable-custom-logit-processor`, with regrow installed. A request asks for the penalty by
 `custom_params={"lz_strength": 0.15}` in its sampling parameters, and may give `lz_mode`, `lz_window`, `lz_lookback` and
 `lz_min_match` too. SGLang makes a new processor when its batch changes, so it has no state: the window comes from the
 request's output tokens at each step.
 
-Written by SGLang's public sources. **It has not been run under SGLang**, only against a stub of its interface. Where
-its scheduler prepares a step before the tokens of the one before are on the host (`--disable-overlap-schedule` keeps it
-from that), and under speculative decoding, the newest tokens are not in the window yet.
+Written by SGLang's public sources, 0.5.23. **It has not been run under a live SGLang**: its class, its string and its
+own `apply_custom_logit_processor` were. With its overlap scheduler, which is its default, a step is prepared before the
+tokens of the one before are on the host: the window lacks the newest token at each step, as it does under speculative
+decoding. `--disable-overlap-schedule` keeps it from that; docs/inference.md has what a strength does either way.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from http import HTTPStatus
 from importlib import import_module
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -23,6 +26,10 @@ from lz_penalty.matches import NOTHING
 from lz_penalty.parameters import LZParameters
 from lz_penalty.penalty import penalise_tokens
 from lz_penalty.rows import RowParameters
+from lz_penalty.slots import put_last
+
+WIDTH = 512
+"""The widest window that a request may ask for, as under vLLM: one is built anew at each step."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,31 +52,40 @@ class LZSglangProcessor(_interface()):  # type: ignore[misc]
         parameters = [_asked(each) for each in given]
         if len(given) != len(logits) or all(each is None for each in parameters):
             return logits
-        rows = RowParameters.of(parameters, logits.device)
-        windows = [
-            _last(each["__req__"].output_ids, rows.width) if each and asked is not None else [NOTHING] * rows.width
-            for each, asked in zip(given, parameters, strict=True)
-        ]
-        return penalise_tokens(logits, torch.tensor(windows).to(logits.device, non_blocking=True), rows)
+        rows = _rows(tuple(parameters), logits.device)
+        windows = numpy.full((len(given), rows.width), NOTHING, dtype=numpy.int64)
+        for window, each, asked in zip(windows, given, parameters, strict=True):
+            if each and asked is not None:
+                put_last(window, each["__req__"].output_ids)
+        return penalise_tokens(logits, torch.from_numpy(windows).to(logits.device, non_blocking=True), rows)
 
 
-def _last(tokens: Sequence[int], width: int) -> list[int]:
-    """The last tokens, with nothing before them where there are fewer."""
-    found = list(tokens[-width:])
-    return [NOTHING] * (width - len(found)) + found
+@lru_cache(maxsize=8)
+def _rows(parameters: tuple[LZParameters | None, ...], device: torch.device) -> RowParameters:
+    """The parameters of a batch, which is the same for many steps."""
+    return RowParameters.of(parameters, device)
 
 
 def _asked(given: Mapping[str, Any] | None) -> LZParameters | None:
-    """What a request asks for. Nonsense is told and gets no penalty, as an error would end the server."""
+    """What a request asks for. A request that asks for nonsense is ended and gets no penalty."""
     if given is None or "__req__" not in given:
         return None
     try:
-        return LZParameters.of_request(given)
+        return LZParameters.of_request(given, kept=WIDTH)
     except ValueError as error:
-        _tell_once(str(error))
+        _refuse(given["__req__"], str(error))
         return None
 
 
+def _refuse(request: Any, error: str) -> None:
+    """End a request as SGLang's scheduler ends one under way: an error raised here would end the server."""
+    try:
+        abort = import_module("sglang.srt.managers.schedule_batch").FINISH_ABORT
+        request.to_finish = abort(error, HTTPStatus.BAD_REQUEST, "BadRequestError")
+    except (ImportError, AttributeError, TypeError) as failure:
+        _tell_once(error, str(failure))
+
+
 @cache
-def _tell_once(error: str) -> None:
-    _log.warning("%s; the request gets no penalty", error)
+def _tell_once(error: str, failure: str) -> None:
+    _log.warning("%s; the request gets no penalty, and could not be ended: %s", error, failure)

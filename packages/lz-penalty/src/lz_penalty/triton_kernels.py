@@ -31,22 +31,24 @@ def penalty(
     logits,
     window,
     lengths,
+    lines,
     strength,
     windows,
     min_match,
     modes,
     vocabulary,
     stride,
+    window_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     AMORTIZED: tl.constexpr,
     DISTANCE: tl.constexpr,
 ):
-    """Take the penalty off one row of logits."""
+    """Take the penalty off the row of logits of one sequence."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
-    window += row * WIDTH
+    window += row * window_stride
     lengths += row * WIDTH
     own = WIDTH - tl.load(windows + row)
     mode = tl.load(modes + row)
@@ -87,6 +89,6 @@ def penalty(
     cost = tl.where(mode == DISTANCE, tl.log2(tl.maximum(WIDTH - best % BLOCK, 1).to(tl.float32)), cost)
     chosen = counts & (newest == place) & (best // BLOCK + 1 >= tl.load(min_match + row))
     taken = tl.load(strength + row) * tl.maximum(bits - cost, 0.0)
-    at = logits + row * stride + token
+    at = logits + tl.load(lines + row) * stride + token
     before = tl.load(at, mask=chosen, other=0.0)
     tl.store(at, (before.to(tl.float32) - taken).to(before.dtype), mask=chosen)

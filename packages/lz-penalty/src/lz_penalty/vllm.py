@@ -2,6 +2,7 @@
 
 A request asks for it by `extra_args={"lz_strength": 0.15}` in its `SamplingParams` (over HTTP `vllm_xargs`), and may
 give `lz_mode`, `lz_window`, `lz_lookback` and `lz_min_match` too. Requests that do not ask are not touched.
+Log-probabilities are those of before the penalty, as of all that vLLM edits logits with.
 
 One class implements both of vLLM's interfaces, that of the V1 model runner and that of Model Runner V2, whichever are
 there. It is named on the command line and not installed as an entry point: the loader of one interface refuses a
@@ -89,7 +90,4 @@ class LZVllmProcessor(*_interfaces()):  # type: ignore[misc]
 
 def _asked(sampling_params: Any) -> LZParameters | None:
     """What a request asks for. Raises ValueError."""
-    parameters = LZParameters.of_request(getattr(sampling_params, "extra_args", None))
-    if parameters is not None and parameters.window > WIDTH:
-        raise ValueError(f"LZ penalty: lz_window is {parameters.window}, this server keeps {WIDTH} tokens")
-    return parameters
+    return LZParameters.of_request(getattr(sampling_params, "extra_args", None), kept=WIDTH)

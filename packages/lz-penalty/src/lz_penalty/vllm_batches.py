@@ -9,27 +9,32 @@ from torch import Tensor
 
 from lz_penalty.matches import NOTHING
 from lz_penalty.parameters import LZParameters
-from lz_penalty.penalty import LZPenalty, penalise_tokens
+from lz_penalty.penalty import penalise_matches, penalise_tokens
 from lz_penalty.rows import RowParameters
+from lz_penalty.slots import Joining, ParameterCount, Slots
 
 _CATCH_UP = 4
 """Tokens that a request may be behind before its matches are found anew."""
+_NOT_YET = -1
+"""No slot."""
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class _Request:
     """A request of V1.
 
     Attributes:
         parameters: of the penalty.
         output: its output tokens; vLLM's own list, which grows.
-        slot: its row of the state.
+        row: of the logits; none once it has ended.
+        slot: of the state.
         taken: how many of the tokens the state has.
     """
 
     parameters: LZParameters
     output: Sequence[int]
-    slot: int
+    row: int | None
+    slot: int = _NOT_YET
     taken: int = 0
 
     def known(self) -> int:
@@ -39,11 +44,17 @@ class _Request:
             count -= 1
         return count
 
+    def begun(self, width: int) -> Joining:
+        """The request as it is now, for a slot of so many tokens."""
+        self.taken = self.known() if self.output else 0
+        return Joining(self.parameters, self.output[max(0, self.taken - width) : self.taken])
+
 
 class StepBatch:
     """V1: rows of logits are requests, which change places; their output tokens are lists on the host.
 
-    A request keeps its slot of the state wherever it moves. Slot 0 is for all that did not ask.
+    Changes are noted as they are told, and made at the next step, all at once. A request has a slot of the state, of
+    which there are as many as requests that ask; which row it has in the logits is told with each step.
 
     Args:
         device: where the logits are.
@@ -51,11 +62,14 @@ class StepBatch:
     """
 
     def __init__(self, device: torch.device | str, width: int) -> None:
+        self.slots = Slots(device, width)
         self._requests: dict[int, _Request] = {}
-        self._free: list[int] = []
-        self._penalty = LZPenalty([None], device, width=width)
-        self._slots: Tensor | None = None
-        self._rows: RowParameters | None = None
+        self._in_slots: list[_Request] = []
+        self._come: list[_Request] = []
+        self._gone: list[_Request] = []
+        self._lines: Tensor | None = None
+        self._told = False
+        """Whether rows have changed since `_lines` were made."""
 
     def remove(self, rows: Iterable[int]) -> None:
         """Requests have ended."""
@@ -64,73 +78,88 @@ class StepBatch:
 
     def add(self, row: int, parameters: LZParameters | None, output: Sequence[int]) -> None:
         """A request has come; one that stood in the row has ended."""
-        self.remove([row])
+        self._release(self._requests.pop(row, None))
         if parameters is not None:
-            if not self._free:
-                self._grow()
-            request = _Request(parameters, output, self._free.pop())
-            self._requests[row] = request
-            self._renew(request)
-        self._slots = None
+            request = self._requests[row] = _Request(parameters, output, row)
+            self._come.append(request)
+        self._told = True
 
     def move(self, first: int, second: int, *, swap: bool) -> None:
         """A request has moved to a second row; what stood there came back, or has ended."""
         moved, met = self._requests.pop(first, None), self._requests.pop(second, None)
         if moved is not None:
-            self._requests[second] = moved
+            self._requests[second], moved.row = moved, second
         if met is not None and swap:
-            self._requests[first] = met
+            self._requests[first], met.row = met, first
         else:
             self._release(met)
-        self._slots = None
+        self._told = True
 
     def apply(self, logits: Tensor) -> Tensor:
         """Take in what was sampled since the last step, and penalise."""
         if not self._requests:
+            if self._gone:
+                self._settle()
             return logits
+        if self._come or self._gone:
+            self._settle()
         self._take()
-        if self._slots is None or self._rows is None or len(self._slots) != len(logits):
-            slots = [self._requests[row].slot if row in self._requests else 0 for row in range(len(logits))]
-            self._slots = torch.tensor(slots).to(self._penalty.device, non_blocking=True)
-            parameters = [self._penalty.parameters[slot] for slot in slots]
-            self._rows = RowParameters.of(parameters, self._penalty.device, self._penalty.rows.width)
-        return self._penalty.apply_to(logits, self._slots, self._rows)
+        if self._told or (self._lines is None and len(logits) != self.slots.count):
+            self._place(len(logits))
+        return penalise_matches(logits, self.slots.matches, self.slots.rows, self._lines)
+
+    def _settle(self) -> None:
+        """Let go of the slots of those that have ended, and give slots to those that have come."""
+        for before, slot in self.slots.leave([request.slot for request in self._gone]):
+            # Those that move are the last ones, in order, and the list is cut behind them.
+            self._in_slots[slot] = self._in_slots[before]
+            self._in_slots[slot].slot = slot
+        del self._in_slots[self.slots.count :]
+        self._gone.clear()
+        come = [request for request in self._come if request.row is not None]
+        slots = self.slots.join([request.begun(self.slots.width) for request in come])
+        for request, slot in zip(come, slots, strict=True):
+            request.slot = slot
+        self._in_slots += come
+        self._come.clear()
+        self._told = True
+
+    def _place(self, count: int) -> None:
+        """Find which row of the logits each slot has; none need be named where they are the same."""
+        lines = [request.row for request in self._in_slots]
+        as_they_are = lines == list(range(count))
+        self._lines = None if as_they_are else torch.tensor(lines).to(self.slots.device, non_blocking=True)
+        self._told = False
 
     def _take(self) -> None:
         """Push new tokens, one of each request at a time; that is one push a step."""
-        behind = []
-        for request in self._requests.values():
+        anew, most = [], 0
+        ahead = []
+        for request in self._in_slots:
             known = request.known()
-            if not request.taken <= known <= request.taken + _CATCH_UP:
-                self._renew(request)
-            elif known > request.taken:
-                behind.append((request, known))
-        while behind:
-            tokens = [0] * len(self._penalty.parameters)
-            active = [False] * len(tokens)
-            for request, _ in behind:
-                tokens[request.slot], active[request.slot] = request.output[request.taken], True
-                request.taken += 1
-            device = self._penalty.device
-            self._penalty.push(
-                torch.tensor(tokens).to(device, non_blocking=True), torch.tensor(active).to(device, non_blocking=True)
-            )
-            behind = [(request, known) for request, known in behind if known > request.taken]
-
-    def _renew(self, request: _Request) -> None:
-        request.taken = request.known() if request.output else 0
-        self._penalty.replace(request.slot, request.parameters, list(request.output[: request.taken]))
+            new = known - request.taken
+            if not 0 <= new <= _CATCH_UP:
+                anew.append(request)
+                new = 0
+            most = max(most, new)
+            ahead.append(new)
+        if anew:
+            self.slots.renew([each.slot for each in anew], [each.begun(self.slots.width) for each in anew])
+        for turn in range(most):
+            tokens, waiting = [0] * len(ahead), []
+            for slot, (request, new) in enumerate(zip(self._in_slots, ahead, strict=True)):
+                if turn < new:
+                    tokens[slot] = request.output[request.taken]
+                    request.taken += 1
+                else:
+                    waiting.append(slot)
+            self.slots.push(tokens, waiting)
 
     def _release(self, request: _Request | None) -> None:
         if request is not None:
-            self._free.append(request.slot)
-            self._slots = None
-
-    def _grow(self) -> None:
-        """Twice the slots; what the state has is kept."""
-        had = len(self._penalty.parameters)
-        self._free += range(had, 2 * had)
-        self._penalty.extend(had)
+            request.row = None
+            if request.slot != _NOT_YET:
+                self._gone.append(request)
 
 
 class SlotBatch:
@@ -147,20 +176,31 @@ class SlotBatch:
         self._requests = requests
         self._parameters: list[LZParameters | None] = [None] * requests.max_num_reqs
         self._width = width
-        self._rows = RowParameters.of(self._parameters, requests.device, width)
-        self._stale = False
+        self._known = ParameterCount()
+        self._columns = RowParameters.of(self._parameters, requests.device, width)
+        self._rows = self._columns
+        self._stale: dict[int, LZParameters | None] = {}
 
     def add(self, slot: int, parameters: LZParameters | None) -> bool:
         """A request got a slot. Returns whether it asked for the penalty."""
-        self._stale |= self._parameters[slot] != parameters
-        self._parameters[slot] = parameters
+        before = self._parameters[slot]
+        if before != parameters:
+            for each, count in ((before, -1), (parameters, 1)):
+                if each is not None:
+                    self._known.remember(each, count)
+            self._parameters[slot] = self._stale[slot] = parameters
         return parameters is not None
 
     def flush(self) -> None:
-        """Put the parameters where the logits are."""
-        if self._stale:
-            self._rows = RowParameters.of(self._parameters, self._requests.device, self._width)
-            self._stale = False
+        """Put the parameters that are new where the logits are, all at once."""
+        if not self._stale:
+            return
+        new = RowParameters.of([*self._stale.values()], self._requests.device, self._width)
+        at = torch.tensor([*self._stale]).to(self._requests.device, non_blocking=True)
+        for column, values in zip(self._columns.tensors(), new.tensors(), strict=True):
+            column[at] = values
+        self._rows = self._columns.first(len(self._parameters), *self._known.said())
+        self._stale.clear()
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
         """Penalise the rows of this step."""

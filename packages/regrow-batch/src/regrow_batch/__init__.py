@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regrow_batch.job import BatchWords, run_batch
-    from regrow_batch.registered import RegisteredWorker, WorkerWords
     from regrow_batch.report import BatchReport
+    from regrow_batch.servers.registered import RegisteredWorker, WorkerWords
 
 __all__ = ["BatchReport", "BatchWords", "RegisteredWorker", "WorkerWords", "run_batch"]
 
 _HOMES = {
     "BatchReport": "report",
     "BatchWords": "job",
-    "RegisteredWorker": "registered",
-    "WorkerWords": "registered",
+    "RegisteredWorker": "servers.registered",
+    "WorkerWords": "servers.registered",
     "run_batch": "job",
 }
 

@@ -8,6 +8,7 @@ import re
 from lz_penalty.detector import ExactLoop, exact_loop, examine
 
 SEEN_PIECES = 4096
+SEEN_CHARACTERS = 16 * SEEN_PIECES
 """No more than so many at the end are looked at."""
 LOOK_EVERY = 64
 """Pieces between two looks at an answer that is under way."""
@@ -15,24 +16,42 @@ SURE_PERIODS = 16
 SURE_PIECES = 256
 """What ends an answer early: more than what makes one degenerate at its end, since nobody knows how it would go on."""
 _KEPT_PIECES = 2048
-_PIECE = re.compile(r"\s*(?:\w+|[^\w\s])")
+_LONGEST_WORD = 24
+_WITHOUT_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+"""Thai, Lao, Burmese, Khmer, Chinese, Japanese, Korean: a character is a piece, as no blank ends a word."""
+_BLANKS = 8
+_PIECE = re.compile(rf"\s{{0,{_BLANKS}}}(?:[{_WITHOUT_BLANKS}]|[^\W{_WITHOUT_BLANKS}]+|[^\w\s])|\s{{{_BLANKS + 1},}}")
 
 Circles = dict[str, str | int]
 
 
 def pieces(text: str) -> list[int]:
-    """Words and signs, each with the blanks before it, as numbers: the same number for the same piece."""
-    return [hash(piece) for piece in _PIECE.findall(text)]
+    """Words and signs, each with the blanks before it, as numbers: the same number for the same piece.
+
+    Of longer runs of blanks, of words without end and of scripts without blanks each character is one.
+    """
+    found: list[int] = []
+    for piece in _PIECE.findall(text):
+        if len(piece) > _LONGEST_WORD or (len(piece) > _BLANKS and piece.isspace()):
+            found += map(hash, piece)
+        else:
+            found.append(hash(piece))
+    return found
 
 
 def circles(text: str) -> Circles | None:
     """What an answer that the length limit ended is told to be; None: it runs in no circles."""
-    verdict = examine(pieces(text)[-SEEN_PIECES:], hit_length_limit=True)
+    verdict = examine(pieces(text[-SEEN_CHARACTERS:])[-SEEN_PIECES:], hit_length_limit=True)
     if verdict.loop is None:
         return None
     if isinstance(verdict.loop, ExactLoop):
         return told_of(verdict.loop.period, ended_early=False)
     return {"kind": "drifting loop", "period": 0, "ended_early": 0}
+
+
+def told_by_server() -> Circles:
+    """What is told of an answer that its server has ended since it found it to repeat."""
+    return {"kind": "ended by the server", "period": 0, "ended_early": 1}
 
 
 def told_of(period: int, *, ended_early: bool) -> Circles:
@@ -46,10 +65,16 @@ class LoopWatch:
     def __init__(self) -> None:
         self._pieces: list[int] = []
         self._unseen = 0
+        self._blanks = ""
 
     def take(self, text: str) -> int:
         """Take in more text. The period of the loop that it surely is in; 0: none."""
-        new = pieces(text)
+        text = self._blanks + text
+        told = text.rstrip()
+        self._blanks = text[len(told) :]
+        if len(self._blanks) > _BLANKS:  # too many to belong to a word that comes
+            told, self._blanks = text, ""
+        new = pieces(told)
         self._pieces += new
         self._unseen += len(new)
         if self._unseen < LOOK_EVERY:

@@ -1,5 +1,6 @@
 """`regrow batch`: inference over the rows of a file, with workers that come and go."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,10 @@ from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.flags import TIME
 from regrow.core.hosts import ANY, place_to_listen
 
+NOT_THEIRS = "not-theirs"
+
 if TYPE_CHECKING:
-    from regrow_batch.job import BatchWords
+    from regrow_batch.job import BatchWords, TableWords
 
 
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
@@ -53,6 +56,33 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         "--grace", type=TIME, default="30s", metavar="TIME", help="For rows under way, of who has to go.  [30s]"
     ),
     click.option("--api-key-file", default="", metavar="FILE", help="The key that workers want."),
+    click.option("--prompt-column", default="", metavar="NAME", help="The column of a table that has the prompts."),
+    click.option("--messages-column", default="", metavar="NAME", help="The one that has lists of messages."),
+    click.option(
+        "--template",
+        default="",
+        metavar="FILE",
+        help="A body in JSON, or a prompt, with {column} where a value goes.",
+    ),
+    click.option(
+        "--id-column", default="", metavar="NAME", help="The column of names.  [custom_id, id, or row numbers]"
+    ),
+    click.option("--split", default="train", metavar="NAME", help="Of a data set.  [train]"),
+    click.option(
+        "--columns",
+        default="",
+        metavar="NAME[=COLUMN],...",
+        help="Of the output: of the input, and answer, error, …  [all, and the usual ones]",
+    ),
+    click.option("--journal", default="", metavar="FILE", help="Where results are kept until all are there."),
+    click.option(
+        "--retry-errors",
+        multiple=True,
+        is_flag=False,
+        flag_value=NOT_THEIRS,
+        metavar="[REASON,...]",
+        help="Send error rows again: those that may be no fault of theirs; those with these errors; or `every`.",
+    ),
     click.option("--strict", is_flag=True, help="Do not begin if a line is no row, or repeats one."),
     click.option("--quiet", is_flag=True, help="Show no progress."),
 )
@@ -70,13 +100,18 @@ def batch() -> None:
 
 
 @batch.command("run")
-@click.argument("source", metavar="IN.JSONL|URL")
+@click.argument("source", metavar="IN|URL")
 @_run_options
 def run(source: str, **words: Any) -> int:
-    """Send each row of IN.JSONL to a worker, and write one result of each: OpenAI's batch format.
+    """Send each row of IN to a worker, and write one result of each.
 
-    Run the same command again to go on after whatever has ended it. Exit code 0: the output is whole (error rows are in
-    it too). 75: run it again. 2: usage. SIGINT or SIGTERM lets rows under way end within --grace.
+    IN: lines of OpenAI's batch format; or records in JSON Lines, Parquet, CSV, Arrow, a folder of these, or a data set
+    (hf://OWNER/NAME), gzipped or not, with --prompt-column, --messages-column or --template. An output named .parquet
+    becomes Parquet.
+
+    Run the same command again to go on after whatever has ended it. Exit code 0: the output is whole, and each row was
+    answered or refused by its own fault. 77: it is whole, with other error rows too: --retry-errors sends them again.
+    75: run it again. 2: usage. SIGINT or SIGTERM lets rows under way end within --grace.
     """
     from rich.console import Console
 
@@ -100,7 +135,7 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
     from regrow_batch.pool import PoolPolicy
     from regrow_batch.retries import RetryPolicy
     from regrow_batch.rows import RowReading
-    from regrow_batch.spawned import HEAD, words_of
+    from regrow_batch.servers.spawned import HEAD, words_of
 
     workers = read_words(words["workers"])
     if not words["timeout"] or not words["patience"]:
@@ -136,7 +171,40 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
         key=read_key(words["api_key_file"]),
         strict=words["strict"],
         quiet=words["quiet"],
+        shape=_shape(words),
+        journal=words["journal"],
+        again=tuple(part for word in words["retry_errors"] for part in word.split(",") if part),
     )
+
+
+def _shape(words: dict[str, Any]) -> "TableWords":
+    from regrow_batch.job import TableWords
+    from regrow_batch.tables.making import CHAT, RowMaking
+
+    given = [name for name in ("prompt_column", "messages_column", "template") if words[name]]
+    if len(given) > 1:
+        raise UsageError(
+            "--prompt-column, --messages-column and --template each say what is asked", hint="give one of them"
+        )
+    making = RowMaking(
+        prompt=words["prompt_column"],
+        messages=words["messages_column"],
+        template=_template(words["template"]) if words["template"] else None,
+        name=words["id_column"],
+        url=words["endpoint"] or CHAT,
+    )
+    return TableWords(making, words["split"], words["columns"])
+
+
+def _template(place: str) -> Any:
+    from regrow_batch.places import open_to_read
+    from regrow_batch.tables.making import read_template
+
+    with open_to_read(place) as stream:
+        try:
+            return read_template(stream.read().decode())
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--template {place} is no text: {error}") from error
 
 
 def _token(token_file: str, *, needed: bool) -> str:
@@ -166,7 +234,7 @@ def worker(head: str, command: tuple[str, ...], **words: Any) -> int:
 
     from regrow_batch.job import door_path
     from regrow_batch.members import address
-    from regrow_batch.registered import RegisteredWorker, WorkerWords
+    from regrow_batch.servers.registered import RegisteredWorker, WorkerWords
 
     remote = head.startswith(("http://", "https://"))
     given = WorkerWords(
@@ -185,6 +253,24 @@ def worker(head: str, command: tuple[str, ...], **words: Any) -> int:
         return await RegisteredWorker(given, lambda sentence: click.echo(f"regrow: {sentence}", err=True)).run()
 
     return asyncio.run(attend())
+
+
+@batch.command("read")
+@click.argument("output", metavar="OUTPUT")
+@click.option("--journal", default="", metavar="FILE", help="The run's --journal.")
+def read(output: str, journal: str) -> None:
+    """Write the results that there are so far to standard output, as lines, while the batch runs or after it.
+
+    They come in the order in which they were got; those of a batch that is done in the input's.
+    """
+    import sys
+
+    from regrow_batch.reading import results_so_far
+
+    with contextlib.suppress(BrokenPipeError):
+        for result in results_so_far(output, state_home() / "batches", journal):
+            sys.stdout.buffer.write(result + b"\n")
+        sys.stdout.buffer.flush()
 
 
 @batch.command("workers")

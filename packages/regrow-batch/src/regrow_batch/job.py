@@ -5,27 +5,34 @@ import gc
 import hashlib
 import signal
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from regrow.core.errors import UsageError
+from regrow.core.exit_codes import ERRORS_NOT_THEIRS, OK
 from regrow.core.ids import Seconds
 from regrow.core.process.tasks import TaskScope
 from regrow_batch import control
+from regrow_batch.again import send_again
 from regrow_batch.attendance import Attendance
 from regrow_batch.head import BatchHead, HeadPolicy
 from regrow_batch.journal import Journal
-from regrow_batch.places import BatchStopped, exists, local_path, open_to_write
+from regrow_batch.places import BatchStopped, exists, local_path
 from regrow_batch.pool import Pool, PoolPolicy, PoolWorker
 from regrow_batch.progress import LIVE_S, BatchProgress
+from regrow_batch.records import JournalHead
 from regrow_batch.report import BatchReport, OutputCount, draw, sentences, this_run, workers_of
 from regrow_batch.rows import RowReading
 from regrow_batch.scanning import DONE, OPEN, Feed, Scan, scan
 from regrow_batch.sending import HttpSender
-from regrow_batch.spawned import SpawnedWorkers
+from regrow_batch.servers.spawned import SpawnedWorkers
+from regrow_batch.tables.inputs import source_of
+from regrow_batch.tables.making import EMBEDDINGS, RowMaking
+from regrow_batch.tables.outputs import Output
 from regrow_batch.tally import Tally
 
 DRAWN_FROM_S: Seconds = 5.0
@@ -50,6 +57,9 @@ class BatchWords:
         strict: whether a line that is no row, or a repeated one, stops the job before it begins.
         quiet: whether progress is not shown.
         state: a folder for journals of outputs that are URLs.
+        shape: what the input's records and the output's columns are.
+        journal: where the journal is; empty: see `journal_path`.
+        again: reasons of error rows that are sent again; none: none is.
     """
 
     input: str
@@ -67,10 +77,30 @@ class BatchWords:
     key: str = ""
     strict: bool = False
     quiet: bool = False
+    shape: "TableWords" = field(default_factory=lambda: TableWords())
+    journal: str = ""
+    again: tuple[str, ...] = ()
 
 
-def journal_path(output: str, state: Path) -> Path:
-    """Where the journal of an output is: beside it; of a URL, in the state's folder."""
+@dataclass(frozen=True)
+class TableWords:
+    """How tables become rows, and results a table.
+
+    Attributes:
+        making: of a row from a record.
+        split: of a data set.
+        columns: of the output, as `columns.chosen` reads them; empty: the usual ones of its kind.
+    """
+
+    making: RowMaking = field(default_factory=RowMaking)
+    split: str = "train"
+    columns: str = ""
+
+
+def journal_path(output: str, state: Path, journal: str = "") -> Path:
+    """Where the journal of an output is: where it is told to be; beside it; of a URL, in the state's folder."""
+    if journal:
+        return Path(journal)
     path = local_path(output)
     if path is not None:
         return path.with_name(f"{path.name}.journal")
@@ -89,6 +119,7 @@ def fingerprint(found: Scan, reading: RowReading) -> dict[str, str]:
         "--model": reading.model,
         "--endpoint": reading.url,
         "--end-loops": "given" if reading.ends_loops else "",
+        **found.source.words(),
     }
 
 
@@ -99,12 +130,14 @@ def run_batch(words: BatchWords, show: "Callable[[Pool, Tally], BatchProgress]")
         words: what it is told.
         show: makes what shows it.
     """
-    found = scan(words.input)
+    found = scan(source_of(words.input, words.shape.making, split=words.shape.split))
     if words.strict and found.complaints:
         count = found.malformed + found.repeated
         raise UsageError(f"{count:,} lines are no rows, or repeat one: {'; '.join(found.complaints)}")
-    path = journal_path(words.output, words.state)
+    output = Output(words.output, found.source, words.shape.columns, embeddings=words.reading.url == EMBEDDINGS)
+    path = journal_path(words.output, words.state, words.journal)
     if local_path(words.output) is None:
+        door_path(words.output, words.state).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists() and exists(words.output):
         raise UsageError(
@@ -112,28 +145,29 @@ def run_batch(words: BatchWords, show: "Callable[[Pool, Tally], BatchProgress]")
         )
     journal = Journal.open(path, fingerprint(found, words.reading))
     try:
-        return _with_journal(words, found, journal, show)
+        return _with_journal(words, found, journal, output, show)
     finally:
         journal.close()
 
 
 def _with_journal(
-    words: BatchWords, found: Scan, journal: Journal, show: "Callable[[Pool, Tally], BatchProgress]"
+    words: BatchWords, found: Scan, journal: Journal, output: Output, show: "Callable[[Pool, Tally], BatchProgress]"
 ) -> int:
     pool = Pool(words.pool)
+    if journal.head.rows and not exists(words.output):
+        raise UsageError(
+            f"{journal.path} says that {words.output} is written, and it is not there",
+            hint="remove the journal to begin anew",
+        )
+    again = send_again(journal, words.output, words.again) if words.again else Counter[str]()
     if journal.head.rows:
-        if not exists(words.output):
-            raise UsageError(
-                f"{journal.path} says that {words.output} is written, and it is not there",
-                hint="remove the journal to begin anew",
-            )
-        show(pool, Tally(found.rows)).say(f"{journal.head.rows:,} rows are in {words.output} already")
-        return 0
-    for number, _, _ in journal.rows():
-        if number < len(found.states) and found.states[number] == OPEN:
-            found.states[number] = DONE
-    tally = Tally(found.rows, before=found.done, began=time.monotonic())
+        said, code = _as_before(journal.head, words.output)
+        show(pool, Tally(found.rows)).say(said)
+        return code
+    tally = _what_is_done(found, journal)
     with show(pool, tally) as progress:
+        for reason, count in again.most_common():
+            progress.say(f"sent again: {count:,} rows with the error {reason}")
         for complaint in found.complaints:
             progress.say(f"left out: {complaint}")
         if (more := found.malformed + found.repeated - len(found.complaints)) > 0:
@@ -144,10 +178,35 @@ def _with_journal(
             progress.say(f"{tally.before:,} of {tally.rows:,} rows are in {journal.path}; the others are sent")
         if tally.left:
             asyncio.run(_run_head(words, found, journal, pool, tally, progress))
-    report = _write(words, found, journal, tally, [*pool.workers.values(), *pool.departed])
+    report = _write(output, found, journal, tally, [*pool.workers.values(), *pool.departed])
     for sentence in [*sentences(report), *_keep_report(words, journal.path, report)]:
         progress.say(sentence)
-    return 0
+    return _code(report.unproven_rows)
+
+
+def _as_before(head: JournalHead, output: str) -> tuple[str, int]:
+    """What is said of a batch that is done already, and the code."""
+    said = f"{head.rows:,} rows are in {output} already"
+    if head.unproven:
+        said += f"; {head.unproven:,} error rows are not known to be their own fault: --retry-errors sends them again"
+    return said, _code(head.unproven)
+
+
+def _code(unproven: int) -> int:
+    """0 only if each row was answered, or refused by its own fault."""
+    return ERRORS_NOT_THEIRS if unproven else OK
+
+
+def _what_is_done(found: Scan, journal: Journal) -> Tally:
+    """Mark the rows that have their results, and count them."""
+    count = OutputCount()
+    for number, _, result in journal.rows():
+        if number < len(found.states) and found.states[number] == OPEN:
+            found.states[number] = DONE
+            count.take(result)
+    return Tally(
+        found.rows, before=found.done, began=time.monotonic(), errors=count.errors, degenerate=count.degenerate
+    )  # fmt: skip
 
 
 async def _run_head(
@@ -179,7 +238,13 @@ async def _run_head(
             if words.spawn:
                 head_at = url if words.listen is not None else _named(words.output)
                 spawned = SpawnedWorkers(
-                    words.spawn, words.spawn_count, attendance, head=head_at, grace=words.head.grace, say=progress.say
+                    words.spawn,
+                    words.spawn_count,
+                    attendance,
+                    head=head_at,
+                    logs=journal.path.with_suffix(".servers"),
+                    grace=words.head.grace,
+                    say=progress.say,
                 )
                 beside.append(spawned.run())
             _collect_seldom()
@@ -211,25 +276,19 @@ async def _refresh(progress: BatchProgress) -> None:
 # --- the end -----------------------------------------------------------------------------------------------------
 
 
-def _write(words: BatchWords, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]) -> BatchReport:
+def _write(output: Output, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]) -> BatchReport:
     """Make the output of the journal, and the report of both."""
     seconds, rate, tokens = this_run(tally, time.monotonic())
     count = OutputCount()
-    with open_to_write(words.output) as out:
-        written = journal.write_output(len(found.states), out, count.take)
-        if written != found.rows:
-            raise BatchStopped(
-                f"{journal.path} has {written:,} of {found.rows:,} rows: it was changed from outside",
-                hint="run the same command again",
-            )
-    journal.end(written)
+    written = output.write(_whole(journal, found), count.take)
+    journal.end(written, count.unproven, keep=not output.has_lines)
     return BatchReport(
-        output=words.output,
+        output=output.place,
         rows=written,
         error_rows=count.errors,
         degenerate_rows=count.degenerate,
         ended_early=tally.ended,
-        tokens=count.tokens,
+        tokens=count.tokens.answer,
         malformed_lines=found.malformed,
         repeated_lines=found.repeated,
         complaints=found.complaints,
@@ -242,7 +301,26 @@ def _write(words: BatchWords, found: Scan, journal: Journal, tally: Tally, worke
         bucket_s=tally.width,
         buckets=tally.buckets,
         serving=tally.workers,
+        unproven_rows=count.unproven,
+        errors=count.reasons,
+        spent=count.tokens,
+        models=dict(count.models),
+        penalties=dict(count.penalties),
+        finished=dict(tally.finished),
     )
+
+
+def _whole(journal: Journal, found: Scan) -> Iterator[tuple[int, bytes]]:
+    """The result of each row. Raises `BatchStopped` behind the last where there are not as many: no output is made."""
+    written = 0
+    for result in journal.results(len(found.states)):
+        yield result
+        written += 1
+    if written != found.rows:
+        raise BatchStopped(
+            f"{journal.path} has {written:,} of {found.rows:,} rows: it was changed from outside",
+            hint="run the same command again",
+        )
 
 
 def _keep_report(words: BatchWords, journal: Path, report: BatchReport) -> list[str]:

@@ -9,10 +9,11 @@ import errno
 import fcntl
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
@@ -50,7 +51,7 @@ class Journal:
         try:
             if not path.exists():
                 with suppress(FileExistsError):
-                    _make(path, encode_head(fingerprint), over=False)
+                    _make(path, (encode_head(fingerprint),), over=False)
             descriptor = _open_and_lock(path)
         except OSError as error:
             if error.errno in _FULL:
@@ -113,47 +114,59 @@ class Journal:
                     self.torn += 1
                 at += len(line)
 
-    def write_output(self, rows: int, out: BinaryIO, take: Callable[[bytes], None]) -> int:
-        """Write the first result of each row, in the input's order; how many there are. Sixteen bytes a row.
+    def results(self, rows: int) -> Iterator[tuple[int, bytes]]:
+        """The first result of each row with its number, in the input's order. Sixteen bytes a row.
 
         Args:
             rows: how many numbers there may be.
-            out: what it is written to.
-            take: told of each result.
         """
         starts, lengths = array("Q", bytes(8 * rows)), array("Q", bytes(8 * rows))
         for number, start, result in self.rows():
             if number < rows and not starts[number]:
                 starts[number], lengths[number] = start, len(result)
-        written = 0
-        for start, length in zip(starts, lengths, strict=True):
+        for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             if start:
-                result = os.pread(self._descriptor, length, start)
-                take(result)
-                out.write(result)
-                out.write(b"\n")
-                written += 1
-        return written
+                yield number, os.pread(self._descriptor, length, start)
 
-    def end(self, rows: int) -> None:
-        """Replace the journal by one line that says that the output is written. Raises `BatchStopped`."""
+    def end(self, rows: int, unproven: int = 0, *, keep: bool = False) -> None:
+        """Let the journal say that the output is written, and forget the results. Raises `BatchStopped`.
+
+        Args:
+            rows: that the output has.
+            unproven: error rows of these whose own fault that is not known to be.
+            keep: the results stay, as the output has not all of them.
+        """
+        kept = (encode_row(number, result) for number, _, result in self.rows()) if keep else ()
+        first = encode_head(self.head.fingerprint, rows, unproven, kept=keep)
         try:
-            _make(self.path, encode_head(self.head.fingerprint, rows), over=True)
+            _make(self.path, chain((first,), kept), over=True)
         except OSError as error:
             raise _stopped(self.path, error) from error
+
+    def begin_anew(self, kept: Iterable[tuple[int, bytes]]) -> None:
+        """Replace the journal, as a whole or not at all, by one that has these results. Raises `BatchStopped`."""
+        lines = (encode_row(number, result) for number, result in kept)
+        try:
+            _make(self.path, chain((encode_head(self.head.fingerprint),), lines), over=True)
+            os.close(self._descriptor)
+            self._descriptor = _open_and_lock(self.path)
+        except OSError as error:
+            raise _stopped(self.path, error) from error
+        self.head = _head_of(self._descriptor, self.path)
 
     def close(self) -> None:
         """Let go of the file and of its lock."""
         os.close(self._descriptor)
 
 
-def _make(path: Path, line: bytes, *, over: bool) -> None:
-    """Put a file there that has this line, as a whole; `over`: over one that is there. Raises `OSError`."""
+def _make(path: Path, lines: Iterable[bytes], *, over: bool) -> None:
+    """Put a file there that has these lines, as a whole; `over`: over one that is there. Raises `OSError`."""
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(descriptor, line)
+            for line in lines:
+                _write_all(descriptor, line)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

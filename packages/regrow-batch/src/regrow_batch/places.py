@@ -1,15 +1,44 @@
-"""Files of a batch: on this machine, or behind any URL that fsspec knows."""
+"""Files of a batch: on this machine, or behind any URL that fsspec knows.
 
+What goes wrong there ends the job in one of two ways, whatever library it comes from. The user has to change something
+(`UsageError`, exit code 2): the place is not there, there are no credentials or not those, a library is missing. Or the
+same command may go on later (`BatchStopped`, 75): no route, a full disk, a store that has gone.
+"""
+
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
 from regrow.core.errors import RegrowError, UsageError
 from regrow.core.process.extras import install_line
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+_NOT_LET_IN = frozenset(
+    {
+        "NoCredentialsError",  # botocore, and adlfs by azure-core's
+        "PartialCredentialsError",
+        "CredentialRetrievalError",
+        "ProfileNotFound",
+        "TokenRetrievalError",
+        "NoAuthTokenError",
+        "DefaultCredentialsError",  # google-auth
+        "RefreshError",
+        "ClientAuthenticationError",  # azure-core
+        "LocalTokenNotFoundError",  # huggingface_hub
+        "GatedRepoError",
+        "RepositoryNotFoundError",
+        "RevisionNotFoundError",
+        "EntryNotFoundError",
+    }
+)
+"""Errors of optional libraries, which are known by name, as they cannot be imported where they are not installed."""
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "tables"}
+"""By the URL's scheme, what `pyproject.toml` calls the libraries that reach it."""
+_BLOCK = 1 << 20
+_Found = TypeVar("_Found")
 
 
 class BatchStopped(RegrowError):
@@ -24,40 +53,41 @@ def local_path(place: str) -> Path | None:
 
 
 def open_to_read(place: str) -> BinaryIO:
-    """Open a file or a URL. Raises `UsageError`."""
+    """Open a file or a URL. Raises `UsageError`, and `BatchStopped` where it cannot be reached; so does reading it."""
     path = local_path(place)
+    if path is None:
+        opened = reached(place, "read", lambda: _fsspec(place).open(place, "rb").open())
+        return cast(BinaryIO, BufferedReader(_Remote(place, opened), _BLOCK))
     try:
-        if path is not None:
-            return path.open("rb", buffering=1 << 20)
-        return cast(BinaryIO, _fsspec(place).open(place, "rb").open())
-    except (OSError, ValueError, ImportError) as error:
+        return path.open("rb", buffering=_BLOCK)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{place} cannot be read: {_reason(error)}") from error
 
 
 def exists(place: str) -> bool:
-    """Whether something is there. Raises `UsageError` where that cannot be found out."""
+    """Whether something is there. Raises `UsageError`, and `BatchStopped` where it cannot be reached."""
     path = local_path(place)
     if path is not None:
         return path.exists()
-    try:
+
+    def look() -> bool:
         files, inner = _fsspec(place).core.url_to_fs(place)
         return bool(files.exists(inner))
-    except (OSError, ValueError, ImportError) as error:
-        raise UsageError(f"{place} cannot be used: {_reason(error)}") from error
+
+    return reached(place, "used", look)
 
 
 @contextmanager
-def open_to_write(place: str) -> "Iterator[BinaryIO]":
+def open_to_write(place: str) -> Iterator[BinaryIO]:
     """Write a file that is there as a whole at the end, or not at all. Raises `BatchStopped`."""
     path = local_path(place)
+    if path is None:
+        yield from _written_behind_url(place)
+        return
     try:
-        if path is None:
-            with _fsspec(place).open(place, "wb") as remote:
-                yield cast(BinaryIO, remote)
-            return
         partial = path.with_name(f"{path.name}.partial")
         try:
-            with partial.open("wb", buffering=1 << 20) as stream:
+            with partial.open("wb", buffering=_BLOCK) as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -66,10 +96,102 @@ def open_to_write(place: str) -> "Iterator[BinaryIO]":
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError) as error:
         raise BatchStopped(
             f"{place} cannot be written: {_reason(error)}", hint="make room, then run the same command again"
         ) from error
+
+
+def _written_behind_url(place: str) -> Iterator[BinaryIO]:
+    """A file of an object store appears as it is closed; where writing fails before, it is thrown away."""
+    stream = reached(place, "written", lambda: _fsspec(place).open(place, "wb").open(), later=True)
+    try:
+        yield cast(BinaryIO, _Remote(place, stream))
+    except BaseException:
+        # Closed as it is, or when nobody has it any more, it would appear with what it has.
+        with contextlib.suppress(Exception):
+            stream.discard()
+        stream.closed = True
+        raise
+    reached(place, "written", stream.close, later=True)
+
+
+class _Remote(RawIOBase):
+    """A file behind a URL, whose errors are this module's."""
+
+    def __init__(self, place: str, stream: Any) -> None:
+        self._place, self._stream = place, stream
+
+    def readable(self) -> bool:
+        return bool(self._stream.readable())
+
+    def writable(self) -> bool:
+        return bool(self._stream.writable())
+
+    def seekable(self) -> bool:
+        return self.readable() and bool(self._stream.seekable())
+
+    def readinto(self, buffer: Any) -> int:
+        data = reached(self._place, "read", lambda: self._stream.read(len(buffer)), later=True)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(reached(self._place, "read", lambda: self._stream.seek(offset, whence), later=True))
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def write(self, data: Any) -> int:
+        reached(self._place, "written", lambda: self._stream.write(data), later=True)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed and self.readable():
+            self._stream.close()
+        super().close()
+
+
+def reached(place: str, verb: str, work: Callable[[], _Found], *, later: bool = False) -> _Found:
+    """Do something with a place that another library reaches. Raises `UsageError`, or `BatchStopped`.
+
+    Args:
+        place: which one.
+        verb: what it is to be, as a participle.
+        work: does it.
+        later: the job has begun: whatever goes wrong now may go well at the next start.
+    """
+    try:
+        return work()
+    except RegrowError:
+        raise
+    except Exception as error:  # noqa: BLE001 - `_stop` raises
+        # Each store has an error tree of its own, some errors without a common base: none of them is a defect of ours.
+        _stop(place, verb, error, later=later)
+
+
+def _stop(place: str, verb: str, error: Exception, *, later: bool) -> NoReturn:
+    said = f"{place} cannot be {verb}: {_reason(error)}"
+    if later:
+        raise BatchStopped(said, hint="what is done is kept: run the same command again") from error
+    names = {each.__name__ for cause in _causes(error) for each in type(cause).__mro__}
+    if names & _NOT_LET_IN or isinstance(error, PermissionError):
+        raise UsageError(said, hint="give credentials that may use it") from error
+    if isinstance(error, ImportError):
+        raise UsageError(said, hint=_extra(place)) from error
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | ValueError):
+        raise UsageError(said) from error
+    raise BatchStopped(said, hint="see to the way there, then run the same command again") from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it came of."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
 
 
 def sync_folder(folder: Path) -> None:
@@ -86,11 +208,15 @@ def _fsspec(place: str) -> Any:
         import fsspec
         import fsspec.core
     except ImportError as error:
-        raise UsageError(
-            f"{place} needs fsspec, which is not installed", hint=install_line("urls", package="regrow-batch")
-        ) from error
+        raise UsageError(f"{place} needs fsspec, which is not installed", hint=_extra(place)) from error
     return fsspec
 
 
+def _extra(place: str) -> str:
+    """The line that installs what a URL needs."""
+    return install_line(_EXTRAS.get(place.partition("://")[0], "urls"), package="regrow-batch")
+
+
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    said = (error.strerror if isinstance(error, OSError) else None) or str(error).strip().partition("\n")[0]
+    return said or type(error).__name__

@@ -5,16 +5,18 @@ wait that doubles each time, and then tried with one row. Who is asked to go get
 has.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 
 from regrow.core.ids import Instant, Seconds
+from regrow_batch.judging.answers import Tokens
 
 NEVER: Instant = float("inf")
 MOST_DEPARTED = 1000
 MOST_HOMES = 10_000
+_ANY_LENGTH = 1 << 60
 
 
 class Standing(StrEnum):
@@ -66,7 +68,13 @@ class PoolWorker:
         leave_by: when it must have left.
         because: its last failure, as a sentence that follows its name.
         done, retried: rows with a result from it, and rows it was not able to answer.
-        done_tokens: tokens of answers.
+        spent: tokens of these.
+        context: the longest row that it takes, in tokens; 0: it does not say.
+        version: of its server; empty: it does not say.
+        asked: it was asked what it serves, whatever came of it.
+        alone: it has one row, which nobody is to be beside.
+        stalled: it answers nothing while others do: it gets no rows, whatever it says of its health.
+        heard_at: when it last answered, or began to have rows.
     """
 
     url: str
@@ -83,12 +91,24 @@ class PoolWorker:
     because: str = "has not answered yet"
     done: int = 0
     retried: int = 0
-    done_tokens: int = 0
+    spent: Tokens = field(default_factory=Tokens)
+    context: int = 0
+    version: str = ""
+    asked: bool = False
+    alone: bool = False
+    stalled: bool = False
+    heard_at: Instant = 0.0
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it gets rows while it has room."""
+        return self.standing in _TAKES_ROWS and not self.stalled
 
     @property
     def has_room(self) -> bool:
         """Whether it may get a row."""
-        return self.standing in _TAKES_ROWS and self.rows < (1 if self.standing is Standing.TRIED else self.limit)
+        most = 1 if self.standing is Standing.TRIED else self.limit
+        return self.takes_rows and not self.alone and self.rows < most
 
 
 class Pool:
@@ -149,7 +169,7 @@ class Pool:
         before = self._departed.pop(worker.url, None)
         if before is not None:
             worker.done += before.done
-            worker.done_tokens += before.done_tokens
+            worker.spent.add(before.spent)
             worker.retried += before.retried
         self._departed[worker.url] = worker
         if len(self._departed) > MOST_DEPARTED:
@@ -162,33 +182,55 @@ class Pool:
 
     # --- who gets a row ---
 
-    def assign(self, tokens: int, *, prefix: bytes = b"", avoid: str = "") -> str | None:
+    def assign(
+        self,
+        tokens: int,
+        *,
+        prefix: bytes = b"",
+        avoid: str = "",
+        never: Collection[str] = (),
+        fits: Callable[[str], bool] = lambda _: True,
+        alone: bool = False,
+    ) -> str | None:
         """Give a row to a worker; None: none has room.
 
         Args:
             tokens: what the row is taken to cost.
             prefix: rows with the same go to the same worker where its load allows.
             avoid: who was not able to answer this row; it gets it again only if no other takes rows at all.
+            never: who has refused this row; of the others those come first that take longer rows.
+            fits: whether a worker can be given this row.
+            alone: it is to have no other row.
         """
-        takers = [worker for worker in self.workers.values() if worker.has_room]
-        if avoid and self._has_other(avoid):
+        takers = [each for each in self.workers.values() if each.has_room and each.url not in never and fits(each.url)]
+        if alone:
+            takers = [worker for worker in takers if not worker.rows]
+        if avoid and self._has_other(avoid, fits):
             takers = [worker for worker in takers if worker.url != avoid]
         if not takers:
             return None
+        if never:
+            longest = max(worker.context or _ANY_LENGTH for worker in takers)
+            takers = [worker for worker in takers if (worker.context or _ANY_LENGTH) == longest]
         chosen = min(takers, key=lambda worker: (worker.tokens, worker.rows))
-        if prefix:
-            preferred = self.workers[self.home(prefix)]
+        if prefix and not never:
+            preferred = self.workers.get(self.home(prefix))
             if preferred in takers and preferred.tokens <= chosen.tokens + self._policy.slack_tokens:
                 chosen = preferred
         chosen.rows += 1
         chosen.tokens += tokens
+        chosen.alone = alone
         return chosen.url
+
+    def takers(self, *, never: Collection[str] = (), fits: Callable[[str], bool] = lambda _: True) -> list[str]:
+        """Who takes rows, whether it has room now or not."""
+        return [url for url, each in self.workers.items() if each.takes_rows and url not in never and fits(url)]
 
     def home(self, prefix: bytes) -> str:
         """Whom rows with this prefix prefer, of those that take rows; empty: nobody takes any."""
         found = self._homes.get(prefix)
         if found is None:
-            takers = [worker.url for worker in self.workers.values() if worker.standing in _TAKES_ROWS]
+            takers = self.takers()
             found = max(takers, key=lambda url: _weight(prefix, url), default="")
             if len(self._homes) >= MOST_HOMES:
                 self._homes.clear()
@@ -206,8 +248,19 @@ class Pool:
         worker.standing = standing
         self._homes.clear()
 
-    def _has_other(self, url: str) -> bool:
-        return any(each.url != url and each.standing is Standing.SERVING for each in self.workers.values())
+    def _has_other(self, url: str, fits: Callable[[str], bool]) -> bool:
+        others = (each for each in self.workers.values() if each.url != url and not each.stalled)
+        return any(each.standing is Standing.SERVING and fits(each.url) for each in others)
+
+    @property
+    def any_room(self) -> bool:
+        """Whether anybody has room."""
+        return any(worker.has_room for worker in self.workers.values())
+
+    @property
+    def all_asked(self) -> bool:
+        """Whether each was asked what it serves: only then is one tried that does not list a row's model."""
+        return all(worker.asked for worker in self.workers.values())
 
     def release(self, url: str, tokens: int) -> None:
         """A row that was assigned is not there any more, whatever became of it. Call after `succeeded` and its like."""
@@ -215,33 +268,64 @@ class Pool:
         if worker is not None:
             worker.rows -= 1
             worker.tokens -= tokens
+            worker.alone = worker.alone and worker.rows > 0
             self._let_go(worker)
 
     @property
     def room(self) -> int:
         """How many rows all workers that take any may have at once."""
-        return sum(worker.limit for worker in self.workers.values() if worker.standing in _TAKES_ROWS)
+        return sum(worker.limit for worker in self.workers.values() if worker.takes_rows)
 
     @property
     def serving(self) -> int:
         """How many workers take rows."""
-        return sum(worker.standing in _TAKES_ROWS for worker in self.workers.values())
+        return sum(worker.takes_rows for worker in self.workers.values())
 
     # --- who is trusted ---
 
-    def succeeded(self, url: str, tokens: int) -> None:
-        """A row was answered there, with so many tokens; a refusal of a bad row is an answer too."""
+    def succeeded(self, url: str, tokens: Tokens) -> None:
+        """A row has its result by that worker; a refusal that counts is one too."""
         worker = self.workers.get(url)
         if worker is None:
             return
+        self.spoke(url)
         worker.done += 1
-        worker.done_tokens += tokens
-        worker.failures = worker.breaks = 0
-        if worker.standing is Standing.TRIED:
-            self._now_stands(worker, Standing.SERVING)
+        worker.spent.add(tokens)
         worker.calm += 1
         if worker.limit < worker.cap and worker.calm >= worker.limit:
             worker.limit, worker.calm = worker.limit + 1, 0
+
+    def spoke(self, url: str) -> None:
+        """A worker has answered, whatever it said: its engine lives."""
+        worker = self.workers.get(url)
+        if worker is None:
+            return
+        worker.failures = worker.breaks = 0
+        worker.stalled = False
+        if worker.standing is Standing.TRIED:
+            self._now_stands(worker, Standing.SERVING)
+
+    def refused(self, url: str) -> None:
+        """A worker has refused a row, which is not decided by that."""
+        worker = self.workers.get(url)
+        if worker is not None:
+            worker.retried += 1
+            self.spoke(url)
+
+    def stall(self, url: str, why: str) -> None:
+        """A worker answers nothing while others do. It keeps its rows, and gets no more until it answers one."""
+        worker = self.workers.get(url)
+        if worker is not None and not worker.stalled:
+            worker.stalled, worker.because = True, why
+            self._homes.clear()
+
+    def end_stalls(self, now: Instant, jitter: float) -> None:
+        """Who has stalled and has no rows left is broken: it is probed, and tried with one."""
+        for worker in self.workers.values():
+            if worker.stalled and not worker.rows:
+                worker.stalled = False
+                if worker.standing in _TAKES_ROWS:
+                    self._break(worker, now, jitter)
 
     def busy(self, url: str, why: str, now: Instant, jitter: float) -> None:
         """A worker answered that it has too much to do: it gets one row less at once, for a while."""
@@ -254,17 +338,16 @@ class Pool:
         else:
             worker.retried += 1
 
-    def failed(self, url: str, why: str, now: Instant, jitter: float) -> None:
-        """A row was not answered there. `jitter`: from 0 to 1."""
+    def failed(self, url: str, why: str, now: Instant, jitter: float, *, died: bool = False) -> None:
+        """A row was not answered there. `jitter`: from 0 to 1. `died`: it does not answer a probe either."""
         worker = self.workers.get(url)
         if worker is None:
             return
         worker.retried += 1
         worker.because = why
         worker.failures += 1
-        if worker.standing is Standing.TRIED or (
-            worker.standing is Standing.SERVING and worker.failures >= self._policy.failures
-        ):
+        many = died or worker.failures >= self._policy.failures
+        if worker.standing is Standing.TRIED or (worker.standing is Standing.SERVING and many):
             self._break(worker, now, jitter)
 
     def _break(self, worker: PoolWorker, now: Instant, jitter: float) -> None:
@@ -282,10 +365,14 @@ class Pool:
             worker.probe_at = NEVER
         return [worker.url for worker in due]
 
-    def probed(self, url: str, why: str, now: Instant, jitter: float) -> None:
+    def probed(self, url: str, why: str, now: Instant, jitter: float, *, context: int = 0, version: str = "") -> None:
         """The answer to a probe. `why`: what is wrong, as a sentence that follows the name; empty: nothing."""
         worker = self.workers.get(url)
-        if worker is None or worker.standing not in (Standing.JOINING, Standing.BROKEN):
+        if worker is None:
+            return
+        worker.asked = True
+        worker.context, worker.version = context or worker.context, version or worker.version
+        if worker.standing not in (Standing.JOINING, Standing.BROKEN):
             return
         if not why:
             self._now_stands(worker, Standing.SERVING if worker.standing is Standing.JOINING else Standing.TRIED)
@@ -304,7 +391,7 @@ class Pool:
     def complaints(self) -> Iterator[str]:
         """What is wrong with each worker that does not serve."""
         for worker in self.workers.values():
-            if worker.standing not in _TAKES_ROWS:
+            if not worker.takes_rows:
                 yield f"worker {worker.url} {worker.because}"
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from math import ceil
 from types import TracebackType
 from typing import Self
 
@@ -25,7 +26,7 @@ def span(seconds: Seconds | None) -> str:
     """A time in words: `1:02:03`, `42 s`; `?` where nobody can tell."""
     if seconds is None:
         return "?"
-    whole = int(seconds + 0.5)
+    whole = ceil(seconds)  # "0 s" says that nothing is left
     if whole < 120:
         return f"{whole} s"
     hours, minutes = divmod(whole // 60, 60)
@@ -39,7 +40,7 @@ def headline(tally: Tally, now: Instant) -> str:
     parts = [
         f"{done:,} of {tally.rows:,} rows",
         f"{tally.rate(now):,.0f} rows/s",
-        f"{tally.tokens / seen:,.0f} tokens/s",
+        f"{(tally.tokens.answer or tally.tokens.prompt) / seen:,.0f} tokens/s",
         f"{span(tally.remaining(now))} left",
         f"{tally.retries.total():,} retries",
     ]

@@ -22,16 +22,20 @@ class JournalHead(msgspec.Struct):
         regrow_batch_journal: the format's number.
         fingerprint: what makes results what they are, by name.
         rows: results that the output has; 0 while the job is not done.
+        kept: the journal has them too, as the output has not all of them.
+        unproven: error rows of these whose own fault that is not known to be.
     """
 
     regrow_batch_journal: int
     fingerprint: dict[str, str]
     rows: int = 0
+    unproven: int = 0
+    kept: bool = False
 
 
-def encode_head(fingerprint: Mapping[str, str], rows: int = 0) -> bytes:
+def encode_head(fingerprint: Mapping[str, str], rows: int = 0, unproven: int = 0, *, kept: bool = False) -> bytes:
     """The first line, with its end."""
-    return msgspec.json.encode(JournalHead(FORMAT, dict(fingerprint), rows)) + b"\n"
+    return msgspec.json.encode(JournalHead(FORMAT, dict(fingerprint), rows, unproven, kept)) + b"\n"
 
 
 def decode_head(line: bytes) -> JournalHead | None:

@@ -1,7 +1,8 @@
 """What a batch has been, at its end: sentences, a file for programs, a picture."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -11,9 +12,10 @@ import msgspec
 from regrow.core.errors import UsageError
 from regrow.core.ids import Instant, Seconds
 from regrow.core.process.extras import install_line
+from regrow_batch.judging.answers import Tokens, read_answer
 from regrow_batch.pool import PoolWorker
 from regrow_batch.progress import span
-from regrow_batch.rows import RowError, read_answer
+from regrow_batch.rows import RowError, Served
 from regrow_batch.tally import Tally
 
 if TYPE_CHECKING:
@@ -29,12 +31,30 @@ class WorkerReport(msgspec.Struct):
     rows: int
     tokens: int
     retried: int
+    spent: Tokens = msgspec.field(default_factory=Tokens)
+
+
+class ErrorRows(msgspec.Struct):
+    """Error rows of a reason, with the first of them.
+
+    Attributes:
+        rows: how many there are.
+        theirs: of how many it is known to be their own fault.
+        custom_id, message: of the first.
+    """
+
+    rows: int = 0
+    theirs: int = 0
+    custom_id: str = ""
+    message: str = ""
 
 
 class BatchReport(msgspec.Struct):
     """A batch that is done.
 
-    `rows`, `error_rows`, `degenerate_rows`, `tokens` are of the whole output; the other figures of the head's last run.
+    `rows`, `error_rows`, `unproven_rows`, `errors`, `degenerate_rows`, `tokens`, `spent`, `models` and `penalties` are
+    of the whole output; the other figures of the head's last run. `unproven_rows`: error rows whose own fault that is
+    not known to be. `tokens`: of answers; `spent`: all. `finished`: choices of answers by their finish reason.
     """
 
     output: str
@@ -55,6 +75,12 @@ class BatchReport(msgspec.Struct):
     bucket_s: Seconds
     buckets: list[int]
     serving: list[int]
+    unproven_rows: int = 0
+    errors: dict[str, ErrorRows] = {}
+    spent: Tokens = msgspec.field(default_factory=Tokens)
+    models: dict[str, int] = {}
+    penalties: dict[str, int] = {}
+    finished: dict[str, int] = {}
 
 
 class _Reply(msgspec.Struct):
@@ -62,9 +88,16 @@ class _Reply(msgspec.Struct):
 
 
 class _Kept(msgspec.Struct):
+    custom_id: str = ""
     error: RowError | None = None
     degenerate: dict[str, str | int] | None = None
     response: _Reply | None = None
+    served: Served | None = None
+
+
+def error_of(result: bytes) -> RowError | None:
+    """Why a row has no answer, by its line; None: it has one."""
+    return msgspec.json.decode(result, type=_Kept).error
 
 
 @dataclass
@@ -72,29 +105,46 @@ class OutputCount:
     """Adds up the rows of an output as they are written."""
 
     errors: int = 0
+    unproven: int = 0
     degenerate: int = 0
-    tokens: int = 0
+    tokens: Tokens = field(default_factory=Tokens)
+    reasons: dict[str, ErrorRows] = field(default_factory=dict)
+    models: Counter[str] = field(default_factory=Counter)
+    penalties: Counter[str] = field(default_factory=Counter)
 
     def take(self, result: bytes) -> None:
         """Count a row, which this package has written."""
         row = msgspec.json.decode(result, type=_Kept)
-        self.errors += row.error is not None
         self.degenerate += row.degenerate is not None
+        if row.error is not None:
+            self._take_error(row.custom_id, row.error)
+        elif row.served is not None:
+            self.models[row.served.model] += 1
+            if row.served.penalty:
+                self.penalties[row.served.penalty] += 1
         if row.error is None and row.response is not None:
             answer = read_answer(row.response.body)
-            self.tokens += answer.tokens if answer is not None else 0
+            if answer is not None:
+                self.tokens.add(answer.tokens)
+
+    def _take_error(self, name: str, error: RowError) -> None:
+        self.errors += 1
+        self.unproven += not error.is_its_own
+        found = self.reasons.setdefault(error.code, ErrorRows(0, 0, name, error.message))
+        found.rows += 1
+        found.theirs += error.is_its_own
 
 
 def workers_of(workers: Sequence[PoolWorker]) -> list[WorkerReport]:
     """What each has done, by name."""
-    found = [WorkerReport(each.url, each.done, each.done_tokens, each.retried) for each in workers]
+    found = [WorkerReport(each.url, each.done, each.spent.answer, each.retried, each.spent) for each in workers]
     return sorted(found, key=lambda worker: worker.url)
 
 
 def this_run(tally: Tally, now: Instant) -> tuple[Seconds, float, float]:
     """Seconds, rows a second, tokens a second."""
     seconds = max(now - tally.began, 1e-3)
-    return seconds, tally.done / seconds, tally.tokens / seconds
+    return seconds, tally.done / seconds, tally.tokens.answer / seconds
 
 
 def sentences(report: BatchReport) -> Iterator[str]:
@@ -105,6 +155,19 @@ def sentences(report: BatchReport) -> Iterator[str]:
         f"this run: {report.rows_this_run:,} rows in {span(report.seconds)}, {report.rows_per_s:,.0f} rows/s, "
         f"{report.tokens_per_s:,.0f} tokens/s"
     )
+    spent = report.spent
+    yield (
+        f"tokens: {spent.prompt:,} of prompts ({spent.cached:,} cached), "
+        f"{spent.answer:,} of answers ({spent.reasoning:,} of thoughts)"
+    )
+    for code, error in sorted(report.errors.items(), key=lambda each: -each[1].rows):
+        whose = "" if error.theirs == error.rows else f", {error.rows - error.theirs:,} not known to be their own fault"
+        yield f"error {code}: {error.rows:,} rows{whose}; {error.custom_id!r}: {error.message}"
+    if len(report.models) > 1:
+        named = ", ".join(f"{name or 'none'} ({count:,})" for name, count in sorted(report.models.items()))
+        yield f"answers come from more than one model: {named}"
+    if missing := report.penalties.get("missing", 0):
+        yield f"{missing:,} answers are of workers without the LZ penalty that was asked for (`served` in each line)"
     if report.degenerate_rows:
         yield f"{report.degenerate_rows:,} answers run in circles; this run has ended {report.ended_early:,} early"
     if report.malformed_lines or report.repeated_lines:

@@ -1,15 +1,32 @@
-"""What becomes of an answer, or of none: a result, an error row, or another attempt. Pure."""
+"""Whose fault it is that a row has no answer: the row's, the worker's, the pool's, or nobody knows. Pure.
+
+One answer alone rarely tells. A refusal is only a doubt here: `evidence` says what decides it.
+"""
 
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from enum import StrEnum
 
 from regrow.core.ids import Seconds
-from regrow_batch.rows import Answer, read_answer
+from regrow_batch.judging.answers import Answer, read_answer, said_wrong
+from regrow_batch.rows import BatchRow
 
 _BUSY = 429
-_RETRIED = {408, 429}
-_WORKERS_FAULT = {401, 403}
-"""All rows would get that answer there: the worker wants a key, or another one."""
+_RETRIED = {408, 425, 429}
+_WORKERS_FAULT = {401, 402, 403, 407}
+"""All rows would get that answer there: the worker wants a key, or another one, or to be paid."""
+_BROKEN_OFF = {"error", "abort"}
+"""Finish reasons of answers that the server itself gave up."""
+_TALKS = ("/completions",)
+
+
+class Fault(StrEnum):
+    """Whose fault it is that a row has no answer."""
+
+    ROW = "row"
+    WORKER = "worker"
+    POOL = "pool"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +60,11 @@ class Accept:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """The row is refused, and would be elsewhere too."""
+class Doubtful:
+    """The worker refuses the row, or answers nothing: its own fault or the row's. `answer`: the empty one."""
+
+    why: str
+    answer: Answer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +73,17 @@ class Again:
 
     Attributes:
         why: follows the worker's name in a sentence.
-        busy: the worker is sound and has too much to do: no fault of it, and no attempt of the row.
+        fault: whose it is, as far as this answer tells; of the pool's no attempt of the row is counted.
         at_once: nothing is gained by waiting: another worker can take it.
         asked: what the worker wants to be waited for.
+        lost: the worker may have ended meanwhile, with all rows that it had.
     """
 
     why: str
-    busy: bool = False
+    fault: Fault = Fault.UNKNOWN
     at_once: bool = False
     asked: Seconds = 0.0
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,23 +114,52 @@ class RetryPolicy:
         return max(backoff, min(again.asked, self.most) * (1.0 + 0.1 * jitter))
 
 
-def judge(outcome: Answered | Unanswered, *, wall: Seconds) -> Accept | Refuse | Again:
+def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Accept | Doubtful | Again:
     """What becomes of a row. `wall`: seconds since the epoch, for a Retry-After that is a date."""
     if isinstance(outcome, Unanswered):
-        return Again(outcome.why, at_once=not outcome.hung)
+        return Again(outcome.why, at_once=not outcome.hung, lost=not outcome.hung)
     status = outcome.status
     if 200 <= status < 300:
-        answer = read_answer(outcome.body)
-        if answer is not None:
-            return Accept(answer)
-        return Again(f"answered {_what(outcome)} instead of JSON, with status {status}", at_once=True)
+        return _judge_body(outcome, row)
     if status in _RETRIED or status >= 500:
-        return Again(f"answered with status {status}", status == _BUSY, False, _asked(outcome.retry_after, wall))
+        fault = Fault.POOL if status == _BUSY else Fault.UNKNOWN
+        return Again(
+            f"answered with status {status}", fault, False, _asked(outcome.retry_after, wall), lost=status >= 500
+        )
     if status in _WORKERS_FAULT:
-        return Again(f"answered with status {status}: it wants a key, see --api-key-file")
+        return Again(f"answered with status {status}: it wants a key, see --api-key-file", Fault.WORKER)
     if status < 400:
-        return Again(f"answered with status {status}, which leads elsewhere: give the address that it leads to")
-    return Refuse()
+        told = f"answered with status {status}, which leads elsewhere: give the address that it leads to"
+        return Again(told, Fault.WORKER)
+    return Doubtful(f"refuses rows with status {status}{_reason(outcome.body)}")
+
+
+def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
+    """Read what an answer of status 200 says."""
+    answer = read_answer(outcome.body)
+    if answer is None:
+        why = f"answered {_what(outcome)} instead of JSON, with status {outcome.status}"
+        return Again(why, Fault.WORKER, at_once=True)
+    if (wrong := said_wrong(outcome.body)) is not None:
+        if 400 <= wrong[0] < 500 and wrong[0] not in _RETRIED | _WORKERS_FAULT:
+            return Doubtful(f"refuses rows within an answer of status 200: {wrong[1]}")
+        return Again("answered with an error within an answer of status 200")
+    if not row.url.endswith(_TALKS):
+        if row.url.endswith("/embeddings") and not answer.data:
+            return Again("answered without an embedding", Fault.WORKER)
+        return Accept(answer)
+    if not answer.choices:
+        return Again("answered without choices", Fault.WORKER)
+    if any(each.finish_reason in _BROKEN_OFF for each in answer.choices):
+        return Again("gave up its answer itself, by its finish reason")
+    if not any(each.says_something for each in answer.choices):
+        return Doubtful("answers nothing where something was asked", answer)
+    return Accept(answer)
+
+
+def _reason(body: bytes) -> str:
+    wrong = said_wrong(body)
+    return f": {wrong[1]}" if wrong is not None and wrong[1] else ""
 
 
 def _what(outcome: Answered) -> str:

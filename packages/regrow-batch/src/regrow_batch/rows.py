@@ -1,10 +1,12 @@
 """A row of the input, and the line that becomes of it: OpenAI's batch format. Pure."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+
+from regrow_batch.judging.answers import is_sound, said_wrong
 
 ANSWER_TOKENS = 256
 """What an answer is taken to cost where the row sets no limit."""
@@ -31,6 +33,9 @@ class _Asked(msgspec.Struct):
     stream: bool | None = None
     tools: Any = None
     logprobs: Any = None
+    model: Any = None
+    vllm_xargs: Any = None
+    custom_params: Any = None
 
 
 class _Response(msgspec.Struct):
@@ -39,11 +44,33 @@ class _Response(msgspec.Struct):
     body: msgspec.Raw
 
 
-class RowError(msgspec.Struct):
-    """Why a row has no answer."""
+class RowError(msgspec.Struct, omit_defaults=True):
+    """Why a row has no answer. `fault`: whose fault that is, of `retries.Fault`; empty: a line that is older."""
 
     code: str
     message: str
+    fault: str = ""
+
+    @property
+    def is_its_own(self) -> bool:
+        """Whether it is known to be the row's own fault: no worker would have answered it."""
+        return self.fault == "row" or (not self.fault and self.code == "invalid_row")
+
+
+class Served(msgspec.Struct, omit_defaults=True):
+    """Who has answered a row.
+
+    Attributes:
+        worker: its address.
+        model: as the answer names it.
+        version: of the server, as the answer or the server says.
+        penalty: what it does with the LZ penalty of the row: "heeded", "missing", "unknown"; empty: none is asked for.
+    """
+
+    worker: str
+    model: str = ""
+    version: str = ""
+    penalty: str = ""
 
 
 class _Result(msgspec.Struct, omit_defaults=True):
@@ -52,6 +79,7 @@ class _Result(msgspec.Struct, omit_defaults=True):
     response: _Response | None
     error: RowError | None
     degenerate: dict[str, str | int] | None = None
+    served: Served | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +94,8 @@ class BatchRow:
         tokens: what it is taken to cost: prompt and answer.
         streams: whether its answer is asked for as a stream, to be ended where it loops.
         prefix: the beginning of the prompt, for affinity.
+        model: which it asks for; empty: it does not say.
+        penalized: whether it asks for the LZ penalty.
     """
 
     number: int
@@ -75,6 +105,24 @@ class BatchRow:
     tokens: int
     streams: bool = False
     prefix: bytes = b""
+    model: str = ""
+    penalized: bool = False
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Rows of the same kind go to the same page of the same model: who answers one should answer another."""
+        return self.url, self.model
+
+    @property
+    def whole(self) -> "BatchRow":
+        """The same, asked for in one piece: not every server that answers can stream."""
+        return replace(self, body=_unstreamed(self.body), streams=False) if self.streams else self
+
+    def with_fields(self, fields: dict[str, object]) -> "BatchRow":
+        """The same with these fields instead of its own of that name, where it has them, and in one piece."""
+        body: dict[str, object] = dict(msgspec.json.decode(self.whole.body, type=dict[str, msgspec.Raw]))
+        asked = {name: value for name, value in fields.items() if name in body or name == "max_tokens"}
+        return replace(self, body=msgspec.json.encode(body | asked), streams=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +204,14 @@ def read_row(line: bytes, number: int, reading: RowReading) -> BatchRow | BadRow
         body = _changed(body, reading.model, streams)
     answer = _count(asked.max_completion_tokens) or _count(asked.max_tokens) or ANSWER_TOKENS
     tokens = len(body) // BYTES_A_TOKEN + answer * (_count(asked.n) or 1)
-    return BatchRow(number, found.custom_id, url, body, tokens, streams, _prompt(body, reading.prefix_bytes))
+    model = reading.model or (asked.model if isinstance(asked.model, str) else "")
+    penalized = any(_asks_for_lz(each) for each in (asked.vllm_xargs, asked.custom_params))
+    prefix = _prompt(body, reading.prefix_bytes)
+    return BatchRow(number, found.custom_id, url, body, tokens, streams, prefix, model, penalized)
+
+
+def _asks_for_lz(extra: object) -> bool:
+    return isinstance(extra, dict) and any(str(name).startswith("lz_") for name in extra)
 
 
 def _count(value: float | None) -> int:
@@ -178,8 +233,14 @@ def _changed(body: bytes, model: str, streams: bool) -> bytes:
     if model:
         fields["model"] = model
     if streams:
-        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        # vLLM and SGLang then count an answer that is ended early; who refuses the option is asked for a whole answer.
+        fields |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return msgspec.json.encode(fields)
+
+
+def _unstreamed(body: bytes) -> bytes:
+    fields: dict[str, object] = dict(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
+    return msgspec.json.encode({name: value for name, value in fields.items() if not name.startswith("stream")})
 
 
 def _prompt(body: bytes, count: int) -> bytes:
@@ -200,82 +261,33 @@ def _prompt(body: bytes, count: int) -> bytes:
 # --- results -----------------------------------------------------------------------------------------------------
 
 
-class Answer(msgspec.Struct):
-    """What a worker's JSON says of itself, as far as it is needed here."""
-
-    id: str = ""
-    choices: list["AnswerChoice"] = []
-    usage: "Usage | None" = None
-
-    @property
-    def tokens(self) -> int:
-        """Of the answer, if it says."""
-        return (self.usage.completion_tokens or 0) if self.usage is not None else 0
-
-
-class AnswerText(msgspec.Struct):
-    """A message of a chat."""
-
-    content: str | None = None
-
-
-class AnswerChoice(msgspec.Struct):
-    """One of the answers to a row."""
-
-    finish_reason: str | None = None
-    text: str | None = None
-    message: AnswerText | None = None
-
-    @property
-    def words(self) -> str:
-        """The text, of a chat or of a completion."""
-        return self.text or (self.message.content if self.message is not None else None) or ""
-
-
-class Usage(msgspec.Struct):
-    """What a row has cost, in tokens."""
-
-    completion_tokens: int | None = None
-    prompt_tokens: int | None = None
-
-
-def read_answer(body: bytes | msgspec.Raw) -> Answer | None:
-    """An answer that is a JSON object; None: it is something else, an HTML page for example."""
-    try:
-        return msgspec.json.decode(body, type=Answer)
-    except msgspec.ValidationError:
-        # Sound JSON in another shape: an endpoint whose answers are not looked into.
-        return Answer() if bytes(body).lstrip()[:1] == b"{" and _is_sound(bytes(body)) else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def _is_sound(body: bytes) -> bool:
-    try:
-        msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return True
-
-
 def answered(
-    row: BatchRow, status: int, body: bytes, request_id: str, degenerate: dict[str, str | int] | None = None
+    row: BatchRow,
+    status: int,
+    body: bytes,
+    request_id: str,
+    degenerate: dict[str, str | int] | None = None,
+    served: Served | None = None,
 ) -> bytes:
     """The line of a row that was answered. `body`: JSON."""
-    return _line(row, _Response(status, request_id, _on_one_line(body)), None, degenerate)
+    return _line(row, _Response(status, request_id, _on_one_line(body)), None, degenerate, served)
 
 
-def refused(row: BatchRow, status: int, body: bytes) -> bytes:
-    """The line of a row that a worker refuses. `body`: as it came, maybe no JSON."""
-    error = RowError(f"http_{status}", f"the worker refuses the row with status {status}")
-    sound = body.strip() and _is_sound(body)
+def refused(
+    row: BatchRow, status: int, body: bytes, *, fault: str, code: str = "", request_id: str = "", worker: str = ""
+) -> bytes:
+    """The line of a row that a worker refuses. `body`: as it came, maybe no JSON. `code`: empty: by its status."""
+    wrong = said_wrong(body)
+    reason = f": {wrong[1]}" if wrong is not None and wrong[1] else ""
+    error = RowError(code or f"http_{status}", f"the worker refuses the row with status {status}{reason}", fault)
+    sound = body.strip() and is_sound(body)
     told = _on_one_line(body) if sound else msgspec.Raw(msgspec.json.encode(body[:1000].decode(errors="replace")))
-    return _line(row, _Response(status, "", told), error)
+    return _line(row, _Response(status, request_id, told), error, served=Served(worker) if worker else None)
 
 
-def failed(row: BatchRow | BadRow, code: str, message: str) -> bytes:
+def failed(row: BatchRow | BadRow, code: str, message: str, fault: str) -> bytes:
     """The line of a row that has no answer."""
-    return _line(row, None, RowError(code, message))
+    return _line(row, None, RowError(code, message, fault))
 
 
 def _on_one_line(body: bytes) -> msgspec.Raw:
@@ -287,6 +299,7 @@ def _line(
     response: _Response | None,
     error: RowError | None,
     degenerate: dict[str, str | int] | None = None,
+    served: Served | None = None,
 ) -> bytes:
     name = f"batch_req_{row.number}"
-    return msgspec.json.encode(_Result(name, row.custom_id, response, error, degenerate))
+    return msgspec.json.encode(_Result(name, row.custom_id, response, error, degenerate, served))

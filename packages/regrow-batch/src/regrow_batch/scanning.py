@@ -2,15 +2,16 @@
 
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO
 
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from regrow.core.errors import UsageError
-from regrow_batch.places import BatchStopped, open_to_read
+from regrow_batch.places import BatchStopped
 from regrow_batch.rows import BadRow, BatchRow, RowReading, name_of, read_row
+from regrow_batch.tables.inputs import RowLines, Source
+from regrow_batch.tables.making import unmade
 
 OPEN, DONE, NO_ROW = 0, 1, 2
 """States of a row."""
@@ -24,7 +25,7 @@ class Scan:
     """What an input has: nine bytes a row.
 
     Attributes:
-        place: where it is.
+        source: where it is read.
         digest: of all its bytes.
         size: in bytes.
         states: of each row.
@@ -33,7 +34,7 @@ class Scan:
         complaints: sentences about the first of them.
     """
 
-    place: str
+    source: Source
     digest: str = ""
     size: int = 0
     states: bytearray = field(default_factory=bytearray)
@@ -41,6 +42,11 @@ class Scan:
     malformed: int = 0
     repeated: int = 0
     complaints: list[str] = field(default_factory=list)
+
+    @property
+    def place(self) -> str:
+        """What the input is called."""
+        return self.source.place
 
     @property
     def rows(self) -> int:
@@ -55,38 +61,46 @@ class Scan:
     def complain(self, line: int, what: str) -> None:
         """Keep a sentence about a line, if there are not many yet."""
         if len(self.complaints) < MOST_TOLD:
-            self.complaints.append(f"{self.place}, line {line}: {what}")
+            self.complaints.append(f"{self.place}, {self.source.unit} {line}: {what}")
 
 
-def scan(place: str) -> Scan:
-    """Read an input through. Raises `UsageError` where it cannot be read, or has no row."""
-    found = Scan(place)
+def scan(source: Source | str) -> Scan:
+    """Read an input through. Raises `UsageError` where it cannot be read, or has no row.
+
+    Args:
+        source: where it is read; or the place of a file that has a row in each line.
+    """
+    found = Scan(RowLines(source) if isinstance(source, str) else source)
     digest = xxh3_128()
-    with open_to_read(place) as stream:
-        for line_number, line in _whole_lines(_digested(stream, digest, found)):
-            try:
-                name = name_of(line)
-            except ValueError as error:
-                found.malformed += 1
-                found.states.append(NO_ROW)
-                found.names.append(0)
-                found.complain(line_number, str(error))
-                continue
-            found.states.append(OPEN)
-            found.names.append(xxh3_64_intdigest(name.encode()))
+
+    def take(line: bytes) -> None:
+        digest.update(line)
+        found.size += len(line)
+
+    for line_number, line in _whole_lines(found.source.lines(take)):
+        try:
+            name = name_of(line)
+        except ValueError as error:
+            found.malformed += 1
+            found.states.append(NO_ROW)
+            found.names.append(0)
+            found.complain(line_number, unmade(line) or str(error))
+            continue
+        found.states.append(OPEN)
+        found.names.append(xxh3_64_intdigest(name.encode()))
     found.digest = digest.hexdigest()
     _leave_out_repeated(found)
     if not found.rows:
         first = f": {found.complaints[0]}" if found.complaints else ""
-        raise UsageError(f"{place} has no row{first}", hint="each line is a JSON object with a custom_id")
+        raise UsageError(
+            f"{found.place} has no row{first}",
+            hint="each line is a JSON object with a custom_id; or say by --prompt-column what is to be asked",
+        )
     return found
 
 
-def _digested(stream: BinaryIO, digest: xxh3_128, found: Scan) -> Iterator[bytes]:
-    for line in stream:
-        digest.update(line)
-        found.size += len(line)
-        yield line
+def _no_digest(_: bytes) -> None:
+    """Lines that were read before are known by their names."""
 
 
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -106,16 +120,16 @@ def _leave_out_repeated(found: Scan) -> None:
     if not same:
         return
     first: dict[str, int] = {}
-    with open_to_read(found.place) as stream:
-        for number, (line_number, line) in enumerate(_whole_lines(stream)):
-            if number >= len(found.states) or found.states[number] == NO_ROW or found.names[number] not in same:
-                continue
-            name = _same_name(found, number, line_number, line)
-            before = first.setdefault(name, line_number)
-            if before != line_number:
-                found.states[number] = NO_ROW
-                found.repeated += 1
-                found.complain(line_number, f"repeats the custom_id {name!r} of line {before}, which counts")
+    for number, (line_number, line) in enumerate(_whole_lines(found.source.lines(_no_digest))):
+        if number >= len(found.states) or found.states[number] == NO_ROW or found.names[number] not in same:
+            continue
+        name = _same_name(found, number, line_number, line)
+        before = first.setdefault(name, line_number)
+        if before != line_number:
+            found.states[number] = NO_ROW
+            found.repeated += 1
+            unit = found.source.unit
+            found.complain(line_number, f"repeats the custom_id {name!r} of {unit} {before}, which counts")
 
 
 def _same_name(found: Scan, number: int, line_number: int, line: bytes) -> str:
@@ -126,7 +140,8 @@ def _same_name(found: Scan, number: int, line_number: int, line: bytes) -> str:
         name = ""
     if xxh3_64_intdigest(name.encode()) != found.names[number]:
         raise BatchStopped(
-            f"{found.place} was changed while it was read, at line {line_number}", hint="let it be as it was"
+            f"{found.place} was changed while it was read, at {found.source.unit} {line_number}",
+            hint="let it be as it was",
         )
     return name
 
@@ -141,13 +156,13 @@ class Feed:
 
     def __init__(self, found: Scan, reading: RowReading) -> None:
         self._found, self._reading = found, reading
-        self._stream: BinaryIO | None = None
+        self._stream: Iterator[bytes] | None = None
         self._lines: Iterator[tuple[int, tuple[int, bytes]]] = iter(())
 
     def read(self) -> list[BatchRow | BadRow]:
         """The next rows; none at the end. Raises `BatchStopped`, `UsageError`."""
         if self._stream is None:
-            self._stream = open_to_read(self._found.place)
+            self._stream = self._found.source.lines(_no_digest)
             self._lines = enumerate(_whole_lines(self._stream))
         rows: list[BatchRow | BadRow] = []
         taken = 0
@@ -159,7 +174,8 @@ class Feed:
             _same_name(self._found, number, line_number, line)
             row = read_row(line, number, self._reading)
             if isinstance(row, BadRow):
-                row = BadRow(number, row.custom_id, f"{self._found.place}, line {line_number}: {row.message}")
+                where = f"{self._found.place}, {self._found.source.unit} {line_number}"
+                row = BadRow(number, row.custom_id, f"{where}: {unmade(line) or row.message}")
             rows.append(row)
             taken += len(line)
             if len(rows) >= _BLOCK_ROWS or taken >= _BLOCK_BYTES:
@@ -168,5 +184,5 @@ class Feed:
 
     def close(self) -> None:
         """Let go of the input."""
-        if self._stream is not None:
+        if isinstance(self._stream, Generator):
             self._stream.close()

@@ -1,21 +1,40 @@
 """Rows over HTTP: one attempt at one worker, whole or as a stream that is ended where it loops."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import aiohttp
 import msgspec
 
 from regrow.core.ids import Seconds
-from regrow_batch.circles import LoopWatch
 from regrow_batch.retries import Answered, Unanswered
-from regrow_batch.rows import BatchRow, Usage
+from regrow_batch.rows import BatchRow
+from regrow_batch.streams import StreamedText
 
 CONNECT_S: Seconds = 10.0
 PROBE_S: Seconds = 5.0
 _PROBE_LIMIT = aiohttp.ClientTimeout(total=PROBE_S)
 _HEADERS = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class ProbeAnswer:
+    """What a worker says of itself.
+
+    Attributes:
+        why: what is wrong, as a sentence that follows its name; empty: nothing.
+        models: that it lists; none: it does not say.
+        context: the longest row that any of these takes, in tokens; 0: it does not say.
+        version: of the server; empty: it does not say.
+    """
+
+    why: str = ""
+    models: frozenset[str] = frozenset()
+    context: int = 0
+    version: str = ""
 
 
 class Sender(Protocol):
@@ -25,8 +44,8 @@ class Sender(Protocol):
         """One attempt of a row at a worker; raises nothing that belongs to the world."""
         ...
 
-    async def probe(self, url: str) -> str:
-        """Whether a worker is there; empty, or what is wrong as a sentence that follows its name."""
+    async def probe(self, url: str) -> ProbeAnswer:
+        """Whether a worker is there, and what it serves."""
         ...
 
 
@@ -78,98 +97,86 @@ class HttpSender:
         except aiohttp.ClientPayloadError as error:
             return Unanswered(f"broke off its answer: {_first_line(error)}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Unanswered(f"cannot be reached: {_first_line(error)}")
+            return Unanswered(f"cannot be reached: {_words(error)}")
 
-    async def probe(self, url: str) -> str:
-        """Ask a worker how it is, and where it has no such page, for its models; having neither is good enough."""
-        why = ""
-        for page in ("/health", "/v1/models"):
-            try:
-                async with self._session.get(url + page, timeout=_PROBE_LIMIT, allow_redirects=False) as response:
-                    await response.read()
-            except TimeoutError:
-                return f"did not answer within {PROBE_S:g} s"
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                return f"cannot be reached: {_first_line(error)}"
-            kind = "HTML" if "html" in response.content_type else response.content_type
-            if response.status == 200 and kind != "HTML":
-                return ""
-            if response.status not in (404, 405):
-                why = f"answered {kind} with status {response.status} when asked for {page}"
-                break
-        return why
+    async def probe(self, url: str) -> ProbeAnswer:
+        """Ask a worker how it is and which models it has; having no page for either is good enough."""
+        health = await self._page(url, "/health")
+        if health.why and not health.missing:
+            return ProbeAnswer(health.why)
+        listed = await self._page(url, "/v1/models")
+        if health.missing and listed.why and not listed.missing:
+            return ProbeAnswer(listed.why)
+        models, context = _models(listed.body)
+        version = await self._page(url, "/version") if models else _Page()
+        return ProbeAnswer("", models, context, _version(version.body))
+
+    async def _page(self, url: str, page: str) -> "_Page":
+        try:
+            async with self._session.get(url + page, timeout=_PROBE_LIMIT, allow_redirects=False) as response:
+                body = await response.read()
+        except TimeoutError:
+            return _Page(f"did not answer within {PROBE_S:g} s")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return _Page(f"cannot be reached: {_words(error)}")
+        kind = "HTML" if "html" in response.content_type else response.content_type
+        if response.status == 200 and kind != "HTML":
+            return _Page(body=body)
+        why = f"answered {kind} with status {response.status} when asked for {page}"
+        return _Page(why, missing=response.status in (404, 405, 501))
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A page of a worker. `missing`: it has no such page."""
+
+    why: str = ""
+    missing: bool = False
+    body: bytes = b""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: Any = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+class _Version(msgspec.Struct):
+    version: str = ""
+
+
+def _models(body: bytes) -> tuple[frozenset[str], int]:
+    """Which models a list has, and the longest row that it takes."""
+    try:
+        found = msgspec.json.decode(body, type=_Models).data
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return frozenset(), 0
+    lengths = [each.max_model_len for each in found if isinstance(each.max_model_len, int)]
+    return frozenset(each.id for each in found), max(lengths, default=0)
+
+
+def _version(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_Version).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
+def _words(error: Exception) -> str:
+    """What an error of a connection says, without its library's words around it."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        reason = error.os_error
+        if reason.errno is not None and reason.errno > 0:
+            return os.strerror(reason.errno)
+        return str(reason.strerror or reason).partition("\n")[0]
+    return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
-
-
-# --- streams -----------------------------------------------------------------------------------------------------
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class _PartOfChoice(msgspec.Struct):
-    delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class _Part(msgspec.Struct):
-    id: str = ""
-    created: int = 0
-    model: str = ""
-    choices: list[_PartOfChoice] = []
-    usage: Usage | None = None
-
-
-class StreamedText:
-    """Puts the parts of one answer together, and sees when it runs in circles. Pure.
-
-    Args:
-        chat: whether the answer is a chat's message, or a completion's text.
-    """
-
-    def __init__(self, *, chat: bool) -> None:
-        self._chat = chat
-        self._first = _Part()
-        self._texts: list[str] = []
-        self._watch = LoopWatch()
-        self._usage: Usage | None = None
-        self.finish_reason = ""
-        self.loop = 0
-        """The period of the loop that was seen; 0: none."""
-
-    def take(self, event: bytes) -> None:
-        """Take in the JSON of one event. Raises `msgspec.DecodeError`."""
-        part = msgspec.json.decode(event, type=_Part)
-        if not self._first.id:
-            self._first = part
-        self._usage = part.usage or self._usage
-        for choice in part.choices[:1]:
-            text = (choice.delta.content if choice.delta is not None else choice.text) or ""
-            self.finish_reason = choice.finish_reason or self.finish_reason
-            if text:
-                self._texts.append(text)
-                self.loop = self.loop or self._watch.take(text)
-
-    def body(self) -> bytes:
-        """The answer as it would have come in one piece; of a loop as much as there was, ended by `length`."""
-        text, reason = "".join(self._texts), "length" if self.loop else self.finish_reason
-        said: dict[str, object] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
-        return msgspec.json.encode(
-            {
-                "id": self._first.id,
-                "object": "chat.completion" if self._chat else "text_completion",
-                "created": self._first.created,
-                "model": self._first.model,
-                "choices": [choice],
-                "usage": self._usage,
-            }
-        )
 
 
 async def _streamed(response: aiohttp.ClientResponse, row: BatchRow) -> Answered | Unanswered:
@@ -177,16 +184,18 @@ async def _streamed(response: aiohttp.ClientResponse, row: BatchRow) -> Answered
     text = StreamedText(chat=row.url.endswith("/chat/completions"))
     try:
         async for line in response.content:
+            if not line.startswith(b"data:"):
+                continue
             event = line.strip().removeprefix(b"data:").strip()
-            if not line.startswith(b"data:") or event == b"[DONE]":
+            if event == b"[DONE]":
                 continue
             text.take(event)
-            if text.loop:
+            if text.loop or text.error:
                 response.close()
                 break
     except msgspec.DecodeError as error:
         return Unanswered(f"sent an event that is not understood: {_first_line(error)}")
-    if not text.finish_reason and not text.loop:
+    if not text.loop and not text.error and not text.finished:
         return Unanswered("ended its stream before the answer was whole")
     name = response.headers.get("x-request-id", "")
     return Answered(200, text.body(), "application/json", "", name, ended_early=text.loop)

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from regrow.core.ids import Instant, Seconds
+from regrow_batch.judging.answers import Tokens
 
 MOST_BUCKETS = 600
 MOST_REASONS = 100
@@ -18,10 +19,12 @@ class Tally:
         rows: results that there will be.
         before: results that earlier runs have left.
         began: when this run began.
-        done, errors: results of this run, and how many of them are error rows.
-        tokens: of answers in this run.
+        done: results of this run.
+        errors: error rows, of earlier runs too.
+        tokens: of this run.
         retries: attempts that were made again, by reason.
-        degenerate: answers that run in circles; `ended`: how many of them were ended early.
+        degenerate: answers that run in circles, of earlier runs too; `ended`: how many this run has ended early.
+        finished: choices of answers in this run by their finish reason.
     """
 
     rows: int
@@ -29,21 +32,23 @@ class Tally:
     began: Instant = 0.0
     done: int = 0
     errors: int = 0
-    tokens: int = 0
+    tokens: Tokens = field(default_factory=Tokens)
     retries: Counter[str] = field(default_factory=Counter)
     degenerate: int = 0
     ended: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
     width: Seconds = 1.0
     buckets: list[int] = field(default_factory=list)
     """Results in each stretch of `width` seconds since the beginning."""
     workers: list[int] = field(default_factory=list)
     """How many workers served at its end."""
 
-    def result(self, now: Instant, *, tokens: int = 0, error: bool = False) -> None:
+    def result(self, now: Instant, *, tokens: Tokens | None = None, error: bool = False) -> None:
         """A row has got its result."""
         self.done += 1
         self.errors += error
-        self.tokens += tokens
+        if tokens is not None:
+            self.tokens.add(tokens)
         self._grow(now)
         self.buckets[-1] += 1
 
@@ -84,6 +89,8 @@ class Tally:
         return sum(last) / max(seen - start, 1e-3)
 
     def remaining(self, now: Instant) -> Seconds | None:
-        """Until the end, at the present rate; None: nobody can tell."""
+        """Until the end, at the present rate, never 0 while rows wait; None: nobody can tell."""
         rate = self.rate(now)
-        return self.left / rate if rate else None
+        if not self.left:
+            return 0.0
+        return max(1.0, self.left / rate) if rate else None

@@ -15,6 +15,8 @@ RUN_AGAIN = 75
 """The machines, not the script: the job may be started again as it is."""
 UNPROVEN = 76
 """The job was trained to its end, but its result is not proven to be that of a run without faults: look at it first."""
+ERRORS_NOT_THEIRS = 77
+"""A batch whose output is whole, with error rows whose own fault that is not known to be: send these again."""
 
 LOST_AGENT = 1
 """Of a worker whose agent is gone: there is nobody left to work for."""

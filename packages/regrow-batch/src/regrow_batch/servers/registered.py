@@ -24,7 +24,7 @@ from regrow.core.ids import Seconds
 from regrow.core.process.tasks import TaskScope
 from regrow_batch.attendance import LEASE_S, RENEW_S
 from regrow_batch.control import PATH, WorkerWish, read_door
-from regrow_batch.server_process import PORT, ServerProcess, free_port, placed
+from regrow_batch.servers.server_process import PORT, ServerProcess, free_port, placed
 
 _LOOK_S: Seconds = 0.1
 _ASK_S: Seconds = 5.0

@@ -6,13 +6,14 @@ Here with a port each; or, where the command says where the head is, anywhere: s
 import asyncio
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import exit_text
 from regrow.core.hosts import LOOPBACK
 from regrow.core.ids import Seconds
 from regrow_batch.attendance import Attendance
-from regrow_batch.server_process import PORT, ServerProcess, free_port, placed
+from regrow_batch.servers.server_process import PORT, ServerProcess, free_port, placed
 
 HEAD = "{head}"
 _LONGEST_WAIT: Seconds = 30.0
@@ -27,6 +28,7 @@ class SpawnedWorkers:
         count: how many.
         attendance: told of each that does not announce itself.
         head: how workers reach the head.
+        logs: a folder for what they write, a file each.
         grace: between SIGTERM and SIGKILL.
         say: told in a sentence what becomes of them.
     """
@@ -38,24 +40,26 @@ class SpawnedWorkers:
         attendance: Attendance,
         *,
         head: str,
+        logs: Path,
         grace: Seconds,
         say: Callable[[str], None],
     ) -> None:
         self._words = words_of(command)
         self._announced = HEAD in command
         self._count, self._attendance, self._head = count, attendance, head
-        self._grace, self._say = grace, say
+        self._logs, self._grace, self._say = logs, grace, say
 
     async def run(self) -> None:
         """Keep them running until this is cancelled; then end them, and what they have started."""
-        await asyncio.gather(*(self._keep() for _ in range(self._count)))
+        self._logs.mkdir(exist_ok=True)
+        await asyncio.gather(*(self._keep(self._logs / f"{number}.log") for number in range(1, self._count + 1)))
 
-    async def _keep(self) -> None:
+    async def _keep(self, log: Path) -> None:
         wait: Seconds = 0.5
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            process, url = await self._start()
+            process, url = await self._start(log)
             if url:
                 self._attendance.join(url)
             try:
@@ -68,15 +72,15 @@ class SpawnedWorkers:
             process.kill()
             wait = 0.5 if loop.time() - began > _SOUND_AFTER else min(2 * wait, _LONGEST_WAIT)
             named = f"the worker {url}" if url else "a worker that was started"
-            self._say(f"{named} {exit_text(code)}; another is started in {wait:g} s")
+            self._say(f"{named} {exit_text(code)}; another is started in {wait:g} s; what it wrote is in {log}")
             await asyncio.sleep(wait)
 
-    async def _start(self) -> tuple[ServerProcess, str]:
+    async def _start(self, log: Path) -> tuple[ServerProcess, str]:
         """A server, and its address; empty: it announces itself."""
         if self._announced:
-            return await ServerProcess.start([word.replace(HEAD, self._head) for word in self._words]), ""
+            return await ServerProcess.start([word.replace(HEAD, self._head) for word in self._words], log), ""
         port = free_port()
-        return await ServerProcess.start(placed(self._words, LOOPBACK, port)), f"http://{LOOPBACK}:{port}"
+        return await ServerProcess.start(placed(self._words, LOOPBACK, port), log), f"http://{LOOPBACK}:{port}"
 
 
 def words_of(command: str) -> list[str]:

@@ -1,0 +1,159 @@
+"""An answer of a worker as far as it is looked into: what it says, what it has cost, what it says went wrong. Pure."""
+
+from typing import Any
+
+import msgspec
+
+
+class Answer(msgspec.Struct):
+    """What a worker's JSON says of itself, as far as it is needed here."""
+
+    id: str = ""
+    model: str = ""
+    system_fingerprint: str | None = None
+    choices: list["AnswerChoice"] = []
+    data: Any = None
+    usage: "Usage | None" = None
+
+    @property
+    def tokens(self) -> "Tokens":
+        """What it has cost, if it says."""
+        return self.usage.tokens if self.usage is not None else Tokens()
+
+
+class AnswerText(msgspec.Struct):
+    """A message of a chat."""
+
+    content: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    refusal: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class AnswerChoice(msgspec.Struct):
+    """One of the answers to a row."""
+
+    finish_reason: str | None = None
+    text: str | None = None
+    message: AnswerText | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """All that it says, thoughts too."""
+        said = self.message
+        parts = [self.text] if said is None else [said.content, said.reasoning or said.reasoning_content, said.refusal]
+        return [part for part in parts if isinstance(part, str) and part]
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there is anything in it that somebody could have asked for."""
+        said = self.message
+        more = () if said is None else (said.tool_calls, said.function_call, said.audio, said.content)
+        return bool(self.texts) or any(more)
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Thought(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class Tokens(msgspec.Struct):
+    """Counts of tokens: `prompt`, of these `cached`; `answer`, of these `reasoning`."""
+
+    prompt: int = 0
+    cached: int = 0
+    answer: int = 0
+    reasoning: int = 0
+
+    def add(self, more: "Tokens") -> None:
+        """Add others to them."""
+        self.prompt += more.prompt
+        self.cached += more.cached
+        self.answer += more.answer
+        self.reasoning += more.reasoning
+
+
+class Usage(msgspec.Struct):
+    """What a row has cost, in tokens."""
+
+    completion_tokens: int | None = None
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+    completion_tokens_details: _Thought | None = None
+
+    @property
+    def tokens(self) -> Tokens:
+        """All of it."""
+        cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else 0
+        details = self.completion_tokens_details
+        thought = details.reasoning_tokens if details is not None else 0
+        return Tokens(self.prompt_tokens or 0, cached or 0, self.completion_tokens or 0, thought or 0)
+
+
+class _Complaint(msgspec.Struct):
+    error: Any = None
+    object: Any = None
+    message: Any = None
+    detail: Any = None
+    code: Any = None
+
+
+def said_wrong(body: bytes) -> tuple[int, str] | None:
+    """The code and the message of a JSON that says that something went wrong; None: it does not say so."""
+    try:
+        told = msgspec.json.decode(body, type=_Complaint)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    found = told.error if told.error else told if told.object == "error" or told.detail else None
+    if found is None:
+        return None
+    if isinstance(found, dict):
+        code, message = found.get("code"), found.get("message")
+    else:
+        code, message = told.code, found if isinstance(found, str) else told.message or told.detail
+    number = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdecimal()) else 0
+    text = message if isinstance(message, str) else msgspec.json.encode(message).decode() if message else ""
+    return number, text.partition("\n")[0][:300]
+
+
+def read_answer(body: bytes | msgspec.Raw) -> Answer | None:
+    """An answer that is a JSON object; None: it is something else, an HTML page for example."""
+    try:
+        return msgspec.json.decode(body, type=Answer)
+    except msgspec.ValidationError:
+        return _read_in_part(bytes(body))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _read_in_part(body: bytes) -> Answer | None:
+    """Sound JSON in another shape, of an endpoint whose answers are not looked into: what of it can be read."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    kept = {}
+    for name, value in fields.items():
+        try:
+            msgspec.convert({name: value}, Answer)
+            kept[name] = value
+        except (msgspec.ValidationError, TypeError):
+            continue  # that field has another shape: the others still say what they say
+    return msgspec.convert(kept, Answer)
+
+
+def is_sound(body: bytes) -> bool:
+    """Whether it is JSON."""
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True

@@ -1,0 +1,244 @@
+"""Attempts at rows: sent to a worker, judged, and settled: a result, another attempt, or a doubt."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from regrow.core.ids import Instant
+from regrow.core.process.tasks import Tasks, shared, supervised
+from regrow_batch.judging.answers import Tokens
+from regrow_batch.judging.doubts import RowsInDoubt
+from regrow_batch.judging.evidence import MOST_DEATHS, Hand, Opinion, WorkerEvidence
+from regrow_batch.judging.penalties import Penalties
+from regrow_batch.judging.queue import LEAST_READY, Queue
+from regrow_batch.judging.results import Results
+from regrow_batch.judging.second import SecondTries
+from regrow_batch.pool import Pool
+from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, RetryPolicy, Unanswered, judge
+from regrow_batch.rows import Served
+from regrow_batch.sending import ProbeAnswer, Sender
+
+
+class Attempts:
+    """The attempts under way.
+
+    Args:
+        pool: the workers.
+        evidence: what these have shown.
+        sender: speaks with them.
+        results: takes what is decided.
+        queue: where rows wait that are sent again.
+        second: says which rows are tried elsewhere too.
+        retries: how often and when a row is sent again.
+        failed: told of what must not happen.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        evidence: WorkerEvidence,
+        sender: Sender,
+        results: Results,
+        queue: Queue,
+        *,
+        second: SecondTries,
+        retries: RetryPolicy,
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        self._pool, self._evidence, self._sender, self._results = pool, evidence, sender, results
+        self._queue, self._second, self._retries, self._failed = queue, second, retries, failed
+        self._tally = results.tally
+        self.penalties = Penalties(sender)
+        self.errands = Tasks(failed)
+        self.doubts = RowsInDoubt(pool, evidence, sender, back=queue.at_once, settle=self._decided, errand=self.errand)
+        self._under_way: dict[asyncio.Task[None], tuple[str, Hand, Instant]] = {}
+        self._probing: dict[str, asyncio.Task[ProbeAnswer]] = {}
+        self.good_at = time.monotonic()
+        """When a row last got its result."""
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def company(self) -> bool:
+        """Whether a row is under way that may have others beside it."""
+        return any(not hand.alone for _, hand, _ in self._under_way.values())
+
+    def errand(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside the rows."""
+        self.errands.start(work, "an errand").add_done_callback(lambda _: self._queue.wake.set())
+
+    def recall(self, url: str) -> None:
+        """Take back the rows of a worker that has to go."""
+        for task, (where, hand, _) in self._under_way.items():
+            if where == url and not hand.recalled:
+                hand.recalled = True
+                task.cancel()
+
+    def try_elsewhere(self, now: Instant, *, last: bool) -> None:
+        """Rows of a worker that answers nothing, and the last rows of all, go to another one too."""
+        for hand, url in self._second.due(self._under_way.values(), now, last=last):
+            kind, never = hand.row.kind, hand.met | {url}
+            fits = partial(self._evidence.fits, kind=kind)
+            other = self._pool.assign(hand.row.tokens, never=never, fits=fits)
+            if other is not None:
+                self.send(hand, other, now)
+
+    async def end(self) -> None:
+        """End all that is under way; nothing of it counts."""
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, self.errands.close(), return_exceptions=True)
+        for probe in self._probing.values():
+            probe.cancel()
+
+    def send(self, hand: Hand, url: str, now: Instant) -> None:
+        """Send a row to a worker that was assigned to it."""
+        hand.copies += 1
+        self._second.began(url, now)
+        task = supervised(self._attempt(hand, url), "an attempt", self._failed)
+        self._under_way[task] = (url, hand, now)
+        task.add_done_callback(self._landed)
+
+    async def _attempt(self, hand: Hand, url: str) -> None:
+        row, began = hand.row, time.monotonic()
+        outcome = await self._sender.send(url, row)
+        verdict = judge(outcome, row, wall=time.time())
+        died = company = False
+        if isinstance(verdict, Again) and verdict.lost:
+            # All that a worker had is lost at once: counted before any of it is taken back.
+            company = isinstance(outcome, Unanswered) and self._has_company(url)
+            died = await self._is_gone(url)
+        penalty = await self.penalties.at(url, row) if isinstance(verdict, Accept) and row.penalized else ""
+        if isinstance(verdict, Accept) and isinstance(outcome, Answered):
+            self._accept(hand, url, began, outcome, verdict, penalty)
+        elif isinstance(verdict, Doubtful) and isinstance(outcome, Answered):
+            self._doubt(hand, url, outcome, verdict)
+        elif isinstance(verdict, Again):
+            self._again(hand, url, verdict, died=died, company=company)
+        self._pool.release(url, row.tokens)
+        self._queue.give()
+
+    def _has_company(self, url: str) -> bool:
+        worker = self._pool.workers.get(url)
+        return worker is not None and worker.rows > 1
+
+    def _version(self, url: str) -> str:
+        worker = self._pool.workers.get(url)
+        return worker.version if worker is not None else ""
+
+    async def _is_gone(self, url: str) -> bool:
+        """Whether a worker that has lost a row does not answer a probe either; asked once for all rows of a moment."""
+        task = self._probing.get(url)
+        if task is None or task.done():
+            task = self._probing[url] = shared(self._sender.probe(url))
+        return bool((await asyncio.shield(task)).why)
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        url, hand, _ = self._under_way.pop(task)
+        hand.copies -= 1
+        if task.cancelled():
+            # Here, not in the attempt: one that is cancelled before it has begun never runs a line.
+            self._pool.release(url, hand.row.tokens)
+            if hand.recalled and not hand.done:
+                hand.recalled = False
+                self._tally.retried("had to go")
+                if not hand.copies:
+                    self._queue.at_once(hand)
+        if len(self._queue.ready) < LEAST_READY or not self._under_way:
+            self._queue.wake.set()
+
+    def _accept(self, hand: Hand, url: str, began: Instant, outcome: Answered, verdict: Accept, penalty: str) -> None:
+        row, answer = hand.row, verdict.answer
+        if answer.model not in ("", row.model) and self._is_another(url, row.model):
+            why = f"answers as the model {answer.model!r} where {row.model!r} was asked for"
+            self._evidence.refused(url, row.kind, why, time.monotonic())
+            self._again(hand, url, Again(why, Fault.WORKER, at_once=True))
+            return
+        self.good_at = time.monotonic()
+        self._second.answered(url, began, self.good_at)
+        self._pool.succeeded(url, answer.tokens)
+        if hand.done:
+            return
+        self._results.answer(row, outcome, answer, Served(url, version=self._version(url), penalty=penalty))
+        self._finish(hand)
+        self.doubts.answered(url, hand, began)
+
+    def _is_another(self, url: str, model: str) -> bool:
+        """Whether a worker does not have a model that another one has."""
+        return not self._evidence.lists(model, [url]) and self._evidence.lists(model, self._pool.workers)
+
+    def _doubt(self, hand: Hand, url: str, outcome: Answered, verdict: Doubtful) -> None:
+        now = time.monotonic()
+        self._second.spoke(url, now)
+        self._pool.refused(url)
+        if hand.done or hand.copies > 1:
+            return
+        if hand.row.streams and verdict.answer is None:
+            hand.row = hand.row.whole  # it may be the stream that it refuses
+            self._queue.at_once(hand)
+            return
+        self._tally.retried("refused it or answered nothing")
+        self.doubts.refused(hand, Opinion(url, verdict.why, outcome, verdict.answer, now))
+        self._queue.wake.set()
+
+    def _decided(self, hand: Hand, word: Opinion, fault: Fault) -> None:
+        """It is known, or will not be, whose fault it is that a row has no answer."""
+        if fault is Fault.ROW:
+            self.good_at = time.monotonic()
+            self._pool.succeeded(word.worker, word.empty.tokens if word.empty is not None else Tokens())
+            if word.empty is not None:
+                served = Served(word.worker, version=self._version(word.worker))
+                self._results.answer(hand.row, word.outcome, word.empty, served)
+                self._finish(hand)
+                return
+        self._results.refuse(hand.row, word, fault)
+        self._finish(hand)
+
+    def _again(self, hand: Hand, url: str, again: Again, *, died: bool = False, company: bool = False) -> None:
+        now, jitter = time.monotonic(), random.random()
+        self._tally.retried(again.why)
+        if again.fault is Fault.POOL:
+            self._pool.busy(url, again.why, now, jitter)
+        else:
+            self._pool.failed(url, again.why, now, jitter, died=died)
+        if hand.done or hand.copies > 1:
+            return  # another attempt at it goes on
+        if again.fault is Fault.POOL:
+            hand.busy += 1
+        elif died or company:
+            hand.deaths += 1  # it or one of its neighbours: no attempt of either is counted
+        else:
+            hand.attempt += 1
+        hand.avoid = url
+        if hand.alone and hand.deaths > MOST_DEATHS:
+            told = f"met {hand.deaths} ends of engines, the last with no row beside it: worker {url} {again.why}"
+            self._give_up(hand, "ended_engines", told)
+        elif hand.attempt >= self._retries.attempts:
+            told = f"was given up after {hand.attempt} attempts; the last: worker {url} {again.why}"
+            self._give_up(hand, "gave_up", told)
+        else:
+            hand.alone = hand.alone or hand.suspected
+            tried = hand.busy if again.fault is Fault.POOL else hand.attempt + hand.deaths
+            wait = self._retries.wait(max(1, tried), again, jitter)
+            self._queue.later(hand, now + wait)
+        self._queue.wake.set()
+
+    def _give_up(self, hand: Hand, code: str, told: str) -> None:
+        if hand.opinions:
+            self.doubts.take(hand)
+            return
+        self._results.fail(hand.row, code, told, Fault.UNKNOWN)
+        self._finish(hand)
+
+    def _finish(self, hand: Hand) -> None:
+        """The row has its result: other attempts at it end."""
+        hand.done = True
+        self._queue.bytes -= hand.size
+        if hand.copies > 1:
+            for task, (_, other, _) in self._under_way.items():
+                if other is hand and task is not asyncio.current_task():
+                    task.cancel()

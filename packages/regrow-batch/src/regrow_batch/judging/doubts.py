@@ -1,0 +1,151 @@
+"""Rows that somebody refuses, until it is known whose fault it is: the row's, or that of who refuses it.
+
+A worker's word against a row counts once it has answered another row of that kind: one that comes by, or one that was
+answered before and is sent to it for this alone.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from regrow.core.ids import Instant, Seconds
+from regrow_batch.judging.evidence import MOST_OPINIONS, Hand, Kind, Opinion, WorkerEvidence
+from regrow_batch.pool import Pool
+from regrow_batch.retries import Accept, Doubtful, Fault, judge
+from regrow_batch.sending import Sender
+
+_TRIES = 3
+_TRY_WAIT: Seconds = 0.5
+
+
+class RowsInDoubt:
+    """The rows in doubt.
+
+    Args:
+        pool: the workers.
+        evidence: what these have shown.
+        sender: speaks with them.
+        back: takes a row that another worker can be asked about.
+        settle: told of a row, of the word that decides it, and whose fault it is.
+        errand: has something done.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        evidence: WorkerEvidence,
+        sender: Sender,
+        *,
+        back: Callable[[Hand], None],
+        settle: Callable[[Hand, Opinion, Fault], None],
+        errand: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._pool, self._evidence, self._sender = pool, evidence, sender
+        self._back, self._settle, self._errand = back, settle, errand
+        self._rows: list[Hand] = []
+        self._trying: set[tuple[str, Kind]] = set()
+
+    @property
+    def none(self) -> bool:
+        """Whether no row is in doubt, and no worker is being tried."""
+        return not self._rows and not self._trying
+
+    @property
+    def trying(self) -> bool:
+        """Whether a worker is being tried."""
+        return bool(self._trying)
+
+    def unmet(self, hand: Hand) -> bool:
+        """Whether there is another worker to be asked about a row."""
+        if len(hand.opinions) >= MOST_OPINIONS:
+            return False
+        kind = hand.row.kind
+        return bool(self._pool.takers(never=hand.met, fits=lambda url: self._evidence.fits(url, kind)))
+
+    def refused(self, hand: Hand, opinion: Opinion) -> None:
+        """A worker has refused a row: it goes to another one, or waits here."""
+        kind = hand.row.kind
+        hand.doubt(opinion)
+        self._evidence.refused(opinion.worker, kind, opinion.why, opinion.at)
+        self.take(hand)
+        if self._evidence.is_doubted(opinion.worker, kind):
+            self._try(opinion.worker, kind)
+
+    def take(self, hand: Hand) -> None:
+        """Take a row with a word against it, unless another worker can be asked."""
+        if self.unmet(hand):
+            self._back(hand)
+        else:
+            self._rows.append(hand)
+
+    def answered(self, url: str, hand: Hand, began: Instant) -> None:
+        """A worker has answered a row that was sent at `began`."""
+        self._evidence.answered(url, hand.row)
+        for opinion in hand.opinions:
+            if opinion.empty is None and opinion.worker != url:
+                self._evidence.convicted(opinion.worker, hand.row.kind, time.monotonic())
+        self._trust(url, hand.row.kind, began)
+
+    def _trust(self, url: str, kind: Kind, began: Instant) -> None:
+        """What this worker has refused before `began` is the row's fault, as long as nobody else can be asked."""
+        rows, self._rows = self._rows, []
+        for hand in rows:
+            word = next((each for each in hand.opinions if each.worker == url and each.at <= began), None)
+            if word is None or hand.row.kind != kind:
+                self._rows.append(hand)
+            elif self.unmet(hand):
+                self._back(hand)
+            else:
+                self._settle(hand, word, Fault.ROW)
+
+    def conclude(self) -> None:
+        """Nothing else is left to do: find out what the words against the rows are worth, or give them up."""
+        rows, self._rows = self._rows, []
+        for hand in rows:
+            if self.unmet(hand):
+                self._back(hand)
+                continue
+            word = next((each for each in hand.opinions if self._can_be_tried(each, hand.row.kind)), None)
+            if word is None:
+                known = all(each.worthless and each.worker in self._pool.workers for each in hand.opinions)
+                self._settle(hand, hand.opinions[-1], Fault.WORKER if known else Fault.UNKNOWN)
+                continue
+            self._rows.append(hand)
+            self._try(word.worker, hand.row.kind)
+
+    def _can_be_tried(self, word: Opinion, kind: Kind) -> bool:
+        here = word.worker in self._pool.takers() and self._evidence.control(kind) is not None
+        return here and not word.worthless and word.tries < _TRIES
+
+    def _try(self, url: str, kind: Kind) -> None:
+        if (url, kind) not in self._trying and self._evidence.control(kind) is not None:
+            self._trying.add((url, kind))
+            self._errand(self._send_control(url, kind))
+
+    async def _send_control(self, url: str, kind: Kind) -> None:
+        """Send a row that was answered before: who refuses it is at fault itself."""
+        row = self._evidence.control(kind)
+        try:
+            if row is None:
+                return
+            began = time.monotonic()
+            verdict = judge(await self._sender.send(url, row), row, wall=time.time())
+            if isinstance(verdict, Accept):
+                self._evidence.answered(url, row)
+                self._trust(url, kind, began)
+            elif isinstance(verdict, Doubtful):
+                self._evidence.unproven(url, kind, time.monotonic())
+                self._mark(url, kind, began, worthless=True)
+            else:
+                self._mark(url, kind, began, worthless=False)
+                await asyncio.sleep(_TRY_WAIT)
+        finally:
+            self._trying.discard((url, kind))
+
+    def _mark(self, url: str, kind: Kind, began: Instant, *, worthless: bool) -> None:
+        for hand in self._rows:
+            for word in hand.opinions:
+                if word.worker == url and hand.row.kind == kind and word.at <= began:
+                    word.worthless = worthless or word.worthless
+                    word.tries += 1

@@ -1,0 +1,104 @@
+"""Gives rows their results: a line of the journal each, counted, written every few milliseconds."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from regrow.core.ids import Seconds
+from regrow_batch.circles import Circles, circles, told_by_server, told_of
+from regrow_batch.journal import Journal
+from regrow_batch.judging.answers import Answer, Tokens
+from regrow_batch.judging.evidence import Opinion
+from regrow_batch.places import BatchStopped
+from regrow_batch.retries import Answered, Fault
+from regrow_batch.rows import BadRow, BatchRow, Served, answered, failed, refused
+from regrow_batch.scanning import DONE, OPEN
+from regrow_batch.tally import Tally
+
+_FLUSH_S: Seconds = 0.01
+EMPTY = "empty_answer"
+_REPETITION = "repetition"
+"""vLLM's finish reason for what its `repetition_detection` has ended."""
+
+
+class Results:
+    """Takes the results of rows.
+
+    Args:
+        states: of all rows, shared with the feed: a row that has its result is marked here.
+        journal: where they go.
+        tally: counts them.
+        failed: told of what cannot be written.
+    """
+
+    def __init__(
+        self, states: bytearray, *, journal: Journal, tally: Tally, failed: Callable[[BaseException], None]
+    ) -> None:
+        self._states, self._journal, self.tally, self._failed = states, journal, tally, failed
+        self._timer: asyncio.TimerHandle | None = None
+
+    def answer(self, row: BatchRow, outcome: Answered, answer: Answer, served: Served) -> None:
+        """The row was answered."""
+        served.model = answer.model
+        served.version = answer.system_fingerprint or served.version
+        for choice in answer.choices:
+            self.tally.finished[choice.finish_reason or "none"] += 1
+        found = self._circles(answer, outcome.ended_early)
+        name = outcome.request_id or answer.id
+        line = answered(row, outcome.status, outcome.body, name, found, served)
+        self._commit(row.number, line, tokens=answer.tokens)
+
+    def refuse(self, row: BatchRow, opinion: Opinion, fault: Fault) -> None:
+        """The row has no answer but this one."""
+        outcome = opinion.outcome
+        line = refused(
+            row,
+            outcome.status,
+            outcome.body,
+            fault=fault,
+            code=EMPTY if opinion.empty is not None else "",
+            request_id=outcome.request_id,
+            worker=opinion.worker,
+        )
+        self._commit(row.number, line, error=True)
+
+    def fail(self, row: BatchRow | BadRow, code: str, message: str, fault: Fault) -> None:
+        """The row has no answer at all."""
+        self._commit(row.number, failed(row, code, message, fault), error=True)
+
+    def _circles(self, answer: Answer, ended_early: int) -> Circles | None:
+        """What is told of an answer that runs in circles; an answer that ended by itself does not."""
+        if ended_early:
+            self.tally.ended += 1
+            found: Circles | None = told_of(ended_early, ended_early=True)
+        elif any(each.finish_reason == _REPETITION for each in answer.choices):
+            found = told_by_server()
+        else:
+            cut = (each for each in answer.choices if each.finish_reason == "length")
+            looked = (circles(text) for each in cut for text in each.texts)
+            found = next((each for each in looked if each is not None), None)
+        self.tally.degenerate += found is not None
+        return found
+
+    def _commit(self, number: int, result: bytes, *, tokens: Tokens | None = None, error: bool = False) -> None:
+        """Give a row its result, which no later one replaces."""
+        if self._states[number] != OPEN:
+            return
+        self._states[number] = DONE
+        self._journal.append(number, result)
+        self.tally.result(time.monotonic(), tokens=tokens, error=error)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        try:
+            self._journal.flush()
+        except BatchStopped as error:
+            self._failed(error)
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._flush()

@@ -1,0 +1,75 @@
+"""Which rows under way are tried elsewhere too: the first answer counts. Pure."""
+
+from collections.abc import Collection, Iterator
+
+from regrow.core.ids import Instant, Seconds
+from regrow_batch.judging.evidence import Hand
+from regrow_batch.pool import Pool
+
+_LOOK_S: Seconds = 0.25
+_TIMES_TYPICAL, _TIMES_SLOWEST = 3.0, 5.0
+_FORGETS = 0.99
+
+
+class SecondTries:
+    """Looks for rows that wait for nothing.
+
+    A worker whose engine hangs still says that it is well: it is known by what it does not answer while others do.
+
+    Args:
+        pool: the workers.
+        silence: how long a worker may answer nothing while others do, at least.
+        lateness: how long one of the last rows may take, at least.
+    """
+
+    def __init__(self, pool: Pool, *, silence: Seconds, lateness: Seconds) -> None:
+        self._pool, self._silence, self._lateness = pool, silence, lateness
+        self._typical: Seconds | None = None
+        self._slowest: Seconds = 0.0
+        self._answered_at: Instant = 0.0
+        self._look_at: Instant = 0.0
+
+    def began(self, url: str, now: Instant) -> None:
+        """A row is sent to a worker."""
+        worker = self._pool.workers[url]
+        if worker.rows == 1:
+            worker.heard_at = now
+
+    def spoke(self, url: str, now: Instant) -> None:
+        """A worker has said something."""
+        self._answered_at = now
+        worker = self._pool.workers.get(url)
+        if worker is not None:
+            worker.heard_at = now
+
+    def answered(self, url: str, began: Instant, now: Instant) -> None:
+        """A worker has answered a row that was sent at `began`."""
+        self.spoke(url, now)
+        took = now - began
+        self._typical = took if self._typical is None else self._typical + 0.05 * (took - self._typical)
+        self._slowest = max(took, self._slowest * _FORGETS)
+
+    def due(
+        self, under_way: Collection[tuple[str, Hand, Instant]], now: Instant, *, last: bool
+    ) -> Iterator[tuple[Hand, str]]:
+        """Rows that are to be tried elsewhere too, each with who has it.
+
+        Args:
+            under_way: rows, who has them, and since when.
+            now: the time.
+            last: whether no other row waits.
+        """
+        if self._typical is None or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        silence = max(self._silence, _TIMES_SLOWEST * self._slowest)
+        for worker in self._pool.workers.values():
+            if worker.rows and now - worker.heard_at > silence and self._answered_at > worker.heard_at:
+                self._pool.stall(worker.url, f"has answered nothing for {silence:.0f} s while others have")
+        late = max(self._lateness, _TIMES_TYPICAL * self._typical)
+        for url, hand, began in list(under_way):
+            if hand.done or hand.alone or hand.copies > 1:
+                continue
+            holder = self._pool.workers.get(url)
+            if (holder is not None and holder.stalled) or (last and now - began > late):
+                yield hand, url

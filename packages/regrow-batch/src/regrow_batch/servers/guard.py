@@ -1,0 +1,138 @@
+"""Stands between a batch and a server that it starts: ends the server, and all that it has started, with the batch.
+
+A program of its own (`python guard.py COMMAND…`), so that it outlives whoever started it, however that ends: it reads a
+pipe, which then ends too. Whatever the server forks becomes its child in the end, in whatever session or group it is.
+Bytes on the pipe: `t` asks the server to end, `k` ends it. Imports nothing of regrow, as it is one process a server.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+ASK, END = b"t", b"k"
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LOOK_S = 0.01
+_LONGEST_S = 30.0
+"""To wait for processes that were killed: one that the kernel holds back must not hold back the batch."""
+
+
+def main(words: list[str]) -> int:
+    """Run a server until it ends or nobody wants it any more; its status, as `os.waitpid` has it."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # who started it decides, by the pipe
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    server = _start(words, prctl)
+    os.write(1, b"%d\n" % server)
+    _let_go_of_output()
+    status = _watch(server, woken)
+    _end_all(server)
+    return status
+
+
+def _start(words: list[str], prctl: "ctypes._NamedFuncPointer") -> int:
+    """Fork the server, with its output where ours goes by the standard error stream."""
+    guard = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != guard:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(2, 1)
+        os.execvp(words[0], words)
+    except OSError as error:
+        os.write(2, f"{words[0]} cannot be started: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+def _let_go_of_output() -> None:
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+
+
+def _watch(server: int, woken: int) -> int:
+    """Until the server ends, or the pipe does; its status, 0 where it still runs."""
+    while True:
+        ready, _, _ = select.select([0, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            status = _reap(server)
+            if status is not None:
+                return status
+        if 0 in ready:
+            asked = os.read(0, 64)
+            if not asked or END in asked:
+                return 0
+            _signal_group(server, signal.SIGTERM)
+
+
+def _reap(server: int) -> "int | None":
+    """Let go of children that have ended; the server's status if it has."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if not pid:
+            return found
+        if pid == server:
+            found = status
+
+
+def _end_all(server: int) -> None:
+    """Kill the server's group and each child; whatever these have started becomes a child as they end."""
+    _signal_group(server, signal.SIGKILL)
+    by = time.monotonic() + _LONGEST_S
+    while time.monotonic() < by:
+        for pid in _children():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it has ended by itself
+        _reap(server)
+        if not _children():
+            return
+        time.sleep(_LOOK_S)
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as stream:
+        return [int(pid) for pid in stream.read().split()]
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return  # it has ended
+
+
+def _end_like(status: int) -> None:
+    """End as the server did, so that who waits for this process is told."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
+
+
+if __name__ == "__main__":
+    _end_like(main(sys.argv[1:]))

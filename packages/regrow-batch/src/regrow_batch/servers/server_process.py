@@ -1,0 +1,102 @@
+"""A server as a process of ours: with a port, behind a guard that ends it and all it has started, never left behind."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from regrow.core.errors import UsageError
+from regrow.core.hosts import LOOPBACK
+from regrow.core.ids import Seconds
+from regrow_batch.servers import guard
+
+PORT, HOST = "{port}", "{host}"
+"""What stands in a command where its server is to listen."""
+_GUARD = str(Path(guard.__file__))
+
+
+class ServerProcess:
+    """A server that runs.
+
+    Args:
+        process: its guard, which ends as it does.
+        leader: the server.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, leader: int) -> None:
+        self._process, self._leader = process, leader
+
+    @classmethod
+    async def start(cls, words: Sequence[str], log: Path | None = None) -> Self:
+        """Start one. Raises `UsageError`.
+
+        Args:
+            words: its command.
+            log: where its output is added; None: it goes where ours does.
+        """
+        if shutil.which(words[0]) is None:
+            raise UsageError(f"{words[0]} cannot be started: there is no such program")
+        try:
+            with contextlib.ExitStack() as stack:
+                output = None if log is None else stack.enter_context(log.open("ab"))
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", _GUARD, *words),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise UsageError(f"{words[0]} cannot be started: {error.strerror or error}") from error
+        told = b"" if process.stdout is None else await process.stdout.readline()
+        if not told.strip().isdigit():
+            raise UsageError(f"{words[0]} cannot be started: its guard ended with code {await process.wait()}")
+        return cls(process, int(told))
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended with all that it has started."""
+        code = await self._process.wait()
+        if code == -signal.SIGKILL:
+            # The guard itself may have been killed: then what is in the server's group is left.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._leader, signal.SIGKILL)
+        return code
+
+    def kill(self) -> None:
+        """End it at once, and what it has started."""
+        self._tell(guard.END)
+
+    async def end(self, grace: Seconds) -> None:
+        """Ask it to end, and after `grace` end it."""
+        self._tell(guard.ASK)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.wait(), grace)
+        self.kill()
+        await self.wait()
+
+    def _tell(self, what: bytes) -> None:
+        stream = self._process.stdin
+        if stream is not None and not stream.is_closing() and self._process.returncode is None:
+            stream.write(what)
+
+
+def placed(words: Sequence[str], host: str, port: int) -> list[str]:
+    """A command with `{host}` and `{port}` replaced."""
+    return [word.replace(PORT, str(port)).replace(HOST, host) for word in words]
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port that nobody has at present. Raises `UsageError` where this machine does not have that address."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as listener:
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        raise UsageError(f"{host} is no address of this machine: {error.strerror or error}") from error

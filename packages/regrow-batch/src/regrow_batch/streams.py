@@ -1,0 +1,114 @@
+"""Puts the parts of a streamed answer together as the whole would have come, and sees when it runs in circles. Pure."""
+
+from typing import Any
+
+import msgspec
+
+from regrow_batch.circles import LoopWatch
+
+_JOINED = {"content", "reasoning", "reasoning_content", "refusal", "arguments", "text"}
+"""Fields that come in pieces, one behind the other."""
+_WATCHED = ("content", "reasoning", "reasoning_content", "refusal", "text")
+_OBJECTS = {"chat.completion.chunk": "chat.completion"}
+
+
+class StreamedText:
+    """Puts the parts of one answer together.
+
+    Args:
+        chat: whether the answer is a chat's message, or a completion's text.
+    """
+
+    def __init__(self, *, chat: bool) -> None:
+        self._chat = chat
+        self._whole: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+        self._watches: dict[tuple[int, str], LoopWatch] = {}
+        self.loop = 0
+        """The period of the loop that was seen; 0: none."""
+        self.error: bytes = b""
+        """An event that says that something went wrong, as it came."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether each choice has said why it has ended."""
+        return bool(self._choices) and all(each.get("finish_reason") for each in self._choices.values())
+
+    def take(self, event: bytes) -> None:
+        """Take in the JSON of one event. Raises `msgspec.DecodeError`."""
+        part = msgspec.json.decode(event, type=dict[str, Any])
+        if part.get("error"):
+            self.error = event
+            return
+        choices = part.pop("choices", None) or []
+        _merge(self._whole, part)
+        for choice in choices:
+            if isinstance(choice, dict):
+                self._take_choice(choice)
+
+    def _take_choice(self, part: dict[str, Any]) -> None:
+        index = part.get("index") or 0
+        choice = self._choices.setdefault(index, {"index": index})
+        delta = part.pop("delta", None) or {}
+        _merge(choice, part)
+        if self._chat:
+            _merge(choice.setdefault("message", {"role": "assistant", "content": None}), delta)
+        for name in _WATCHED:
+            text = delta.get(name) or (part.get(name) if not self._chat else None)
+            if isinstance(text, str) and text and not self.loop:
+                self.loop = self._watches.setdefault((index, name), LoopWatch()).take(text)
+
+    def body(self) -> bytes:
+        """The answer as it would have come in one piece; of a loop as much as there was, ended by `length`."""
+        if self.error:
+            return self.error
+        whole = dict(self._whole)
+        whole["object"] = _OBJECTS.get(str(whole.get("object")), whole.get("object")) or (
+            "chat.completion" if self._chat else "text_completion"
+        )
+        choices = []
+        for index in sorted(self._choices):
+            choice = self._choices[index]
+            if self.loop and not choice.get("finish_reason"):
+                choice["finish_reason"] = "length"
+            choice.setdefault("logprobs", None)
+            choices.append(self._told(choice))
+        return msgspec.json.encode({**whole, "choices": choices, "usage": whole.get("usage")})
+
+    def _told(self, choice: dict[str, Any]) -> dict[str, Any]:
+        message = choice.get("message")
+        if message is None:
+            return choice if self._chat else {"text": "", **choice}
+        # The first part has an empty text where a whole message has none, beside thoughts or calls alone.
+        others = any(message.get(name) for name in ("reasoning", "reasoning_content", "refusal", "tool_calls"))
+        if not message["content"] and others:
+            message["content"] = None
+        for call in message.get("tool_calls") or []:
+            if isinstance(call, dict):
+                call.pop("index", None)
+        return choice
+
+
+def _merge(known: dict[str, Any], part: dict[str, Any]) -> None:
+    """Add the fields of a part: texts and lists go on, others are what was said last."""
+    for name, value in part.items():
+        before = known.get(name)
+        if value is None:
+            known.setdefault(name, None)
+        elif isinstance(value, str) and isinstance(before, str) and name in _JOINED:
+            known[name] = before + value
+        elif isinstance(value, dict) and isinstance(before, dict) and name != "usage":
+            _merge(before, value)
+        elif isinstance(value, list) and all(isinstance(each, dict) and "index" in each for each in value):
+            known[name] = _merged_by_index(before if isinstance(before, list) else [], value)
+        elif isinstance(value, list) and isinstance(before, list):
+            before.extend(value)
+        else:
+            known[name] = value
+
+
+def _merged_by_index(known: list[dict[str, Any]], parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_index = {each.get("index"): each for each in known}
+    for part in parts:
+        _merge(by_index.setdefault(part["index"], {}), part)
+    return list(by_index.values())

@@ -1,0 +1,247 @@
+"""Records of files as people have them: Parquet, Arrow, CSV, JSON Lines, gzipped or not, folders of these, data sets.
+
+Whatever a place is, it is read through in the same order each time. Parquet and Arrow need pyarrow, data sets of the
+Hugging Face hub `datasets`; both are read in batches, never as a whole.
+"""
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
+from regrow_batch.places import local_path, open_to_read, reached
+from regrow_batch.tables.making import Record
+
+LINES = (".jsonl", ".ndjson", ".json")
+PARQUET = (".parquet", ".pq")
+ARROW = (".arrow", ".feather", ".ipc")
+SEPARATED = {".csv": ",", ".tsv": "\t"}
+KNOWN = (*LINES, *PARQUET, *ARROW, *SEPARATED)
+ROWS = 1024
+"""Records of a batch."""
+_HUB = "hf://"
+_HUB_FILES = ("hf://datasets/", "hf://models/", "hf://spaces/", "hf://buckets/")
+_LARGEST_FIELD = 1 << 30
+
+
+def suffix_of(place: str) -> str:
+    """What a place's name says it is, without the end of a compressed one."""
+    return Path(unpacked_name(place)).suffix.lower()
+
+
+def unpacked_name(place: str) -> str:
+    """The name without `.gz`."""
+    return place[: -len(".gz")] if place.lower().endswith(".gz") else place
+
+
+def open_unpacked(place: str) -> BinaryIO:
+    """Open a file that may be gzipped. Raises `UsageError`, `BatchStopped`."""
+    stream = open_to_read(place)
+    if not place.lower().endswith(".gz"):
+        return stream
+    return cast(BinaryIO, gzip.GzipFile(fileobj=stream, mode="rb"))
+
+
+def is_table(place: str) -> bool:
+    """Whether a place has records and not lines of JSON."""
+    path = local_path(place)
+    if path is not None and path.is_dir():
+        return True
+    if is_data_set(place):
+        return True
+    return suffix_of(place) in (*PARQUET, *ARROW, *SEPARATED)
+
+
+def is_data_set(place: str) -> bool:
+    """Whether a place is a data set of the hub, and not a file there."""
+    return place.startswith(_HUB) and not place.startswith(_HUB_FILES)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A place with records.
+
+    Attributes:
+        place: where.
+        split: of a data set.
+    """
+
+    place: str
+    split: str = "train"
+
+    def batches(self) -> Iterator[Sequence[Record]]:
+        """The records, some at a time. Raises `UsageError`, `BatchStopped`."""
+        path = local_path(self.place)
+        if is_data_set(self.place):
+            yield from _data_set(self.place, lambda: _from_hub(self.place, self.split))
+        elif path is not None and path.is_dir():
+            if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
+                yield from _data_set(self.place, lambda: _from_disk(path, self.split))
+                return
+            for file in files_of(path):
+                yield from _file(str(file))
+        else:
+            yield from _file(self.place)
+
+    def schema(self) -> Any:
+        """The columns as pyarrow has them; None: this kind of place does not say."""
+        path = local_path(self.place)
+        if is_data_set(self.place):
+            return reached(self.place, "read", lambda: _from_hub(self.place, self.split)).features.arrow_schema
+        place = self.place
+        if path is not None and path.is_dir():
+            if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
+                return _from_disk(path, self.split).features.arrow_schema
+            place = str(files_of(path)[0])
+        if suffix_of(place) in PARQUET:
+            arrow = _pyarrow(place)
+            with open_to_read(place) as stream:
+                return arrow.parquet.read_schema(stream)
+        return None
+
+    def records(self) -> Iterator[Record]:
+        """One by one."""
+        for batch in self.batches():
+            yield from batch
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a folder that have records, in order of their names, those of folders in it too."""
+    found = sorted(each for each in folder.rglob("*") if suffix_of(str(each)) in KNOWN and each.is_file())
+    if not found:
+        raise UsageError(f"{folder} has no file of {', '.join(KNOWN)}, gzipped or not")
+    return found
+
+
+def _file(place: str) -> Iterator[Sequence[Record]]:
+    suffix = suffix_of(place)
+    try:
+        if suffix in PARQUET:
+            yield from _parquet(place)
+        elif suffix in ARROW:
+            yield from _arrow(place)
+        elif suffix in SEPARATED:
+            yield from _separated(place, SEPARATED[suffix])
+        else:
+            yield from _lines(place)
+    except (csv.Error, UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise UsageError(f"{place} cannot be read: {error}") from error
+
+
+def _lines(place: str) -> Iterator[Sequence[Record]]:
+    batch: list[Record] = []
+    with open_unpacked(place) as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise UsageError(f"{place}, line {number}: is not JSON: {error}") from None
+            if not isinstance(record, dict):
+                raise UsageError(f"{place}, line {number}: is no JSON object, whose fields would be columns")
+            batch.append(record)
+            if len(batch) == ROWS:
+                yield batch
+                batch = []
+    if batch:
+        yield batch
+
+
+def _separated(place: str, delimiter: str) -> Iterator[Sequence[Record]]:
+    csv.field_size_limit(_LARGEST_FIELD)
+    batch: list[Record] = []
+    with open_unpacked(place) as stream, TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+        for record in csv.DictReader(text, delimiter=delimiter, strict=True):
+            batch.append({name: value for name, value in record.items() if name is not None})
+            if len(batch) == ROWS:
+                yield batch
+                batch = []
+    if batch:
+        yield batch
+
+
+def _parquet(place: str) -> Iterator[Sequence[Record]]:
+    arrow = _pyarrow(place)
+    from pyarrow import parquet
+
+    with open_to_read(place) as stream:
+        try:
+            for batch in parquet.ParquetFile(stream).iter_batches(ROWS):
+                yield batch.to_pylist()
+        except arrow.ArrowInvalid as error:
+            raise UsageError(f"{place} cannot be read as Parquet: {error}") from error
+
+
+def _arrow(place: str) -> Iterator[Sequence[Record]]:
+    arrow = _pyarrow(place)
+    with open_to_read(place) as stream:
+        try:
+            yield from (batch.to_pylist() for batch in _arrow_batches(arrow, stream))
+        except arrow.ArrowInvalid as error:
+            raise UsageError(f"{place} cannot be read as Arrow: {error}") from error
+
+
+def _arrow_batches(arrow: Any, stream: BinaryIO) -> Iterator[Any]:
+    """A file has its batches by number, a stream, as `datasets` writes it, one behind the other."""
+    try:
+        found = arrow.ipc.open_file(stream)
+    except arrow.ArrowInvalid:
+        stream.seek(0)
+        yield from arrow.ipc.open_stream(stream)
+        return
+    for number in range(found.num_record_batches):
+        yield found.get_batch(number)
+
+
+def _data_set(place: str, load: Callable[[], Any]) -> Iterator[Sequence[Record]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UsageError(
+            f"{place} needs datasets, which is not installed", hint=install_line("tables", package="regrow-batch")
+        ) from error
+    del datasets
+    found = reached(place, "read", load)
+    for start in range(0, len(found), ROWS):
+        columns = found[start : start + ROWS]
+        names = list(columns)
+        yield [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _from_hub(place: str, split: str) -> Any:
+    import datasets
+
+    name, _, revision = place.removeprefix(_HUB).partition("@")
+    parts = name.split("/")
+    more = {"revision": revision} if revision else {}
+    return datasets.load_dataset("/".join(parts[:2]), *parts[2:3], split=split, **more)
+
+
+def _from_disk(path: Path, split: str) -> Any:
+    import datasets
+
+    found = datasets.load_from_disk(str(path))
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            raise UsageError(f"{path} has no split {split!r}", hint=f"give --split: {', '.join(found)}")
+        return found[split]
+    return found
+
+
+def _pyarrow(place: str) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(
+            f"{place} needs pyarrow, which is not installed", hint=install_line("tables", package="regrow-batch")
+        ) from error
+    return pyarrow

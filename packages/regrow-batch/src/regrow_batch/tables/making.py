@@ -1,0 +1,187 @@
+"""Rows made of records: a record of a table becomes a line of OpenAI's batch format. Pure.
+
+A prompt's column gives one message of a user, a messages' column a whole chat, a template a body whose texts have
+`{column}` where a value goes. The rows are numbered as the records are, and named by a column or by their number.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from regrow.core.errors import UsageError
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+NAME_COLUMNS = ("custom_id", "id")
+"""Columns that name rows where no other is told, the first that is there."""
+_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+_UNMADE = "regrow_unmade"
+_GUESSED = {"prompt": "prompt", "messages": "messages"}
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RowMaking:
+    """How a record becomes a row. One of the first three says what is asked.
+
+    Attributes:
+        prompt: the column of a text.
+        messages: the column of a list of messages, or of its JSON.
+        template: a body, whose texts may name columns in braces.
+        name: the column of names; empty: one of `NAME_COLUMNS`, else `row-` and the record's number.
+        url: where rows are sent.
+    """
+
+    prompt: str = ""
+    messages: str = ""
+    template: Any = None
+    name: str = ""
+    url: str = CHAT
+
+    @property
+    def asks(self) -> bool:
+        """Whether it says what is asked; if not, the input has rows, or columns of the usual names."""
+        return bool(self.prompt or self.messages or self.template is not None)
+
+    def words(self) -> dict[str, str]:
+        """What results depend on, by the name that the user knows it by; nothing where no rows are made."""
+        template = "" if self.template is None else json.dumps(self.template, sort_keys=True)
+        found = {"--prompt-column": self.prompt, "--messages-column": self.messages, "--template": template}
+        return {name: value for name, value in (found | {"--id-column": self.name}).items() if value}
+
+
+def guessed(columns: list[str], url: str, name: str) -> RowMaking:
+    """The making of a table that is told nothing of its columns. Raises `UsageError`."""
+    for column, word in _GUESSED.items():
+        if column in columns:
+            return RowMaking(**{word: column}, url=url, name=name)
+    raise UsageError(
+        f"nothing says which of the columns {', '.join(columns)} has the prompts",
+        hint="give --prompt-column, --messages-column or --template",
+    )
+
+
+def read_template(text: str) -> Any:
+    """A body, from JSON; from any other text a chat with that text as the user's message."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"messages": [{"role": "user", "content": text.rstrip("\n")}]}
+
+
+def name_of_record(record: Record, number: int, making: RowMaking) -> str:
+    """The row's name. Raises `ValueError` where its column has none."""
+    column = making.name or next((each for each in NAME_COLUMNS if each in record), "")
+    if not column:
+        return f"row-{number}"
+    value = record.get(column)
+    if value is None or value == "":
+        raise ValueError(f"has nothing in the column {column!r}, which names the rows")
+    return value if isinstance(value, str) else json.dumps(plain(value), sort_keys=True)
+
+
+def row_line(record: Record, number: int, making: RowMaking) -> bytes:
+    """The line of a record: one that can be sent, or one that says by its body's lack why it cannot."""
+    name = ""
+    try:
+        name = name_of_record(record, number, making)
+        body = body_of(record, making)
+    except ValueError as error:
+        return msgspec.json.encode(({"custom_id": name} if name else {}) | {_UNMADE: str(error)})
+    return msgspec.json.encode({"custom_id": name, "method": "POST", "url": making.url, "body": body})
+
+
+def unmade(line: bytes) -> str:
+    """Why a line of `row_line` cannot be sent; empty: it says nothing of that."""
+    if _UNMADE.encode() not in line:
+        return ""
+    try:
+        found = msgspec.json.decode(line, type=dict[str, Any]).get(_UNMADE, "")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def body_of(record: Record, making: RowMaking) -> Any:
+    """What is sent. Raises `ValueError` where the record has not what it is made of."""
+    if making.template is not None:
+        return filled(making.template, record)
+    if making.messages:
+        return {"messages": _messages(_value(record, making.messages), making.messages)}
+    prompt = _value(record, making.prompt)
+    if making.url == EMBEDDINGS:
+        return {"input": plain(prompt)}
+    if making.url == COMPLETIONS:
+        return {"prompt": plain(prompt)}
+    return {"messages": [{"role": "user", "content": prompt if isinstance(prompt, str) else _as_text(prompt)}]}
+
+
+def _value(record: Record, column: str) -> Any:
+    value = record.get(column)
+    if value is None:
+        raise ValueError(f"has nothing in the column {column!r}")
+    return value
+
+
+def _messages(value: Any, column: str) -> Any:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"has no JSON in the column {column!r}: {error}") from None
+    made = plain(value)
+    if not isinstance(made, list) or not made or not all(isinstance(each, dict) for each in made):
+        raise ValueError(f"has no list of messages in the column {column!r}")
+    # A table gives each message all fields that any has: those without a value were not there.
+    return [{name: part for name, part in each.items() if part is not None} for each in made]
+
+
+def filled(template: Any, record: Record) -> Any:
+    """A template with values for its fields. A text that is one field alone takes the value as it is."""
+    if isinstance(template, dict):
+        return {name: filled(part, record) for name, part in template.items()}
+    if isinstance(template, list):
+        return [filled(part, record) for part in template]
+    if not isinstance(template, str):
+        return template
+    whole = _FIELD.fullmatch(template)
+    if whole is not None and whole.group(1):
+        return plain(_value(record, whole.group(1)))
+
+    def put(found: re.Match[str]) -> str:
+        return _as_text(_value(record, found.group(1))) if found.group(1) else found.group()[0]
+
+    return _FIELD.sub(put, template)
+
+
+def fields_of(template: Any) -> set[str]:
+    """The columns that a template names."""
+    if isinstance(template, str):
+        return {name for name in _FIELD.findall(template) if name}
+    parts = template.values() if isinstance(template, dict) else template if isinstance(template, list) else ()
+    return {name for part in parts for name in fields_of(part)}
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """What JSON can have of a table's value: times and the like as texts, numbers of other kinds as numbers."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [plain(part) for part in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    for method in ("tolist", "isoformat"):
+        if hasattr(value, method):
+            return plain(getattr(value, method)())
+    return str(value)

@@ -1,0 +1,98 @@
+"""Tables through `regrow batch`: a Parquet file with a prompt column to a Parquet file, by one command."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+from tests.process.batch import Desk, desk, until
+
+from regrow.cli import main
+from regrow.core.exit_codes import ERRORS_NOT_THEIRS
+
+
+def run_here(made: Desk, *words: str) -> tuple[int, str]:
+    """`regrow batch run words…` within this process."""
+    said = io.StringIO()
+    with contextlib.chdir(made.folder), contextlib.redirect_stderr(said):
+        code = main(["batch", "run", *words, "--workers", ",".join(worker.url for worker in made.workers)])
+    return code, said.getvalue()
+
+
+def write(path: Path, prompts: list[str | None]) -> None:
+    records = [{"topic": f"t{number}", "text": prompt} for number, prompt in enumerate(prompts)]
+    parquet.write_table(pyarrow.Table.from_pylist(records), path)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    return found
+
+
+def test_a_parquet_file_with_a_prompt_column_becomes_a_parquet_file_with_answers(tmp_path: Path) -> None:
+    with desk(tmp_path) as made:
+        made.worker()
+        write(tmp_path / "in.parquet", ["one", None, "refuse this", "two"])
+        words = ("in.parquet", "-o", "out.parquet", "--prompt-column", "text", "--model", "fake")
+        code, said = run_here(made, *words)
+        assert code == 0, said
+        found = rows_of(tmp_path / "out.parquet")
+        assert [(row["topic"], row["text"]) for row in found] == [
+            ("t0", "one"), ("t1", None), ("t2", "refuse this"), ("t3", "two"),
+        ]  # fmt: skip
+        assert [row["answer"] for row in found] == ["one", None, None, "two"]
+        assert "has nothing in the column 'text'" in found[1]["error"]
+        assert "http_400" in found[2]["error"]
+        assert [row["completion_tokens"] for row in found] == [8, None, None, 8]
+        assert "4 rows are in out.parquet already" in run_here(made, *words)[1]
+        code, said = run_here(made, *words, "--id-column", "topic")
+        assert code == 2 and "--id-column was not given and is topic" in said
+
+
+def test_the_error_rows_of_a_parquet_file_are_sent_again_by_a_second_command(tmp_path: Path) -> None:
+    with desk(tmp_path) as made:
+        bad = made.worker("--faults", "1", "--how", "500")
+        write(tmp_path / "in.parquet", ["one", "two"])
+        words = ("in.parquet", "-o", "out.parquet", "--prompt-column", "text")
+        code, said = run_here(made, *words, "--attempts", "1")
+        assert code == ERRORS_NOT_THEIRS, said
+        assert [row["answer"] for row in rows_of(tmp_path / "out.parquet")] == [None, None]
+        made.workers.remove(bad)
+        bad.kill()
+        made.worker()
+        code, said = run_here(made, *words, "--retry-errors")
+        assert code == 0, said
+        assert [row["answer"] for row in rows_of(tmp_path / "out.parquet")] == ["one", "two"]
+        assert [row["error"] for row in rows_of(tmp_path / "out.parquet")] == [None, None]
+
+
+def test_what_is_done_can_be_read_while_the_batch_runs_and_outlives_a_killed_head(tmp_path: Path) -> None:
+    with desk(tmp_path) as made:
+        made.worker()
+        (tmp_path / "kept").mkdir()
+        (tmp_path / "text.txt").write_text("Say {text}")
+        write(tmp_path / "in.parquet", [f"number {number}" for number in range(300)])
+        words = ("in.parquet", "-o", "out.parquet", "--template", "text.txt", "--per-worker", "1")
+        address = ("--workers", made.workers[0].url)
+        head = made._batch("run", *words, *address, "--journal", "kept/the.journal")
+        journal = tmp_path / "kept" / "the.journal"
+        until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 3)
+        os.kill(head.pid, signal.SIGSTOP)
+        reading = made._batch("read", "out.parquet", "--journal", "kept/the.journal")
+        code, said = made.end(reading)
+        lines = [json.loads(line) for line in said.splitlines()]
+        assert code == 0 and 3 <= len(lines) < 300
+        assert all(line["error"] is None for line in lines)
+        made.kill(head)
+        code, said = made.end(made._batch("run", *words, *address, "--journal", "kept/the.journal"))
+        assert code == 0 and "of 300 rows are in kept/the.journal" in said, said
+        assert [row["answer"] for row in rows_of(tmp_path / "out.parquet")] == [
+            f"Say number {number}" for number in range(300)
+        ]
+        code, said = made.end(made._batch("read", "out.parquet", "--journal", "kept/the.journal"))
+        assert code == 0 and len(said.splitlines()) == 300, "the output has not all of them, so the journal keeps them"
