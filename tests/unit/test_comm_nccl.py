@@ -117,7 +117,7 @@ def test_a_groups_own_time_out_is_nccls_too_and_can_be_changed() -> None:
 
 
 def test_ranks_meet_on_the_mesh_before_they_connect_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl, "on_device", lambda args: True)
     made, mesh = Nccl(), Mesh()
     transport, _ = formed(made, mesh)
     for _ in range(2):
@@ -176,7 +176,7 @@ def test_a_batch_that_nccl_does_not_let_be_closed_ends_the_worker(group: RegrowG
 
 
 def test_an_abort_lets_a_call_of_another_thread_return_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl, "on_device", lambda args: True)
     monkeypatch.setattr(nccl_group, "CALL_S", 60.0)
     made, entered, goes_on = Nccl(), threading.Event(), threading.Event()
     transport, _ = formed(made, Mesh())
@@ -200,7 +200,7 @@ def test_an_abort_lets_a_call_of_another_thread_return_first(monkeypatch: pytest
 
 
 def test_what_a_blocked_call_connects_after_the_abort_is_aborted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl, "on_device", lambda args: True)
     monkeypatch.setattr(nccl_group, "CALL_S", 0.01)
     made, entered, first = Nccl(), threading.Event(), threading.Event()
     transport, _ = formed(made, Mesh())
@@ -266,7 +266,7 @@ def test_the_end_of_the_process_ends_what_still_stands_after_its_last_work(monke
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
-    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl, "on_device", lambda args: True)
     owner = SimpleNamespace(
         generation=1,
         halted=False,

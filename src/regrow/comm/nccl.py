@@ -1,7 +1,7 @@
-"""NCCL behind the same seam: aborted from another thread, then a new communicator.
+"""NCCL behind the same seam, or what another accelerator has for it: aborted from another thread, then a new one.
 
-Where CUDA is absent nothing here is used. Two transports serve a CUDA job: NCCL for CUDA tensors, the mesh
-for CPU ones.
+Two transports serve a job on devices: NCCL for their tensors, the mesh for the processor's. Other accelerators' groups
+are taken by torch's own registration (`Backend.register_backend`). Where neither is there nothing here is used.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import torch
 
 from regrow.comm.flight import FLIGHT
 from regrow.comm.torch_private.internals import Store, Work
-from regrow.comm.torch_private.nccl_group import Communicator, make_communicator
+from regrow.comm.torch_private.nccl_group import Communicator, brought_for, make_brought, make_communicator
 from regrow.comm.transport import RUN_S, MeshTransport
 from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, StateError
@@ -42,8 +42,8 @@ _living: list[Communicator] = []
 
 
 def available() -> bool:
-    """Whether this torch has NCCL and sees a GPU."""
-    return nvidia.nccl_available()
+    """Whether this torch has NCCL and sees a GPU, or another accelerator with groups of its own."""
+    return nvidia.nccl_available() or bool(brought_for(accelerators.kind()))
 
 
 def settle_environment(keep: bool) -> None:
@@ -57,7 +57,9 @@ Connect = Callable[[Store, int, int, Seconds], Communicator]
 
 
 def connect(store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:
-    """NCCL's own; it talks to its peers at its first collective."""
+    """NCCL's own, or the accelerator's; it talks to its peers at its first collective."""
+    if not nvidia.nccl_available():
+        return make_brought(accelerators.kind(), store, rank, size, run_s)
     settle_environment(keeps_nccl_settings())
     return make_communicator(store, rank, size, run_s)
 
@@ -96,7 +98,7 @@ at_exit(_leave)
 
 
 class NcclTransport:
-    """NCCL for CUDA tensors and the mesh for CPU tensors, as one transport.
+    """NCCL for a device's tensors and the mesh for the processor's, as one transport.
 
     Before their first call of NCCL ranks meet on the mesh: NCCL waits for ever, and cannot be aborted, where one that
     it shall connect to has died before.
@@ -137,7 +139,7 @@ class NcclTransport:
 
         `done` is called when the answer is there for what is enqueued next.
         """
-        if self._inner is not None and on_cuda(args):
+        if self._inner is not None and on_device(args):
             if self._coalescing is not None:
                 return getattr(self._inner.group, name)(*args, **options)
             self._meet(int(args[1]) if name in ("send", "recv") else _ALL)
@@ -166,7 +168,7 @@ class NcclTransport:
 
     def start_coalescing(self, device: torch.device) -> bool:
         """The calls that follow are one to NCCL, so that sends and receives among them cannot wait for each other."""
-        if self._inner is None or not nvidia.is_one(device):
+        if self._inner is None or not serves(device):
             return False
         self._meet(_ALL)
         FLIGHT.lose_sight()
@@ -206,7 +208,7 @@ class NcclTransport:
 
     def broke(self) -> bool:
         """Whether a collective has failed so far."""
-        return self._mesh.broke() or (self._inner is not None and self._inner.backend.get_error().value != 0)
+        return self._mesh.broke() or (self._inner is not None and self._inner.error() != "")
 
     def misuse(self) -> CollectiveMisuse | None:
         """The first error of the script's own calls on the mesh; NCCL raises what it sees itself."""
@@ -232,11 +234,16 @@ class NcclTransport:
             )
 
 
-def on_cuda(args: tuple[Any, ...]) -> bool:
-    """Whether the first tensor of a call is on a GPU."""
+def serves(device: torch.device) -> bool:
+    """Whether collectives on tensors of this device are NCCL's, or as NCCL's."""
+    return nvidia.is_one(device) or (accelerators.is_accelerator(device) and bool(brought_for(device.type)))
+
+
+def on_device(args: tuple[Any, ...]) -> bool:
+    """Whether the first tensor of a call is on a device that NCCL serves, or what is as NCCL."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            return nvidia.is_one(arg.device)
+            return serves(arg.device)
         if isinstance(arg, list) and arg:
-            return on_cuda(tuple(arg))
+            return on_device(tuple(arg))
     return False

@@ -272,7 +272,7 @@ class RegrowGroup(ProcessGroup):
             raise
 
     def _forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if not nccl.on_cuda(args):
+        if not nccl.on_device(args):
             checking.check(name, args, options, self._count)
         if self._groups.on_call is not None:
             self._groups.on_call(name, self._count)
@@ -345,7 +345,7 @@ def send_together(operations: list[dist.P2POp]) -> list[Work] | None:
     asked: dist.ProcessGroup | None = operations[0].group  # torch's annotation leaves the default group out
     device = operations[0].tensor.device
     group = dist.group.WORLD if asked is None else asked
-    if not isinstance(group, RegrowGroup) or not nvidia.is_one(device) or not group.groups_sends:
+    if not isinstance(group, RegrowGroup) or not nccl.serves(device) or not group.groups_sends:
         return None
     return internals.coalesced(group, device, operations)
 
