@@ -47,3 +47,32 @@ def test_any_rank_of_ddp_killed_at_every_stage(here: Site, undisturbed: Outcome,
     # As in test_standin.py: a device's numbers are read at the commit, which who dies with it may not see.
     unsaid = {(fault.step, fault.rank) for fault in faults if fault.at in ("reduce", "update")}
     assert_equal(outcome, undisturbed, faults=len(faults), unsaid=unsaid)
+
+
+PARALLEL = {**LATE, "STANDIN_DEVICES": "4"}
+EVERY = ("data", "forward", "backward", "reduce", "vote", "update", "commit")
+
+
+@pytest.mark.parametrize("mode", ["fsdp2", "hsdp", "tp_dp", "pp_dp"])
+def test_any_rank_killed_at_every_stage_in_each_parallelism(here: Site, mode: str) -> None:
+    def run(name: str, *flags: str, faults: list[Fault] | None = None) -> Outcome:
+        extra = ("--mode", mode)
+        return train(
+            here,
+            f"{mode}-{name}",
+            *flags,
+            world=4,
+            steps=34,
+            faults=faults,
+            extra=extra,
+            script="train_parallel.py",
+            env=PARALLEL,
+        )
+
+    # No rank of FSDP2 alone has what another has: a copy of each state is kept beside it, which may be a step older.
+    flags, lost = (("--buddy-every", "1"), 1) if mode == "fsdp2" else ((), None)
+    reference = run("undisturbed")
+    assert reference.code == 0, reference.output
+    assert len(reference.losses) == 4 * 34
+    faults = [Fault((at * 3) % 4, 2 + 4 * at, stage) for at, stage in enumerate(EVERY)]
+    assert_equal(run("killed", *flags, faults=faults), reference, faults=len(faults), lost=lost)

@@ -329,7 +329,7 @@ class Communicator final : public c10d::Backend {
   }
   WorkRef send(Tensors& tensors, int to, int) override {
     connect(lane_to(getRank(), to), to);
-    return run(OpType::SEND, tensors[0].get_device(), tensors, lane_to(getRank(), to), [this, to, at = flat(tensors[0])](int device) {
+    return run(OpType::SEND, tensors[0].get_device(), tensors, lane_to(getRank(), to), [this, to, at = flat(tensors[0], lane_to(getRank(), to))](int device) {
       std::vector<Move> moves;
       out(moves, lane_to(getRank(), to), to, at, OpType::SEND);
       return exchange(*shared_, device, moves);
@@ -337,7 +337,7 @@ class Communicator final : public c10d::Backend {
   }
   WorkRef recv(Tensors& tensors, int from, int) override {
     connect(lane_to(from, getRank()), from);
-    return run(OpType::RECV, tensors[0].get_device(), tensors, lane_to(from, getRank()), [this, from, at = flat(tensors[0])](int device) {
+    return run(OpType::RECV, tensors[0].get_device(), tensors, lane_to(from, getRank()), [this, from, at = flat(tensors[0], lane_to(from, getRank()))](int device) {
       std::vector<Move> moves;
       in(moves, lane_to(from, getRank()), from, at, OpType::SEND);
       return exchange(*shared_, device, moves);
@@ -356,11 +356,13 @@ class Communicator final : public c10d::Backend {
 
   // --- tensors of the processor on the same memory -----------------------------------------------------------------
 
-  static Tensor flat(const Tensor& tensor) {
+  // The stream of a collective uses them: who gives one away before its end may not have its memory poisoned.
+  Tensor flat(const Tensor& tensor, int lane = 0) const {
     TORCH_CHECK(tensor.is_non_overlapping_and_dense(), "standin: tensors of a collective must be dense");
+    record_use(tensor.storage().data_ptr(), c10::Stream(c10::Stream::UNSAFE, tensor.device(), stream_of(lane)));
     return twin(tensor);
   }
-  static Tensors twins(const Tensors& tensors) {
+  Tensors twins(const Tensors& tensors) const {
     Tensors all;
     for (const auto& each : tensors) all.push_back(flat(each));
     return all;
