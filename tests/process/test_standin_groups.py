@@ -1,6 +1,7 @@
-"""Whole jobs over process groups of a device's own, as NCCL's are: they connect late, run late, hang, and are aborted."""
+"""Whole jobs over process groups of a device's own, as NCCL's are: they connect and run late, hang, are aborted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from tests.process.launching import Site, site
@@ -76,3 +77,53 @@ def test_any_rank_killed_at_every_stage_in_each_parallelism(here: Site, mode: st
     assert len(reference.losses) == 4 * 34
     faults = [Fault((at * 3) % 4, 2 + 4 * at, stage) for at, stage in enumerate(EVERY)]
     assert_equal(run("killed", *flags, faults=faults), reference, faults=len(faults), lost=lost)
+
+
+def processes(outcome: Outcome) -> list[dict[str, str]]:
+    """Who had which rank in each generation."""
+    return [dict(formed.workers) for formed in outcome.ledger.generations]
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+@pytest.mark.parametrize("how", ["hang", "error"])
+def test_groups_that_hang_or_have_an_error_are_formed_anew_and_nobody_is_ended(
+    here: Site, undisturbed: Outcome, how: str, rank: int
+) -> None:
+    """A collective that never begins, and one whose group says so."""
+    extra, name = ("--spoil-groups", f"{rank}:5:{how}"), f"{how}-{rank}"
+    # An error is told within a second: a bound that is never reached shows that nothing else has seen it.
+    flags = () if how == "error" else ("--hang-timeout", "3s")
+    outcome = train(here, name, *flags, world=WORLD, steps=STEPS, extra=extra, env=LATE)
+    assert outcome.code == 0, outcome.output
+    assert outcome.finals == undisturbed.finals
+    assert outcome.losses == undisturbed.losses
+    first, *others = processes(outcome)
+    assert others == [first], "formed anew once, of the same processes"
+    kind = "collective" if how == "error" else "standstill"
+    assert [incident.kind for incident in outcome.ledger.incidents] == [kind]
+
+
+@pytest.mark.parametrize("how", ["hold connect", "die in connect"])
+def test_a_connection_that_is_never_made_ends_with_the_abort(here: Site, undisturbed: Outcome, how: str) -> None:
+    """After a kill, groups are connected anew: one rank waits in that for ever, or is killed in it."""
+    extra, faults = ("--spoil-groups", f"1:5:{how}"), [Fault(0, 5, "backward")]
+    flags = ("--hang-timeout", "3s")
+    name = how.replace(" ", "-")
+    outcome = train(here, name, *flags, world=WORLD, steps=STEPS, extra=extra, faults=faults, env=LATE)
+    assert_equal(outcome, undisturbed, faults=len(faults))
+    first, *_, last = processes(outcome)
+    assert {rank for rank in last if last[rank] != first[rank]} == ({"0"} if how == "hold connect" else {"0", "1"})
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_that_skips_a_collective_is_replaced_only_if_it_does_so_again(
+    here: Site, undisturbed: Outcome, times: int
+) -> None:
+    extra = ("--also-reduce", "--skip", f"1:5:{times}")
+    flags = ("--hang-timeout", "3s")
+    outcome = train(here, f"skipped-{times}", *flags, world=WORLD, steps=STEPS, extra=extra, env=LATE)
+    assert outcome.code == 0, outcome.output
+    assert outcome.finals == undisturbed.finals
+    assert outcome.losses == undisturbed.losses
+    changes = [{rank for rank in now if now[rank] != then[rank]} for then, now in pairwise(processes(outcome))]
+    assert changes == [set(), {"1"}][:times]

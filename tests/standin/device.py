@@ -82,7 +82,9 @@ class Steering:
             getattr(library, f"standin_{name}").restype = ctypes.c_int64
 
     def _call(self, name: str, *numbers: int) -> int:
-        given = (ctypes.c_int64(number) if name in ("open_gate", "queue_limit", "spoil") else number for number in numbers)
+        given = (
+            ctypes.c_int64(number) if name in ("open_gate", "queue_limit", "spoil") else number for number in numbers
+        )
         return int(getattr(self._library, f"standin_{name}")(*given))
 
     @property

@@ -274,6 +274,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
         draining=False,
         on_call=None,
         on_collective=None,
+        on_counted=None,
         after_collective=None,
         on_given=None,
         tape=None,

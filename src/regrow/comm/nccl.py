@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from regrow.comm.device_errors import DeviceErrors
 from regrow.comm.flight import FLIGHT
 from regrow.comm.torch_private.internals import Store, Work
 from regrow.comm.torch_private.nccl_group import Communicator, brought_for, make_brought, make_communicator
@@ -19,6 +20,7 @@ from regrow.comm.transport import RUN_S, MeshTransport
 from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, StateError
 from regrow.core.ids import Seconds
+from regrow.core.messages.sights import DEVICE
 from regrow.core.process.forks import at_exit
 from regrow.devices import accelerators, nvidia
 
@@ -39,6 +41,8 @@ _MEETING = 0x6E63636C
 """The tag of the messages by which two ranks meet."""
 _ALL = -1
 _living: list[Communicator] = []
+ERRORS = DeviceErrors(_living)
+"""Of this process."""
 
 
 def available() -> bool:
@@ -58,7 +62,7 @@ Connect = Callable[[Store, int, int, Seconds], Communicator]
 
 def connect(store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:
     """NCCL's own, or the accelerator's; it talks to its peers at its first collective."""
-    if not nvidia.nccl_available():
+    if brought_for(accelerators.kind()):
         return make_brought(accelerators.kind(), store, rank, size, run_s)
     settle_environment(keeps_nccl_settings())
     return make_communicator(store, rank, size, run_s)
@@ -123,6 +127,7 @@ class NcclTransport:
         self._connect = connect
         self._inner: Communicator | None = None
         self._met: set[int] = set()
+        self._connected: set[tuple[str, int]] = set()
         self._coalescing: torch.device | None = None
 
     def form(self, deadline: float) -> None:
@@ -131,6 +136,7 @@ class NcclTransport:
         self._inner = self._connect(self._store, self._rank, self._size, self._run_s)
         _stays(self._inner)
         _living.append(self._inner)
+        ERRORS.watch()
 
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
@@ -144,13 +150,27 @@ class NcclTransport:
                 return getattr(self._inner.group, name)(*args, **options)
             self._meet(int(args[1]) if name in ("send", "recv") else _ALL)
             FLIGHT.lose_sight()
-            with self._inner.calling():
-                work = getattr(self._inner.group, name)(*args, **options)
+            work = self._enqueue(self._inner, name, args, options)
             if done is not None:
                 work.wait()
                 done()
             return work
         return self._mesh.call(name, args, options, done)
+
+    def _enqueue(self, inner: Communicator, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        way = (name, int(args[1])) if name in ("send", "recv") else ("", _ALL)
+        with inner.calling():
+            if way in self._connected:
+                return getattr(inner.group, name)(*args, **options)
+            # It connects in this call, and waits for who may never come, until the abort.
+            FLIGHT.name(DEVICE)
+            flight = FLIGHT.begin()
+            try:
+                work = getattr(inner.group, name)(*args, **options)
+            finally:
+                FLIGHT.end(flight)
+        self._connected.add(way)
+        return work
 
     def _meet(self, peer: int) -> None:
         """Return when that rank, or all of the group, come to their first call too. Raises what collectives do."""

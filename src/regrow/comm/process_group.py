@@ -105,6 +105,7 @@ class Owner(Protocol):
     draining: bool
     on_call: Callable[[str, int], None] | None
     on_collective: Callable[[str], None] | None
+    on_counted: Callable[[int, int, int], None] | None
     on_given: Callable[[str, tuple[Any, ...], dict[str, Any]], None] | None
     tape: "Tape | None"
     after_collective: Callable[[str], None] | None
@@ -145,6 +146,10 @@ class RegrowGroup(ProcessGroup):
         """What it is called in the store: the same on all of its ranks, and never used twice in a generation."""
         self.number = 0
         """Which of this worker's groups it is, in the order in which the script made them."""
+        self.sign = 0
+        """The same name as a number."""
+        self.calls = 0
+        """Collectives of this generation, without those of two ranks alone: all ranks call these alike."""
         self._place, self._count = rank, size
         self.transport: Transport | None = None
         self.echo: EchoTransport | None = None
@@ -310,6 +315,10 @@ class RegrowGroup(ProcessGroup):
             raise GenerationHalted(f"{name}: generation {groups.generation} is over")
         if groups.on_collective is not None:
             groups.on_collective(name)
+        if name not in _POINT_TO_POINT:
+            self.calls += 1
+            if groups.on_counted is not None:
+                groups.on_counted(self.number, self.sign, self.calls)
         if groups.on_given is not None:
             groups.on_given(name, args, options)
         FLIGHT.name(f"{name} on {self.key}")

@@ -288,6 +288,9 @@ class Workers:
             if event.kind is FaultKind.COLLECTIVE and self._errors.unexplained(event.step, event.generation, error):
                 self._job.end_saved(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
                 return
+            if event.kind is FaultKind.GROUPS:
+                self._ladder.mend("collective", [], f"rank {rank}: {error.message}", now, now)
+                return
             what = "collective" if event.kind is FaultKind.COLLECTIVE else "hydration"
             self._ladder.mend(what, [], f"{what} failed on rank {rank}: {error.message}", now, now)
 

@@ -46,6 +46,11 @@ class Communicator:
             self._inside -= 1
             self._changed.notify_all()
 
+    @property
+    def aborting(self) -> bool:
+        """Whether its abort has begun."""
+        return self._aborting is not None
+
     def begin_abort(self) -> None:
         """End all that it runs, on the device too, without waiting for that. From any thread.
 
@@ -69,7 +74,7 @@ class Communicator:
             self._abort_together()  # what that call has connected meanwhile
 
     def _abort_together(self) -> None:
-        """All connections of the group as one, where the backend can: their kernels may stand behind one another too."""
+        """All connections of the group as one, where that can be: their kernels may stand behind one another too."""
         begin = getattr(self.backend, "_group_start", None)
         if begin is None:
             self.backend.abort()
