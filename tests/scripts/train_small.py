@@ -32,7 +32,9 @@ parser.add_argument("--own-buffers", action="store_true", help="every rank has r
 parser.add_argument(
     "--nan", default="::", metavar="RANK:STEP:HOW", help="that rank's loss is NaN, or part of a gradient"
 )
-parser.add_argument("--break-device", default="", metavar="RANK:STEP:WHERE", help="`body` or `after` it, once")
+parser.add_argument(
+    "--break-device", default="", metavar="RANK:STEP:WHERE", help="`body` or `after` it, once; or `always` in it"
+)
 parser.add_argument("--spoil-groups", default="::", metavar="RANK:STEP:HOW", help="see placing.py; once")
 parser.add_argument("--also-reduce", action="store_true", help="a reduction of the script's own in each step")
 parser.add_argument("--skip", default="", metavar="RANK:STEP:TIMES", help="that rank skips it")
@@ -69,6 +71,8 @@ def strikes(number: int, *how: str) -> bool:
 
 def breaks(number: int, where: str) -> bool:
     """Whether this rank's device is to fail now, once in the job."""
+    if args.break_device == f"{session.rank}:{number}:always":
+        return where == "body"
     if args.break_device != f"{session.rank}:{number}:{where}" or Path(f"broken-{where}").exists():
         return False
     Path(f"broken-{where}").touch()

@@ -6,7 +6,7 @@ from typing import Any
 from torch.distributed import Backend
 
 from regrow.comm import nccl
-from regrow.comm.device_errors import DeviceErrors
+from regrow.comm.nccl import DeviceErrors
 from regrow.comm.torch_private import nccl_group
 
 

@@ -7,12 +7,11 @@ are taken by torch's own registration (`Backend.register_backend`). Where neithe
 import ctypes
 import os
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
-from regrow.comm.device_errors import DeviceErrors
 from regrow.comm.flight import FLIGHT
 from regrow.comm.torch_private.internals import Store, Work
 from regrow.comm.torch_private.nccl_group import Communicator, brought_for, make_brought, make_communicator
@@ -35,14 +34,14 @@ _OURS = {
 
 LEAVE_S: Seconds = 10.0
 """How long the end of a process waits for what it has enqueued."""
+ASK_S: Seconds = 1.0
+"""How often groups are asked for errors that they have seen by themselves."""
 ABORT_S: Seconds = 60.0
 """How long an abort may take until the device has given up what it ran."""
 _MEETING = 0x6E63636C
 """The tag of the messages by which two ranks meet."""
 _ALL = -1
 _living: list[Communicator] = []
-ERRORS = DeviceErrors(_living)
-"""Of this process."""
 
 
 def available() -> bool:
@@ -99,6 +98,63 @@ def _drain() -> None:
 
 
 at_exit(_leave)
+
+
+class Asked(Protocol):
+    """What runs the collectives of one group on a device."""
+
+    @property
+    def aborting(self) -> bool:
+        """Whether it was given up."""
+        ...
+
+    def error(self) -> str:
+        """Its error; empty for none."""
+        ...
+
+
+class DeviceErrors:
+    """Asks the groups of this process, from a thread that begins with the first one: the one that trains may wait.
+
+    A link flaps, a port is lost, a peer ends: what waits for the device then never comes to its end.
+
+    Args:
+        living: those that stand now.
+    """
+
+    def __init__(self, living: Sequence[Asked]) -> None:
+        self._living = living
+        self.tell: Callable[[str], None] | None = None
+        """Told an error that no abort of ours has made; once for each group. From a thread of its own."""
+        self._told: list[Asked] = []
+        self._asking: threading.Thread | None = None
+
+    def watch(self) -> None:
+        """There is a group."""
+        if self._asking is None:
+            self._asking = threading.Thread(target=self._ask_always, name="regrow-device-errors", daemon=True)
+            self._asking.start()
+
+    def ask(self) -> None:
+        """Look at all of them once."""
+        living = list(self._living)
+        self._told = [each for each in self._told if each in living]
+        for each in living:
+            if each in self._told or each.aborting:
+                continue
+            error = each.error()
+            if error and self.tell is not None:
+                self._told.append(each)
+                self.tell(error)
+
+    def _ask_always(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(ASK_S):
+            self.ask()
+
+
+ERRORS = DeviceErrors(_living)
+"""Of this process."""
 
 
 class NcclTransport:
