@@ -127,3 +127,11 @@ def test_one_that_skips_a_collective_is_replaced_only_if_it_does_so_again(
     assert outcome.losses == undisturbed.losses
     changes = [{rank for rank in now if now[rank] != then[rank]} for then, now in pairwise(processes(outcome))]
     assert changes == [set(), {"1"}][:times]
+
+
+def test_a_collective_in_a_graph_is_refused_before_the_first_step(here: Site) -> None:
+    outcome = train(here, "captured", world=WORLD, steps=STEPS, extra=("--also-reduce", "--capture"), env=LATE)
+    assert outcome.code == 1, outcome.output
+    assert "allreduce was called while a graph of standin:" in outcome.output
+    assert "record the parts between collectives" in outcome.output
+    assert outcome.losses == {}

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ parser.add_argument(
     "--break-device", default="", metavar="RANK:STEP:WHERE", help="`body` or `after` it, once; or `always` in it"
 )
 parser.add_argument("--spoil-groups", default="::", metavar="RANK:STEP:HOW", help="see placing.py; once")
+parser.add_argument("--capture", action="store_true", help="that reduction is recorded in a graph")
 parser.add_argument("--also-reduce", action="store_true", help="a reduction of the script's own in each step")
 parser.add_argument("--skip", default="", metavar="RANK:STEP:TIMES", help="that rank skips it")
 args = parser.parse_args()
@@ -95,7 +97,8 @@ def reduce_also(number: int) -> None:
     rank, at, most = (int(each) for each in (args.skip or "-1:0:0").split(":"))
     if (session.rank, number) == (rank, at) and first_times("skipped", most):
         return
-    torch.distributed.all_reduce(torch.ones(3, device=DEVICE))
+    with torch.get_device_module(DEVICE).capture() if args.capture else nullcontext():  # type: ignore[attr-defined]
+        torch.distributed.all_reduce(torch.ones(3, device=DEVICE))
 
 
 def spoil_groups(number: int) -> None:
@@ -120,7 +123,7 @@ for step in session.steps(loader, until=args.steps):
             break_device()
         if not step.rehearsal:
             spoil_groups(step.number)
-            reduce_also(step.number)
+        reduce_also(-1 if step.rehearsal else step.number)
         if not args.log_after:
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]

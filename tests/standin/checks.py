@@ -178,6 +178,19 @@ def a_wait_for_the_device_is_told_as_such_and_uses_little_of_a_processor() -> No
 
 
 @check
+def a_graph_that_records_is_seen() -> None:
+    import torch
+
+    from regrow.devices import accelerators
+
+    device = torch.device(DEVICE)
+    assert not accelerators.capturing(device)
+    with torch.get_device_module(device).capture():
+        assert accelerators.capturing(device)
+    assert not accelerators.capturing(torch.device("cpu"))
+
+
+@check
 def what_the_host_waits_for_is_counted() -> None:
     x = _ones()
     before, launched = STEERING.waits(), STEERING.launches()

@@ -208,7 +208,7 @@ class Module(types.ModuleType):
     def __init__(self, steering: Steering) -> None:
         super().__init__(f"torch.{NAME}", __doc__)
         self.__file__, self.__path__ = __file__, []
-        self._steering = steering
+        self._steering, self._capturing = steering, False
         devices = range(steering.devices)
         self.default_generators: tuple[torch.Generator, ...] = tuple(
             torch.ops.standin.default_generator(index) for index in devices
@@ -260,6 +260,19 @@ class Module(types.ModuleType):
     def stream(self, stream: torch.Stream | None) -> contextlib.AbstractContextManager[Any]:
         """Queue on that stream within the block."""
         return contextlib.nullcontext() if stream is None else stream
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """A graph records, as far as who asks can tell: what is called still runs."""
+        self._capturing = True
+        try:
+            yield
+        finally:
+            self._capturing = False
+
+    def is_current_stream_capturing(self) -> bool:
+        """Whether one does."""
+        return self._capturing
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """What autocast may be asked for. It leaves operators as they are."""

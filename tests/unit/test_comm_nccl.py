@@ -14,13 +14,15 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from regrow.comm import nccl
+from regrow.comm.echo import EchoTransport
 from regrow.comm.nccl import NcclTransport
 from regrow.comm.process_group import Owner, RegrowGroup, send_together
 from regrow.comm.torch_private import internals, nccl_group
 from regrow.comm.torch_private.internals import HashStore
 from regrow.comm.torch_private.nccl_group import Communicator
 from regrow.comm.transport import MeshTransport
-from regrow.core.errors import DeadlineExceeded, GenerationHalted, StateError
+from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, GenerationHalted, StateError
+from regrow.devices import accelerators
 
 CUDA = torch.device("cuda", 0)
 
@@ -332,3 +334,14 @@ def test_a_communicator_is_made_under_our_settings_unless_the_user_keeps_his(
     monkeypatch.setattr(nccl, "make_communicator", lambda *_: {name: os.environ[name] for name in nccl._OURS})
     found = cast(Any, nccl.connect(HashStore(), 0, 2, 1.0))
     assert set(found.values()) == {"1" if keeps else "0"}
+
+
+def test_a_collective_that_a_graph_records_is_refused_wherever_it_would_be_answered(
+    monkeypatch: pytest.MonkeyPatch, group: RegrowGroup
+) -> None:
+    monkeypatch.setattr(accelerators, "capturing", lambda device: True)
+    for echo in (None, EchoTransport(0, 2)):
+        group.echo = echo
+        with pytest.raises(CollectiveMisuse, match="allreduce was called while a graph of cpu records"):
+            group.forward("allreduce", ([torch.ones(1)],), {})
+    assert of(group).said == []

@@ -15,7 +15,7 @@ import torch
 from regrow.comm.flight import FLIGHT
 from regrow.comm.torch_private.internals import Store, Work
 from regrow.comm.torch_private.nccl_group import Communicator, brought_for, make_brought, make_communicator
-from regrow.comm.transport import RUN_S, MeshTransport
+from regrow.comm.transport import RUN_S, MeshTransport, device_of
 from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, StateError
 from regrow.core.ids import Seconds
@@ -313,6 +313,20 @@ class NcclTransport:
 def serves(device: torch.device) -> bool:
     """Whether collectives on tensors of this device are NCCL's, or as NCCL's."""
     return nvidia.is_one(device) or (accelerators.is_accelerator(device) and bool(brought_for(device.type)))
+
+
+def refuse_captured(name: str, args: tuple[Any, ...]) -> None:
+    """Raise `CollectiveMisuse` where a graph records this call: no abort ends what is replayed, and no halt sees it.
+
+    Source: https://github.com/pytorch/pytorch/issues/115388
+    """
+    device = device_of(args)
+    if device is not None and accelerators.capturing(device):
+        raise CollectiveMisuse(
+            f"{name} was called while a graph of {device} records: a collective in a graph cannot be given up when a "
+            "rank is lost",
+            hint="record the parts between collectives, as torch.cuda.make_graphed_callables does for modules in DDP",
+        )
 
 
 def on_device(args: tuple[Any, ...]) -> bool:

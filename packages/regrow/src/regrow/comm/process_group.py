@@ -277,7 +277,9 @@ class RegrowGroup(ProcessGroup):
             raise
 
     def _forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if not nccl.on_device(args):
+        if nccl.on_device(args):
+            nccl.refuse_captured(name, args)
+        else:
             checking.check(name, args, options, self._count)
         if self._groups.on_call is not None:
             self._groups.on_call(name, self._count)
